@@ -1,0 +1,95 @@
+"""Names that the stacks publish and the node and the helper read; docs/interfaces.md shows them."""
+
+from typing import Final
+
+CONTRACT_VERSION: Final = "1"
+"""Raised when a name below changes its meaning; the helper refuses another one."""
+
+DEFAULT_DEPLOYMENT: Final = "default"
+
+# --- SSM parameters, below /trainium/<deployment>/ ---------------------------------------------
+SSM_CONTRACT_VERSION: Final = "contract-version"
+SSM_REGION: Final = "region"
+SSM_INSTANCE_TYPE: Final = "instance-type"
+SSM_MAX_NODES: Final = "max-nodes"
+SSM_NEURON_RELEASE: Final = "neuron-release"
+SSM_BUCKET: Final = "bucket"
+SSM_JOB_QUEUE: Final = "batch/job-queue"
+SSM_COMPUTE_ENVIRONMENT: Final = "batch/compute-environment"
+SSM_LOG_GROUP: Final = "batch/log-group"
+SSM_JOB_TIME_LIMIT_HOURS: Final = "batch/job-time-limit-hours"
+
+SSM_BATCH_NAMES: Final = (
+    SSM_CONTRACT_VERSION,
+    SSM_REGION,
+    SSM_INSTANCE_TYPE,
+    SSM_MAX_NODES,
+    SSM_NEURON_RELEASE,
+    SSM_BUCKET,
+    SSM_JOB_QUEUE,
+    SSM_COMPUTE_ENVIRONMENT,
+    SSM_LOG_GROUP,
+    SSM_JOB_TIME_LIMIT_HOURS,
+)
+"""What a deployment with the Batch orchestrator publishes, beside one job definition a workload."""
+
+
+def ssm_root(deployment: str) -> str:
+    """Path below which everything of ``deployment`` is published, without a final slash."""
+    return f"/trainium/{deployment}"
+
+
+def ssm_parameter(deployment: str, name: str) -> str:
+    """Full name of one parameter."""
+    return f"{ssm_root(deployment)}/{name}"
+
+
+def ssm_job_definition(workload: str) -> str:
+    """Name, below the root, of the parameter that holds a workload's job definition ARN."""
+    return f"batch/job-definitions/{workload}"
+
+
+# --- environment of a node ---------------------------------------------------------------------
+ENV_DEPLOYMENT: Final = "TRAINIUM_DEPLOYMENT"
+ENV_INSTANCE_TYPE: Final = "TRAINIUM_INSTANCE_TYPE"
+ENV_NEURON_RELEASE: Final = "TRAINIUM_NEURON_RELEASE"
+ENV_BUCKET: Final = "TRAINIUM_BUCKET"
+ENV_RUN: Final = "TRAINIUM_RUN"
+# Only the rehearsal and laptops set these three.
+ENV_DEVICE: Final = "TRAINIUM_DEVICE"
+ENV_PROCESSES_PER_NODE: Final = "TRAINIUM_PROCESSES_PER_NODE"
+ENV_NODE_ADDRESS: Final = "TRAINIUM_NODE_ADDRESS"
+
+# --- tags of a job -----------------------------------------------------------------------------
+TAG_DEPLOYMENT: Final = "trainium:deployment"
+TAG_RUN: Final = "trainium:run"
+TAG_WORKLOAD: Final = "trainium:workload"
+
+# --- the bucket --------------------------------------------------------------------------------
+DATASETS_PREFIX: Final = "datasets/"
+RUNS_PREFIX: Final = "runs/"
+CACHE_PREFIX: Final = "cache/"
+EXPORT_PREFIX: Final = "export/"
+RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results")
+
+
+def run_prefix(run: str, folder: str) -> str:
+    """Key prefix of one of ``RUN_FOLDERS`` of a run, with its final slash."""
+    assert folder in RUN_FOLDERS, folder
+    return f"{RUNS_PREFIX}{run}/{folder}/"
+
+
+def launch_command(workload: str) -> list[str]:
+    """The command of a job definition: what every node runs."""
+    return ["python", "-m", "training.launch", workload]
+
+
+# --- retries -----------------------------------------------------------------------------------
+HOST_LOST_REASON: Final = "Host EC2*"
+"""Status reason that Batch gives when it loses an instance (AWS Batch user guide, job retries)."""
+
+ATTEMPTS: Final = 3
+"""Attempts of a job in all."""
+
+RUN_NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
+"""Run names: they become Batch job names (letters, digits, hyphens, underscores; at most 128)."""

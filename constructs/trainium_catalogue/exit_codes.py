@@ -1,0 +1,78 @@
+"""Exit codes of a node, and which of them are worth another attempt.
+
+One table for the launcher that exits with them, the job definition that retries on them and the
+helper that explains them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+
+
+class ExitCode(IntEnum):
+    """How a node ends."""
+
+    OK = 0
+    WORKLOAD = 1
+    CONFIGURATION = 64
+    """``EX_USAGE`` of sysexits.h."""
+    PREFLIGHT = 70
+    """``EX_SOFTWARE`` of sysexits.h."""
+    HOST = 75
+    """``EX_TEMPFAIL`` of sysexits.h."""
+    KILLED = 137
+    """128 + SIGKILL: the container was killed, not ended."""
+    STOPPED = 143
+    """128 + SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What an exit code tells a person, and Batch."""
+
+    meaning: str
+    remedy: str
+    retry: bool
+
+
+EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
+    {
+        ExitCode.OK: Ending(meaning="finished", remedy="nothing to do", retry=False),
+        ExitCode.WORKLOAD: Ending(
+            meaning="the workload raised an error",
+            remedy="read the traceback in the log of the node that is named; it would fail again",
+            retry=False,
+        ),
+        ExitCode.CONFIGURATION: Ending(
+            meaning="the launcher refused its configuration",
+            remedy="correct the parameter that the log names and submit again",
+            retry=False,
+        ),
+        ExitCode.PREFLIGHT: Ending(
+            meaning="a node failed preflight or did not join",
+            remedy="Batch retries on other hosts; the log names the node, the finding, the remedy",
+            retry=True,
+        ),
+        ExitCode.HOST: Ending(
+            meaning="a peer was lost, a node hung or a host failed",
+            remedy="Batch retries; a run with checkpoints continues from the newest complete one",
+            retry=True,
+        ),
+        ExitCode.KILLED: Ending(
+            meaning="the main node was killed or frozen, or ran out of memory",
+            remedy="Batch retries; if every attempt ends so, lower the memory the workload needs",
+            retry=True,
+        ),
+        ExitCode.STOPPED: Ending(
+            meaning="stopped on request",
+            remedy="submit the run again to go on",
+            retry=False,
+        ),
+    }
+)
+
+RETRIED: tuple[ExitCode, ...] = tuple(
+    code for code, end in EXIT_CODES.items() if end.retry
+)
+"""Codes that a job definition retries."""

@@ -1,0 +1,299 @@
+"""The Trainium instance types, and all arithmetic that follows from them.
+
+Sizes, cards and zones: ``aws ec2 describe-instance-types`` and
+``describe-instance-type-offerings --location-type availability-zone-id`` (as recorded in
+moto's dump of those APIs), memory of Trainium2 chips: the Neuron documentation's trn2 page.
+Prices are estimates from public price lists; see ``usd_per_hour_estimate``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+from trainium_catalogue.suggest import did_you_mean
+
+
+class EfaLayout(StrEnum):
+    """Which kind of interface the secondary network cards carry."""
+
+    EFA = "efa"
+    """EFA with an IP address on every card: what AWS's own Trainium samples ship."""
+    EFA_ONLY = "efa-only"
+    """No IP address on the secondary cards: for subnets that are short of addresses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkInterface:
+    """One entry of a launch template's ``NetworkInterfaces``."""
+
+    card_index: int
+    device_index: int
+    interface_type: str
+    """``interface``, ``efa`` or ``efa-only``: EC2's own words."""
+
+    @property
+    def takes_address(self) -> bool:
+        """EFA-only interfaces have no IP address (EC2 User Guide, EFA)."""
+        return self.interface_type != EfaLayout.EFA_ONLY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceType:
+    """One EC2 instance type with Trainium chips."""
+
+    name: str
+    num_vcpus: int
+    memory_mib: int
+    num_neuron_devices: int
+    """Chips, each one a ``/dev/neuronN``."""
+    num_neuron_cores: int
+    """Physical NeuronCores."""
+    num_logical_cores: int
+    """Logical NeuronCores at the default LNC: one process each."""
+    hbm_gib_per_device: int
+    num_network_cards: int
+    num_efa_interfaces: int
+    enis_per_card: int
+    network_gbps: float
+    local_nvme_gb: int
+    usage_classes: frozenset[str]
+    zone_ids: Mapping[str, tuple[str, ...]]
+    """Region to the ids (not names) of the availability zones that offer the type."""
+    usd_per_hour_estimate: float
+    """On-demand list price seen in us-east-1, or chips x 2.2 USD for what is sold mainly through
+    Capacity Blocks. For orientation only."""
+
+    @property
+    def family(self) -> str:
+        """``trn1``, ``trn1n``, ``trn2`` or ``trn2u``."""
+        return self.name.partition(".")[0]
+
+    @property
+    def supports_multi_node(self) -> bool:
+        """More than one node needs EFA."""
+        return self.num_efa_interfaces > 0
+
+    @property
+    def supports_capacity_block(self) -> bool:
+        """EC2 sells Capacity Blocks for this type."""
+        return "capacity-block" in self.usage_classes
+
+    @property
+    def processes_per_node(self) -> int:
+        """One worker per logical NeuronCore."""
+        return self.num_logical_cores
+
+    @property
+    def container_vcpus(self) -> int:
+        """Three quarters, as AWS's Batch samples reserve (96 of 128)."""
+        return self.num_vcpus * 3 // 4
+
+    @property
+    def container_memory_mib(self) -> int:
+        """What fits below the memory that the ECS agent registers.
+
+        The agent registers less than the instance has; AWS's sample leaves 4.6 % of a
+        trn1.32xlarge. A larger value leaves the job RUNNABLE for ever.
+        """
+        return self.memory_mib - max(2048, self.memory_mib * 5 // 100)
+
+    @property
+    def shared_memory_mib(self) -> int:
+        """Size of ``/dev/shm``: 1 GiB per worker, at most a quarter of the container's memory."""
+        return min(1024 * self.processes_per_node, self.container_memory_mib // 4)
+
+    def neuron_device_paths(self) -> tuple[str, ...]:
+        """Device files of the chips."""
+        return tuple(f"/dev/neuron{index}" for index in range(self.num_neuron_devices))
+
+    def efa_device_paths(self) -> tuple[str, ...]:
+        """Device files of the EFA interfaces."""
+        return tuple(
+            f"/dev/infiniband/uverbs{index}" for index in range(self.num_efa_interfaces)
+        )
+
+    def network_interfaces(self, layout: EfaLayout) -> tuple[NetworkInterface, ...]:
+        """Interfaces of a launch template: one per EFA card.
+
+        Card 0 carries the primary interface (device index 0), every other card device index 1,
+        trn1n included: the index counts per card. EFA-only can never be primary, and card 0's
+        second slot stays free for the task's own interface (awsvpc).
+        """
+        if not self.supports_multi_node:
+            return (
+                NetworkInterface(
+                    card_index=0, device_index=0, interface_type="interface"
+                ),
+            )
+        primary = NetworkInterface(card_index=0, device_index=0, interface_type="efa")
+        return primary, *(
+            NetworkInterface(
+                card_index=card, device_index=1, interface_type=layout.value
+            )
+            for card in range(1, self.num_efa_interfaces)
+        )
+
+    def addresses_per_node(self, layout: EfaLayout) -> int:
+        """IP addresses a Batch node takes from its subnet, with one for the task (awsvpc)."""
+        return sum(nic.takes_address for nic in self.network_interfaces(layout)) + 1
+
+    def vcpus_for(self, num_nodes: int) -> int:
+        """Compute-environment and quota vCPUs of ``num_nodes``."""
+        return self.num_vcpus * num_nodes
+
+    def offers(self) -> str:
+        """Readable list of the regions and zone ids that offer the type."""
+        return "; ".join(
+            f"{region}: {', '.join(ids)}" for region, ids in self.zone_ids.items()
+        )
+
+
+_ON_DEMAND = frozenset({"on-demand"})
+_SPOT = frozenset({"spot"})
+_BLOCK = frozenset({"capacity-block"})
+
+_APS2 = ("aps2-az1", "aps2-az2", "aps2-az3")
+
+_TYPES = (
+    InstanceType(
+        name="trn1.2xlarge",
+        num_vcpus=8,
+        memory_mib=32_768,
+        num_neuron_devices=1,
+        num_neuron_cores=2,
+        num_logical_cores=2,
+        hbm_gib_per_device=32,
+        num_network_cards=1,
+        num_efa_interfaces=0,
+        enis_per_card=4,
+        network_gbps=12.5,
+        local_nvme_gb=474,
+        usage_classes=_ON_DEMAND | _SPOT,
+        zone_ids={
+            "us-east-1": ("use1-az5", "use1-az6"),
+            "us-east-2": ("use2-az3",),
+            "us-west-2": ("usw2-az1", "usw2-az4"),
+        },
+        usd_per_hour_estimate=1.34,
+    ),
+    InstanceType(
+        name="trn1.32xlarge",
+        num_vcpus=128,
+        memory_mib=524_288,
+        num_neuron_devices=16,
+        num_neuron_cores=32,
+        num_logical_cores=32,
+        hbm_gib_per_device=32,
+        num_network_cards=8,
+        num_efa_interfaces=8,
+        enis_per_card=5,
+        network_gbps=800,
+        local_nvme_gb=4 * 1900,
+        usage_classes=_ON_DEMAND | _SPOT | _BLOCK,
+        zone_ids={
+            "us-east-1": ("use1-az4", "use1-az5", "use1-az6"),
+            "us-east-2": ("use2-az3",),
+            "us-west-2": ("usw2-az1", "usw2-az4"),
+            "ap-south-1": ("aps1-az2",),
+            "ap-southeast-2": ("apse2-az1", "apse2-az2"),
+            "ap-southeast-4": ("apse4-az1",),
+        },
+        usd_per_hour_estimate=21.50,
+    ),
+    InstanceType(
+        name="trn1n.32xlarge",
+        num_vcpus=128,
+        memory_mib=524_288,
+        num_neuron_devices=16,
+        num_neuron_cores=32,
+        num_logical_cores=32,
+        hbm_gib_per_device=32,
+        num_network_cards=16,
+        num_efa_interfaces=16,
+        enis_per_card=5,
+        network_gbps=1600,
+        local_nvme_gb=4 * 1900,
+        usage_classes=_ON_DEMAND | _SPOT,
+        zone_ids={
+            "us-east-1": ("use1-az6",),
+            "us-east-2": ("use2-az3",),
+            "us-west-2": ("usw2-az4",),
+        },
+        usd_per_hour_estimate=24.78,
+    ),
+    InstanceType(
+        name="trn2.3xlarge",
+        num_vcpus=12,
+        memory_mib=131_072,
+        num_neuron_devices=1,
+        num_neuron_cores=8,
+        num_logical_cores=4,
+        hbm_gib_per_device=96,
+        num_network_cards=1,
+        num_efa_interfaces=1,
+        enis_per_card=2,
+        network_gbps=200,
+        local_nvme_gb=470,
+        usage_classes=_ON_DEMAND | _SPOT | _BLOCK,
+        zone_ids={
+            "ap-south-2": _APS2,
+            "ap-southeast-4": ("apse4-az3",),
+            "sa-east-1": ("sae1-az1", "sae1-az2", "sae1-az3"),
+        },
+        usd_per_hour_estimate=2.2,
+    ),
+    InstanceType(
+        name="trn2.48xlarge",
+        num_vcpus=192,
+        memory_mib=2_097_152,
+        num_neuron_devices=16,
+        num_neuron_cores=128,
+        num_logical_cores=64,
+        hbm_gib_per_device=96,
+        num_network_cards=16,
+        num_efa_interfaces=16,
+        enis_per_card=2,
+        network_gbps=3200,
+        local_nvme_gb=4 * 1900,
+        usage_classes=_ON_DEMAND | _SPOT | _BLOCK,
+        zone_ids={
+            "us-east-2": ("use2-az1", "use2-az2", "use2-az3"),
+            "ap-south-2": _APS2,
+        },
+        usd_per_hour_estimate=35.2,
+    ),
+    InstanceType(
+        name="trn2u.48xlarge",
+        num_vcpus=192,
+        memory_mib=2_097_152,
+        num_neuron_devices=16,
+        num_neuron_cores=128,
+        num_logical_cores=64,
+        hbm_gib_per_device=96,
+        num_network_cards=16,
+        num_efa_interfaces=16,
+        enis_per_card=2,
+        network_gbps=3200,
+        local_nvme_gb=4 * 1900,
+        usage_classes=_ON_DEMAND | _BLOCK,
+        zone_ids={"ap-south-2": _APS2},
+        usd_per_hour_estimate=35.2,
+    ),
+)
+
+INSTANCE_TYPES: Mapping[str, InstanceType] = MappingProxyType(
+    {t.name: t for t in _TYPES}
+)
+"""Every type this project can run on, by name."""
+
+
+def find_instance_type(name: str) -> InstanceType:
+    """Look an instance type up; ``ValueError`` names the nearest known one."""
+    try:
+        return INSTANCE_TYPES[name]
+    except KeyError:
+        reason = did_you_mean(name, INSTANCE_TYPES)
+        raise ValueError(
+            f"instance type {name!r} is not in the catalogue; {reason}"
+        ) from None

@@ -1,0 +1,49 @@
+# `make rehearse` and `make test` set themselves up; everything else builds on .venv.
+
+PYTHON ?= python3
+WORKERS ?= 2
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# No command of this project reports usage to anyone.
+export CDK_DISABLE_CLI_TELEMETRY := true
+
+.PHONY: help setup check format test test-full rehearse synth bench diagram clean lock
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: ## install what the lock files pin, into .venv (returns at once when nothing changed)
+	@$(PYTHON) tools/setup.py
+
+check: setup ## format, lint, types, import contracts, shell scripts, Dockerfiles
+	ruff format --check .
+	ruff check .
+	mypy
+	PYTHONPATH=.:constructs lint-imports
+	git ls-files '*.sh' .ci/run | xargs shellcheck
+	git ls-files 'docker/**Dockerfile' | xargs hadolint
+
+format: setup ## rewrite to the house format
+	ruff format .
+	ruff check --fix .
+
+test: check ## everything but the slow matrices
+	python -m pytest -n $(WORKERS) --dist loadgroup -m "not full"
+
+test-full: check ## with the slow matrices
+	python -m pytest -n $(WORKERS) --dist loadgroup
+
+rehearse: setup ## deploy, run on 4 local nodes, destroy, prove that nothing is left; no AWS account
+	python -m rehearsal run
+
+synth: setup ## write the templates to cdk.out without touching AWS
+	cdk synth --quiet
+
+bench: setup ## side-by-side benchmarks, into build/bench.json
+	python -m benchmarks
+
+clean: ## remove what was built, keep .venv
+	rm -rf build cdk.out
+
+lock: setup ## write constraints.txt from what is installed, after a version was raised
+	{ echo "# Every transitive version; regenerate with: make lock"; \
+	  python -m pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+cpu/\1/'; } > constraints.txt

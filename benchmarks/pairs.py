@@ -1,0 +1,66 @@
+"""Interleaved pairs and the interval of their median ratio."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+Seconds = float
+Measure = Callable[[], Seconds]
+"""Runs once and returns what it took; the clock is inside, so set-up need not count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One benchmark: the product beside its baseline."""
+
+    name: str
+    product: str
+    baseline: str
+    target: float | None
+    measure_product: Measure
+    measure_baseline: Measure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """Median of product / baseline over all pairs, with a 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+def median_ratio(ratios: list[float]) -> Ratio:
+    """Median and its distribution-free interval.
+
+    The interval runs between two order statistics. With n pairs the number of ratios below the
+    true median is binomial(n, 1/2), so the interval from the k-th smallest to the k-th largest
+    covers it with probability 1 - 2 P(X < k); k is the largest that keeps 95 %.
+    """
+    ordered = sorted(ratios)
+    n = len(ordered)
+    below, k = 0.0, 0
+    while k < n // 2:
+        below += math.comb(n, k) / 2**n
+        if 2 * below > 0.05:
+            break
+        k += 1
+    rank = max(k, 1)
+    return Ratio(median=statistics.median(ordered), low=ordered[rank - 1], high=ordered[n - rank])
+
+
+def interleave(comparison: Comparison, num_pairs: int) -> Iterator[float]:
+    """Measure pairs, alternating which side goes first; yields each pair's ratio.
+
+    One pair before them warms caches and is thrown away.
+    """
+    comparison.measure_product(), comparison.measure_baseline()
+    for index in range(num_pairs):
+        if index % 2:
+            baseline = comparison.measure_baseline()
+            product = comparison.measure_product()
+        else:
+            product = comparison.measure_product()
+            baseline = comparison.measure_baseline()
+        yield product / baseline

@@ -1,0 +1,65 @@
+"""docs/interfaces.md says what the code says."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from trainium_catalogue import contract
+from trainium_catalogue.exit_codes import EXIT_CODES, RETRIED
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGE = (DOCS / "interfaces.md").read_text()
+
+
+def first_column(heading: str) -> list[str]:
+    """First cells of the table under ``heading``, without backticks."""
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    return [row.split("|")[1].strip().strip("`") for row in rows[2:]]
+
+
+def test_every_ssm_parameter_is_documented() -> None:
+    documented = first_column("SSM parameters")
+
+    assert documented == [*contract.SSM_BATCH_NAMES, contract.ssm_job_definition("<workload>")]
+
+
+def test_every_exit_code_of_a_node_is_documented() -> None:
+    assert first_column("Exit codes of a node") == [str(int(code)) for code in EXIT_CODES]
+
+
+def test_retried_codes_are_documented_as_retried() -> None:
+    section = PAGE.split("## Exit codes of a node")[1]
+    retried = re.findall(r"^\| (\d+) \|.*\| retry \|$", section, re.MULTILINE)
+
+    assert retried == [str(int(code)) for code in RETRIED]
+
+
+def test_every_environment_variable_is_documented() -> None:
+    variables = [value for name, value in vars(contract).items() if name.startswith("ENV_")]
+
+    assert first_column("Environment of a node") == variables
+
+
+def test_every_bucket_prefix_is_documented() -> None:
+    prefixes = [contract.DATASETS_PREFIX, contract.CACHE_PREFIX, contract.EXPORT_PREFIX]
+    runs = [contract.run_prefix("<name>", folder) for folder in contract.RUN_FOLDERS]
+
+    assert all(f"`{prefix}" in PAGE for prefix in prefixes)
+    assert [cell for cell in first_column("Bucket") if cell.startswith("runs/")] == runs
+
+
+@pytest.mark.parametrize("link", re.findall(r"\((schemas/[^)]+)\)", PAGE))
+def test_a_linked_schema_is_a_valid_schema(link: str) -> None:
+    schema = json.loads((DOCS / link).read_text())
+
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_every_schema_is_linked() -> None:
+    linked = set(re.findall(r"\(schemas/([^)]+)\)", PAGE))
+
+    assert {path.name for path in (DOCS / "schemas").iterdir()} == linked

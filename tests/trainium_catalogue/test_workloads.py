@@ -1,0 +1,61 @@
+"""Parameters of workloads are read strictly."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainium_catalogue.workloads import (
+    LAUNCH_PARAMETERS,
+    WORKLOADS,
+    Parameter,
+    find_workload,
+    parse_parameters,
+)
+
+ALL_REDUCE = WORKLOADS["all-reduce"].parameters
+EVERY = [p for workload in WORKLOADS.values() for p in (*workload.parameters, *LAUNCH_PARAMETERS)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("max-byte", "1", "unknown parameter 'max-byte'; did you mean 'max-bytes'?"),
+        ("max-bytes", "1GiB", "max-bytes=1GiB is not a whole number; the default is 1073741824"),
+        ("max-bytes", "0", "max-bytes=0 is too small; the least is 4"),
+        ("seconds-per-size", "soon", "seconds-per-size=soon is not a number; the default is 20.0"),
+        ("seconds-per-size", "nan", "seconds-per-size=nan is not finite; the default is 20.0"),
+        ("require-bar", "yes", "require-bar=yes is not a boolean; write true or false"),
+    ],
+)
+def test_a_wrong_parameter_is_refused(name: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        parse_parameters([(name, text)], ALL_REDUCE)
+
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize("parameter", EVERY, ids=lambda p: p.name)
+def test_a_default_reads_back_as_itself(parameter: Parameter) -> None:
+    text = str(parameter.default).lower()
+
+    assert parameter.parse(text) == parameter.default
+
+
+@given(st.sampled_from(EVERY), st.text())
+def test_any_text_is_read_or_refused(parameter: Parameter, text: str) -> None:
+    try:
+        value = parameter.parse(text)
+    except ValueError:
+        return
+    assert isinstance(value, type(parameter.default))
+
+
+def test_launch_parameters_do_not_collide_with_workload_parameters() -> None:
+    for workload in WORKLOADS.values():
+        names = [p.name for p in (*workload.parameters, *LAUNCH_PARAMETERS)]
+        assert len(names) == len(set(names))
+
+
+def test_an_unknown_workload_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"'allreduce'; did you mean 'all-reduce'\?"):
+        find_workload("allreduce")

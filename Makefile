@@ -41,6 +41,10 @@ synth: setup ## write the templates to cdk.out without touching AWS
 bench: setup ## side-by-side benchmarks, into build/bench.json
 	python -m benchmarks
 
+diagram: synth ## draw docs/architecture.svg from the synthesised templates
+	cd tools/diagram && node "$$(dirname "$$(readlink -f "$$(command -v node)")")/../lib/node_modules/npm/bin/npm-cli.js" ci --no-audit --no-fund --loglevel=error
+	python tools/diagram/draw.py
+
 clean: ## remove what was built, keep .venv
 	rm -rf build cdk.out
 

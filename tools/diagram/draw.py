@@ -1,0 +1,170 @@
+"""Draw docs/architecture.svg from the synthesised templates; run by `make diagram`.
+
+Nothing in the picture is typed by hand: boxes are resources of the templates, arrows are their
+references. A resource type that is not in `SHOWN` is folded away, and arrows run through it.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+SHOWN = {
+    "AWS::EC2::VPC": "VPC",
+    "AWS::EC2::Subnet": "subnet",
+    "AWS::EC2::NatGateway": "NAT gateway",
+    "AWS::EC2::VPCEndpoint": "VPC endpoint",
+    "AWS::EC2::SecurityGroup": "security group",
+    "AWS::S3::Bucket": "S3 bucket",
+    "AWS::ECR::Repository": "ECR repository",
+    "AWS::EC2::LaunchTemplate": "launch template",
+    "AWS::EC2::PlacementGroup": "placement group",
+    "AWS::Batch::ComputeEnvironment": "Batch compute environment",
+    "AWS::Batch::JobQueue": "Batch job queue",
+    "AWS::Batch::JobDefinition": "Batch job definition",
+    "AWS::Logs::LogGroup": "log group",
+    "AWS::SSM::Parameter": "SSM parameters",
+}
+"""Resource types worth a box, with the words on it."""
+
+Node = tuple[str, str]
+"""Stack name and logical id."""
+
+
+def references(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield ``("local", logical id)`` and ``("export", name)`` for every reference in ``value``."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key == "Ref" and isinstance(inner, str):
+                yield "local", inner
+            elif key == "Fn::GetAtt":
+                yield "local", inner[0] if isinstance(inner, list) else inner.split(".")[0]
+            elif key == "Fn::ImportValue" and isinstance(inner, str):
+                yield "export", inner
+            else:
+                yield from references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from references(inner)
+
+
+def read_graph(
+    templates: Mapping[str, dict[str, Any]],
+) -> tuple[dict[Node, str], dict[Node, set[Node]]]:
+    """Return the type of every resource, and what each refers to."""
+    exports: dict[str, Node] = {}
+    types: dict[Node, str] = {}
+    edges: dict[Node, set[Node]] = {}
+    for stack, template in templates.items():
+        for output in template.get("Outputs", {}).values():
+            for kind, target in references(output["Value"]):
+                if kind == "local" and "Export" in output:
+                    exports[str(output["Export"]["Name"])] = (stack, target)
+        for logical_id, resource in template["Resources"].items():
+            types[stack, logical_id] = resource["Type"]
+    for stack, template in templates.items():
+        for logical_id, resource in template["Resources"].items():
+            found = (
+                (stack, name) if kind == "local" else exports.get(name)
+                for kind, name in references(resource.get("Properties", {}))
+            )
+            edges[stack, logical_id] = {node for node in found if node in types}
+    return types, edges
+
+
+def shown_targets(
+    node: Node, types: Mapping[Node, str], edges: Mapping[Node, set[Node]]
+) -> set[Node]:
+    """Nearest shown resources that ``node`` refers to, through folded ones."""
+    targets: set[Node] = set()
+    seen, waiting = {node}, [node]
+    while waiting:
+        for target in edges[waiting.pop()] - seen:
+            seen.add(target)
+            if types[target] in SHOWN:
+                targets.add(target)
+            else:
+                waiting.append(target)
+    return targets
+
+
+def box(node: Node, types: Mapping[Node, str], template: Mapping[str, Any]) -> str:
+    """Key under which like resources of a stack share one box."""
+    properties = template["Resources"][node[1]].get("Properties", {})
+    words = SHOWN[types[node]]
+    if types[node] == "AWS::EC2::Subnet":
+        public = "Public" in node[1]
+        words = f"{'public' if public else 'private'} {words}"
+    elif types[node] == "AWS::EC2::VPCEndpoint":
+        words = f"{properties.get('VpcEndpointType', 'Gateway')} {words}".lower()
+        words = words.replace("vpc", "VPC")
+    return words
+
+
+def dot(templates: Mapping[str, dict[str, Any]]) -> str:
+    """The picture in Graphviz's language."""
+    types, edges = read_graph(templates)
+    boxes: dict[tuple[str, str], int] = {}
+    of_node: dict[Node, tuple[str, str]] = {}
+    for node, kind in types.items():
+        if kind in SHOWN:
+            key = (node[0], box(node, types, templates[node[0]]))
+            of_node[node] = key
+            boxes[key] = boxes.get(key, 0) + 1
+    arrows = {
+        (of_node[node], of_node[target])
+        for node in of_node
+        for target in shown_targets(node, types, edges)
+        if of_node[node] != of_node[target]
+    }
+    # An arrow that a longer way also shows says nothing new.
+    arrows = {
+        (start, end)
+        for start, end in arrows
+        if not any((start, via) in arrows and (via, end) in arrows for via in boxes)
+    }
+    lines = [
+        "digraph {",
+        '  rankdir=LR; fontname="Helvetica"; nodesep=0.25; ranksep=0.8;',
+        '  node [shape=box style="rounded,filled" fillcolor=white fontname="Helvetica"];',
+        '  edge [color="#777777" arrowsize=0.7];',
+    ]
+    for stack in templates:
+        lines.append(f'  subgraph "cluster_{stack}" {{ label="{stack}"; style="rounded,filled";')
+        lines.append('    color="#cccccc"; fillcolor="#f4f7fb";')
+        for (owner, words), count in boxes.items():
+            if owner == stack:
+                times = f" x {count}" if count > 1 else ""
+                lines.append(f'    "{owner}/{words}" [label="{words}{times}"];')
+        lines.append("  }")
+    lines += [f'  "{a[0]}/{a[1]}" -> "{b[0]}/{b[1]}";' for a, b in sorted(arrows)]
+    return "\n".join([*lines, "}"])
+
+
+def main() -> None:
+    """Read cdk.out, write docs/architecture.svg."""
+    manifest = json.loads((ROOT / "cdk.out" / "manifest.json").read_text())
+    templates = {
+        artifact["displayName"]: json.loads(
+            (ROOT / "cdk.out" / artifact["properties"]["templateFile"]).read_text()
+        )
+        for artifact in manifest["artifacts"].values()
+        if artifact["type"] == "aws:cloudformation:stack"
+    }
+    drawn = subprocess.run(
+        ["node", str(Path(__file__).parent / "render.mjs")],
+        input=dot(templates),
+        text=True,
+        stdout=subprocess.PIPE,
+    )
+    if drawn.returncode:
+        sys.exit("drawing failed; see the message above")
+    (ROOT / "docs" / "architecture.svg").write_text(drawn.stdout)
+
+
+if __name__ == "__main__":
+    main()

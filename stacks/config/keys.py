@@ -1,0 +1,101 @@
+"""How a context key is declared: once, with its kind, its default and what it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Generic, TypeVar, cast
+
+from stacks.config.kinds import Kind
+from stacks.config.refusal import PREFIX, ConfigError, Unfit
+from trainium_catalogue.suggest import did_you_mean
+
+T = TypeVar("T")
+
+_METADATA = "key"
+_CLOSE_ENOUGH = 0.85
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived(Generic[T]):
+    """A default that follows from keys declared earlier."""
+
+    text: str
+    """What a table of keys says about it."""
+    compute: Callable[[Mapping[str, Any]], T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key(Generic[T]):
+    """The one declaration of a context key."""
+
+    kind: Kind[T]
+    default: T | Derived[T]
+    help: str
+
+    def read(self, name: str, value: object) -> T:
+        """Read ``value``; ``ConfigError`` names the key."""
+        try:
+            return self.kind.read(value)
+        except Unfit as unfit:
+            raise ConfigError(PREFIX + name, value, unfit.reason, unfit.remedy) from None
+
+    def default_from(self, earlier: Mapping[str, Any]) -> T:
+        """Return the value of a key that was left out."""
+        if isinstance(self.default, Derived):
+            return self.default.compute(earlier)
+        return self.default
+
+
+def key(kind: Kind[T], *, default: T | Derived[T], help: str) -> T:
+    """Declare a dataclass field as a context key; the type checker compares both."""
+    declared = Key(kind=kind, default=default, help=help)
+    return cast(T, dataclasses.field(metadata={_METADATA: declared}))
+
+
+def keys_of(config_class: type) -> dict[str, Key[Any]]:
+    """Every declared key of a configuration class, in the order of declaration."""
+    return {
+        field.name: field.metadata[_METADATA]
+        for field in dataclasses.fields(config_class)
+        if _METADATA in field.metadata
+    }
+
+
+def read_all(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dict[str, Any]:
+    """Turn CDK context into one value for each of ``keys``."""
+    given = _given(keys, context)
+    values: dict[str, Any] = {}
+    for name, declared in keys.items():
+        if name in given:
+            values[name] = declared.read(name, given[name])
+        else:
+            values[name] = declared.default_from(values)
+    return values
+
+
+def _given(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dict[str, object]:
+    """Pick this app's keys, without their prefix; refuse what was meant to be one."""
+    given: dict[str, object] = {}
+    for written, value in context.items():
+        name = written.removeprefix(PREFIX)
+        if written != name and name in keys:
+            given[name] = value
+        elif written.lower().startswith(PREFIX.rstrip(":")):
+            known = [f"{PREFIX}{each}" for each in keys]
+            raise ConfigError(written, value, "is not a known key", did_you_mean(written, known))
+        elif meant := _meant(written, keys):
+            raise ConfigError(
+                written, value, "lacks the prefix and would be ignored", f"write {PREFIX}{meant}"
+            )
+    # JSON null means what leaving the key out means; the CDK drops it on its way here anyway.
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _meant(written: str, names: Iterable[str]) -> str | None:
+    """Find the key that somebody may have meant who typed no prefix; other tools' keys pass."""
+    bare = re.sub(r"[^a-z0-9]+", "_", written.lower())
+    return next(iter(get_close_matches(bare, list(names), n=1, cutoff=_CLOSE_ENOUGH)), None)

@@ -1,0 +1,192 @@
+"""Kinds of values: how each is read, from ``-c`` text or from typed JSON, and how it is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from ipaddress import IPv4Network
+from typing import Generic, TypeVar
+
+from stacks.config.refusal import Unfit
+from trainium_catalogue.suggest import did_you_mean
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+_MOST_CHARACTERS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind(Generic[T]):
+    """One kind of value; ``read`` takes its own results unchanged."""
+
+    noun: str
+    """What a table of keys calls it."""
+    read: Callable[[object], T]
+    """Raises ``Unfit``; never any other exception."""
+
+
+def optional(kind: Kind[T]) -> Kind[T | None]:
+    """Let a key be left out altogether."""
+
+    def read(value: object) -> T | None:
+        return None if value is None else kind.read(value)
+
+    return Kind(noun=kind.noun, read=read)
+
+
+def boolean() -> Kind[bool]:
+    """``true`` or ``false`` and nothing else: ``bool("False")`` is true in Python."""
+    words = {"true": True, "false": False}
+
+    def read(value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value in words:
+            return words[value]
+        raise Unfit("is not a boolean", "write true or false")
+
+    return Kind(noun="true or false", read=read)
+
+
+def whole_number(low: int, high: int) -> Kind[int]:
+    """An integer in a closed range."""
+    span = f"a whole number from {low} to {high}"
+
+    def read(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,12}", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise Unfit("is not a whole number", f"give {span}")
+        if not low <= value <= high:
+            raise Unfit("is out of range", f"give {span}")
+        return value
+
+    return Kind(noun=f"whole number, {low} to {high}", read=read)
+
+
+def one_number_of(allowed: Collection[int], *, whose: str) -> Kind[int]:
+    """An integer out of a list that a service fixes."""
+    listed = ", ".join(map(str, sorted(allowed)))
+
+    def read(value: object) -> int:
+        number = whole_number(0, 10**12).read(value)
+        if number not in allowed:
+            nearest = min(sorted(allowed), key=lambda choice: abs(choice - number))
+            raise Unfit(f"is none of {whose} ({listed})", f"the nearest is {nearest}")
+        return number
+
+    return Kind(noun="whole number", read=read)
+
+
+def text(value: object) -> str:
+    """Read any text that is not empty."""
+    if not isinstance(value, str):
+        raise Unfit("is not text", "write it in quotes")
+    if not value.strip():
+        raise Unfit("is empty", "give a value, or leave the key out for its default")
+    if len(value) > _MOST_CHARACTERS:
+        raise Unfit(f"has {len(value)} characters", f"at most {_MOST_CHARACTERS} make sense")
+    return value
+
+
+def matching(pattern: str, *, noun: str, reason: str, remedy: str) -> Kind[str]:
+    """Text of a given form."""
+    compiled = re.compile(pattern, re.ASCII)
+
+    def read(value: object) -> str:
+        read_text = text(value)
+        if not compiled.fullmatch(read_text):
+            raise Unfit(reason, remedy)
+        return read_text
+
+    return Kind(noun=noun, read=read)
+
+
+def resource_id(prefix: str) -> Kind[str]:
+    """An id that EC2 gives: the older ones have 8 hexadecimal digits, the newer ones 17."""
+    return matching(
+        rf"{prefix}-(?:[0-9a-f]{{8}}|[0-9a-f]{{17}})",
+        noun=f"`{prefix}-...` id",
+        reason=f"is not an id of the form {prefix}-...",
+        remedy=f"give {prefix}- and 17 (or 8) hexadecimal digits, e.g. {prefix}-0123456789abcdef0",
+    )
+
+
+def one_of(choices: type[E]) -> Kind[E]:
+    """A member of an enumeration, by its value."""
+    values = [choice.value for choice in choices]
+
+    def read(value: object) -> E:
+        word = text(value)
+        if word not in values:
+            raise Unfit("is not one of the choices", did_you_mean(word, values))
+        return choices(word)
+
+    return Kind(noun=" or ".join(f"`{value}`" for value in values), read=read)
+
+
+def name_in(catalogue: Mapping[str, object], *, noun: str) -> Kind[str]:
+    """A name that a catalogue knows."""
+
+    def read(value: object) -> str:
+        name = text(value)
+        if name not in catalogue:
+            raise Unfit(f"is not a known {noun}", did_you_mean(name, catalogue))
+        return name
+
+    return Kind(noun=noun, read=read)
+
+
+def cidr(widest: int, narrowest: int) -> Kind[str]:
+    """An IPv4 network with a prefix length in a range."""
+
+    def read(value: object) -> str:
+        written = text(value)
+        example = f"give an address range such as 10.0.0.0/{widest}"
+        if not re.fullmatch(r"[0-9.]+/[0-9]{1,2}", written):
+            raise Unfit("is not an IPv4 range", example)
+        try:
+            network = IPv4Network(written, strict=False)
+        except ValueError:
+            raise Unfit("is not an IPv4 range", example) from None
+        if not widest <= network.prefixlen <= narrowest:
+            raise Unfit(
+                f"has the prefix /{network.prefixlen}", f"use one of /{widest} to /{narrowest}"
+            )
+        if str(network) != written:
+            raise Unfit("does not begin at the start of its range", f"write {network}")
+        return written
+
+    return Kind(noun=f"IPv4 range, /{widest} to /{narrowest}", read=read)
+
+
+def words(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]]:
+    """A list: JSON, typed or as text, or words with commas between them."""
+
+    def read(value: object) -> tuple[str, ...]:
+        items = tuple(read_each(text(item)) for item in _items(value))
+        if not items:
+            raise Unfit("is an empty list", "leave the key out for its default")
+        if len(set(items)) < len(items):
+            raise Unfit("names something twice", f"write {','.join(dict.fromkeys(items))}")
+        return items
+
+    return Kind(noun=noun, read=read)
+
+
+def _items(value: object) -> Iterable[object]:
+    if isinstance(value, list | tuple):
+        return value
+    written = text(value)
+    if not written.startswith("["):
+        return [part.strip() for part in written.split(",")]
+    try:
+        # RecursionError: a long row of brackets is user input too.
+        parsed = json.loads(written)
+    except (ValueError, RecursionError):
+        raise Unfit("is not a JSON list", 'write ["a", "b"], or a,b') from None
+    return list(parsed)

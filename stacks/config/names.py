@@ -1,0 +1,105 @@
+"""Kinds of names that AWS or this project fixes."""
+
+from __future__ import annotations
+
+import re
+
+from stacks.config.kinds import Kind, matching, text
+from stacks.config.refusal import Unfit
+from trainium_catalogue.suggest import did_you_mean
+
+LOG_RETENTION_DAYS = frozenset(
+    {1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096}
+    | {1827, 2192, 2557, 2922, 3288, 3653}
+)
+"""What PutRetentionPolicy takes (CloudWatch Logs API reference)."""
+
+_MOST_DEPLOYMENT_CHARACTERS = 24
+# ECR allows single hyphens between letters and digits; the other places allow more.
+_DEPLOYMENT = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*", re.ASCII)
+
+_DIGEST = r"@sha256:[0-9a-f]{64}"
+_TAG = r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
+_REPOSITORY = r"(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
+
+
+def deployment_name() -> Kind[str]:
+    """Part of the names of stacks, repositories and SSM parameters; fits them all."""
+
+    def read(value: object) -> str:
+        name = text(value)
+        if len(name) > _MOST_DEPLOYMENT_CHARACTERS:
+            raise Unfit(
+                f"has {len(name)} characters",
+                f"use at most {_MOST_DEPLOYMENT_CHARACTERS}, "
+                "for it becomes a part of longer names that AWS limits",
+            )
+        if not _DEPLOYMENT.fullmatch(name):
+            raise Unfit(
+                "does not fit the names of stacks, repositories and parameters",
+                "use lower-case letters, digits and single hyphens between them, "
+                "beginning with a letter",
+            )
+        return name
+
+    return Kind(noun="name", read=read)
+
+
+def orchestrator(name: str) -> str:
+    """Accept ``batch``; tell apart what comes later and what is a mistake."""
+    if name == "eks":
+        raise Unfit("names eks, which this version does not deploy yet", "use batch")
+    if name != "batch":
+        raise Unfit(f"names the unknown orchestrator {name!r}", did_you_mean(name, ["batch"]))
+    return name
+
+
+def region_name() -> Kind[str]:
+    """A region's name; whether it offers the type is another check."""
+    return matching(
+        r"[a-z]{2}(?:-[a-z]+)+-[0-9]",
+        noun="region",
+        reason="is not a region's name",
+        remedy="give one such as us-west-2",
+    )
+
+
+def zone() -> Kind[str]:
+    """A zone id (``usw2-az4``) or a zone name (``us-west-2d``)."""
+    return matching(
+        r"[a-z]+[0-9]-az[0-9]+|[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]",
+        noun="zone id",
+        reason="is neither a zone id nor a zone name",
+        remedy="give a zone id such as usw2-az4",
+    )
+
+
+def image_reference() -> Kind[str]:
+    """A container image with a tag or digest that stays the same image."""
+    well_formed = matching(
+        f"{_REPOSITORY}(?:{_TAG})?(?:{_DIGEST})?",
+        noun="image",
+        reason="is not an image reference",
+        remedy="give registry/repository:tag, in lower case up to the tag",
+    )
+
+    def read(value: object) -> str:
+        reference = well_formed.read(value)
+        name = reference.rpartition("/")[2]
+        if "@" not in name and (":" not in name or name.endswith(":latest")):
+            raise Unfit(
+                "may be another image tomorrow", "give a tag other than latest, or a digest"
+            )
+        return reference
+
+    return Kind(noun=well_formed.noun, read=read)
+
+
+def bucket_name() -> Kind[str]:
+    """The name of an S3 bucket, not its URI or ARN."""
+    return matching(
+        r"(?!.*\.\.)(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
+        noun="bucket name",
+        reason="is not the name of a bucket",
+        remedy="give 3 to 63 lower-case letters, digits, hyphens and dots, without s3:// or a path",
+    )

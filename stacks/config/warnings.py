@@ -1,0 +1,78 @@
+"""What is accepted but cannot be checked here, or costs money: data for ``Annotations``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stacks.config.refusal import setting
+
+if TYPE_CHECKING:
+    from stacks.config.app_config import AppConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigWarning:
+    """A warning with an id, by which ``Annotations.acknowledge_warning`` silences it."""
+
+    id: str
+    message: str
+
+
+def warnings_of(config: AppConfig) -> tuple[ConfigWarning, ...]:
+    """Every warning that this configuration deserves."""
+    return tuple(ConfigWarning(id=f"trainium:{id}", message=text) for id, text in _warnings(config))
+
+
+def _warnings(config: AppConfig) -> Iterator[tuple[str, str]]:
+    type_name = config.instance_type
+    if config.zone_name is not None:
+        offered = ", ".join(config.instance.zone_ids[config.region])
+        yield (
+            "zoneName",
+            f"{setting('availability_zone_id', config.zone_name)} cannot be checked: a zone name "
+            f"means another zone in every account; the zone ids that offer {type_name} are "
+            f"{offered}",
+        )
+    if config.subnet_id is not None and config.availability_zone_id is None:
+        yield (
+            "subnetZone",
+            f"{setting('subnet_id', config.subnet_id)} cannot be checked: set "
+            f"{setting('availability_zone_id', '<its zone id>')} to know whether its zone offers "
+            f"{type_name}",
+        )
+    if config.security_group_id is not None:
+        yield (
+            "securityGroup",
+            f"{setting('security_group_id', config.security_group_id)} cannot be checked: EFA and "
+            "the tasks need all traffic from the group to itself, in and out",
+        )
+    if config.ami_id is not None:
+        yield (
+            "hostImage",
+            f"{setting('ami_id', config.ami_id)} cannot be checked: Neuron release "
+            f"{config.neuron_release} needs driver {config.release.driver_range}",
+        )
+    for key in ("base_image", "image_uri"):
+        if (image := getattr(config, key)) is not None:
+            yield (
+                "containerImage",
+                f"{setting(key, image)} cannot be checked: it must hold the runtime of Neuron "
+                f"release {config.neuron_release} ({config.release.runtime_library})",
+            )
+    for key in ("capacity_reservation_id", "capacity_block_id"):
+        if (reservation := getattr(config, key)) is not None:
+            zone = config.availability_zone_id or f"the zone of {config.subnet_id}"
+            yield (
+                "reservation",
+                f"{setting(key, reservation)} cannot be checked: it must hold {type_name} in "
+                f"{zone}",
+            )
+    if config.min_nodes:
+        usd = config.min_nodes * config.instance.usd_per_hour_estimate
+        yield (
+            "minNodes",
+            f"{setting('min_nodes', config.min_nodes)} keeps nodes running and billed day and "
+            f"night: about {usd:.0f} USD an hour (estimate)",
+        )

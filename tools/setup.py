@@ -78,7 +78,7 @@ def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = Non
 
 def pip(*arguments: str) -> None:
     """Install with the virtual environment's pip."""
-    run(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-q", *arguments)
+    run(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-qq", *arguments)
 
 
 def reaches(url: str) -> bool:

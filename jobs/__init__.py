@@ -1,0 +1,1 @@
+"""The desk's half: submit multi-node jobs to a deployment, watch them, stop them."""

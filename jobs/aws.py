@@ -1,0 +1,91 @@
+"""The only door to AWS: boto3 clients, made when first used.
+
+The protocols name what the rest of the helper uses of each client, so that a test can pass a
+small object instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+Response = Mapping[str, Any]
+
+
+class SsmClient(Protocol):
+    """The part of the boto3 SSM client that is used here."""
+
+    def get_parameters(self, **kwargs: Any) -> Response: ...
+
+    def get_parameters_by_path(self, **kwargs: Any) -> Response: ...
+
+
+class BatchClient(Protocol):
+    """The part of the boto3 Batch client that is used here."""
+
+    def submit_job(self, **kwargs: Any) -> Response: ...
+
+    def list_jobs(self, **kwargs: Any) -> Response: ...
+
+    def describe_jobs(self, **kwargs: Any) -> Response: ...
+
+    def terminate_job(self, **kwargs: Any) -> Response: ...
+
+    def describe_job_queues(self, **kwargs: Any) -> Response: ...
+
+    def describe_compute_environments(self, **kwargs: Any) -> Response: ...
+
+
+class LogsClient(Protocol):
+    """The part of the boto3 CloudWatch Logs client that is used here."""
+
+    def get_log_events(self, **kwargs: Any) -> Response: ...
+
+
+class Aws:
+    """Clients of one session and region."""
+
+    def __init__(self, region: str | None) -> None:
+        import boto3  # 0.12 s: not before a command needs it
+
+        self._session = boto3.session.Session(region_name=region)
+
+    @property
+    def region(self) -> str | None:
+        """The region in force: --region, AWS_REGION or the profile's."""
+        name = self._session.region_name
+        return str(name) if name else None
+
+    def ssm(self) -> SsmClient:
+        """Client for the deployment's parameters."""
+        client: SsmClient = self._client("ssm", mode="standard", attempts=3)
+        return client
+
+    def batch(self) -> BatchClient:
+        """Client for reading jobs and stopping them."""
+        client: BatchClient = self._client("batch", mode="standard", attempts=3)
+        return client
+
+    def batch_once(self) -> BatchClient:
+        """Client that never repeats a call by itself.
+
+        SubmitJob has no client token (API reference), so a repetition after a lost answer would
+        start a second job; ``jobs.submission`` looks for the first one before it repeats.
+        """
+        client: BatchClient = self._client("batch", mode="standard", attempts=1)
+        return client
+
+    def logs(self) -> LogsClient:
+        """Client for log events; adaptive, since GetLogEvents has a low rate limit."""
+        client: LogsClient = self._client("logs", mode="adaptive", attempts=8)
+        return client
+
+    def _client(self, service: str, *, mode: str, attempts: int) -> Any:
+        from botocore.config import Config
+
+        config = Config(
+            connect_timeout=5,
+            read_timeout=30,
+            retries={"mode": mode, "total_max_attempts": attempts},
+        )
+        return self._session.client(service, config=config)

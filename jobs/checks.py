@@ -1,0 +1,194 @@
+"""What is refused before a job is submitted: each check is one message with its remedy."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+
+from jobs.deployment import Deployment
+from jobs.errors import Refusal
+from jobs.request import JobRequest
+from trainium_catalogue import contract
+from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.workloads import (
+    LAUNCH_PARAMETERS,
+    Value,
+    Workload,
+    find_workload,
+)
+
+MAX_OVERRIDE_CHARACTERS = 8192
+"""Limit of ECS for the overrides of one task (RunTask API reference, ``overrides``)."""
+MAX_PAYLOAD_BYTES = 30 * 1024
+"""Limit of Batch for SubmitJob (Batch user guide, service quotas)."""
+MIN_TIME_LIMIT_HOURS = 60 / 3600
+"""Batch's least ``attemptDurationSeconds`` is 60 (API reference, JobTimeout)."""
+
+
+def known_workload(name: str) -> Workload:
+    """Look the workload up; refuse an unknown one."""
+    try:
+        return find_workload(name)
+    except ValueError as error:
+        raise Refusal("unknown-workload", str(error)) from None
+
+
+def valid_run_name(run: str) -> str:
+    """Refuse what cannot be a Batch job name and a prefix in the bucket."""
+    if re.fullmatch(contract.RUN_NAME_PATTERN, run):
+        return run
+    nearest = re.sub(r"[^A-Za-z0-9_-]+", "-", run).lstrip("-_")[:100].rstrip("-_")
+    hint = f"; {nearest!r} would do" if nearest else ""
+    raise Refusal(
+        "run-name",
+        f"{run!r} cannot be a run name: it takes 1 to 100 letters, digits, hyphens and "
+        f"underscores and begins with a letter or digit{hint}",
+    )
+
+
+def parsed_parameters(workload: Workload, assignments: Sequence[str]) -> dict[str, Value]:
+    """Read ``--set key=value`` against the catalogue; refuse unknown keys and wrong types."""
+    known = {parameter.name: parameter for parameter in (*workload.parameters, *LAUNCH_PARAMETERS)}
+    values: dict[str, Value] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise Refusal(
+                "parameter-syntax",
+                f"--set {assignment} is not key=value; for example: --set {_example(workload)}",
+            )
+        # `--set max_bytes=...` is what one would type after reading Python; both are meant.
+        name = name.strip().removeprefix("--").replace("_", "-")
+        if name not in known:
+            raise Refusal(
+                "unknown-parameter",
+                f"{workload.name} has no parameter {name!r}; {did_you_mean(name, known)}",
+            )
+        if name in values:
+            raise Refusal("parameter-twice", f"--set {name} is given twice; keep one of them")
+        try:
+            values[name] = known[name].parse(text)
+        except ValueError as error:
+            raise Refusal("parameter-value", f"--set {error}") from None
+    return values
+
+
+def _example(workload: Workload) -> str:
+    first = (*workload.parameters, *LAUNCH_PARAMETERS)[0]
+    return f"{first.name}={first.default}"
+
+
+def checked_request(
+    deployment: Deployment,
+    workload: Workload,
+    *,
+    run: str,
+    num_nodes: int,
+    time_limit_hours: float | None,
+    parameters: dict[str, Value],
+) -> JobRequest:
+    """Build the request that this deployment can run, or refuse."""
+    assert deployment.job_definition is not None
+    _check_nodes(deployment, workload, num_nodes)
+    hours = _checked_hours(deployment, workload, time_limit_hours)
+    request = JobRequest(
+        run=valid_run_name(run),
+        workload=workload.name,
+        num_nodes=num_nodes,
+        time_limit_hours=hours,
+        deployment=deployment.name,
+        job_queue=deployment.job_queue,
+        job_definition=deployment.job_definition,
+        usd_per_node_hour=deployment.instance_type.usd_per_hour_estimate,
+        parameters=parameters,
+    )
+    check_length(request)
+    return request
+
+
+def _check_nodes(deployment: Deployment, workload: Workload, num_nodes: int) -> None:
+    least = max(1, workload.min_nodes)
+    if num_nodes < least:
+        raise Refusal(
+            "too-few-nodes",
+            f"--nodes {num_nodes} is too few: {workload.name} needs at least {least}; submit with "
+            f"--nodes {least}",
+        )
+    instance_type = deployment.instance_type
+    if num_nodes > 1 and not instance_type.supports_multi_node:
+        raise Refusal(
+            "single-node-type",
+            f"--nodes {num_nodes} cannot run on {instance_type.name}, which deployment "
+            f"{deployment.name!r} uses: it has no EFA; submit with --nodes 1, or deploy a type "
+            f"with EFA: {deployment.redeploy_command(instance_type='trn1.32xlarge')}",
+        )
+    if num_nodes > deployment.max_nodes:
+        raise Refusal(
+            "too-many-nodes",
+            f"--nodes {num_nodes} is more than deployment {deployment.name!r} can hold "
+            f"({deployment.max_nodes}); submit with --nodes {deployment.max_nodes} or fewer, or "
+            f"deploy again with `{deployment.redeploy_command(max_nodes=num_nodes)}` and the other "
+            "-c settings it was deployed with",
+        )
+
+
+def _checked_hours(deployment: Deployment, workload: Workload, asked: float | None) -> float:
+    cap = deployment.job_time_limit_hours
+    if asked is None:
+        # A default must not be refused: the deployment's cap simply shortens it.
+        return min(workload.time_limit_hours, cap)
+    if not math.isfinite(asked) or asked < MIN_TIME_LIMIT_HOURS:
+        raise Refusal(
+            "time-limit-too-short",
+            f"--time-limit {asked:g} is too short: the least is {MIN_TIME_LIMIT_HOURS:.4f} hours "
+            "(60 seconds); leave it out for the workload's default of "
+            f"{workload.time_limit_hours:g}",
+        )
+    if asked > cap:
+        raise Refusal(
+            "time-limit-over-cap",
+            f"--time-limit {asked:g} hours is over the cap of deployment {deployment.name!r} "
+            f"({cap:g}); submit with --time-limit {cap:g} or less, or deploy again with "
+            f"`{deployment.redeploy_command(job_time_limit_hours=f'{asked:g}')}` and the other "
+            "-c settings it was deployed with",
+        )
+    return asked
+
+
+def check_length(request: JobRequest) -> None:
+    """Refuse parameters that Batch or ECS would refuse for their length."""
+    length = request.overrides_length()
+    if length > MAX_OVERRIDE_CHARACTERS:
+        raise Refusal(
+            "parameters-too-long",
+            f"the parameters make container overrides of {length} characters; ECS takes at most "
+            f"{MAX_OVERRIDE_CHARACTERS}; shorten what --set gives",
+        )
+    size = len(json.dumps(request.to_submit_kwargs()).encode())
+    if size > MAX_PAYLOAD_BYTES:
+        raise Refusal(
+            "parameters-too-long",
+            f"the submission is {size} bytes long; Batch takes at most {MAX_PAYLOAD_BYTES}; "
+            "shorten what --set gives",
+        )
+
+
+def check_node_index(node: int | None, num_nodes: int) -> None:
+    """Refuse a node that the job does not have."""
+    if node is not None and not 0 <= node < num_nodes:
+        last = num_nodes - 1
+        have = "only node 0" if last == 0 else f"nodes 0 to {last}"
+        raise Refusal("no-such-node", f"--node {node}: the run has {have}; choose one of them")
+
+
+def unknown_run(run: str, others: Sequence[str], deployment: Deployment) -> Refusal:
+    """The refusal for a run that Batch does not know."""
+    hint = f"; {did_you_mean(run, others)}" if others else ""
+    return Refusal(
+        "unknown-run",
+        f"no run {run!r} in deployment {deployment.name!r} in {deployment.region}{hint}; Batch "
+        "forgets a job 7 days after its end, its log lines stay in log group "
+        f"{deployment.log_group}",
+    )

@@ -1,0 +1,60 @@
+"""`jobs list`: the runs of a deployment."""
+
+from typing import Annotated
+
+import typer
+
+from jobs import documents
+from jobs.aws import Aws
+from jobs.deployment import read_deployment
+from jobs.errors import EXIT_OK
+from jobs.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    chosen,
+    command,
+    note,
+    print_document,
+)
+from jobs.runs import list_runs as read_runs
+
+
+@command
+def list_runs(
+    context: typer.Context,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="Show the newest so many runs.")
+    ] = 20,
+    as_json: JsonOption = False,
+    deployment: DeploymentOption = None,
+    region: RegionOption = None,
+) -> int:
+    """List the runs, newest first.
+
+    Batch forgets a job 7 days after its end.
+
+    \b
+    Examples:
+      python -m jobs list
+      python -m jobs --deployment team-b list --json
+    """
+    given = chosen(context, deployment, region)
+    aws = Aws(given.region)
+    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    runs = read_runs(aws.batch(), target.job_queue)
+    shown = runs[:limit]
+    if as_json:
+        print_document(documents.list_document(target, shown))
+        return EXIT_OK
+    if not runs:
+        note(f"no runs in deployment {target.name!r}; begin with: python -m jobs submit --help")
+        return EXIT_OK
+    from rich.console import Console
+
+    from jobs.show import runs_table
+
+    Console().print(runs_table(shown))
+    if len(runs) > len(shown):
+        note(f"{len(runs) - len(shown)} older runs are not shown; see --limit")
+    return EXIT_OK

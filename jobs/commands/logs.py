@@ -1,0 +1,85 @@
+"""`jobs logs`: what the nodes print, merged by time."""
+
+from typing import Annotated
+
+import typer
+
+from jobs import documents
+from jobs.aws import Aws
+from jobs.checks import check_node_index
+from jobs.commands.find import found_job
+from jobs.deployment import read_deployment
+from jobs.errors import EXIT_OK
+from jobs.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    chosen,
+    command,
+    exit_code,
+    follow_command,
+    note,
+    print_document,
+)
+
+
+@command
+def logs(
+    context: typer.Context,
+    run: Annotated[
+        str | None, typer.Argument(help="Run name.", show_default="the newest run")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+    ] = False,
+    node: Annotated[
+        int | None, typer.Option("--node", metavar="I", help="Only this node.", show_default="all")
+    ] = None,
+    as_json: JsonOption = False,
+    deployment: DeploymentOption = None,
+    region: RegionOption = None,
+) -> int:
+    """Show the log of all nodes, merged by time.
+
+    With --follow: waits for hosts and says what it waits for, goes on through a new attempt, and
+    ends with the exit reason of each node. Ctrl-C leaves the job running.
+
+    Exit codes: 0 (with --follow: the job succeeded), 1 the job failed, 2 refused,
+    130 interrupted.
+
+    \b
+    Examples:
+      python -m jobs logs nightly --follow
+      python -m jobs logs nightly --node 2 > node-2.log
+    """
+    given = chosen(context, deployment, region)
+    aws = Aws(given.region)
+    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    job = found_job(aws.batch(), target, run)
+    check_node_index(node, job.num_nodes)
+    if follow:
+        from jobs.watch import watch
+
+        ended, lines = watch(
+            aws, target, run=job.run, job_id=job.job_id, only_node=node, keep_lines=as_json
+        )
+        if as_json:
+            print_document(
+                documents.logs_document(target, job.run, job.job_id, lines=lines, job=ended)
+            )
+        return exit_code(ended)
+    from jobs.show import Screen
+    from jobs.watch import existing_lines
+
+    lines = existing_lines(aws, target, job, only_node=node)
+    if as_json:
+        print_document(documents.logs_document(target, job.run, job.job_id, lines=lines, job=job))
+        return EXIT_OK
+    screen = Screen()
+    for line in lines:
+        screen.line(line)
+    if not job.ended:
+        note(f"run {job.run} is {job.status}; follow it with: {follow_command(target, job.run)}")
+    elif not lines:
+        note(f"run {job.run} printed nothing; see: python -m jobs status {job.run}")
+    return EXIT_OK

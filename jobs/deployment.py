@@ -1,0 +1,159 @@
+"""A deployment as the helper sees it: the SSM parameters that its stacks publish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from jobs.aws import SsmClient
+from jobs.errors import Refusal
+from trainium_catalogue import contract
+from trainium_catalogue.instances import InstanceType, find_instance_type
+from trainium_catalogue.suggest import did_you_mean
+
+T = TypeVar("T")
+
+_NAMES = (
+    contract.SSM_CONTRACT_VERSION,
+    contract.SSM_INSTANCE_TYPE,
+    contract.SSM_MAX_NODES,
+    contract.SSM_NEURON_RELEASE,
+    contract.SSM_BUCKET,
+    contract.SSM_JOB_QUEUE,
+    contract.SSM_COMPUTE_ENVIRONMENT,
+    contract.SSM_LOG_GROUP,
+    contract.SSM_JOB_TIME_LIMIT_HOURS,
+)
+# With one job definition these are ten names: the most that one GetParameters call takes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What is deployed, and where its jobs go."""
+
+    name: str
+    region: str
+    instance_type: InstanceType
+    max_nodes: int
+    neuron_release: str
+    bucket: str
+    job_queue: str
+    compute_environment: str
+    log_group: str
+    job_time_limit_hours: float
+    job_definition: str | None
+    """ARN of the job definition of the workload that was asked for, if any was."""
+
+    def redeploy_command(self, **changes: object) -> str:
+        """The command that deploys this again with ``changes``; keeps what the user gave."""
+        settings: dict[str, object] = {}
+        if self.name != contract.DEFAULT_DEPLOYMENT:
+            settings["deployment"] = self.name
+        settings["instance_type"] = self.instance_type.name
+        settings |= changes
+        return _cdk_deploy(settings)
+
+
+def read_deployment(
+    ssm: SsmClient, name: str, *, region: str | None, workload: str | None = None
+) -> Deployment:
+    """Read the parameters of ``name`` with one call, and refuse what cannot be used."""
+    wanted = list(_NAMES)
+    if workload is not None:
+        wanted.append(contract.ssm_job_definition(workload))
+    full = {contract.ssm_parameter(name, short): short for short in wanted}
+    found = ssm.get_parameters(Names=list(full))["Parameters"]
+    values = {full[item["Name"]]: str(item["Value"]) for item in found if item["Name"] in full}
+    where = f" in {region}" if region else ""
+
+    version = values.get(contract.SSM_CONTRACT_VERSION)
+    if version is None:
+        raise _missing_deployment(ssm, name, where)
+    if version != contract.CONTRACT_VERSION:
+        raise Refusal(
+            "contract-version",
+            f"deployment {name!r}{where} speaks contract version {version}, this checkout "
+            f"{contract.CONTRACT_VERSION}; use the checkout that deployed it, or deploy it again "
+            f"from this one with `{_deploy_command(name)}`",
+        )
+    return _parse(name, values, region=region or "", where=where, workload=workload)
+
+
+def _parse(
+    name: str, values: Mapping[str, str], *, region: str, where: str, workload: str | None
+) -> Deployment:
+    def value(short: str, convert: Callable[[str], T]) -> T:
+        parameter = contract.ssm_parameter(name, short)
+        if short not in values:
+            raise Refusal(
+                "missing-parameter",
+                f"deployment {name!r}{where} does not publish {parameter}; deploy it again with "
+                f"`{_deploy_command(name)}` and the -c settings it was deployed with",
+            )
+        try:
+            return convert(values[short])
+        except ValueError as error:
+            raise Refusal(
+                "invalid-parameter",
+                f"{parameter}{where} holds {values[short]!r}, which this checkout cannot use "
+                f"({error}); use the checkout that deployed it, or deploy it again with "
+                f"`{_deploy_command(name)}`",
+            ) from None
+
+    return Deployment(
+        name=name,
+        region=region,
+        instance_type=value(contract.SSM_INSTANCE_TYPE, find_instance_type),
+        max_nodes=value(contract.SSM_MAX_NODES, int),
+        neuron_release=value(contract.SSM_NEURON_RELEASE, str),
+        bucket=value(contract.SSM_BUCKET, str),
+        job_queue=value(contract.SSM_JOB_QUEUE, str),
+        compute_environment=value(contract.SSM_COMPUTE_ENVIRONMENT, str),
+        log_group=value(contract.SSM_LOG_GROUP, str),
+        job_time_limit_hours=value(contract.SSM_JOB_TIME_LIMIT_HOURS, float),
+        job_definition=(
+            value(contract.ssm_job_definition(workload), str) if workload is not None else None
+        ),
+    )
+
+
+def _missing_deployment(ssm: SsmClient, name: str, where: str) -> Refusal:
+    parameter = contract.ssm_parameter(name, contract.SSM_CONTRACT_VERSION)
+    others = _other_deployments(ssm)
+    hint = f"; deployed here: {did_you_mean(name, others)}" if others else ""
+    return Refusal(
+        "no-deployment",
+        f"no deployment {name!r}{where}: there is no SSM parameter {parameter}; deploy it with "
+        f"`{_deploy_command(name)}`, or choose another with --deployment, --region or "
+        f"AWS_PROFILE{hint}",
+    )
+
+
+def _other_deployments(ssm: SsmClient) -> set[str]:
+    """Names of the deployments that exist; only a hint, so whatever goes wrong is no matter."""
+    root = contract.ssm_root("").rstrip("/")
+    names: set[str] = set()
+    token: dict[str, str] = {}
+    try:
+        for _ in range(20):
+            page = ssm.get_parameters_by_path(Path=root, Recursive=True, **token)
+            names |= {
+                item["Name"].removeprefix(f"{root}/").partition("/")[0]
+                for item in page["Parameters"]
+            }
+            if not page.get("NextToken"):
+                break
+            token = {"NextToken": page["NextToken"]}
+    except Exception:  # a hint must not hide the refusal it belongs to
+        return names
+    return names
+
+
+def _deploy_command(name: str) -> str:
+    return _cdk_deploy({} if name == contract.DEFAULT_DEPLOYMENT else {"deployment": name})
+
+
+def _cdk_deploy(settings: Mapping[str, object]) -> str:
+    options = "".join(f" -c trainium:{key}={value}" for key, value in settings.items())
+    return f"cdk deploy --all{options}"

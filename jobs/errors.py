@@ -1,0 +1,172 @@
+"""What the helper refuses, and how AWS's own errors become one readable message each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EXIT_OK = 0
+EXIT_JOB_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+class Refusal(ValueError):
+    """Something that cannot be done: value, reason and remedy in one message, and a stable code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+# Error codes differ from service to service; the lists are those of botocore's retry handler and
+# of the services' "common errors" pages.
+_THROTTLED = frozenset(
+    {
+        "LimitExceededException",
+        "PriorRequestNotComplete",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "Throttling",
+        "ThrottlingException",
+        "ThrottledException",
+        "TooManyRequestsException",
+    }
+)
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+_UNKNOWN_CREDENTIALS = frozenset(
+    {
+        "AuthFailure",
+        "IncompleteSignature",
+        "InvalidClientTokenId",
+        "InvalidSignatureException",
+        "SignatureDoesNotMatch",
+        "UnrecognizedClientException",
+    }
+)
+_DENIED = frozenset(
+    {"AccessDenied", "AccessDeniedException", "UnauthorizedException", "UnauthorizedOperation"}
+)
+
+
+def error_code(error: BaseException) -> str | None:
+    """Return the code of an error response, or None for anything else."""
+    response: Any = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return None
+    code = response.get("Error", {}).get("Code")
+    return str(code) if code is not None else None
+
+
+def http_status(error: BaseException) -> int:
+    """Return the HTTP status of an error response, 0 for anything else."""
+    response: Any = getattr(error, "response", None)
+    if not isinstance(response, dict):
+        return 0
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def is_throttled(error: BaseException) -> bool:
+    """AWS turned the call away because of its rate: it did nothing, and may be repeated."""
+    return error_code(error) in _THROTTLED or http_status(error) == 429
+
+
+def is_ambiguous(error: BaseException) -> bool:
+    """Nobody can tell from ``error`` whether AWS carried the call out."""
+    from botocore import exceptions as aws
+
+    if isinstance(error, aws.EndpointConnectionError | aws.ConnectTimeoutError):
+        return False
+    lost = aws.ReadTimeoutError | aws.ConnectionClosedError | aws.HTTPClientError
+    return isinstance(error, lost) or http_status(error) >= 500
+
+
+def is_transient(error: BaseException) -> bool:
+    """The same call may well work in a moment."""
+    from botocore import exceptions as aws
+
+    connection = aws.EndpointConnectionError | aws.ConnectionError | aws.HTTPClientError
+    return isinstance(error, connection) or is_throttled(error) or http_status(error) >= 500
+
+
+def from_aws(error: BaseException, *, region: str | None) -> Refusal | None:
+    """Turn an error of boto3 into a refusal; None when it is not AWS's."""
+    from botocore import exceptions as aws
+
+    where = f" in {region}" if region else ""
+    if isinstance(error, aws.ClientError):
+        return _from_response(error, where)
+    if isinstance(error, aws.ProfileNotFound):
+        return Refusal(
+            "unknown-profile",
+            f"{_lower(error)}; name one of `aws configure list-profiles`, or unset AWS_PROFILE",
+        )
+    if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError):
+        return Refusal(
+            "no-credentials",
+            f"no AWS credentials: {_lower(error)}; run `aws configure` or `aws sso login`, or set "
+            "AWS_PROFILE",
+        )
+    sso = aws.SSOError, aws.UnauthorizedSSOTokenError, aws.TokenRetrievalError
+    if isinstance(error, (*sso, aws.CredentialRetrievalError)):
+        return Refusal(
+            "expired-credentials",
+            f"AWS credentials could not be refreshed: {_lower(error)}; run `aws sso login` (or "
+            "renew them the way your organisation does)",
+        )
+    if isinstance(error, aws.NoRegionError):
+        return Refusal(
+            "no-region",
+            "no AWS region is set; give --region (for example --region us-west-2), or set "
+            "AWS_REGION or the region of your profile",
+        )
+    if isinstance(error, aws.InvalidRegionError):
+        return Refusal("invalid-region", f"{_lower(error)}; a region looks like us-west-2")
+    connection = aws.EndpointConnectionError | aws.ConnectionError | aws.HTTPClientError
+    if isinstance(error, connection):
+        return Refusal(
+            "unreachable",
+            f"AWS does not answer{where}: {_lower(error)}; check the network, the region's name "
+            "and AWS_ENDPOINT_URL",
+        )
+    if isinstance(error, aws.BotoCoreError):
+        return Refusal("aws", f"the call to AWS{where} was not possible: {_lower(error)}")
+    return None
+
+
+def _from_response(error: Any, where: str) -> Refusal:
+    code = error_code(error) or "Unknown"
+    operation = getattr(error, "operation_name", "the call")
+    detail = error.response.get("Error", {}).get("Message", "") or code
+    if code in _EXPIRED:
+        return Refusal(
+            "expired-credentials",
+            f"AWS credentials have expired ({operation}: {detail}); renew them, for example with "
+            "`aws sso login`",
+        )
+    if code in _UNKNOWN_CREDENTIALS:
+        return Refusal(
+            "invalid-credentials",
+            f"AWS does not accept the credentials ({operation}: {detail}); check AWS_PROFILE, the "
+            "access key and the clock of this machine",
+        )
+    if code in _DENIED:
+        return Refusal(
+            "access-denied",
+            f"access denied to {operation}{where}: {detail}; ask for that permission, or choose "
+            "the right account with AWS_PROFILE",
+        )
+    if is_throttled(error):
+        return Refusal(
+            "throttled",
+            f"AWS throttles {operation}{where} and several attempts did not help: {detail}; try "
+            "again in a minute",
+        )
+    return Refusal("aws", f"AWS refused {operation}{where}: {detail} ({code})")
+
+
+def _lower(error: BaseException) -> str:
+    text = " ".join(str(error).split()).rstrip(".")
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,179 @@
+"""Why a job waits or ended, in plain words: one table for the helper and for the documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a reason means and what to do about it."""
+
+    pattern: str
+    """Shell pattern of a ``statusReason`` or a container's ``reason``."""
+    meaning: str
+    remedy: str
+
+
+# Texts of Batch: user guide "Jobs stuck in a RUNNABLE status", "Job timeouts", "Automated job
+# retries" and the JobDetail type of the API reference. Texts of containers: ECS developer guide,
+# "Stopped tasks error codes". The first pattern that matches wins.
+REASONS: tuple[Explanation, ...] = (
+    Explanation(
+        pattern="*CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY*",
+        meaning="EC2 has not enough instances of the type free in this availability zone",
+        remedy=(
+            "wait; or deploy in another zone (-c trainium:availability_zone_id=...) or with a "
+            "reservation (-c trainium:capacity_reservation_id=... or trainium:capacity_block_id)"
+        ),
+    ),
+    Explanation(
+        pattern="*MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE*",
+        meaning="the job needs more vCPUs than the compute environment may ever have",
+        remedy="submit fewer nodes, or deploy with a larger -c trainium:max_nodes",
+    ),
+    Explanation(
+        pattern="*MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT*",
+        meaning="no instance of the compute environment can hold the job's vCPUs and memory",
+        remedy=(
+            "deploy again, so that job definition and instance type agree; the memory that ECS "
+            "registers is less than the instance has"
+        ),
+    ),
+    Explanation(
+        pattern="*MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS*",
+        meaning="Batch's service role lacks a permission",
+        remedy="let an administrator restore the service-linked role AWSServiceRoleForBatch",
+    ),
+    Explanation(
+        pattern="ACTION_REQUIRED*",
+        meaning="a compute environment of the queue is invalid or disabled",
+        remedy="read its status reason in the Batch console, then run `cdk deploy --all` again",
+    ),
+    Explanation(
+        pattern="UNDETERMINED*",
+        meaning="Batch cannot place the job and does not know why",
+        remedy=(
+            "check the vCPU quota of the account, the activity of the Auto Scaling group that "
+            "Batch made, and that nodes reach ECS and ECR (NAT or endpoints)"
+        ),
+    ),
+    Explanation(
+        pattern="Host EC2*",
+        meaning="Batch lost the instance of the main node",
+        remedy="nothing to do: Batch starts another attempt while there is one left",
+    ),
+    Explanation(
+        pattern="Job attempt duration exceeded timeout*",
+        meaning="the time limit of the submission was reached; Batch does not retry that",
+        remedy="submit again with a larger --time-limit; a run with checkpoints continues",
+    ),
+    Explanation(
+        pattern="stopped by * with jobs stop*",
+        meaning="somebody stopped the run",
+        remedy="submit the run again to go on",
+    ),
+    Explanation(
+        pattern="OutOfMemoryError*",
+        meaning="the container used more memory than its limit and was killed",
+        remedy="lower what the workload keeps in memory, for example fewer data loader workers",
+    ),
+    Explanation(
+        pattern="*CannotPullContainerError*",
+        meaning="the instance could not fetch the image",
+        remedy=(
+            "check that the subnet reaches ECR (NAT or endpoints) and that the image still exists; "
+            "`cdk deploy --all` pushes it again"
+        ),
+    ),
+    Explanation(
+        pattern="*no such file or directory*",
+        meaning="the container could not be created: a device or the program is missing",
+        remedy=(
+            "when it names /dev/neuron* or /dev/infiniband/*, the host has fewer devices than the "
+            "job definition maps: read the boot messages of the host, then deploy again"
+        ),
+    ),
+    Explanation(
+        pattern="*CannotStartContainerError*",
+        meaning="the container could not be started on the instance",
+        remedy="read the rest of the reason; then check the AMI and the devices it provides",
+    ),
+    Explanation(
+        pattern="*CannotCreateContainerError*",
+        meaning="the container could not be created on the instance",
+        remedy="read the rest of the reason; a full root volume and missing devices are usual",
+    ),
+    Explanation(
+        pattern="*DockerTimeoutError*",
+        meaning="the container engine of the instance did not answer in time",
+        remedy="submit again; when it repeats, look at the disk of the instance",
+    ),
+    Explanation(
+        pattern="*ResourceInitializationError*",
+        meaning="the instance could not prepare the task: secrets, logs or network",
+        remedy="check that the subnet reaches CloudWatch Logs and ECR (NAT or endpoints)",
+    ),
+    Explanation(
+        pattern="Task failed to start*",
+        meaning="the container never ran",
+        remedy="read the container's reason in the table of nodes",
+    ),
+    Explanation(
+        pattern="Dependent Job failed*",
+        meaning="a job that this one waited for failed",
+        remedy="look at that job first",
+    ),
+)
+
+# What Batch writes when a container simply ended: the exit code says the rest.
+_NO_NEWS = ("Essential container in task exited*", "Task stopped by user*")
+
+
+def explain_reason(reason: str | None) -> Explanation | None:
+    """Find the meaning of a reason; None when the table has nothing to say."""
+    if not reason:
+        return None
+    for explanation in REASONS:
+        if fnmatchcase(reason, explanation.pattern):
+            return explanation
+    return None
+
+
+def explain_exit(exit_code: int | None) -> Explanation | None:
+    """Find the meaning of a node's exit code; None when there is none."""
+    if exit_code is None:
+        return None
+    try:
+        ending = EXIT_CODES[ExitCode(exit_code)]
+    except ValueError:
+        if exit_code > 128:
+            return Explanation(
+                pattern=str(exit_code),
+                meaning=f"ended by signal {exit_code - 128}",
+                remedy="read the last lines of the node's log",
+            )
+        return Explanation(
+            pattern=str(exit_code),
+            meaning="not a code of the launcher",
+            remedy="read the last lines of the node's log",
+        )
+    return Explanation(pattern=str(exit_code), meaning=ending.meaning, remedy=ending.remedy)
+
+
+def explain(*, exit_code: int | None, reasons: Iterable[str | None]) -> Explanation | None:
+    """Explain an ending: what Batch or ECS say first, then the exit code."""
+    for reason in reasons:
+        found = explain_reason(reason)
+        if found is not None:
+            return found
+    return explain_exit(exit_code)
+
+
+def is_news(reason: str | None) -> bool:
+    """Whether a reason tells more than that the container ended."""
+    return bool(reason) and not any(fnmatchcase(str(reason), quiet) for quiet in _NO_NEWS)

@@ -1,0 +1,229 @@
+"""Following a job: what happens to it and what its nodes print, as a stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from jobs import errors
+from jobs.aws import BatchClient
+from jobs.explain import Explanation
+from jobs.runs import ON_HOSTS, Attempt, Job, describe_job
+from jobs.streams import LogLine, Streams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChanged:
+    """The job has another status, or Batch another reason for it."""
+
+    status: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded:
+    """An attempt is over and Batch makes another one."""
+
+    attempt: Attempt
+    max_attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptBegan:
+    """The nodes of attempt 2 or later begin to print."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StillWaiting:
+    """The job waits for hosts for a while and Batch gives no reason."""
+
+    seconds: float
+    explanation: Explanation | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """AWS does not answer for now; the follower goes on."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The job is over and every line has been given."""
+
+    job: Job
+
+
+Event = StatusChanged | AttemptEnded | AttemptBegan | StillWaiting | Trouble | LogLine | Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Time, as a parameter."""
+
+    now: Callable[[], float]
+    """Seconds since the epoch."""
+    sleep: Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often AWS is asked, and how long things are waited for."""
+
+    running_s: float = 1.0
+    """Between two rounds while nodes print."""
+    waiting_max_s: float = 8.0
+    """Between two rounds while nothing changes before the job runs."""
+    calls_per_second: float = 10.0
+    """GetLogEvents allows 25 a second for the account and region (CloudWatch Logs quotas)."""
+    settle_s: float = 3.0
+    """After the end: for the last lines to become readable."""
+    children_s: float = 60.0
+    """After the end: for child nodes that still stop, so that their exit codes are known."""
+    old_s: float = 60.0
+    """What ended so long ago has settled."""
+    still_waiting_s: tuple[float, float] = (120.0, 600.0)
+    """First and later remarks while a job waits without a reason."""
+    give_up_s: float = 300.0
+    """Of nothing but trouble."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Follower:
+    """Follows one job to its end."""
+
+    batch: BatchClient
+    streams: Streams
+    job_id: str
+    clock: Clock
+    pace: Pace = field(default_factory=Pace)
+    why_waiting: Callable[[Job], Explanation | None] = lambda job: None
+
+    _num_nodes: int | None = None
+    _status: tuple[str, str | None] | None = None
+    _attempts_ended: int = 0
+    _attempt_printed: int = 1
+    _since: float = 0.0
+    _remarks: int = 0
+    _trouble_since: float | None = None
+    _trouble_rounds: int = 0
+    _interval_s: float = 0.0
+    _saw_it_live: bool = False
+    _ended_seen: float | None = None
+
+    def events(self) -> Iterator[Event]:
+        """Yield what happens; the last event is ``Ended``."""
+        self._since = self.clock.now()
+        self._interval_s = self.pace.running_s
+        while True:
+            troubles: list[BaseException] = []
+            job = self._describe(troubles)
+            if job is not None:
+                yield from self._changes(job)
+                self.streams.note(job)
+            final = self._ended_seen is not None
+            num_lines = self.streams.read(final=final, troubles=troubles)
+            for line in self.streams.merger.end_round():
+                yield from self._printed(line)
+            yield from self._weigh(troubles)
+            if job is not None and not troubles and self._settled(job, num_lines):
+                for line in self.streams.merger.flush():
+                    yield from self._printed(line)
+                yield Ended(job=job)
+                return
+            self.clock.sleep(self._pause_s(job))
+
+    def _describe(self, troubles: list[BaseException]) -> Job | None:
+        try:
+            job = describe_job(self.batch, self.job_id, num_nodes=self._num_nodes)
+        except Exception as error:
+            if not errors.is_transient(error):
+                raise
+            troubles.append(error)
+            return None
+        if job is None:
+            # DescribeJobs may lag behind SubmitJob for a moment.
+            troubles.append(
+                errors.Refusal("unknown-job", f"Batch does not know job {self.job_id} (any more)")
+            )
+            return None
+        self._num_nodes = job.num_nodes
+        return job
+
+    def _changes(self, job: Job) -> Iterator[Event]:
+        for attempt in job.attempts[self._attempts_ended :]:
+            # The last attempt of a job that ended is told by Ended.
+            if not (job.ended and attempt.number == len(job.attempts)):
+                yield AttemptEnded(attempt=attempt, max_attempts=job.max_attempts)
+        self._attempts_ended = max(self._attempts_ended, len(job.attempts))
+        status = job.status, job.status_reason
+        if status != self._status:
+            self._status = status
+            self._since = self.clock.now()
+            self._remarks = 0
+            self._interval_s = self.pace.running_s
+            yield StatusChanged(status=job.status, reason=job.status_reason)
+        elif job.status == "RUNNABLE" and not job.status_reason:
+            first_s, later_s = self.pace.still_waiting_s
+            waited_s = self.clock.now() - self._since
+            if waited_s >= first_s + self._remarks * later_s:
+                self._remarks += 1
+                yield StillWaiting(seconds=waited_s, explanation=self._reason_to_wait(job))
+
+    def _reason_to_wait(self, job: Job) -> Explanation | None:
+        try:
+            return self.why_waiting(job)
+        except Exception:  # a remark is not worth the end of following
+            return None
+
+    def _printed(self, line: LogLine) -> Iterator[Event]:
+        if line.attempt > self._attempt_printed:
+            self._attempt_printed = line.attempt
+            yield AttemptBegan(number=line.attempt)
+        yield line
+
+    def _weigh(self, troubles: list[BaseException]) -> Iterator[Event]:
+        if not troubles:
+            self._trouble_since = None
+            self._trouble_rounds = 0
+            return
+        now = self.clock.now()
+        if self._trouble_since is None:
+            self._trouble_since = now
+        self._trouble_rounds += 1
+        # One lost call is everyday, and a throttled one is only waited out.
+        if self._trouble_rounds == 2 and not all(errors.is_throttled(e) for e in troubles):
+            yield Trouble(message=" ".join(str(troubles[0]).split()))
+        if now - self._trouble_since >= self.pace.give_up_s:
+            raise troubles[0]
+
+    def _settled(self, job: Job, num_lines: int) -> bool:
+        """Whether the last line has been read, as far as one can know."""
+        if not job.ended:
+            self._saw_it_live = True
+            return False
+        now = self.clock.now()
+        if self._ended_seen is None:
+            self._ended_seen = now
+        if not self.streams.caught_up:
+            return False
+        if not self._saw_it_live and now - (job.stopped_at_ms or 0) / 1000 >= self.pace.old_s:
+            return True
+        waited_s = now - self._ended_seen
+        if any(node.status in ON_HOSTS for node in job.nodes):
+            return waited_s >= self.pace.children_s
+        return num_lines == 0 and waited_s >= self.pace.settle_s
+
+    def _pause_s(self, job: Job | None) -> float:
+        pace = self.pace
+        if self._trouble_since is not None:
+            self._interval_s = min(self._interval_s * 2, pace.waiting_max_s)
+        elif self._ended_seen is not None or (job is not None and job.status in ON_HOSTS):
+            self._interval_s = pace.running_s
+        else:
+            self._interval_s = min(self._interval_s * 1.3, pace.waiting_max_s)
+        calls = len(self.streams.in_use(final=self._ended_seen is not None)) + 1
+        return max(self._interval_s, calls / pace.calls_per_second)

@@ -1,0 +1,59 @@
+"""Following a run on the screen: for `submit --follow` and `logs --follow`."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from jobs.aws import Aws
+from jobs.deployment import Deployment
+from jobs.follow import Clock, Ended, Follower
+from jobs.options import follow_command
+from jobs.runs import Job
+from jobs.show import Screen, node_table, verdict
+from jobs.streams import LogLine, Streams
+from jobs.waiting import why_waiting
+
+
+def watch(
+    aws: Aws,
+    deployment: Deployment,
+    *,
+    run: str,
+    job_id: str,
+    only_node: int | None = None,
+    keep_lines: bool = False,
+) -> tuple[Job, list[LogLine]]:
+    """Show a run until it ends; with ``keep_lines`` standard output stays free for a document."""
+    batch = aws.batch()
+    screen = Screen(lines_to=sys.stderr if keep_lines else sys.stdout)
+    kept: list[LogLine] = []
+    follower = Follower(
+        batch=batch,
+        streams=Streams(logs=aws.logs(), log_group=deployment.log_group, only_node=only_node),
+        job_id=job_id,
+        clock=Clock(now=time.time, sleep=time.sleep),
+        why_waiting=lambda job: why_waiting(batch, deployment, job),
+    )
+    try:
+        for event in follower.events():
+            if isinstance(event, Ended):
+                screen.table(node_table(event.job))
+                screen.remark(verdict(event.job))
+                return event.job, kept
+            if keep_lines and isinstance(event, LogLine):
+                kept.append(event)
+            screen.event(event)
+    except KeyboardInterrupt:
+        come_back = follow_command(deployment, run)
+        screen.remark(f"run {run} goes on (job {job_id}); come back with: {come_back}")
+        raise
+    raise AssertionError("a follower ends with Ended")
+
+
+def existing_lines(
+    aws: Aws, deployment: Deployment, job: Job, *, only_node: int | None
+) -> list[LogLine]:
+    """Read what has been printed so far, sorted by time."""
+    streams = Streams(logs=aws.logs(), log_group=deployment.log_group, only_node=only_node)
+    return streams.read_all(job)

@@ -1,37 +1,41 @@
-"""Address arithmetic of a subnet; sizes only, no allocation."""
+"""Which subnets have room: the arithmetic that a refusal for lack of addresses needs."""
 
 from __future__ import annotations
 
 from ipaddress import IPv4Network
 
-AWS_RESERVED = 5
-"""First four and last address of every subnet (VPC User Guide, subnet CIDR blocks)."""
+from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
+from trainium_constructs.subnets import RESERVED_ADDRESSES, plan_subnets, usable_addresses
 
 WIDEST_PREFIX = 16
 NARROWEST_PREFIX = 28
 """The limits of a VPC and of a subnet (VPC User Guide)."""
 
-QUARTER_BITS = 2
-"""A new VPC gives one quarter of its range to the nodes' subnet.
+NARROWEST_VPC_PREFIX = 26
+"""Half of a new VPC is the nodes' subnet, and the other half still holds a public one."""
 
-The rest is for the public subnet, and for what needs a second availability zone later."""
-
-ENDPOINT_ADDRESSES = 16
-"""Room in a new nodes' subnet for the interface endpoints: each takes one address."""
+NUM_ENDPOINTS = len(DEFAULT_INTERFACE_ENDPOINTS)
 
 
-def usable_addresses(prefix: int) -> int:
-    """Addresses of a subnet that AWS leaves to its owner."""
-    return (1 << (32 - prefix)) - AWS_RESERVED
+def nodes_subnet(*, subnet_cidr: str | None, vpc_cidr: str | None) -> IPv4Network:
+    """Return the subnet of the nodes: the existing one, or the one that a new VPC will have."""
+    if subnet_cidr is not None:
+        return IPv4Network(subnet_cidr)
+    assert vpc_cidr is not None  # the defaults give a new VPC its range
+    return plan_subnets(vpc_cidr).private
 
 
-def narrowest_prefix_for(addresses: int) -> int | None:
-    """Prefix of the smallest subnet with room for ``addresses``; None when none is large enough."""
-    host_bits = (addresses + AWS_RESERVED - 1).bit_length()
-    prefix = min(32 - host_bits, NARROWEST_PREFIX)
+def usable(subnet: IPv4Network) -> int:
+    """Addresses of ``subnet`` that nodes and endpoints can take."""
+    return usable_addresses(subnet)
+
+
+def narrowest_prefix_for(addresses: int, *, spare_bits: int) -> int | None:
+    """Prefix of the smallest range with room for ``addresses``; None if AWS has none so large.
+
+    ``spare_bits`` is 1 for a VPC, half of which is the nodes' subnet, and 0 for the subnet itself.
+    """
+    host_bits = (addresses + RESERVED_ADDRESSES - 1).bit_length()
+    narrowest = NARROWEST_VPC_PREFIX if spare_bits else NARROWEST_PREFIX
+    prefix = min(32 - host_bits - spare_bits, narrowest)
     return prefix if prefix >= WIDEST_PREFIX else None
-
-
-def prefix_of(cidr: str) -> int:
-    """Prefix length of a range."""
-    return IPv4Network(cidr).prefixlen

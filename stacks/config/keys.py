@@ -11,12 +11,13 @@ from typing import Any, Generic, TypeVar, cast
 
 from stacks.config.kinds import Kind
 from stacks.config.refusal import PREFIX, ConfigError, Unfit
-from trainium_catalogue.suggest import did_you_mean
 
 T = TypeVar("T")
 
 _METADATA = "key"
-_CLOSE_ENOUGH = 0.85
+# Similarity as difflib counts it. Keys without our prefix may be another tool's.
+_SURELY_MEANT = 0.85
+_PERHAPS_MEANT = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +86,9 @@ def _given(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dict[
         if written != name and name in keys:
             given[name] = value
         elif written.lower().startswith(PREFIX.rstrip(":")):
-            known = [f"{PREFIX}{each}" for each in keys]
-            raise ConfigError(written, value, "is not a known key", did_you_mean(written, known))
-        elif meant := _meant(written, keys):
+            bare = _bare(written.lower().removeprefix(PREFIX.rstrip(":")))
+            raise ConfigError(written, value, "is not a known key", _suggestion(bare, keys))
+        elif meant := _nearest(_bare(written), keys, cutoff=_SURELY_MEANT):
             raise ConfigError(
                 written, value, "lacks the prefix and would be ignored", f"write {PREFIX}{meant}"
             )
@@ -95,7 +96,16 @@ def _given(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dict[
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _meant(written: str, names: Iterable[str]) -> str | None:
-    """Find the key that somebody may have meant who typed no prefix; other tools' keys pass."""
-    bare = re.sub(r"[^a-z0-9]+", "_", written.lower())
-    return next(iter(get_close_matches(bare, list(names), n=1, cutoff=_CLOSE_ENOUGH)), None)
+def _bare(written: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", written.lower()).strip("_")
+
+
+def _nearest(bare: str, names: Iterable[str], *, cutoff: float) -> str | None:
+    return next(iter(get_close_matches(bare, list(names), n=1, cutoff=cutoff)), None)
+
+
+def _suggestion(bare: str, names: Iterable[str]) -> str:
+    nearest = _nearest(bare, names, cutoff=_PERHAPS_MEANT)
+    if nearest is not None:
+        return f"did you mean {PREFIX}{nearest}?"
+    return f"known, after {PREFIX}, are {', '.join(names)}"

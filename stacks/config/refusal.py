@@ -26,6 +26,11 @@ class ConfigError(ValueError):
         super().__init__(f"{key}={spell(value)} {reason}; {remedy}")
 
 
+def refuse(config: object, key: str, reason: str, remedy: str) -> ConfigError:
+    """Refuse the value that ``config`` has for ``key``."""
+    return ConfigError(PREFIX + key, getattr(config, key), reason, remedy)
+
+
 def setting(key: str, value: object) -> str:
     """``trainium:key=value``, as a user would type it after ``-c``."""
     return f"{PREFIX}{key}={spell(value)}"

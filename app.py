@@ -1,0 +1,57 @@
+"""The CDK app: reads the context once, builds the stacks, checks them, synthesises."""
+
+from __future__ import annotations
+
+import sys
+
+import aws_cdk as cdk
+import cdk_nag
+
+from stacks.batch_stack import BatchStack
+from stacks.config import AppConfig, ConfigError
+from stacks.image_stack import ImageStack
+from stacks.network_stack import NetworkStack
+from stacks.storage_stack import StorageStack
+from trainium_catalogue.contract import TAG_DEPLOYMENT
+
+REFUSED = 2
+
+
+def build(app: cdk.App, config: AppConfig) -> None:
+    """Add the stacks of one deployment; each hands its objects to the next."""
+    name = config.stack_name
+    # No account: a template is the same whoever synthesises it, and there is nothing to look up.
+    env = cdk.Environment(region=config.region)
+    network = NetworkStack(app, name("network"), config=config, env=env)
+    storage = StorageStack(app, name("storage"), config=config, env=env)
+    image = ImageStack(app, name("image"), config=config, env=env) if config.builds_image else None
+    BatchStack(
+        app,
+        name("batch"),
+        config=config,
+        network=network,
+        storage=storage,
+        image=image,
+        env=env,
+    )
+    for warning in config.warnings:
+        cdk.Annotations.of(network).add_warning_v2(warning.id, warning.message)
+    cdk.Tags.of(app).add(TAG_DEPLOYMENT, config.deployment)
+
+
+def main() -> int:
+    """Synthesise; a configuration that cannot work ends here, in one line."""
+    app = cdk.App()
+    try:
+        config = AppConfig.from_context(app.node)
+    except ConfigError as refusal:
+        print(f"refused: {refusal}", file=sys.stderr)
+        return REFUSED
+    build(app, config)
+    cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app, verbose=True))
+    app.synth()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

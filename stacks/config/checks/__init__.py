@@ -1,0 +1,28 @@
+"""What two or more keys say together: a table of checks, each refusing one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from stacks.config.checks import hardware, network, software
+from stacks.config.refusal import ConfigError
+
+if TYPE_CHECKING:
+    from stacks.config.app_config import AppConfig
+
+Check: TypeAlias = "Callable[[AppConfig], ConfigError | None]"
+
+CHECKS: tuple[Check, ...] = (
+    *hardware.CHECKS,
+    *network.CHECKS,
+    *software.CHECKS,
+)
+"""In this order: a later check relies on the earlier ones."""
+
+
+def check(config: AppConfig) -> None:
+    """Raise the first refusal of the table."""
+    for each in CHECKS:
+        if refusal := each(config):
+            raise refusal

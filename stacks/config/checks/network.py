@@ -1,0 +1,118 @@
+"""What the network allows: a whole one, ways out, and room for the nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stacks.config import addresses
+from stacks.config.refusal import PREFIX, ConfigError, refuse
+from trainium_catalogue.instances import EfaLayout
+
+if TYPE_CHECKING:
+    from stacks.config.app_config import AppConfig
+
+
+def _existing_network_is_whole(config: AppConfig) -> ConfigError | None:
+    parts = ("vpc_id", "subnet_id", "subnet_cidr")
+    given = [part for part in parts if getattr(config, part) is not None]
+    if len(given) in (0, len(parts)):
+        return None
+    missing = [f"{PREFIX}{part}" for part in parts if part not in given]
+    return refuse(
+        config,
+        given[0],
+        f"describes an existing network without {' and '.join(missing)}",
+        f"add {' and '.join(missing)}, or leave all three out for a new VPC",
+    )
+
+
+def _security_group_has_vpc(config: AppConfig) -> ConfigError | None:
+    if config.security_group_id is None or config.vpc_id is not None:
+        return None
+    return refuse(
+        config,
+        "security_group_id",
+        "belongs to an existing VPC, and a new one is to be made",
+        f"add {PREFIX}vpc_id, or leave the group out: one is created",
+    )
+
+
+def _existing_network_stays(config: AppConfig) -> ConfigError | None:
+    if config.vpc_id is None:
+        return None
+    made = ("vpc_cidr", "nat_gateways", "interface_endpoints")
+    wanted = next((name for name in made if getattr(config, name)), None)
+    if wanted is None:
+        return None
+    return refuse(
+        config,
+        wanted,
+        f"would change the existing network {PREFIX}vpc_id={config.vpc_id}, which is only used",
+        f"leave {PREFIX}{wanted} out, or leave vpc_id out for a new VPC",
+    )
+
+
+def _nodes_reach_services(config: AppConfig) -> ConfigError | None:
+    if config.vpc_id is not None or config.nat_gateways or config.interface_endpoints:
+        return None
+    return refuse(
+        config,
+        "nat_gateways",
+        f"and {PREFIX}interface_endpoints=false leave the nodes no way to ECR, ECS and CloudWatch",
+        f"use {PREFIX}nat_gateways=1 or {PREFIX}interface_endpoints=true",
+    )
+
+
+def _nodes_get_efa_software(config: AppConfig) -> ConfigError | None:
+    if config.vpc_id is not None or config.nat_gateways or config.ami_id is not None:
+        return None
+    if not config.instance.supports_multi_node:
+        return None
+    return refuse(
+        config,
+        "nat_gateways",
+        "leaves the nodes no way to the internet, and the default host image has no EFA software",
+        f"use {PREFIX}nat_gateways=1, or give {PREFIX}ami_id=<an image that has it>",
+    )
+
+
+def _subnet_holds_nodes(config: AppConfig) -> ConfigError | None:
+    needed = config.addresses_needed(config.efa_layout)
+    if needed <= config.usable_addresses:
+        return None
+    per_node = config.instance.addresses_per_node(config.efa_layout)
+    endpoints = f" + {config.num_endpoints} endpoints" if config.num_endpoints else ""
+    return refuse(
+        config,
+        "vpc_cidr" if config.subnet_cidr is None else "subnet_cidr",
+        f"gives the nodes' subnet {config.usable_addresses} addresses, AWS's own not counted, and "
+        f"{config.num_nodes_at_once} nodes x {per_node}{endpoints} = {needed} are needed",
+        "use " + ", or ".join(_ways_to_fit(config, needed=needed, per_node=per_node)),
+    )
+
+
+def _ways_to_fit(config: AppConfig, *, needed: int, per_node: int) -> list[str]:
+    """List what would fit, the smallest change first."""
+    ways = []
+    lean = config.addresses_needed(EfaLayout.EFA_ONLY)
+    if lean <= config.usable_addresses:
+        ways.append(f"{PREFIX}efa_layout=efa-only, which needs {lean}")
+    spare_bits = 1 if config.subnet_cidr is None else 0
+    prefix = addresses.narrowest_prefix_for(needed, spare_bits=spare_bits)
+    if prefix is not None:
+        ways.append(f"a range of /{prefix} or larger")
+    num_nodes = (config.usable_addresses - config.num_endpoints) // per_node
+    if num_nodes >= 1:
+        one_job = config.num_nodes_at_once == config.max_nodes
+        ways.append(f"{PREFIX}max_nodes={num_nodes}" if one_job else f"{num_nodes} nodes at once")
+    return ways or ["fewer nodes and a larger range"]
+
+
+CHECKS = (
+    _existing_network_is_whole,
+    _security_group_has_vpc,
+    _existing_network_stays,
+    _nodes_reach_services,
+    _nodes_get_efa_software,
+    _subnet_holds_nodes,
+)

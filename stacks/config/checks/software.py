@@ -1,0 +1,71 @@
+"""What the software and the data allow: release, image and bucket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stacks.config.refusal import PREFIX, ConfigError, refuse
+from trainium_catalogue.releases import NEURON_RELEASES
+
+if TYPE_CHECKING:
+    from stacks.config.app_config import AppConfig
+
+
+def _release_runs_on_family(config: AppConfig) -> ConfigError | None:
+    family = config.instance.family
+    if family in config.release.families:
+        return None
+    return refuse(
+        config,
+        "neuron_release",
+        f"does not run on {family} ({config.instance_type}), "
+        f"only on {', '.join(sorted(config.release.families))}",
+        f"use {_with_image_for(family)} for {family}",
+    )
+
+
+def _release_has_image(config: AppConfig) -> ConfigError | None:
+    if config.image_uri is not None or config.build_base_image is not None:
+        return None
+    able = _with_image_for(config.instance.family)
+    return refuse(
+        config,
+        "neuron_release",
+        f"has no known container image: {config.release.why_no_image}",
+        f"give {PREFIX}base_image=<an image with that release>, or use {able}",
+    )
+
+
+def _with_image_for(family: str) -> str:
+    releases = NEURON_RELEASES.values()
+    return " or ".join(r.name for r in releases if family in r.families and r.base_image)
+
+
+def _image_is_built_or_finished(config: AppConfig) -> ConfigError | None:
+    if config.image_uri is None or config.base_image is None:
+        return None
+    return refuse(
+        config,
+        "base_image",
+        f"is what to build on, and {PREFIX}image_uri={config.image_uri} is finished",
+        "leave one of the two out",
+    )
+
+
+def _existing_bucket_stays(config: AppConfig) -> ConfigError | None:
+    if config.bucket_name is None or config.retain_data:
+        return None
+    return refuse(
+        config,
+        "retain_data",
+        f"would empty the existing bucket {config.bucket_name}, which is never emptied",
+        f"leave {PREFIX}retain_data out, or leave bucket_name out for a new bucket",
+    )
+
+
+CHECKS = (
+    _release_runs_on_family,
+    _release_has_image,
+    _image_is_built_or_finished,
+    _existing_bucket_stays,
+)

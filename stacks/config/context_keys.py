@@ -1,0 +1,210 @@
+"""Every context key, declared once: its kind, its default and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stacks.config import addresses, kinds
+from stacks.config.keys import Derived, key
+from stacks.config.names import (
+    LOG_RETENTION_DAYS,
+    bucket_name,
+    deployment_name,
+    image_reference,
+    orchestrator,
+    region_name,
+    zone,
+)
+from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
+from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
+from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
+
+DEFAULT_NUM_NODES = 4
+
+
+def _first_zone(earlier: Mapping[str, Any]) -> str | None:
+    """Choose a zone for a new network; an existing subnet already has one."""
+    offered = INSTANCE_TYPES[earlier["instance_type"]].zone_ids.get(earlier["region"])
+    return offered[0] if offered and earlier["subnet_id"] is None else None
+
+
+def _num_nodes(earlier: Mapping[str, Any]) -> int:
+    multi_node = INSTANCE_TYPES[earlier["instance_type"]].supports_multi_node
+    return DEFAULT_NUM_NODES if multi_node else 1
+
+
+def _max_vcpus(earlier: Mapping[str, Any]) -> int:
+    return INSTANCE_TYPES[earlier["instance_type"]].vcpus_for(earlier["max_nodes"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextKeys:
+    """The keys, the most important ones first where their defaults allow it."""
+
+    deployment: str = key(
+        deployment_name(),
+        default=DEFAULT_DEPLOYMENT,
+        help="name of this deployment: several live side by side in one account and region, "
+        "each in its own stacks `trainium-<deployment>-<part>`",
+    )
+    orchestrators: tuple[str, ...] = key(
+        kinds.words(orchestrator, noun="list"),
+        default=("batch",),
+        help="what runs the jobs; `batch` is the one of this version",
+    )
+    region: str = key(
+        region_name(), default="us-west-2", help="region of every stack; it must offer the type"
+    )
+    instance_type: str = key(
+        kinds.name_in(INSTANCE_TYPES, noun="instance type"),
+        default="trn1.32xlarge",
+        help="type of every node; `python -m jobs catalogue` lists them",
+    )
+    max_nodes: int = key(
+        kinds.whole_number(1, 1000),
+        default=Derived(
+            text=f"{DEFAULT_NUM_NODES}, or 1 for a type without EFA", compute=_num_nodes
+        ),
+        help="nodes of the largest job",
+    )
+    min_nodes: int = key(
+        kinds.whole_number(0, 1000),
+        default=0,
+        help="nodes that stay up, and are billed, while no job runs",
+    )
+    max_vcpus: int = key(
+        kinds.whole_number(1, 1_000_000),
+        default=Derived(text="`max_nodes` x the vCPUs of the type", compute=_max_vcpus),
+        help="ceiling of the compute environment; more than one largest job needs lets jobs run "
+        "side by side; keep it within the account's vCPU quota",
+    )
+    efa_layout: EfaLayout = key(  # noqa: RUF009 - it declares a field
+        kinds.one_of(EfaLayout),
+        default=EfaLayout.EFA,
+        help="interfaces on the secondary network cards: `efa` takes an address on each, as AWS's "
+        "own samples do, `efa-only` takes none",
+    )
+    vpc_id: str | None = key(
+        kinds.optional(kinds.resource_id("vpc")),
+        default=None,
+        help="existing VPC to use instead of a new one, with `subnet_id` and `subnet_cidr`; "
+        "nothing in it is looked up or changed",
+    )
+    subnet_id: str | None = key(
+        kinds.optional(kinds.resource_id("subnet")),
+        default=None,
+        help="existing private subnet for the nodes, with a route to the internet",
+    )
+    subnet_cidr: str | None = key(
+        kinds.optional(kinds.cidr(addresses.WIDEST_PREFIX, addresses.NARROWEST_PREFIX)),
+        default=None,
+        help="address range of `subnet_id`, to count its addresses",
+    )
+    security_group_id: str | None = key(
+        kinds.optional(kinds.resource_id("sg")),
+        default=None,
+        help="existing security group of the nodes in `vpc_id`, open to itself in both "
+        "directions; left out, one is created",
+    )
+    availability_zone_id: str | None = key(
+        kinds.optional(zone()),
+        default=Derived(
+            text="the first zone of the region that offers the type; none with `subnet_id`",
+            compute=_first_zone,
+        ),
+        help="zone id of the nodes (`usw2-az4`: the same zone in every account), checked against "
+        "the catalogue; a zone name (`us-west-2d`) is accepted with a warning",
+    )
+    vpc_cidr: str | None = key(
+        kinds.optional(kinds.cidr(addresses.WIDEST_PREFIX, addresses.NARROWEST_VPC_PREFIX)),
+        default=Derived(
+            text="10.0.0.0/16; none with `vpc_id`",
+            compute=lambda earlier: None if earlier["vpc_id"] else "10.0.0.0/16",
+        ),
+        help="address range of a new VPC; half of it is the nodes' subnet",
+    )
+    nat_gateways: int = key(
+        kinds.whole_number(0, 1),
+        default=Derived(
+            text="1; 0 with `vpc_id`", compute=lambda earlier: 0 if earlier["vpc_id"] else 1
+        ),
+        help="NAT gateways of a new VPC, billed by the hour; nodes need one to install the EFA "
+        "software unless `ami_id` has it",
+    )
+    interface_endpoints: bool = key(
+        kinds.boolean(),
+        default=Derived(
+            text="true; false with `vpc_id`", compute=lambda earlier: not earlier["vpc_id"]
+        ),
+        help="interface endpoints in a new VPC for what a private node calls (ECR, ECS, logs and "
+        "the like), billed by the hour; false sends those calls through the NAT gateway",
+    )
+    neuron_release: str = key(
+        kinds.name_in(NEURON_RELEASES, noun="Neuron release"),
+        default=DEFAULT_RELEASE,
+        help="Neuron SDK release; it pins the container image, the host driver and the host image",
+    )
+    base_image: str | None = key(
+        kinds.optional(image_reference()),
+        default=None,
+        help="image to build on, instead of the one that the release pins",
+    )
+    image_uri: str | None = key(
+        kinds.optional(image_reference()),
+        default=None,
+        help="finished image to run; nothing is built",
+    )
+    ami_id: str | None = key(
+        kinds.optional(kinds.resource_id("ami")),
+        default=None,
+        help="host image, instead of the dated ECS-optimised Neuron image that fits the release",
+    )
+    root_volume_gib: int = key(
+        kinds.whole_number(100, 16_384),
+        default=200,
+        help="size of each node's root volume; the container image lies on it",
+    )
+    capacity_reservation_id: str | None = key(
+        kinds.optional(kinds.resource_id("cr")),
+        default=None,
+        help="On-Demand Capacity Reservation to launch the nodes in",
+    )
+    capacity_block_id: str | None = key(
+        kinds.optional(kinds.resource_id("cr")),
+        default=None,
+        help="Capacity Block for ML to launch the nodes in",
+    )
+    scale_down_delay_minutes: int | None = key(
+        kinds.optional(kinds.whole_number(20, 10_080)),
+        default=None,
+        help="minutes that idle nodes stay up, and are billed, for the next job; left out, Batch "
+        "ends them at once",
+    )
+    runnable_time_limit_minutes: int = key(
+        kinds.whole_number(10, 1440),
+        default=60,
+        help="minutes after which a job is cancelled that cannot start (no capacity, or a "
+        "configuration that can never run)",
+    )
+    job_time_limit_hours: int = key(
+        kinds.whole_number(1, 720),
+        default=24,
+        help="longest time limit that a job may ask for; each workload has a default of its own",
+    )
+    log_retention_days: int = key(
+        kinds.one_number_of(LOG_RETENTION_DAYS, whose="the periods of CloudWatch Logs"),
+        default=30,
+        help="days that CloudWatch keeps the logs of the nodes",
+    )
+    bucket_name: str | None = key(
+        kinds.optional(bucket_name()),
+        default=None,
+        help="existing bucket for data, runs and caches; left out, one is created",
+    )
+    retain_data: bool = key(
+        kinds.boolean(),
+        default=True,
+        help="destroy keeps the created bucket and says so; false empties and deletes it",
+    )

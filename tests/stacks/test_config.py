@@ -1,0 +1,218 @@
+"""What the configuration holds, and what follows from it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import aws_cdk as cdk
+import botocore.session
+import pytest
+
+from stacks.config import AppConfig, ConfigError
+from stacks.config.keys import keys_of
+from stacks.config.names import LOG_RETENTION_DAYS
+from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
+from trainium_constructs.subnets import plan_subnets
+
+EXISTING = {
+    "vpc_id": "vpc-0123456789abcdef0",
+    "subnet_id": "subnet-0123456789abcdef0",
+    "subnet_cidr": "10.1.0.0/24",
+}
+
+
+def configured(**keys: object) -> AppConfig:
+    return AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys.items()})
+
+
+def test_the_context_of_an_app_is_read_with_its_types() -> None:
+    app = cdk.App(context={"trainium:max_nodes": 8, "trainium:retain_data": False})
+
+    config = AppConfig.from_context(app.node)
+
+    assert (config.max_nodes, config.retain_data) == (8, False)
+
+
+def test_context_keys_of_other_tools_are_left_alone() -> None:
+    others = {
+        "@aws-cdk/core:checkSecretUsage": True,
+        "aws:cdk:enable-path-metadata": True,
+        "availability-zones:account=111111111111:region=us-west-2": ["us-west-2a"],
+        "acknowledged-issue-numbers": [1],
+        "cli-telemetry": False,
+        "hosted-zone:domainName=example.com": {"Id": "/hostedzone/1"},
+    }
+
+    assert AppConfig.from_mapping(others) == configured()
+
+
+def test_null_means_left_out() -> None:
+    assert configured(max_nodes=None, vpc_id=None) == configured()
+
+
+@pytest.mark.parametrize("spelling", ['["batch"]', "batch", ["batch"]])
+def test_a_list_is_json_or_words_with_commas(spelling: object) -> None:
+    assert configured(orchestrators=spelling).orchestrators == ("batch",)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training-neuronx:2.9.0-sdk2.28.0",
+        "public.ecr.aws/neuron/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.30.0-ubuntu24.04",
+        "localhost:5000/me/it@sha256:" + "0" * 64,
+        "me/it:latest@sha256:" + "f" * 64,
+    ],
+)
+def test_an_image_with_a_tag_or_a_digest_is_accepted(reference: str) -> None:
+    assert configured(image_uri=reference).image_uri == reference
+
+
+def test_the_default_zone_is_the_first_that_offers_the_type() -> None:
+    config = configured(instance_type="trn1n.32xlarge")
+
+    assert config.zone_id == "usw2-az4"
+
+
+def test_an_existing_subnet_has_no_default_zone() -> None:
+    config = configured(**EXISTING)
+
+    assert (config.zone_id, config.zone_name) == (None, None)
+
+
+def test_a_zone_name_is_told_apart_from_a_zone_id() -> None:
+    config = configured(availability_zone_id="us-west-2d")
+
+    assert (config.zone_id, config.zone_name) == (None, "us-west-2d")
+
+
+@pytest.mark.parametrize("instance_type", INSTANCE_TYPES)
+@pytest.mark.parametrize("layout", EfaLayout)
+def test_every_type_has_a_configuration_with_defaults_alone(
+    instance_type: str, layout: EfaLayout
+) -> None:
+    region = next(iter(INSTANCE_TYPES[instance_type].zone_ids))
+
+    config = configured(instance_type=instance_type, region=region, efa_layout=layout.value)
+
+    assert config.zone_id in config.instance.zone_ids[region]
+
+
+def test_a_type_without_efa_runs_on_one_node_by_default() -> None:
+    assert configured(instance_type="trn1.2xlarge").max_nodes == 1
+
+
+def test_max_vcpus_are_those_of_the_largest_job_by_default() -> None:
+    config = configured(max_nodes=3)
+
+    assert config.max_vcpus == config.instance.vcpus_for(3)
+
+
+def test_more_vcpus_let_more_nodes_run_at_once() -> None:
+    config = configured(max_nodes=2, max_vcpus=5 * 128)
+
+    assert config.num_nodes_at_once == 5
+
+
+def test_min_vcpus_are_those_of_the_nodes_that_stay_up() -> None:
+    assert configured(min_nodes=2).min_vcpus == 2 * 128
+
+
+def test_a_new_network_needs_addresses_for_nodes_and_endpoints() -> None:
+    config = configured(max_nodes=2)
+
+    assert config.addresses_needed(EfaLayout.EFA) == 2 * 9 + config.num_endpoints
+
+
+def test_an_existing_network_gets_no_endpoints_and_no_gateway() -> None:
+    config = configured(**EXISTING)
+
+    assert (config.num_endpoints, config.nat_gateways, config.vpc_cidr) == (0, 0, None)
+
+
+def test_a_new_networks_range_is_as_narrow_as_the_plan_of_subnets_allows() -> None:
+    config = configured(vpc_cidr="10.0.0.0/26", max_nodes=1)
+
+    assert config.usable_addresses == plan_subnets("10.0.0.0/26").private_addresses
+    with pytest.raises(ValueError, match="/27"):
+        plan_subnets("10.0.0.0/27")
+
+
+def test_the_release_gives_the_base_image() -> None:
+    config = configured(neuron_release="2.30.0")
+
+    assert config.build_base_image == config.release.base_image
+
+
+def test_a_given_base_image_replaces_that_of_the_release() -> None:
+    config = configured(neuron_release="2.31.0", base_image="me/base:1")
+
+    assert config.build_base_image == "me/base:1"
+
+
+def test_a_finished_image_needs_no_base() -> None:
+    config = configured(neuron_release="2.31.0", image_uri="me/it:1")
+
+    assert config.build_base_image is None
+
+
+def test_stacks_are_named_after_the_deployment() -> None:
+    assert configured(deployment="team-a").stack_name("batch") == "trainium-team-a-batch"
+
+
+def test_defaults_deserve_no_warning() -> None:
+    assert configured().warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("keys", "identity"),
+    [
+        ({"availability_zone_id": "us-west-2a"}, "trainium:zoneName"),
+        (EXISTING, "trainium:subnetZone"),
+        (EXISTING | {"security_group_id": "sg-01234567"}, "trainium:securityGroup"),
+        ({"ami_id": "ami-01234567"}, "trainium:hostImage"),
+        ({"image_uri": "me/it:1"}, "trainium:containerImage"),
+        ({"base_image": "me/it:1"}, "trainium:containerImage"),
+        ({"capacity_reservation_id": "cr-01234567"}, "trainium:reservation"),
+        ({"capacity_block_id": "cr-01234567"}, "trainium:reservation"),
+        ({"min_nodes": 1}, "trainium:minNodes"),
+    ],
+)
+def test_what_cannot_be_checked_or_costs_money_deserves_a_warning(
+    keys: dict[str, Any], identity: str
+) -> None:
+    config = configured(**keys)
+
+    assert identity in {warning.id for warning in config.warnings}
+
+
+def test_a_known_zone_of_an_existing_subnet_deserves_no_warning() -> None:
+    assert configured(**EXISTING, availability_zone_id="usw2-az1").warnings == ()
+
+
+def test_retention_periods_are_those_of_the_service() -> None:
+    logs = botocore.session.get_session().get_service_model("logs")
+    text = logs.operation_model("PutRetentionPolicy").input_shape.members["retentionInDays"]
+
+    documented = {int(number) for number in re.findall(r"[0-9]+", text.documentation)}
+
+    assert documented >= LOG_RETENTION_DAYS
+
+
+def test_every_key_of_the_issue_exists() -> None:
+    # Scripts rely on these names.
+    promised = {
+        *("deployment", "orchestrators", "region", "availability_zone_id", "vpc_cidr", "vpc_id"),
+        *("subnet_id", "subnet_cidr", "security_group_id", "nat_gateways", "interface_endpoints"),
+        *("instance_type", "max_nodes", "min_nodes", "efa_layout", "neuron_release", "base_image"),
+        *("image_uri", "ami_id", "root_volume_gib", "log_retention_days"),
+        *("capacity_reservation_id", "capacity_block_id", "scale_down_delay_minutes"),
+        *("runnable_time_limit_minutes", "job_time_limit_hours", "bucket_name", "retain_data"),
+    }
+
+    assert promised <= set(keys_of(AppConfig))
+
+
+def test_a_refusal_is_a_value_error() -> None:
+    assert issubclass(ConfigError, ValueError)

@@ -1,0 +1,129 @@
+"""Whatever stands in the context, there is a configuration or a refusal, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stacks.config import AppConfig, ConfigError
+from stacks.config.keys import keys_of
+from stacks.config.names import LOG_RETENTION_DAYS
+from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
+from trainium_catalogue.releases import NEURON_RELEASES
+
+KEYS = sorted(keys_of(AppConfig))
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+# Text that gets past the first hurdles more often than arbitrary text does.
+NEARLY = st.from_regex(
+    r"(\[.*|-?\d+|\d+\.\d+\.\d+\.\d+/\d+|[a-z]{2,6}-[0-9a-f]{8}|[a-z0-9-]{1,12}|[a-z./:@-]{1,20})",
+    fullmatch=True,
+)
+NAMES = st.sampled_from([f"trainium:{key}" for key in KEYS]) | st.text() | st.sampled_from(KEYS)
+
+
+def hexadecimal(prefix: str) -> st.SearchStrategy[str]:
+    return st.from_regex(rf"{prefix}-([0-9a-f]{{8}}|[0-9a-f]{{17}})", fullmatch=True)
+
+
+IMAGES = st.sampled_from(["me/base:1", "localhost:5000/me/it@sha256:" + "0" * 64])
+CIDRS = st.builds("10.{}.0.0/{}".format, st.integers(0, 255), st.integers(16, 26))
+
+PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
+    "deployment": st.from_regex(r"[a-z][a-z0-9]{0,20}", fullmatch=True),
+    "orchestrators": st.just(["batch"]),
+    "region": st.sampled_from(sorted({r for t in INSTANCE_TYPES.values() for r in t.zone_ids})),
+    "instance_type": st.sampled_from(sorted(INSTANCE_TYPES)),
+    "max_nodes": st.integers(1, 40),
+    "min_nodes": st.integers(0, 3),
+    "max_vcpus": st.integers(1, 20_000),
+    "efa_layout": st.sampled_from([layout.value for layout in EfaLayout]),
+    "vpc_id": hexadecimal("vpc"),
+    "subnet_id": hexadecimal("subnet"),
+    "subnet_cidr": CIDRS,
+    "security_group_id": hexadecimal("sg"),
+    "availability_zone_id": st.sampled_from(["usw2-az1", "use2-az3", "us-west-2a"]),
+    "vpc_cidr": CIDRS,
+    "nat_gateways": st.integers(0, 1),
+    "interface_endpoints": st.booleans(),
+    "neuron_release": st.sampled_from(sorted(NEURON_RELEASES)),
+    "base_image": IMAGES,
+    "image_uri": IMAGES,
+    "ami_id": hexadecimal("ami"),
+    "root_volume_gib": st.integers(100, 16_384),
+    "capacity_reservation_id": hexadecimal("cr"),
+    "capacity_block_id": hexadecimal("cr"),
+    "scale_down_delay_minutes": st.integers(20, 10_080),
+    "runnable_time_limit_minutes": st.integers(10, 1440),
+    "job_time_limit_hours": st.integers(1, 720),
+    "log_retention_days": st.sampled_from(sorted(LOG_RETENTION_DAYS)),
+    "bucket_name": st.from_regex(r"[a-z][a-z0-9-]{1,20}[a-z0-9]", fullmatch=True),
+    "retain_data": st.booleans(),
+}
+CONTEXTS = st.sets(st.sampled_from(KEYS), max_size=6).flatmap(
+    lambda names: st.fixed_dictionaries({name: PLAUSIBLE[name] for name in sorted(names)})
+)
+
+
+def outcome(context: dict[str, Any]) -> AppConfig | str:
+    try:
+        return AppConfig.from_mapping({f"trainium:{key}": value for key, value in context.items()})
+    except ConfigError as refusal:
+        return str(refusal)
+
+
+def as_typed_after_c(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def test_every_key_has_plausible_values_here() -> None:
+    assert sorted(PLAUSIBLE) == KEYS
+
+
+@given(st.dictionaries(NAMES, JSON | NEARLY, max_size=5))
+def test_any_mapping_gives_a_configuration_or_a_refusal(context: dict[str, Any]) -> None:
+    try:
+        config = AppConfig.from_mapping(context)
+    except ConfigError as refusal:
+        assert str(refusal).isprintable()
+    else:
+        assert config.warnings is not None
+
+
+@given(CONTEXTS)
+def test_plausible_values_give_a_configuration_or_a_refusal(context: dict[str, Any]) -> None:
+    assert outcome(context)
+
+
+@given(CONTEXTS)
+def test_values_mean_the_same_typed_and_as_text(context: dict[str, Any]) -> None:
+    as_text = {key: as_typed_after_c(value) for key, value in context.items()}
+
+    assert outcome(as_text) == outcome(context)
+
+
+@given(CONTEXTS)
+def test_a_configuration_has_room_and_vcpus_for_its_nodes(context: dict[str, Any]) -> None:
+    config = outcome(context)
+
+    if isinstance(config, AppConfig):
+        assert config.addresses_needed(config.efa_layout) <= config.usable_addresses
+        assert config.instance.vcpus_for(config.max_nodes) <= config.max_vcpus
+
+
+@given(CONTEXTS)
+def test_a_configuration_runs_its_release_where_its_type_is_offered(
+    context: dict[str, Any],
+) -> None:
+    config = outcome(context)
+
+    if isinstance(config, AppConfig):
+        assert config.instance.family in config.release.families
+        assert config.region in config.instance.zone_ids

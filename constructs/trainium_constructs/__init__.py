@@ -1,0 +1,36 @@
+"""CDK constructs for training on AWS Trainium with AWS Batch and EFA."""
+
+from trainium_constructs.compute import TrainingQueue, TrainiumComputeEnvironment
+from trainium_constructs.contract import PublishedContract
+from trainium_constructs.host_setup import HostSetup
+from trainium_constructs.images import (
+    ImageRepository,
+    OwnRepositorySynthesizer,
+    TrainingImage,
+    private_repository,
+)
+from trainium_constructs.job import JobExecutionRole, MultiNodeTrainingJob
+from trainium_constructs.launch_template import EfaLaunchTemplate, Reservation
+from trainium_constructs.log_group import RetainedLogs
+from trainium_constructs.network import EfaNetwork, EfaSecurityGroup, NodeVpc
+from trainium_constructs.storage import TrainingBucket
+
+__all__ = [
+    "EfaLaunchTemplate",
+    "EfaNetwork",
+    "EfaSecurityGroup",
+    "HostSetup",
+    "ImageRepository",
+    "JobExecutionRole",
+    "MultiNodeTrainingJob",
+    "NodeVpc",
+    "OwnRepositorySynthesizer",
+    "PublishedContract",
+    "Reservation",
+    "RetainedLogs",
+    "TrainingBucket",
+    "TrainingImage",
+    "TrainingQueue",
+    "TrainiumComputeEnvironment",
+    "private_repository",
+]

@@ -1,0 +1,183 @@
+"""The compute environment and the queue of the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import aws_cdk as cdk
+from aws_cdk import aws_batch as batch
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from trainium_catalogue.instances import InstanceType
+from trainium_constructs.launch_template import EfaLaunchTemplate
+from trainium_constructs.nag import acknowledge_managed_policy
+from trainium_constructs.network import EfaNetwork
+
+INSTANCE_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"
+
+# Everything Batch can say of a job that cannot start (AWS Batch User Guide, jobs blocked in
+# RUNNABLE); a job that none of these rules names stays there for ever.
+BLOCKED_REASONS = (
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE",
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT",
+    "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS",
+)
+
+
+class TrainiumComputeEnvironment(Construct):
+    """Nodes that Batch starts for jobs, close to each other, and stops afterwards."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        instance_type: InstanceType,
+        network: EfaNetwork,
+        launch_template: EfaLaunchTemplate,
+        image_id: str,
+        max_vcpus: int,
+        min_vcpus: int = 0,
+        scale_down_delay_minutes: int | None = None,
+        placement_group: bool = True,
+        instance_tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create the environment.
+
+        Args:
+            scope: Parent of the environment.
+            construct_id: Id of the environment.
+            instance_type: The one type of all nodes.
+            network: Subnet of the nodes, and the group of their tasks.
+            launch_template: How a node starts.
+            image_id: Host image: ECS-optimised, with the Neuron driver.
+            max_vcpus: Ceiling over all jobs that run at the same time.
+            min_vcpus: vCPUs that run, and cost, all the time.
+            scale_down_delay_minutes: How long an idle node waits for another job. Default:
+                Batch's own, a few minutes.
+            placement_group: Start nodes in a cluster placement group of our own. Reserved
+                capacity already has its place, which another group would contradict.
+            instance_tags: Tags of the instances.
+        """
+        super().__init__(scope, construct_id)
+        if not 0 <= min_vcpus <= max_vcpus:
+            raise ValueError(f"min_vcpus must be 0 to max_vcpus={max_vcpus}, got {min_vcpus}")
+        self.instance_role = iam.Role(
+            self,
+            "InstanceRole",
+            assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
+            managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name(INSTANCE_POLICY)],
+        )
+        acknowledge_managed_policy(
+            self.instance_role,
+            INSTANCE_POLICY,
+            "AWS keeps this policy in step with what the ECS agent needs; jobs have roles of "
+            "their own",
+        )
+        profile = iam.CfnInstanceProfile(
+            self, "InstanceProfile", roles=[self.instance_role.role_name]
+        )
+        group = (
+            ec2.PlacementGroup(
+                self, "PlacementGroup", strategy=ec2.PlacementGroupStrategy.CLUSTER
+            ).placement_group_name
+            if placement_group
+            else None
+        )
+        # L1: the L2 drops the launch template's version (Batch then uses version 1 for ever) and
+        # knows no scale-down delay.
+        self.environment = batch.CfnComputeEnvironment(
+            self,
+            "Environment",
+            type="MANAGED",
+            state="ENABLED",
+            # CloudFormation's default, true, would replace the environment at each change; with
+            # this allocation strategy and the service-linked role Batch updates it in place.
+            replace_compute_environment=False,
+            compute_resources=batch.CfnComputeEnvironment.ComputeResourcesProperty(
+                # Multi-node jobs run on nothing but on-demand EC2.
+                type="EC2",
+                allocation_strategy="BEST_FIT_PROGRESSIVE",
+                instance_types=[instance_type.name],
+                instance_role=profile.attr_arn,
+                minv_cpus=min_vcpus,
+                maxv_cpus=max_vcpus,
+                subnets=[network.subnet.subnet_id],
+                # Not the interfaces of the launch template but those of the tasks (awsvpc), which
+                # carry the rendezvous. Left out, they fall into the VPC's default group.
+                security_group_ids=[network.security_group.security_group_id],
+                placement_group=group,
+                launch_template=batch.CfnComputeEnvironment.LaunchTemplateSpecificationProperty(
+                    launch_template_id=launch_template.launch_template_id,
+                    version=launch_template.version,
+                ),
+                ec2_configuration=[
+                    # There is no Neuron image type; this one only says how to set ECS up.
+                    batch.CfnComputeEnvironment.Ec2ConfigurationObjectProperty(
+                        image_type="ECS_AL2023", image_id_override=image_id
+                    )
+                ],
+                scaling_policy=(
+                    None
+                    if scale_down_delay_minutes is None
+                    else batch.CfnComputeEnvironment.ComputeScalingPolicyProperty(
+                        min_scale_down_delay_minutes=scale_down_delay_minutes
+                    )
+                ),
+                tags=dict(instance_tags or {}),
+            ),
+            update_policy=batch.CfnComputeEnvironment.UpdatePolicyProperty(
+                terminate_jobs_on_update=False, job_execution_timeout_minutes=30
+            ),
+        )
+        # The agent cannot register with a role that has no policy yet, nor deregister without.
+        self.environment.node.add_dependency(self.instance_role)
+
+    @property
+    def arn(self) -> str:
+        """ARN of the environment."""
+        return self.environment.attr_compute_environment_arn
+
+
+class TrainingQueue(Construct):
+    """The queue in front of one compute environment."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        environment: TrainiumComputeEnvironment,
+        runnable_time_limit: cdk.Duration,
+    ) -> None:
+        """Create the queue; a job that cannot start is cancelled after ``runnable_time_limit``."""
+        super().__init__(scope, construct_id)
+        # L1: the L2 does not know the last of the reasons.
+        self.queue = batch.CfnJobQueue(
+            self,
+            "Queue",
+            priority=1,
+            state="ENABLED",
+            compute_environment_order=[
+                batch.CfnJobQueue.ComputeEnvironmentOrderProperty(
+                    order=1, compute_environment=environment.arn
+                )
+            ],
+            job_state_time_limit_actions=[
+                batch.CfnJobQueue.JobStateTimeLimitActionProperty(
+                    action="CANCEL",
+                    state="RUNNABLE",
+                    reason=reason,
+                    max_time_seconds=round(runnable_time_limit.to_seconds()),
+                )
+                for reason in BLOCKED_REASONS
+            ],
+        )
+
+    @property
+    def arn(self) -> str:
+        """ARN of the queue."""
+        return self.queue.attr_job_queue_arn

@@ -1,0 +1,76 @@
+"""User data of a host: a MIME message with one shell script, rendered from the catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from email.mime.multipart import MIMEMultipart
+from email.mime.text import MIMEText
+from importlib.resources import files
+from shlex import quote
+
+from trainium_catalogue.instances import InstanceType
+from trainium_catalogue.ports import RESERVED_PORTS
+from trainium_catalogue.releases import NeuronRelease
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS
+
+# The installer that the EC2 User Guide tells to use (Get started with EFA and MPI, step 3).
+EFA_VERSION = "1.47.0"
+# The key's fingerprint as the EC2 User Guide prints it (same page, "Verify the GPG key's
+# fingerprint"). The key comes over the network; this is what makes it Amazon's.
+EFA_KEY_FINGERPRINT = "4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC"
+
+NOFILE = 1_048_576
+"""Linux's default ``fs.nr_open``: no process can have more."""
+
+# SIGKILL follows this long after the launcher's own grace has run out.
+_STOP_MARGIN_S = 30
+
+# EC2's limit for user data, before base64; Batch adds a part of its own.
+MAX_USER_DATA_BYTES = 16 * 1024
+
+
+def stop_timeout_s() -> int:
+    """Seconds between SIGTERM and SIGKILL: more than the launcher gives its workers."""
+    grace = next(p.default for p in LAUNCH_PARAMETERS if p.name == "stop-grace-s")
+    return round(float(grace)) + _STOP_MARGIN_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSetup:
+    """What a host has to be before the ECS agent may start on it."""
+
+    instance_type: InstanceType
+    release: NeuronRelease
+
+    def script(self) -> str:
+        """The whole shell script."""
+        instance, release = self.instance_type, self.release
+        settings = {
+            "NEURON_RELEASE": release.name,
+            "NEURON_DEVICES": str(instance.num_neuron_devices),
+            "EFA_INTERFACES": str(instance.num_efa_interfaces),
+            "DRIVER_MIN": release.driver_min,
+            "DRIVER_BELOW": release.driver_below or "",
+            "DRIVER_VERSION": release.driver_version,
+            "EFA_VERSION": EFA_VERSION,
+            "EFA_KEY_FINGERPRINT": EFA_KEY_FINGERPRINT,
+            "RESERVED_PORTS": ",".join(str(port) for port in RESERVED_PORTS),
+            "NOFILE": str(NOFILE),
+            "STOP_TIMEOUT_S": str(stop_timeout_s()),
+        }
+        lines = [f"readonly {name}={quote(value)}" for name, value in settings.items()]
+        body = files("trainium_constructs").joinpath("host_setup.sh").read_text()
+        return "\n".join(["#!/bin/bash", "set -Eeuo pipefail", "", *lines, "", body])
+
+    def user_data(self) -> str:
+        """The script as the MIME message that Batch merges with its own."""
+        message = MIMEMultipart("mixed", boundary="==TRAINIUM-HOST==")
+        part = MIMEText(self.script(), "x-shellscript", "us-ascii")
+        part.add_header("Content-Disposition", "attachment", filename="trainium-host.sh")
+        message.attach(part)
+        text = message.as_string()
+        if len(text.encode()) > MAX_USER_DATA_BYTES:
+            raise ValueError(
+                f"user data has {len(text.encode())} bytes, EC2 takes {MAX_USER_DATA_BYTES}"
+            )
+        return text

@@ -1,0 +1,231 @@
+# Prepares a Batch host for Neuron jobs over EFA, and keeps the ECS agent off until it is ready.
+#
+#   trainium-host setup   once, from user data: install what is missing, configure, verify
+#   trainium-host check   before every start of the ECS agent: refuse a host that is not ready
+#
+# Every step may run again. The paths below can be moved, so that tests run this very script.
+
+readonly ROOT="${TRAINIUM_ROOT:-}"
+readonly DEV="${TRAINIUM_DEV:-/dev}"
+readonly SYS="${TRAINIUM_SYS:-/sys}"
+readonly CONSOLE="${TRAINIUM_CONSOLE:-/dev/console}"
+readonly EFA_URL="${TRAINIUM_EFA_URL:-https://efa-installer.amazonaws.com}"
+readonly DEVICE_WAIT_S="${TRAINIUM_DEVICE_WAIT_S:-60}"
+
+readonly PROGRAM="${ROOT}/usr/local/sbin/trainium-host"
+readonly STATE="${ROOT}/var/lib/trainium"
+readonly ECS_CONFIG="${ROOT}/etc/ecs/ecs.config"
+
+# Say something where it is found: journal or cloud-init log, and the EC2 console output.
+say() {
+  echo "trainium: $*" >&2
+  { echo "trainium: $*" >"${CONSOLE}"; } 2>/dev/null || true
+}
+
+die() {
+  say "HOST NOT READY, the ECS agent stays stopped: $*"
+  exit 1
+}
+
+# --- pure functions ------------------------------------------------------------------------------
+
+# Whether version $1 is $2 or newer.
+version_at_least() {
+  [[ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" == "$2" ]]
+}
+
+# Whether the release's runtime library works with driver $1.
+driver_fits() {
+  [[ -n "$1" ]] || return 1
+  version_at_least "$1" "${DRIVER_MIN}" || return 1
+  [[ -z "${DRIVER_BELOW}" ]] || ! version_at_least "$1" "${DRIVER_BELOW}"
+}
+
+count() {
+  local paths=()
+  shopt -s nullglob
+  # shellcheck disable=SC2206 # the argument is a glob
+  paths=($1)
+  shopt -u nullglob
+  echo "${#paths[@]}"
+}
+
+neuron_devices() { count "${DEV}/neuron[0-9]*"; }
+
+efa_devices() { count "${DEV}/infiniband/uverbs[0-9]*"; }
+
+# The driver that is loaded, which is not always the one that is installed.
+loaded_driver() { cat "${SYS}/module/neuron/version" 2>/dev/null || true; }
+
+# Replace the file $1 by standard input, in one step.
+write_file() {
+  mkdir -p "$(dirname "$1")"
+  cat >"$1.new"
+  mv "$1.new" "$1"
+}
+
+# Set $1=$2 in the agent's configuration, once. Batch writes to the same file.
+set_ecs_config() {
+  mkdir -p "$(dirname "${ECS_CONFIG}")"
+  touch "${ECS_CONFIG}"
+  sed -i "/^$1=/d" "${ECS_CONFIG}"
+  echo "$1=$2" >>"${ECS_CONFIG}"
+}
+
+# --- steps ---------------------------------------------------------------------------------------
+
+# The agent starts after cloud-init whatever user data did, so its unit has to ask by itself.
+guard_agent() {
+  if [[ ! "$0" -ef "${PROGRAM}" ]]; then
+    mkdir -p "$(dirname "${PROGRAM}")"
+    install -m 0755 "$0" "${PROGRAM}"
+  fi
+  write_file "${ROOT}/etc/systemd/system/ecs.service.d/10-trainium.conf" <<END
+[Service]
+ExecStartPre=${PROGRAM} check
+END
+  systemctl daemon-reload
+}
+
+configure() {
+  # Nothing may take these as an ephemeral port before the job listens on them.
+  write_file "${ROOT}/etc/sysctl.d/95-trainium.conf" <<END
+net.ipv4.ip_local_reserved_ports = ${RESERVED_PORTS}
+END
+  sysctl --quiet --load "${ROOT}/etc/sysctl.d/95-trainium.conf"
+  write_file "${ROOT}/etc/security/limits.d/95-trainium.conf" <<END
+* soft nofile ${NOFILE}
+* hard nofile ${NOFILE}
+* soft memlock unlimited
+* hard memlock unlimited
+END
+  # Containers inherit the daemon's limits where a job definition sets none.
+  write_file "${ROOT}/etc/systemd/system/docker.service.d/10-trainium.conf" <<END
+[Service]
+LimitNOFILE=${NOFILE}
+LimitMEMLOCK=infinity
+END
+  systemctl daemon-reload
+  # Not waited for: this runs inside the boot transaction that may start Docker.
+  systemctl --no-block try-restart docker.service
+  # Time for the launcher to stop its workers before SIGKILL.
+  set_ecs_config ECS_CONTAINER_STOP_TIMEOUT "${STOP_TIMEOUT_S}s"
+}
+
+fetch() {
+  curl --fail --silent --show-error --location --retry 5 --retry-all-errors \
+    --connect-timeout 10 --max-time 300 --output "$2" "$1"
+}
+
+# Whether archive $1 carries signature $2 of the pinned key, which the key file $3 holds.
+signature_is_good() {
+  local keyring="$4" status
+  gpg --homedir "${keyring}" --batch --quiet --no-autostart --import "$3" || return 1
+  status="$(gpg --homedir "${keyring}" --batch --no-autostart --status-fd 1 \
+    --verify "$2" "$1" 2>/dev/null)" || return 1
+  # The last field is the fingerprint of the primary key.
+  grep --quiet "^\[GNUPG:\] VALIDSIG .*${EFA_KEY_FINGERPRINT}\$" <<<"${status}"
+}
+
+install_efa() {
+  if ((EFA_INTERFACES == 0)) || [[ -e "${STATE}/efa-${EFA_VERSION}" ]]; then
+    return
+  fi
+  local work archive="aws-efa-installer-${EFA_VERSION}.tar.gz"
+  work="$(mktemp -d)"
+  mkdir -m 0700 "${work}/keyring"
+  say "installing EFA ${EFA_VERSION}"
+  fetch "${EFA_URL}/${archive}" "${work}/${archive}" || die "cannot fetch ${archive}"
+  fetch "${EFA_URL}/${archive}.sig" "${work}/${archive}.sig" || die "cannot fetch ${archive}.sig"
+  fetch "${EFA_URL}/aws-efa-installer.key" "${work}/key" || die "cannot fetch the EFA key"
+  signature_is_good "${work}/${archive}" "${work}/${archive}.sig" "${work}/key" \
+    "${work}/keyring" || die "${archive} is not signed by key ${EFA_KEY_FINGERPRINT}"
+  tar --extract --gzip --file "${work}/${archive}" --directory "${work}"
+  # Kernel module and rdma-core: the container brings its own libfabric.
+  (cd "${work}/aws-efa-installer" && ./efa_installer.sh --yes --minimal) ||
+    die "the EFA installer failed"
+  rm -rf "${work}"
+  touch "${STATE}/efa-${EFA_VERSION}"
+}
+
+install_driver() {
+  local loaded
+  loaded="$(loaded_driver)"
+  if driver_fits "${loaded}"; then
+    return
+  fi
+  say "driver '${loaded}' does not fit Neuron ${NEURON_RELEASE}, installing ${DRIVER_VERSION}"
+  write_file "${ROOT}/etc/yum.repos.d/neuron.repo" <<END
+[neuron]
+name=Neuron YUM Repository
+baseurl=https://yum.repos.neuron.amazonaws.com
+enabled=1
+gpgcheck=1
+gpgkey=https://yum.repos.neuron.amazonaws.com/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB
+metadata_expire=0
+END
+  # For the kernel that runs: a newer one would only come with a reboot.
+  dnf install --assumeyes "kernel-devel-$(uname -r)" || die "cannot install the kernel's headers"
+  # dnf does not go back to an older version by itself.
+  dnf remove --assumeyes aws-neuronx-dkms || true
+  dnf install --assumeyes "aws-neuronx-dkms-${DRIVER_VERSION}" ||
+    die "cannot install aws-neuronx-dkms ${DRIVER_VERSION}"
+  modprobe --remove neuron || true
+  modprobe neuron || die "cannot load the Neuron driver"
+}
+
+wait_for_devices() {
+  local waited
+  for ((waited = 0; waited < DEVICE_WAIT_S; waited++)); do
+    if (($(neuron_devices) == NEURON_DEVICES)) && (($(efa_devices) == EFA_INTERFACES)); then
+      return
+    fi
+    sleep 1
+  done
+}
+
+verify() {
+  local driver found
+  driver="$(loaded_driver)"
+  [[ -n "${driver}" ]] || die "the Neuron driver is not loaded"
+  driver_fits "${driver}" || die "driver ${driver} does not fit Neuron ${NEURON_RELEASE}," \
+    "which takes ${DRIVER_MIN} or newer${DRIVER_BELOW:+, below ${DRIVER_BELOW}}"
+  found="$(neuron_devices)"
+  ((found == NEURON_DEVICES)) || die "${found} of ${NEURON_DEVICES} Neuron devices in ${DEV}"
+  found="$(efa_devices)"
+  ((found == EFA_INTERFACES)) ||
+    die "${found} of ${EFA_INTERFACES} EFA interfaces in ${DEV}/infiniband"
+}
+
+setup() {
+  guard_agent
+  mkdir -p "${STATE}"
+  rm -f "${STATE}/ready"
+  trap 'say "HOST NOT READY, the ECS agent stays stopped: line ${LINENO} of setup failed"' ERR
+  configure
+  install_driver
+  install_efa
+  wait_for_devices
+  verify
+  touch "${STATE}/ready"
+  say "ready: ${NEURON_DEVICES} Neuron devices, ${EFA_INTERFACES} EFA interfaces," \
+    "driver $(loaded_driver)"
+}
+
+check() {
+  [[ -e "${STATE}/ready" ]] || die "setup did not finish"
+  verify
+}
+
+main() {
+  case "${1:-setup}" in
+    setup) setup ;;
+    check) check ;;
+    *) die "unknown command $1" ;;
+  esac
+}
+
+# Sourced by tests, run by cloud-init and systemd.
+if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then
+  main "$@"
+fi

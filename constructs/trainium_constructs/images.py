@@ -1,0 +1,181 @@
+"""The container image: our own repository, who may push to it, and what is built."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import aws_cdk as cdk
+from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_ecr_assets as assets
+from aws_cdk import aws_iam as iam
+from aws_cdk import cloud_assembly_schema as schema
+from constructs import Construct
+
+from trainium_constructs.nag import acknowledge_wildcard
+
+# A rebuilt image of the training code; older ones serve nobody but take 10 GB each.
+IMAGES_KEPT = 10
+
+DOCKERFILE = "docker/neuron/Dockerfile"
+
+
+class ImageRepository(Construct):
+    """An ECR repository that empties itself, and the role with which ``cdk deploy`` fills it.
+
+    The bootstrap's repository is shared by all CDK apps of an account and keeps images for ever;
+    with our own, ``cdk destroy`` leaves none behind (docs/adr/0002).
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        repository_name: str,
+        publishing_role_name: str,
+    ) -> None:
+        """Create the repository.
+
+        Args:
+            scope: Parent of the repository.
+            construct_id: Id of the repository.
+            repository_name: A physical name, because the CDK CLI pushes by name.
+            publishing_role_name: A physical name, because the CDK CLI assumes it by name; with
+                the prefix ``cdk-`` it works for users who may only assume the bootstrap's roles.
+        """
+        super().__init__(scope, construct_id)
+        self.repository = ecr.Repository(
+            self,
+            "Repository",
+            repository_name=repository_name,
+            image_scan_on_push=True,
+            # The CDK tags an image with the hash of its sources: a tag never needs to move.
+            image_tag_mutability=ecr.TagMutability.IMMUTABLE,
+            lifecycle_rules=[
+                ecr.LifecycleRule(
+                    description=f"keep the newest {IMAGES_KEPT} images",
+                    max_image_count=IMAGES_KEPT,
+                )
+            ],
+            removal_policy=cdk.RemovalPolicy.DESTROY,
+            empty_on_delete=True,
+        )
+        self.publishing_role = iam.Role(
+            self,
+            "PublishingRole",
+            role_name=publishing_role_name,
+            description="cdk deploy pushes training images with this role",
+            assumed_by=iam.AccountRootPrincipal(),
+        )
+        self.repository.grant_pull_push(self.publishing_role)
+        # What the CLI asks before and after a push, as in the bootstrap's own publishing role.
+        self.repository.grant(
+            self.publishing_role, "ecr:DescribeRepositories", "ecr:DescribeImages"
+        )
+        acknowledge_wildcard(
+            self.publishing_role, "*", "ecr:GetAuthorizationToken knows no resource"
+        )
+
+
+class TrainingImage(Construct):
+    """The image of the nodes: an AWS Neuron image plus this repository's training code."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, context: Path, base_image: str
+    ) -> None:
+        """Describe the image; the CDK CLI builds and pushes it when it deploys.
+
+        Args:
+            scope: Parent of the image.
+            construct_id: Id of the image.
+            context: Build context; its ``.dockerignore`` is an allow-list.
+            base_image: The Neuron Deep Learning Container that the release pins.
+        """
+        super().__init__(scope, construct_id)
+        asset = assets.DockerImageAsset(
+            self,
+            "Asset",
+            directory=str(context),
+            file=DOCKERFILE,
+            build_args={"BASE_IMAGE": base_image},
+            # Trainium hosts are x86_64, whatever the machine that builds.
+            platform=assets.Platform.LINUX_AMD64,
+            # The CLI's own digest of the context covers exactly what the allow-list lets in.
+            ignore_mode=cdk.IgnoreMode.DOCKER,
+            display_name="training image",
+        )
+        self.image_uri = asset.image_uri
+        self.repository = asset.repository
+        self.asset_hash = asset.asset_hash
+
+
+class OwnRepositorySynthesizer(cdk.DefaultStackSynthesizer):
+    """Sends a stack's images to our own repository instead of the bootstrap's."""
+
+    def __init__(
+        self, *, images: cdk.Stack, repository_name: str, publishing_role_name: str
+    ) -> None:
+        """Push with ``publishing_role_name`` to ``repository_name``, both made by ``images``."""
+        super().__init__(
+            image_assets_repository_name=repository_name,
+            image_asset_publishing_role_arn=(
+                f"arn:${{AWS::Partition}}:iam::${{AWS::AccountId}}:role/{publishing_role_name}"
+            ),
+        )
+        self._images = images
+
+    def reusable_bind(self, stack: cdk.Stack) -> cdk.IBoundStackSynthesizer:
+        """Serve one stack; the copy that the CDK would make does not know what is overridden."""
+        self.bind(stack)
+        self._artifact_id = stack.artifact_id
+        return self
+
+    def synthesize(self, session: cdk.ISynthesisSession) -> None:
+        """Write the stack, and let its assets wait for the repository.
+
+        ``cdk deploy`` builds all assets before the first stack is deployed, and asks for the
+        repository when it builds; on a first deployment there is none yet ("No ECR repository
+        named ..."). An asset manifest that depends on a stack is built after it: the CLI's work
+        graph reads that dependency (app-staging-synthesizer-alpha relies on it too), but only
+        the manifest builder can write it, and the default synthesizer keeps its own private.
+        So the entry is written once more, with the dependency.
+        """
+        super().synthesize(session)
+        session.assembly.add_artifact(
+            f"{self._artifact_id}.assets",
+            type=schema.ArtifactType.ASSET_MANIFEST,
+            properties=schema.AssetManifestProperties(
+                file=f"{self._artifact_id}.assets.json",
+                requires_bootstrap_stack_version=6,
+                bootstrap_stack_version_ssm_parameter=(
+                    f"/cdk-bootstrap/{self.bootstrap_qualifier}/version"
+                ),
+            ),
+            dependencies=[self._images.artifact_id],
+        )
+
+
+# 123456789012.dkr.ecr.us-west-2.amazonaws.com/name:tag
+_PRIVATE_ECR = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.(?P<suffix>amazonaws\.com(?:\.cn)?)"
+    r"/(?P<name>[^:@]+)"
+)
+
+
+def private_repository(
+    scope: Construct, construct_id: str, image_uri: str
+) -> ecr.IRepository | None:
+    """The private ECR repository that a finished image lies in; None for any other registry."""
+    if not (parts := _PRIVATE_ECR.match(image_uri)):
+        return None
+    arn = cdk.Stack.of(scope).format_arn(
+        service="ecr",
+        region=parts["region"],
+        account=parts["account"],
+        resource="repository",
+        resource_name=parts["name"],
+    )
+    return ecr.Repository.from_repository_attributes(
+        scope, construct_id, repository_arn=arn, repository_name=parts["name"]
+    )

@@ -1,0 +1,200 @@
+"""The job definition of a workload: one container on every node, all devices mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import aws_cdk as cdk
+from aws_cdk import aws_batch as batch
+from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from trainium_catalogue.contract import ATTEMPTS, HOST_LOST_REASON, launch_command
+from trainium_catalogue.exit_codes import RETRIED
+from trainium_catalogue.instances import InstanceType
+from trainium_catalogue.workloads import Workload
+from trainium_constructs.host_setup import NOFILE
+from trainium_constructs.nag import acknowledge_wildcard
+
+LOG_STREAM_PREFIX = "node"
+
+# Batch evaluates no more rules than this.
+MAX_RETRY_RULES = 5
+
+_RuleProperty = batch.CfnJobDefinition.EvaluateOnExitProperty
+
+
+def retry_rules() -> list[batch.CfnJobDefinition.EvaluateOnExitProperty]:
+    """What is worth another attempt, from the table of exit codes.
+
+    What no rule matches is retried, so the last rule ends everything else.
+    """
+    rules = [
+        _RuleProperty(action="RETRY", on_status_reason=HOST_LOST_REASON),
+        *(_RuleProperty(action="RETRY", on_exit_code=str(int(code))) for code in RETRIED),
+        _RuleProperty(action="EXIT", on_reason="*"),
+    ]
+    assert len(rules) <= MAX_RETRY_RULES, rules
+    return rules
+
+
+class JobExecutionRole(Construct):
+    """With what the ECS agent starts a container: pull its image, write its log."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        repository: ecr.IRepository | None,
+        log_group: logs.ILogGroup,
+    ) -> None:
+        """Allow what ``log_group`` and ``repository`` need; None is a public registry."""
+        super().__init__(scope, construct_id)
+        self.role = iam.Role(
+            self, "Role", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
+        )
+        log_group.grant_write(self.role)
+        if repository is not None:
+            repository.grant_pull(self.role)
+            acknowledge_wildcard(self.role, "*", "ecr:GetAuthorizationToken knows no resource")
+
+
+class MultiNodeTrainingJob(Construct):
+    """How one workload runs on any number of nodes."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        workload: Workload,
+        instance_type: InstanceType,
+        image_uri: str,
+        max_nodes: int,
+        time_limit: cdk.Duration,
+        environment: Mapping[str, str],
+        execution_role: iam.IRole,
+        log_group: logs.ILogGroup,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Define the job.
+
+        Args:
+            scope: Parent of the definition.
+            construct_id: Id of the definition.
+            workload: What runs.
+            instance_type: Where it runs: devices, vCPUs and memory follow from it.
+            image_uri: The training image.
+            max_nodes: Most nodes there can be; a submission chooses its own number.
+            time_limit: Time of one attempt, all nodes together.
+            environment: What every node finds in its environment.
+            execution_role: With what the ECS agent pulls the image and writes the log.
+            log_group: Where the nodes log.
+            tags: Tags of the jobs.
+        """
+        super().__init__(scope, construct_id)
+        self.job_role = iam.Role(
+            self, "JobRole", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
+        )
+        # L1: the L2 closes the node range ("0:3"), and then no submission can ask for another
+        # number of nodes.
+        self.definition = batch.CfnJobDefinition(
+            self,
+            "Definition",
+            type="multinode",
+            platform_capabilities=["EC2"],
+            propagate_tags=True,
+            tags=dict(tags or {}),
+            node_properties=batch.CfnJobDefinition.NodePropertiesProperty(
+                main_node=0,
+                num_nodes=min(workload.default_nodes, max_nodes),
+                node_range_properties=[
+                    batch.CfnJobDefinition.NodeRangePropertyProperty(
+                        target_nodes="0:",
+                        container=_container(
+                            workload=workload,
+                            instance_type=instance_type,
+                            image_uri=image_uri,
+                            environment=environment,
+                            job_role=self.job_role,
+                            execution_role=execution_role,
+                            log_group=log_group,
+                        ),
+                    )
+                ],
+            ),
+            timeout=batch.CfnJobDefinition.TimeoutProperty(
+                attempt_duration_seconds=round(time_limit.to_seconds())
+            ),
+            retry_strategy=batch.CfnJobDefinition.RetryStrategyProperty(
+                attempts=ATTEMPTS, evaluate_on_exit=retry_rules()
+            ),
+        )
+
+    @property
+    def arn(self) -> str:
+        """ARN of the definition, with its revision."""
+        return self.definition.ref
+
+
+def _container(
+    *,
+    workload: Workload,
+    instance_type: InstanceType,
+    image_uri: str,
+    environment: Mapping[str, str],
+    job_role: iam.IRole,
+    execution_role: iam.IRole,
+    log_group: logs.ILogGroup,
+) -> batch.CfnJobDefinition.ContainerPropertiesProperty:
+    requirement = batch.CfnJobDefinition.ResourceRequirementProperty
+    ulimit = batch.CfnJobDefinition.UlimitProperty
+    return batch.CfnJobDefinition.ContainerPropertiesProperty(
+        image=image_uri,
+        command=launch_command(workload.name),
+        instance_type=instance_type.name,
+        # The Neuron runtime opens /dev/neuron*, which belong to root.
+        user="root",
+        resource_requirements=[
+            requirement(type="VCPU", value=str(instance_type.container_vcpus)),
+            requirement(type="MEMORY", value=str(instance_type.container_memory_mib)),
+        ],
+        environment=[
+            batch.CfnJobDefinition.EnvironmentProperty(name=name, value=value)
+            for name, value in environment.items()
+        ],
+        job_role_arn=job_role.role_arn,
+        execution_role_arn=execution_role.role_arn,
+        log_configuration=batch.CfnJobDefinition.LogConfigurationProperty(
+            log_driver="awslogs",
+            options={
+                "awslogs-group": log_group.log_group_name,
+                "awslogs-region": cdk.Stack.of(log_group).region,
+                "awslogs-stream-prefix": LOG_STREAM_PREFIX,
+            },
+        ),
+        linux_parameters=batch.CfnJobDefinition.LinuxParametersProperty(
+            # Reaps what a killed launcher leaves.
+            init_process_enabled=True,
+            shared_memory_size=instance_type.shared_memory_mib,
+            devices=[
+                batch.CfnJobDefinition.DeviceProperty(
+                    host_path=path,
+                    container_path=path,
+                    permissions=["READ", "WRITE", "MKNOD"],
+                )
+                for path in (
+                    *instance_type.neuron_device_paths(),
+                    *instance_type.efa_device_paths(),
+                )
+            ],
+        ),
+        ulimits=[
+            # EFA registers memory, which pins it.
+            ulimit(name="memlock", soft_limit=-1, hard_limit=-1),
+            ulimit(name="nofile", soft_limit=NOFILE, hard_limit=NOFILE),
+        ],
+    )

@@ -1,0 +1,126 @@
+"""The launch template of the nodes: one interface for every EFA card."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from constructs import Construct
+
+from trainium_catalogue.instances import EfaLayout, InstanceType
+from trainium_constructs.host_setup import HostSetup
+
+# Where Amazon Linux 2023 has its root volume.
+ROOT_DEVICE = "/dev/xvda"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Capacity that was bought beforehand."""
+
+    reservation_id: str
+    is_block: bool = False
+    """A Capacity Block: paid in advance, ends at a fixed time."""
+
+
+class EfaLaunchTemplate(Construct):
+    """How Batch starts a node."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        instance_type: InstanceType,
+        layout: EfaLayout,
+        security_group: ec2.ISecurityGroup,
+        host: HostSetup,
+        root_volume_gib: int,
+        reservation: Reservation | None = None,
+    ) -> None:
+        """Describe a node.
+
+        Args:
+            scope: Parent of the template.
+            construct_id: Id of the template.
+            instance_type: What is started.
+            layout: Kind of the secondary interfaces.
+            security_group: Group of every interface; it must admit itself, in and out.
+            host: What user data makes of the host.
+            root_volume_gib: Size of the encrypted root volume, which holds the images.
+            reservation: Capacity to use. Default: on demand.
+        """
+        super().__init__(scope, construct_id)
+        is_block = reservation is not None and reservation.is_block
+        # L1: the L2 has no network interfaces.
+        self.template = ec2.CfnLaunchTemplate(
+            self,
+            "Template",
+            launch_template_data=ec2.CfnLaunchTemplate.LaunchTemplateDataProperty(
+                # No subnet: Batch fills in the compute environment's.
+                network_interfaces=[
+                    ec2.CfnLaunchTemplate.NetworkInterfaceProperty(
+                        network_card_index=nic.card_index,
+                        device_index=nic.device_index,
+                        interface_type=nic.interface_type,
+                        groups=[security_group.security_group_id],
+                        delete_on_termination=True,
+                    )
+                    for nic in instance_type.network_interfaces(layout)
+                ],
+                block_device_mappings=[
+                    ec2.CfnLaunchTemplate.BlockDeviceMappingProperty(
+                        device_name=ROOT_DEVICE,
+                        ebs=ec2.CfnLaunchTemplate.EbsProperty(
+                            volume_type="gp3",
+                            volume_size=root_volume_gib,
+                            encrypted=True,
+                            delete_on_termination=True,
+                        ),
+                    )
+                ],
+                metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
+                    http_endpoint="enabled",
+                    http_tokens="required",
+                    # As the ECS-optimised AMI sets it: a container is one hop away. Jobs take
+                    # their role from ECS, never from here.
+                    http_put_response_hop_limit=2,
+                ),
+                user_data=cdk.Fn.base64(host.user_data()),
+                capacity_reservation_specification=_target(reservation),
+                # A block wants the market type and the instance type beside its id, as in AWS's
+                # own Batch templates for Capacity Blocks (awsome-distributed-training).
+                instance_market_options=(
+                    ec2.CfnLaunchTemplate.InstanceMarketOptionsProperty(
+                        market_type="capacity-block"
+                    )
+                    if is_block
+                    else None
+                ),
+                instance_type=instance_type.name if is_block else None,
+            ),
+        )
+        cdk.Tags.of(self.template).add("Name", self.node.path)
+
+    @property
+    def launch_template_id(self) -> str:
+        """Id of the template."""
+        return self.template.ref
+
+    @property
+    def version(self) -> str:
+        """The newest version, by number: a change of the template then changes who uses it."""
+        return self.template.attr_latest_version_number
+
+
+def _target(
+    reservation: Reservation | None,
+) -> ec2.CfnLaunchTemplate.CapacityReservationSpecificationProperty | None:
+    if reservation is None:
+        return None
+    return ec2.CfnLaunchTemplate.CapacityReservationSpecificationProperty(
+        capacity_reservation_target=ec2.CfnLaunchTemplate.CapacityReservationTargetProperty(
+            capacity_reservation_id=reservation.reservation_id
+        )
+    )

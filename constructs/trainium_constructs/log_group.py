@@ -1,0 +1,20 @@
+"""A log group that keeps its records for a while and goes with its stack."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+
+class RetainedLogs(Construct):
+    """A log group with a retention in days."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, retention_days: int) -> None:
+        """Keep records for ``retention_days``, one of the periods that CloudWatch Logs knows."""
+        super().__init__(scope, construct_id)
+        self.log_group = logs.LogGroup(self, "Group", removal_policy=cdk.RemovalPolicy.DESTROY)
+        # The L2 takes an enumeration of the same numbers, under names.
+        resource = self.log_group.node.default_child
+        assert isinstance(resource, logs.CfnLogGroup)
+        resource.retention_in_days = retention_days

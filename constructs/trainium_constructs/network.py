@@ -1,0 +1,189 @@
+"""The network of the nodes: one private subnet in one zone, and the EFA security group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from constructs import Construct
+
+from trainium_constructs.log_group import RetainedLogs
+from trainium_constructs.subnets import plan_subnets
+
+DEFAULT_INTERFACE_ENDPOINTS: tuple[str, ...] = (
+    "ecr.api",
+    "ecr.dkr",
+    "ecs",
+    "ecs-agent",
+    "ecs-telemetry",
+    "logs",
+)
+"""What a node talks to during its whole life: its image, the ECS control plane, its logs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfaNetwork:
+    """Where nodes live: one subnet, because EFA traffic does not leave it."""
+
+    vpc: ec2.IVpc
+    subnet: ec2.ISubnet
+    """Private, with a way out: EC2 gives no public address to an instance with several cards."""
+    security_group: ec2.ISecurityGroup
+    """Admits the cluster to itself, in and out."""
+
+
+class NodeVpc(Construct):
+    """A VPC in one zone: a private subnet for nodes, a public one for the way out."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        cidr: str,
+        zone_id: str | None = None,
+        zone_name: str | None = None,
+        nat_gateways: int = 1,
+        interface_endpoints: Sequence[str] = DEFAULT_INTERFACE_ENDPOINTS,
+        log_retention_days: int = 30,
+    ) -> None:
+        """Create the VPC.
+
+        Args:
+            scope: Parent of the VPC.
+            construct_id: Id of the VPC.
+            cidr: Address range; half of it goes to the nodes.
+            zone_id: Id of the availability zone, which means the same place in every account.
+            zone_name: Name of the zone, for who does not know the id.
+            nat_gateways: 0 or 1; without one, nodes reach only what has an endpoint.
+            interface_endpoints: AWS services to reach without leaving the VPC, say ``ecr.api``.
+            log_retention_days: How long flow logs are kept.
+        """
+        super().__init__(scope, construct_id)
+        if (zone_id is None) == (zone_name is None):
+            raise ValueError(
+                "a zone is given by its id or by its name, "
+                f"got zone_id={zone_id!r} and zone_name={zone_name!r}"
+            )
+        if nat_gateways not in (0, 1):
+            raise ValueError(f"nat_gateways must be 0 or 1 in a single zone, got {nat_gateways}")
+        plan = plan_subnets(cidr)
+        # L1: the L2 asks its stack for all zones, which is a look-up in a concrete environment,
+        # and cannot place a subnet by zone id.
+        network = ec2.CfnVPC(
+            self, "Vpc", cidr_block=cidr, enable_dns_hostnames=True, enable_dns_support=True
+        )
+        cdk.Tags.of(network).add("Name", self.node.path)
+        zone = zone_name or ""
+        public = ec2.PublicSubnet(
+            self,
+            "Public",
+            vpc_id=network.ref,
+            cidr_block=str(plan.public),
+            availability_zone=zone,
+            map_public_ip_on_launch=False,
+        )
+        self.private = ec2.PrivateSubnet(
+            self,
+            "Private",
+            vpc_id=network.ref,
+            cidr_block=str(plan.private),
+            availability_zone=zone,
+        )
+        if zone_id is not None:
+            for subnet in (public, self.private):
+                _place(subnet, zone_id)
+        self._route(network, public, nat_gateways)
+        # Imported from its own L1, so that endpoints and flow logs can be L2.
+        self.vpc: ec2.IVpc = ec2.Vpc.from_vpc_attributes(
+            self, "Attributes", vpc_id=network.ref, vpc_cidr_block=cidr, availability_zones=[zone]
+        )
+        self._add_endpoints(cidr, interface_endpoints)
+        self._log_flows(log_retention_days)
+
+    def _route(self, network: ec2.CfnVPC, public: ec2.PublicSubnet, nat_gateways: int) -> None:
+        gateway = ec2.CfnInternetGateway(self, "InternetGateway")
+        attachment = ec2.CfnVPCGatewayAttachment(
+            self, "GatewayAttachment", vpc_id=network.ref, internet_gateway_id=gateway.ref
+        )
+        public.add_default_internet_route(gateway.ref, attachment)
+        if nat_gateways:
+            self.private.add_default_nat_route(public.add_nat_gateway().ref)
+
+    def _add_endpoints(self, cidr: str, names: Sequence[str]) -> None:
+        subnets = ec2.SubnetSelection(subnets=[self.private])
+        # Free, and S3 holds image layers, caches and checkpoints.
+        ec2.GatewayVpcEndpoint(
+            self,
+            "S3",
+            vpc=self.vpc,
+            service=ec2.GatewayVpcEndpointAwsService.S3,
+            subnets=[subnets],
+        )
+        if not names:
+            return
+        group = ec2.SecurityGroup(
+            self,
+            "EndpointGroup",
+            vpc=self.vpc,
+            description="HTTPS from the VPC to its interface endpoints",
+            allow_all_outbound=False,
+        )
+        group.add_ingress_rule(ec2.Peer.ipv4(cidr), ec2.Port.HTTPS, "HTTPS from the VPC")
+        for name in names:
+            ec2.InterfaceVpcEndpoint(
+                self,
+                _construct_id(name),
+                vpc=self.vpc,
+                service=ec2.InterfaceVpcEndpointAwsService(name),
+                subnets=subnets,
+                security_groups=[group],
+                open=False,
+                private_dns_enabled=True,
+            )
+
+    def _log_flows(self, retention_days: int) -> None:
+        records = RetainedLogs(self, "FlowLogs", retention_days=retention_days)
+        ec2.FlowLog(
+            self,
+            "FlowLog",
+            resource_type=ec2.FlowLogResourceType.from_vpc(self.vpc),
+            destination=ec2.FlowLogDestination.to_cloud_watch_logs(records.log_group),
+        )
+
+
+class EfaSecurityGroup(Construct):
+    """A group whose members may send each other anything, over IP and over EFA."""
+
+    def __init__(self, scope: Construct, construct_id: str, *, vpc: ec2.IVpc) -> None:
+        super().__init__(scope, construct_id)
+        # With all outbound allowed the L2 drops the egress rule to the group itself as redundant
+        # (aws-cdk #38558). It is not: EFA is not IP, so 0.0.0.0/0 does not cover it (AWS Batch
+        # User Guide, EFA: all traffic to and from the security group itself).
+        group = ec2.SecurityGroup(
+            self,
+            "Group",
+            vpc=vpc,
+            description="Trainium nodes: everything among themselves, HTTPS out",
+            allow_all_outbound=False,
+        )
+        group.add_ingress_rule(group, ec2.Port.all_traffic(), "everything from the cluster")
+        group.add_egress_rule(group, ec2.Port.all_traffic(), "everything to the cluster, EFA too")
+        # Images, packages and AWS APIs. DNS and time come from link-local addresses, which
+        # security groups do not filter.
+        group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTPS, "HTTPS")
+        self.security_group: ec2.ISecurityGroup = group
+
+
+def _place(subnet: ec2.Subnet, zone_id: str) -> None:
+    """Put ``subnet`` into the zone with this id; the L2 takes names only."""
+    resource = subnet.node.default_child
+    assert isinstance(resource, ec2.CfnSubnet)
+    resource.availability_zone = None
+    resource.availability_zone_id = zone_id
+
+
+def _construct_id(service: str) -> str:
+    return "".join(part.capitalize() for part in service.replace("-", ".").split("."))

@@ -1,0 +1,112 @@
+"""The bucket: datasets, runs, compile cache and exports."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+
+from trainium_catalogue.contract import CACHE_PREFIX, RUNS_PREFIX
+from trainium_constructs.nag import (
+    acknowledge,
+    acknowledge_managed_policy,
+    acknowledge_wildcard,
+    spelling_of,
+)
+
+# A compile cache is cheap to rebuild and useless once the compiler has moved on.
+CACHE_EXPIRY = cdk.Duration.days(90)
+NONCURRENT_EXPIRY = cdk.Duration.days(30)
+# A multipart upload that a lost node never finished is invisible and billed.
+UPLOAD_EXPIRY = cdk.Duration.days(7)
+
+RESULT_FOLDERS = ("metrics", "logs", "results")
+
+
+class TrainingBucket(Construct):
+    """What must outlive the machines, in one encrypted, versioned, TLS-only bucket."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        bucket_name: str | None = None,
+        retain_data: bool = True,
+    ) -> None:
+        """Create the bucket, or take an existing one.
+
+        Args:
+            scope: Parent of the bucket.
+            construct_id: Id of the bucket.
+            bucket_name: An existing bucket, left as it is. Default: a new one.
+            retain_data: Keep a new bucket, with its content, when the stack is destroyed.
+        """
+        super().__init__(scope, construct_id)
+        self.bucket: s3.IBucket
+        if bucket_name is not None:
+            self.bucket = s3.Bucket.from_bucket_name(self, "Bucket", bucket_name)
+            return
+        bucket = s3.Bucket(
+            self,
+            "Bucket",
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            enforce_ssl=True,
+            versioned=True,
+            lifecycle_rules=[
+                s3.LifecycleRule(
+                    id="AbortUnfinishedUploads",
+                    abort_incomplete_multipart_upload_after=UPLOAD_EXPIRY,
+                ),
+                s3.LifecycleRule(
+                    id="ExpireOldVersions",
+                    noncurrent_version_expiration=NONCURRENT_EXPIRY,
+                    expired_object_delete_marker=True,
+                ),
+                s3.LifecycleRule(
+                    id="ExpireCompileCache", prefix=CACHE_PREFIX, expiration=CACHE_EXPIRY
+                ),
+            ],
+            removal_policy=cdk.RemovalPolicy.RETAIN if retain_data else cdk.RemovalPolicy.DESTROY,
+            # CloudFormation cannot delete a bucket that holds something; no native property does.
+            auto_delete_objects=not retain_data,
+        )
+        acknowledge(
+            bucket,
+            "AwsSolutions-S1",
+            "every rank reads its shard in ranges, so access logs would cost more than the data; "
+            "who needs an audit trail turns on CloudTrail data events for the account",
+        )
+        self.bucket = bucket
+        if not retain_data:
+            _acknowledge_emptying(self)
+
+    def grant_results(self, role: iam.Role) -> None:
+        """Let ``role`` write what every run writes, and read or list nothing."""
+        keys = [f"{RUNS_PREFIX}*/{folder}/*" for folder in RESULT_FOLDERS]
+        iam.Grant.add_to_principal(
+            grantee=role,
+            actions=["s3:PutObject", "s3:AbortMultipartUpload"],
+            resource_arns=[self.bucket.arn_for_objects(key) for key in keys],
+        ).assert_success()
+        arn = spelling_of(self.bucket.bucket_arn, owner=self, reader=role)
+        for key in keys:
+            acknowledge_wildcard(
+                role, f"{arn}/{key}", "a run is named by who submits it, long after the role exists"
+            )
+
+
+def _acknowledge_emptying(bucket: TrainingBucket) -> None:
+    """The handler that empties the bucket is the CDK's own; only its findings are ours."""
+    handler = cdk.Stack.of(bucket).node.try_find_child(
+        "Custom::S3AutoDeleteObjectsCustomResourceProvider"
+    )
+    assert handler is not None, "aws_s3 names its provider so"
+    acknowledge_managed_policy(
+        handler,
+        "service-role/AWSLambdaBasicExecutionRole",
+        "the CDK's own handler writes its log with it",
+    )
+    acknowledge(handler, "AwsSolutions-L1", "the CDK chooses the runtime of its own handler")

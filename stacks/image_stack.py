@@ -1,0 +1,32 @@
+"""The image stack: the repository that the training image is pushed to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aws_cdk as cdk
+from constructs import Construct
+
+from stacks.config import AppConfig
+from trainium_constructs import ImageRepository
+
+
+class ImageStack(cdk.Stack):
+    """Our own repository, deployed before the stack whose image goes into it."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, config: AppConfig, **kwargs: Any
+    ) -> None:
+        """Create the repository of one deployment."""
+        super().__init__(scope, construct_id, **kwargs)
+        # Physical names, the only ones of this app: the CDK CLI pushes by name, before any
+        # CloudFormation attribute could tell it where (docs/adr/0002).
+        self.repository_name = f"trainium-{config.deployment}"
+        # Roles are global: the region keeps two deployments of one name apart.
+        self.publishing_role_name = f"cdk-trainium-{config.deployment}-images-{config.region}"
+        self.images = ImageRepository(
+            self,
+            "Images",
+            repository_name=self.repository_name,
+            publishing_role_name=self.publishing_role_name,
+        )

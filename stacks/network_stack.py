@@ -1,0 +1,65 @@
+"""The network stack: changes rarely, and everything else lives in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from constructs import Construct
+
+from stacks.config import AppConfig
+from trainium_catalogue.contract import SSM_REGION
+from trainium_constructs import EfaNetwork, EfaSecurityGroup, NodeVpc, PublishedContract
+from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
+
+
+class NetworkStack(cdk.Stack):
+    """Where nodes live: a new VPC, or an existing one that nothing looks up or changes."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, config: AppConfig, **kwargs: Any
+    ) -> None:
+        """Create or import the network that ``config`` asks for."""
+        super().__init__(scope, construct_id, **kwargs)
+        PublishedContract(
+            self, "Contract", deployment=config.deployment, values={SSM_REGION: self.region}
+        )
+        vpc, subnet = self._existing(config) if config.vpc_id else self._new(config)
+        self.network = EfaNetwork(
+            vpc=vpc,
+            subnet=subnet,
+            security_group=(
+                ec2.SecurityGroup.from_security_group_id(
+                    self, "SecurityGroup", config.security_group_id, mutable=False
+                )
+                if config.security_group_id
+                else EfaSecurityGroup(self, "Efa", vpc=vpc).security_group
+            ),
+        )
+
+    def _new(self, config: AppConfig) -> tuple[ec2.IVpc, ec2.ISubnet]:
+        assert config.vpc_cidr is not None
+        nodes = NodeVpc(
+            self,
+            "Nodes",
+            cidr=config.vpc_cidr,
+            zone_id=config.zone_id,
+            zone_name=config.zone_name,
+            nat_gateways=config.nat_gateways,
+            interface_endpoints=DEFAULT_INTERFACE_ENDPOINTS if config.interface_endpoints else (),
+            log_retention_days=config.log_retention_days,
+        )
+        return nodes.vpc, nodes.private
+
+    def _existing(self, config: AppConfig) -> tuple[ec2.IVpc, ec2.ISubnet]:
+        assert config.vpc_id is not None
+        assert config.subnet_id is not None
+        zone = config.zone_name or ""
+        vpc = ec2.Vpc.from_vpc_attributes(
+            self, "Vpc", vpc_id=config.vpc_id, availability_zones=[zone]
+        )
+        subnet = ec2.Subnet.from_subnet_attributes(
+            self, "Subnet", subnet_id=config.subnet_id, availability_zone=zone
+        )
+        return vpc, subnet

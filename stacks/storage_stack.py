@@ -1,0 +1,42 @@
+"""The storage stack: what outlives the machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aws_cdk as cdk
+from constructs import Construct
+
+from stacks.config import AppConfig
+from trainium_catalogue.contract import SSM_BUCKET
+from trainium_constructs import PublishedContract, TrainingBucket
+
+
+class StorageStack(cdk.Stack):
+    """The bucket, apart from compute so that compute can go without it."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, config: AppConfig, **kwargs: Any
+    ) -> None:
+        """Create the bucket, or take the one that ``config`` names."""
+        super().__init__(scope, construct_id, **kwargs)
+        self.bucket = TrainingBucket(
+            self, "Data", bucket_name=config.bucket_name, retain_data=config.retain_data
+        )
+        PublishedContract(
+            self,
+            "Contract",
+            deployment=config.deployment,
+            values={SSM_BUCKET: self.bucket.bucket.bucket_name},
+        )
+        kept = config.retain_data or config.bucket_name is not None
+        cdk.CfnOutput(
+            self,
+            "Bucket",
+            value=self.bucket.bucket.bucket_name,
+            description=(
+                "cdk destroy keeps this bucket and what is in it"
+                if kept
+                else "cdk destroy empties and deletes this bucket"
+            ),
+        )

@@ -39,6 +39,11 @@ def build(app: cdk.App, config: AppConfig) -> None:
     cdk.Tags.of(app).add(TAG_DEPLOYMENT, config.deployment)
 
 
+def check_with_nag(app: cdk.App) -> None:
+    """Let every synthesis fail on what cdk-nag finds, beside the CDK's own template checks."""
+    cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app, verbose=True))
+
+
 def main() -> int:
     """Synthesise; a configuration that cannot work ends here, in one line."""
     app = cdk.App()
@@ -48,7 +53,7 @@ def main() -> int:
         print(f"refused: {refusal}", file=sys.stderr)
         return REFUSED
     build(app, config)
-    cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app, verbose=True))
+    check_with_nag(app)
     app.synth()
     return 0
 

@@ -1,0 +1,128 @@
+"""app.py: from a context to stacks, or to one line and exit status 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import aws_cdk as cdk
+import pytest
+from aws_cdk import aws_s3 as s3
+from aws_cdk.assertions import Annotations, Match
+
+from app import build, check_with_nag
+from stacks.config import AppConfig
+
+ROOT = Path(__file__).parents[2]
+FLAGS = {
+    key: value
+    for key, value in json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"].items()
+    if not key.startswith("trainium:")
+}
+CDK = Path(sys.executable).with_name("cdk")
+WITHOUT_AN_ACCOUNT = {
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "CDK_DISABLE_CLI_TELEMETRY": "true",
+}
+
+
+def stacks_of(tmp_path: Path, **keys: object) -> list[cdk.Stack]:
+    app = cdk.App(context=FLAGS, outdir=str(tmp_path))
+    config = AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys.items()})
+    build(app, config)
+    return [child for child in app.node.children if isinstance(child, cdk.Stack)]
+
+
+def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **WITHOUT_AN_ACCOUNT, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_stacks_carry_the_name_of_the_deployment(tmp_path: Path) -> None:
+    stacks = stacks_of(tmp_path, deployment="team-a")
+
+    assert [stack.stack_name for stack in stacks] == [
+        "trainium-team-a-network",
+        "trainium-team-a-storage",
+        "trainium-team-a-image",
+        "trainium-team-a-batch",
+    ]
+
+
+def test_a_finished_image_needs_no_repository(tmp_path: Path) -> None:
+    stacks = stacks_of(tmp_path, image_uri="public.ecr.aws/me/it:1")
+
+    assert "trainium-default-image" not in [stack.stack_name for stack in stacks]
+
+
+def test_stacks_know_their_region_and_no_account(tmp_path: Path) -> None:
+    stacks = stacks_of(tmp_path)
+
+    assert {stack.region for stack in stacks} == {"us-west-2"}
+    assert all(cdk.Token.is_unresolved(stack.account) for stack in stacks)
+
+
+def test_a_warning_of_the_configuration_reaches_the_user(tmp_path: Path) -> None:
+    network, *_ = stacks_of(tmp_path, availability_zone_id="us-west-2a")
+
+    Annotations.from_stack(network).has_warning(
+        "*", Match.string_like_regexp("us-west-2a cannot be checked")
+    )
+
+
+def test_every_stack_is_tagged_with_its_deployment(tmp_path: Path) -> None:
+    stacks = stacks_of(tmp_path, deployment="team-a")
+
+    tags = [
+        resource.get("Properties", {}).get("Tags")
+        for resource in cdk.assertions.Template.from_stack(stacks[1])
+        .find_resources("AWS::S3::Bucket")
+        .values()
+    ]
+    assert {"Key": "trainium:deployment", "Value": "team-a"} in tags[0]
+
+
+def test_synthesis_fails_on_what_cdk_nag_finds(tmp_path: Path) -> None:
+    app = cdk.App(context=FLAGS, outdir=str(tmp_path))
+    s3.Bucket(cdk.Stack(app, "Careless"), "Data")
+    check_with_nag(app)
+
+    with pytest.raises(RuntimeError, match="ValidationFailed"):
+        app.synth()
+
+
+@pytest.fixture(scope="module")
+def refused() -> subprocess.CompletedProcess[str]:
+    context = {"trainium:instance_type": "trn1.33xlarge"}
+    return run(sys.executable, "app.py", CDK_CONTEXT_JSON=json.dumps(context))
+
+
+def test_a_refusal_exits_with_status_2(refused: subprocess.CompletedProcess[str]) -> None:
+    assert refused.returncode == 2
+
+
+def test_a_refusal_is_one_line_on_stderr(refused: subprocess.CompletedProcess[str]) -> None:
+    assert refused.stderr == (
+        "refused: trainium:instance_type=trn1.33xlarge is not a known instance type; "
+        "did you mean 'trn1.32xlarge'?\n"
+    )
+
+
+def test_a_refusal_reads_well_through_the_cdk_command_too(tmp_path: Path) -> None:
+    done = run(str(CDK), "synth", "--output", str(tmp_path / "out"), "-c", "trainium:max_nodes=0")
+
+    assert done.returncode != 0
+    assert "refused: trainium:max_nodes=0 is out of range" in done.stderr
+    assert "Traceback" not in done.stderr

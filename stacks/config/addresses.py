@@ -17,17 +17,12 @@ NARROWEST_VPC_PREFIX = 26
 NUM_ENDPOINTS = len(DEFAULT_INTERFACE_ENDPOINTS)
 
 
-def nodes_subnet(*, subnet_cidr: str | None, vpc_cidr: str | None) -> IPv4Network:
-    """Return the subnet of the nodes: the existing one, or the one that a new VPC will have."""
+def usable(*, subnet_cidr: str | None, vpc_cidr: str | None) -> int:
+    """Addresses for nodes and endpoints: of the existing subnet, or of a new VPC's private one."""
     if subnet_cidr is not None:
-        return IPv4Network(subnet_cidr)
+        return usable_addresses(IPv4Network(subnet_cidr))
     assert vpc_cidr is not None  # the defaults give a new VPC its range
-    return plan_subnets(vpc_cidr).private
-
-
-def usable(subnet: IPv4Network) -> int:
-    """Addresses of ``subnet`` that nodes and endpoints can take."""
-    return usable_addresses(subnet)
+    return plan_subnets(vpc_cidr).private_addresses
 
 
 def narrowest_prefix_for(addresses: int, *, spare_bits: int) -> int | None:

@@ -84,8 +84,7 @@ class AppConfig(ContextKeys):
     @property
     def usable_addresses(self) -> int:
         """Addresses that the nodes' subnet offers."""
-        subnet = addresses.nodes_subnet(subnet_cidr=self.subnet_cidr, vpc_cidr=self.vpc_cidr)
-        return addresses.usable(subnet)
+        return addresses.usable(subnet_cidr=self.subnet_cidr, vpc_cidr=self.vpc_cidr)
 
     @property
     def num_endpoints(self) -> int:

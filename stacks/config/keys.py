@@ -108,4 +108,4 @@ def _suggestion(bare: str, names: Iterable[str]) -> str:
     nearest = _nearest(bare, names, cutoff=_PERHAPS_MEANT)
     if nearest is not None:
         return f"did you mean {PREFIX}{nearest}?"
-    return f"known, after {PREFIX}, are {', '.join(names)}"
+    return f"the known ones, without their prefix: {', '.join(names)}"

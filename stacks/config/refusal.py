@@ -23,7 +23,7 @@ class ConfigError(ValueError):
     """A configuration that is refused, in one line for the person who wrote it."""
 
     def __init__(self, key: str, value: object, reason: str, remedy: str) -> None:
-        super().__init__(f"{key}={spell(value)} {reason}; {remedy}")
+        super().__init__(f"{spell(key)}={spell(value)} {reason}; {remedy}")
 
 
 def refuse(config: object, key: str, reason: str, remedy: str) -> ConfigError:

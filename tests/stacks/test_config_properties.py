@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stacks.config import AppConfig, ConfigError
@@ -13,6 +13,9 @@ from stacks.config.keys import keys_of
 from stacks.config.names import LOG_RETENTION_DAYS
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import NEURON_RELEASES
+
+# Two workers on a busy laptop: a slow example is no finding.
+unhurried = settings(deadline=None)
 
 KEYS = sorted(keys_of(AppConfig))
 
@@ -87,6 +90,7 @@ def test_every_key_has_plausible_values_here() -> None:
     assert sorted(PLAUSIBLE) == KEYS
 
 
+@unhurried
 @given(st.dictionaries(NAMES, JSON | NEARLY, max_size=5))
 def test_any_mapping_gives_a_configuration_or_a_refusal(context: dict[str, Any]) -> None:
     try:
@@ -97,11 +101,13 @@ def test_any_mapping_gives_a_configuration_or_a_refusal(context: dict[str, Any])
         assert config.warnings is not None
 
 
+@unhurried
 @given(CONTEXTS)
 def test_plausible_values_give_a_configuration_or_a_refusal(context: dict[str, Any]) -> None:
     assert outcome(context)
 
 
+@unhurried
 @given(CONTEXTS)
 def test_values_mean_the_same_typed_and_as_text(context: dict[str, Any]) -> None:
     as_text = {key: as_typed_after_c(value) for key, value in context.items()}
@@ -109,6 +115,7 @@ def test_values_mean_the_same_typed_and_as_text(context: dict[str, Any]) -> None
     assert outcome(as_text) == outcome(context)
 
 
+@unhurried
 @given(CONTEXTS)
 def test_a_configuration_has_room_and_vcpus_for_its_nodes(context: dict[str, Any]) -> None:
     config = outcome(context)
@@ -118,6 +125,7 @@ def test_a_configuration_has_room_and_vcpus_for_its_nodes(context: dict[str, Any
         assert config.instance.vcpus_for(config.max_nodes) <= config.max_vcpus
 
 
+@unhurried
 @given(CONTEXTS)
 def test_a_configuration_runs_its_release_where_its_type_is_offered(
     context: dict[str, Any],

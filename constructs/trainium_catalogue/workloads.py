@@ -144,6 +144,12 @@ _WORKLOADS = (
                 help="time budget of each size; fewer iterations are made when it runs out",
             ),
             Parameter(
+                name="total-seconds",
+                default=1200.0,
+                minimum=1,
+                help="time budget of the whole sweep; sizes that do not fit are left out",
+            ),
+            Parameter(
                 name="require-bar",
                 default=False,
                 help="fail when bus bandwidth is below the published figure, where there is one",

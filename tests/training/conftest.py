@@ -1,0 +1,165 @@
+"""Jobs of several emulated nodes, as real processes on this machine."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+_SERIAL = itertools.count()
+_ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
+
+
+def _environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+class Cluster:
+    """Nodes 0 to n - 1 of one job, each one ``python -m training.launch``."""
+
+    def __init__(self, folder: Path, *, num_nodes: int, main_index: int = 0) -> None:
+        self.folder = folder
+        self.num_nodes = num_nodes
+        self.main_index = main_index
+        self.mark = uuid.uuid4().hex
+        self.nodes: dict[int, subprocess.Popen[bytes]] = {}
+        # A network of its own, because other tests may run at the same time: 127/8 is loopback.
+        self._network = f"127.{64 + os.getpid() % 128}.{next(_SERIAL) % 250}"
+
+    def address(self, index: int) -> str:
+        return f"{self._network}.{2 + index}"
+
+    def environment(self, index: int) -> dict[str, str]:
+        env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+            "CLUSTER_MARK": self.mark,
+            "TRAINIUM_DEVICE": "cpu",
+            "TRAINIUM_NODE_ADDRESS": self.address(index),
+            "TRAINIUM_RUN": "test-run",
+            "AWS_BATCH_JOB_ID": f"{self.mark}#{index}",
+            "AWS_BATCH_JOB_ATTEMPT": "1",
+            "AWS_BATCH_JOB_NODE_INDEX": str(index),
+            "AWS_BATCH_JOB_NUM_NODES": str(self.num_nodes),
+            "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(self.main_index),
+        }
+        if index != self.main_index:
+            env["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = self.address(self.main_index)
+        return env
+
+    def start(
+        self,
+        *flags: str,
+        nodes: Sequence[int] | None = None,
+        prefix: Sequence[str] = (),
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start nodes (all by default) with ``flags`` after the workload."""
+        for index in range(self.num_nodes) if nodes is None else nodes:
+            with self.log_path(index).open("wb") as log:
+                self.nodes[index] = subprocess.Popen(
+                    [*prefix, sys.executable, "-m", "training.launch", "all-reduce", *flags],
+                    env={**self.environment(index), **(extra or {})},
+                    cwd=self.folder,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+
+    def start_endless(self, *flags: str) -> None:
+        """Start all nodes on work that ends only by a fault, and wait until it is going."""
+        self.start("--peer-timeout-s=3", *_ENDLESS, *flags)
+        self.wait_for("correct", node=self.main_index)
+
+    def log_path(self, index: int) -> Path:
+        return self.folder / f"node-{index}.log"
+
+    def log(self, index: int) -> str:
+        return self.log_path(index).read_text()
+
+    def wait_for(self, text: str, *, node: int, within_s: float = 60) -> None:
+        deadline = time.monotonic() + within_s
+        while text not in self.log(node):
+            assert time.monotonic() < deadline, f"no {text!r} in\n{self.log(node)}"
+            assert self.nodes[node].poll() is None, self.log(node)
+            time.sleep(0.05)
+
+    def launcher(self, index: int) -> int:
+        return self.nodes[index].pid
+
+    def worker(self, index: int) -> int:
+        """The worker process of a node that runs one."""
+        wanted = {
+            f"CLUSTER_MARK={self.mark}".encode(),
+            f"TRAINIUM_NODE_ADDRESS={self.address(index)}".encode(),
+        }
+        (pid,) = (
+            pid
+            for pid in self.processes()
+            if wanted <= set(_environ(pid)) and any(v.startswith(b"RANK=") for v in _environ(pid))
+        )
+        return pid
+
+    def processes(self) -> list[int]:
+        """Everything that this cluster has started and that still runs."""
+        mark = f"CLUSTER_MARK={self.mark}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and mark in _environ(int(entry.name)):
+                found.append(int(entry.name))
+        return found
+
+    def end(self, *, within_s: float) -> dict[int, int]:
+        """Exit codes as a shell gives them, once every node has ended; no process is left."""
+        deadline = time.monotonic() + within_s
+        codes = {}
+        for index, node in self.nodes.items():
+            try:
+                code = node.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"node {index} still runs after {within_s} s:\n{self.all_logs()}")
+            codes[index] = code if code >= 0 else 128 - code
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert self.processes() == [], self.all_logs()
+        return codes
+
+    def all_logs(self) -> str:
+        return "\n".join(f"--- node {index}\n{self.log(index)}" for index in self.nodes)
+
+    def kill(self) -> None:
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for node in self.nodes.values():
+            node.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A job of two nodes; whatever a test leaves is killed."""
+    job = Cluster(tmp_path, num_nodes=2)
+    yield job
+    job.kill()
+
+
+@pytest.fixture
+def large_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A job of four nodes whose main node is not node 0."""
+    job = Cluster(tmp_path, num_nodes=4, main_index=1)
+    yield job
+    job.kill()

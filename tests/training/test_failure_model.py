@@ -1,0 +1,194 @@
+"""Every way a node can fail, provoked on real processes: all nodes end with one coded status.
+
+Peer time-out 3 s here; what is asserted to end within ``BOUND_S`` ends, by default, within 60 s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.training.conftest import Cluster
+
+# Silence (3 s), the guardian's second look (1 s), settling (3 s), closing (5 s), a slow machine.
+BOUND_S = 20
+
+
+def test_a_job_of_four_nodes_succeeds_wherever_its_main_node_is(large_cluster: Cluster) -> None:
+    large_cluster.start("--max-bytes=65536", extra={"TRAINIUM_PROCESSES_PER_NODE": "2"})
+
+    assert large_cluster.end(within_s=120) == {0: 0, 1: 0, 2: 0, 3: 0}, large_cluster.all_logs()
+    path = large_cluster.folder / "build/runs/test-run/results/all-reduce.json"
+    result = json.loads(path.read_text())
+    assert (result["status"], result["num_ranks"]) == ("passed", 8)
+    assert "written:" in large_cluster.log(1)
+
+
+def test_a_killed_child_launcher_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
+    cluster.start_endless()
+
+    os.kill(cluster.launcher(1), signal.SIGKILL)
+
+    assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 137}, cluster.all_logs()
+    assert "node 1 was lost: its launcher is gone" in cluster.log(0)
+
+
+def test_a_killed_main_launcher_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
+    cluster.start_endless()
+
+    os.kill(cluster.launcher(0), signal.SIGKILL)
+
+    assert cluster.end(within_s=BOUND_S) == {0: 137, 1: 75}, cluster.all_logs()
+    assert "the main node was lost: its launcher is gone" in cluster.log(1)
+
+
+def test_a_frozen_child_launcher_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
+    cluster.start_endless()
+
+    os.kill(cluster.launcher(1), signal.SIGSTOP)
+
+    assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 137}, cluster.all_logs()
+    assert "node 1" in cluster.log(0)
+    assert "guardian: the launcher was silent" in cluster.log(1)
+
+
+def test_a_frozen_main_launcher_is_killed_by_its_guardian(cluster: Cluster) -> None:
+    cluster.start_endless()
+
+    os.kill(cluster.launcher(0), signal.SIGSTOP)
+
+    assert cluster.end(within_s=BOUND_S) == {0: 137, 1: 75}, cluster.all_logs()
+    assert "guardian: the launcher was silent" in cluster.log(0)
+
+
+def test_a_frozen_worker_is_a_hang_on_every_node(cluster: Cluster) -> None:
+    cluster.start_endless("--hang-limit-s=5")
+
+    os.kill(cluster.worker(1), signal.SIGSTOP)
+
+    assert cluster.end(within_s=BOUND_S + 5) == {0: 75, 1: 75}, cluster.all_logs()
+    assert "made no progress at: " in cluster.log(0)
+
+
+def test_a_killed_worker_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
+    cluster.start_endless()
+
+    os.kill(cluster.worker(1), signal.SIGKILL)
+
+    assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 75}, cluster.all_logs()
+
+
+def test_an_error_in_one_worker_ends_all_nodes_without_a_retry(cluster: Cluster) -> None:
+    cluster.start("--peer-timeout-s=3", "--inject-error-rank=1")
+
+    assert cluster.end(within_s=60) == {0: 1, 1: 1}, cluster.all_logs()
+    for node in (0, 1):
+        assert "node 1: rank 1: Drill: raised on rank 1" in cluster.log(node)
+
+
+def test_a_preflight_finding_on_a_child_ends_all_nodes_with_its_remedy(cluster: Cluster) -> None:
+    lower = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)); "
+    execute = "os.execv(sys.argv[1], sys.argv[1:])"
+    cluster.start(nodes=[0])
+    cluster.start(nodes=[1], prefix=[sys.executable, "-c", lower + execute])
+
+    assert cluster.end(within_s=BOUND_S) == {0: 70, 1: 70}, cluster.all_logs()
+    for node in (0, 1):
+        assert "node 1 failed preflight: nofile is 256, below 512 -> set the ulimit" in (
+            cluster.log(node)
+        )
+
+
+def test_a_child_that_never_comes_ends_the_others_after_the_join_time_out(
+    large_cluster: Cluster,
+) -> None:
+    large_cluster.start("--peer-timeout-s=3", "--join-timeout-s=4", nodes=[0, 1, 3])
+
+    assert large_cluster.end(within_s=BOUND_S) == {0: 70, 1: 70, 3: 70}, large_cluster.all_logs()
+    assert "node 2 did not join within 4 s" in large_cluster.log(3)
+
+
+def test_a_child_alone_gives_up_after_the_join_time_out(cluster: Cluster) -> None:
+    cluster.start("--join-timeout-s=2", nodes=[1])
+
+    assert cluster.end(within_s=BOUND_S) == {1: 70}, cluster.all_logs()
+    assert "could not join the main node at" in cluster.log(1)
+
+
+def test_sigterm_to_the_main_node_reaches_all_workers(cluster: Cluster) -> None:
+    cluster.start_endless()
+
+    os.kill(cluster.launcher(0), signal.SIGTERM)
+
+    assert cluster.end(within_s=BOUND_S) == {0: 143, 1: 143}, cluster.all_logs()
+    assert "rank 0: stopped on request" in cluster.log(0)
+    assert "rank 1: stopped on request" in cluster.log(1)
+
+
+def test_sigterm_to_one_child_alone_is_a_lost_host(cluster: Cluster) -> None:
+    cluster.start_endless()
+
+    os.kill(cluster.launcher(1), signal.SIGTERM)
+
+    assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 75}, cluster.all_logs()
+    assert "node 1: told to stop" in cluster.log(0)
+
+
+def test_sigterm_while_nodes_join_ends_at_once(cluster: Cluster) -> None:
+    cluster.start(nodes=[0])
+    cluster.wait_for("preflight skipped", node=0)
+
+    os.kill(cluster.launcher(0), signal.SIGTERM)
+
+    assert cluster.end(within_s=BOUND_S) == {0: 143}, cluster.all_logs()
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(cluster: Cluster) -> None:
+    cluster.start_endless("--stop-grace-s=2")
+    os.kill(cluster.worker(1), signal.SIGSTOP)
+    started = time.monotonic()
+
+    os.kill(cluster.launcher(0), signal.SIGTERM)
+
+    assert cluster.end(within_s=BOUND_S) == {0: 143, 1: 143}, cluster.all_logs()
+    assert time.monotonic() - started >= 2
+
+
+def test_bad_configuration_ends_before_anything_starts(cluster: Cluster) -> None:
+    cluster.start("--max-byte=4")
+
+    assert cluster.end(within_s=BOUND_S) == {0: 64, 1: 64}
+    assert cluster.log(0) == "launch: unknown parameter --max-byte; did you mean '--max-bytes'?\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("victim", [0, 1, 2, 3])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("target", ["launcher", "worker"])
+def test_any_process_of_any_of_four_nodes_can_be_killed_or_frozen(
+    large_cluster: Cluster, target: str, number: signal.Signals, victim: int
+) -> None:
+    large_cluster.start_endless("--hang-limit-s=6")
+    pid = getattr(large_cluster, target)(victim)
+
+    os.kill(pid, number)
+
+    codes = large_cluster.end(within_s=2 * BOUND_S)
+    expected = dict.fromkeys(range(4), 75)
+    if target == "launcher":
+        expected[victim] = 137
+    assert codes == expected, large_cluster.all_logs()
+
+
+def test_the_limit_that_preflight_wants_can_be_had_here() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    assert hard == resource.RLIM_INFINITY or hard >= 512

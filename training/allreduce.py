@@ -1,0 +1,352 @@
+"""The all-reduce workload: is every sum right, and how fast are they?"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from training.results import now_utc
+from training.sweep import (
+    BANDWIDTH_DEFINITION,
+    BYTES_PER_ELEMENT,
+    TIME_DEFINITION,
+    BarResult,
+    BarStatus,
+    Sweep,
+    algorithm_bandwidth_gib_per_s,
+    bus_bandwidth_gib_per_s,
+    compare_with_bar,
+    percentile,
+    plan_iterations,
+    rank_pattern,
+    size_label,
+    sum_pattern,
+)
+from training.workloads import Job
+
+_CHECK_BYTES = 2**20
+"""Payload of the first check, which is made in int32 as well."""
+
+_MAX_COUNTED = 1000
+"""Wrong elements a rank counts, so that the sum over all ranks is exact in any arithmetic."""
+
+_COLUMNS = "{:>9}  {:>10}  {:>5}  {:>11}  {:>11}  {:>11}  {:>11}  {:>7}"
+
+
+class WrongSum(Exception):
+    """An all-reduce gave a wrong result: the one thing this workload exists to find."""
+
+
+class Drill(Exception):
+    """Raised on request, to see how a job ends when one rank fails."""
+
+
+class BelowBar(Exception):
+    """Bandwidth is below the published figure, and the user asked to fail then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Outcome of one exact comparison over all ranks."""
+
+    data_type: str
+    bytes: int
+    elements: int
+    wrong_elements: int
+
+    @property
+    def correct(self) -> bool:
+        """Whether every element on every rank was right."""
+        return self.wrong_elements == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Measurements of one size."""
+
+    bytes: int
+    elements: int
+    correct: bool
+    warmup_iterations: int
+    iterations: int
+    p50_us: float
+    p99_us: float
+    mean_us: float
+    algbw_gib_per_s: float
+    busbw_gib_per_s: float
+
+
+class AllReduce:
+    """One rank's part in the workload."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._device = job.device
+        self._sweep = Sweep.from_values(job.values, job.device.num_ranks)
+        self._checks: list[Check] = []
+        self._timings: list[Timing] = []
+        self._skipped: list[int] = []
+        self._started = now_utc()
+        self._started_s = time.monotonic()
+
+    def run(self) -> None:
+        """Check, sweep, and leave a result file whatever comes out."""
+        leads = self._device.rank == 0
+        if leads:
+            self._job.store.start_metrics()
+            self._job.store.add_metrics("start", self._where())
+            self._announce()
+        error: Exception | None = None
+        try:
+            self._measure()
+        except WrongSum as wrong:
+            error = wrong
+        bar = self._bar()
+        if error is None and self._sweep.require_bar and bar.status is BarStatus.BELOW:
+            error = BelowBar(
+                f"bus bandwidth {bar.busbw_gib_per_s:.2f} GiB/s is below the published "
+                f"{bar.published_gib_per_s} GiB/s (require-bar)"
+            )
+        if leads:
+            self._conclude(bar, error)
+        if error is not None:
+            self._share(0)  # the first rank to fail ends the job: let the result be written first
+            raise error
+
+    def _measure(self) -> None:
+        sizes = self._sweep.sizes()
+        smallest = sizes[0]
+        check_bytes = max(smallest, min(_CHECK_BYTES, sizes[-1]))
+        for data_type in (torch.int32, torch.float32):
+            for num_bytes in sorted({smallest, check_bytes}):
+                self._check(num_bytes, data_type)
+                if len(self._checks) == 1:
+                    self._say("first all-reduce: exact on every rank")
+        heads = ("size", "elements", "iters", "p50 us", "p99 us", "algbw", "busbw", "correct")
+        self._say(_COLUMNS.format(*heads))
+        for position, num_bytes in enumerate(sizes):
+            if not self._agree(self._time_left_s() > 0):
+                self._skipped = sizes[position:]
+                self._say(f"total-seconds is used up: {len(self._skipped)} sizes are left out")
+                return
+            self._time(num_bytes)
+            if self._device.rank == self._sweep.inject_error_rank:
+                raise Drill(f"raised on rank {self._device.rank} because inject-error-rank says so")
+
+    def _check(self, num_bytes: int, data_type: torch.dtype) -> Check:
+        """One all-reduce of known values, compared element by element with the exact sum."""
+        name = str(data_type).removeprefix("torch.")
+        self._job.progress.report(f"checking {size_label(num_bytes)} {name}")
+        num_elements = num_bytes // BYTES_PER_ELEMENT
+        payload = self._device.place(tile(rank_pattern(self._device.rank), num_elements, data_type))
+        self._device.all_reduce(payload)
+        self._device.synchronize()
+        found = self._device.fetch(payload)
+        wrong, example = compare(found, sum_pattern(self._device.num_ranks))
+        # A broken all-reduce may also hide the count, so what this rank has seen counts as well.
+        total = self._share(min(wrong, _MAX_COUNTED))
+        check = Check(
+            data_type={"float32": "fp32"}.get(name, name),
+            bytes=num_bytes,
+            elements=num_elements,
+            wrong_elements=max(total, min(wrong, _MAX_COUNTED)),
+        )
+        self._checks.append(check)
+        if not check.correct:
+            raise WrongSum(
+                f"all-reduce of {size_label(num_bytes)} {check.data_type} is wrong in "
+                f"{check.wrong_elements} elements or more over all ranks{example}"
+            )
+        return check
+
+    def _time(self, num_bytes: int) -> None:
+        check = self._check(num_bytes, torch.float32)
+        label = size_label(num_bytes)
+        # Zeros stay zeros, so that repeated sums neither overflow nor need a reset in between.
+        payload = self._device.place(torch.zeros(check.elements, dtype=torch.float32))
+        self._once(payload)  # compiles on XLA
+        probe_s = self._once(payload)
+        budget_s = min(self._sweep.seconds_per_size, max(self._time_left_s(), 0.0))
+        warmup, iterations = plan_iterations(
+            probe_s=probe_s,
+            budget_s=budget_s,
+            warmup=self._sweep.warmup_iterations,
+            iterations=self._sweep.iterations,
+        )
+        warmup, iterations = self._share_from_rank_0(warmup), self._share_from_rank_0(iterations)
+        for _ in range(warmup):
+            self._once(payload)
+            self._job.progress.report(f"warming up {label}")
+        times_s = []
+        for _ in range(iterations):
+            times_s.append(self._once(payload))
+            self._job.progress.report(f"timing {label}")
+        self._note(check, warmup, self._slowest(times_s))
+
+    def _once(self, payload: torch.Tensor) -> float:
+        started = time.perf_counter()
+        self._device.all_reduce(payload)
+        self._device.synchronize()
+        return time.perf_counter() - started
+
+    def _note(self, check: Check, warmup: int, times_s: list[float]) -> None:
+        p50_s = percentile(times_s, 50)
+        timing = Timing(
+            bytes=check.bytes,
+            elements=check.elements,
+            correct=check.correct,
+            warmup_iterations=warmup,
+            iterations=len(times_s),
+            p50_us=p50_s * 1e6,
+            p99_us=percentile(times_s, 99) * 1e6,
+            mean_us=sum(times_s) / len(times_s) * 1e6,
+            algbw_gib_per_s=algorithm_bandwidth_gib_per_s(check.bytes, p50_s),
+            busbw_gib_per_s=bus_bandwidth_gib_per_s(check.bytes, p50_s, self._device.num_ranks),
+        )
+        self._timings.append(timing)
+        if self._device.rank == 0:
+            self._job.store.add_metrics("size", asdict(timing))
+        self._say(
+            _COLUMNS.format(
+                size_label(timing.bytes),
+                timing.elements,
+                timing.iterations,
+                f"{timing.p50_us:.1f}",
+                f"{timing.p99_us:.1f}",
+                f"{timing.algbw_gib_per_s:.3f}",
+                f"{timing.busbw_gib_per_s:.3f}",
+                "yes",
+            )
+        )
+
+    def _slowest(self, times_s: list[float]) -> list[float]:
+        """Each iteration's time on its slowest rank."""
+        # Always of the same length, so that XLA compiles it once.
+        padded = torch.zeros(self._sweep.iterations, dtype=torch.float32)
+        padded[: len(times_s)] = torch.tensor(times_s, dtype=torch.float32)
+        shared = self._device.place(padded)
+        self._device.all_reduce(shared, maximum=True)
+        self._device.synchronize()
+        return [float(value) for value in self._device.fetch(shared)[: len(times_s)]]
+
+    def _share(self, number: int) -> int:
+        """Sum of a number over all ranks."""
+        shared = self._device.place(torch.tensor([number], dtype=torch.int32))
+        self._device.all_reduce(shared)
+        self._device.synchronize()
+        return int(self._device.fetch(shared)[0])
+
+    def _share_from_rank_0(self, number: int) -> int:
+        return self._share(number if self._device.rank == 0 else 0)
+
+    def _agree(self, go_on: bool) -> bool:
+        """What rank 0 thinks, on every rank."""
+        return bool(self._share_from_rank_0(int(go_on)))
+
+    def _time_left_s(self) -> float:
+        return self._sweep.total_seconds - (time.monotonic() - self._started_s)
+
+    def _bar(self) -> BarResult:
+        context = self._job.context
+        return compare_with_bar(
+            device=context.device,
+            instance_type=context.instance_type,
+            num_nodes=context.num_nodes,
+            num_ranks=self._device.num_ranks,
+            busbw_gib_per_s={t.bytes: t.busbw_gib_per_s for t in self._timings},
+        )
+
+    def _where(self) -> dict[str, Any]:
+        context = self._job.context
+        return {
+            "deployment": context.deployment,
+            "job_id": context.job_id,
+            "device": context.device,
+            "instance_type": context.instance_type,
+            "neuron_release": context.neuron_release,
+            "num_nodes": context.num_nodes,
+            "processes_per_node": context.processes_per_node,
+            "num_ranks": self._device.num_ranks,
+        }
+
+    def _announce(self) -> None:
+        sizes = self._sweep.sizes()
+        self._say(
+            f"all-reduce over ranks 0 to {self._device.num_ranks - 1}, "
+            f"{self._job.context.processes_per_node} on each of {self._job.context.num_nodes} "
+            f"node(s), device {self._job.context.device}, fp32, {size_label(sizes[0])} to "
+            f"{size_label(sizes[-1])}; algbw and busbw in GiB/s"
+        )
+
+    def _conclude(self, bar: BarResult, error: Exception | None) -> None:
+        passed = error is None
+        result: Mapping[str, Any] = {
+            "workload": "all-reduce",
+            "run": self._job.context.run,
+            "attempt": self._job.context.attempt,
+            "status": "passed" if passed else "failed",
+            "error": None if passed else str(error),
+            "started_at": self._started,
+            "duration_s": round(time.monotonic() - self._started_s, 3),
+            **self._where(),
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+            "data_type": "fp32",
+            "time_definition": TIME_DEFINITION,
+            "bandwidth_definition": BANDWIDTH_DEFINITION,
+            "checks": [asdict(check) | {"correct": check.correct} for check in self._checks],
+            "sizes": [asdict(timing) for timing in self._timings],
+            "skipped_sizes": self._skipped,
+            "bar": asdict(bar),
+            "parameters": asdict(self._sweep),
+        }
+        self._job.store.add_metrics(
+            "end", {"status": result["status"], "duration_s": result["duration_s"]}
+        )
+        number = len(self._checks)
+        self._say(f"sums: {number if passed else number - 1} of {number} exact, int32 and fp32")
+        published = f" ({bar.published_gib_per_s} GiB/s)" if bar.published_gib_per_s else ""
+        self._say(f"published bar{published}: {bar.status}, {bar.reason}")
+        self._job.progress.report("writing results")
+        for place in self._job.store.finish(result):
+            self._say(f"written: {place}")
+
+    def _say(self, message: str) -> None:
+        if self._device.rank == 0:
+            print(message, flush=True)
+
+
+def tile(pattern: list[int], num_elements: int, data_type: torch.dtype) -> torch.Tensor:
+    """``pattern`` repeated to ``num_elements``."""
+    period = torch.tensor(pattern, dtype=data_type)
+    return period.repeat(-(-num_elements // len(pattern)))[:num_elements].contiguous()
+
+
+def compare(found: torch.Tensor, pattern: list[int]) -> tuple[int, str]:
+    """Number of elements that differ from the repeated pattern, and one of them in words.
+
+    In pieces, because 32 workers with a GiB each would otherwise double a node's memory.
+    """
+    expected = tile(pattern, min(len(found), len(pattern) * 4096), found.dtype)
+    wrong, example = 0, ""
+    for start in range(0, len(found), len(expected)):
+        piece = found[start : start + len(expected)]
+        differs = piece != expected[: len(piece)]
+        count = int(differs.sum())
+        if count and not wrong:
+            place = int(differs.nonzero()[0])
+            example = (
+                f"; element {start + place} is {piece[place].item():g}, "
+                f"not {expected[place].item():g}"
+            )
+        wrong += count
+    return wrong, example
+
+
+def run(job: Job) -> None:
+    """Entry point of the workload."""
+    AllReduce(job).run()

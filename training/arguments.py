@@ -1,0 +1,150 @@
+"""The launcher's command line: a workload and its parameters, strictly read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainium_catalogue.exit_codes import EXIT_CODES
+from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.workloads import (
+    LAUNCH_PARAMETERS,
+    WORKLOADS,
+    Parameter,
+    Value,
+    Workload,
+    find_workload,
+    parse_parameters,
+)
+
+PROGRAM = "python -m training.launch"
+
+
+class ArgumentError(ValueError):
+    """A command line that cannot be run; the message is for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchParameters:
+    """How long the launcher waits for what; the names are ``LAUNCH_PARAMETERS``."""
+
+    peer_timeout_s: float
+    hang_limit_s: float
+    join_timeout_s: float
+    stop_grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One workload with every parameter filled in."""
+
+    workload: Workload
+    launch: LaunchParameters
+    values: Mapping[str, Value]
+    """The workload's own parameters."""
+    words: tuple[str, ...]
+    """The command line as given, for the workers to read again."""
+
+
+def parse(words: Sequence[str]) -> Request:
+    """Read ``<workload> [--parameter value]...``; ``ArgumentError`` says what would be right."""
+    if not words:
+        raise ArgumentError(f"no workload is named; known are {', '.join(WORKLOADS)}")
+    if words[0].startswith("-"):
+        raise ArgumentError(
+            f"{words[0]} stands before the workload; write {PROGRAM} <workload> [--parameter value]"
+        )
+    try:
+        workload = find_workload(words[0])
+        parameters = (*LAUNCH_PARAMETERS, *workload.parameters)
+        given = parse_parameters(_assignments(words[1:], parameters), parameters)
+    except ArgumentError:
+        raise
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
+    full = {p.name: given.get(p.name, p.default) for p in parameters}
+    seconds = {p.name.replace("-", "_"): float(full[p.name]) for p in LAUNCH_PARAMETERS}
+    return Request(
+        workload=workload,
+        launch=LaunchParameters(**seconds),
+        values={p.name: full[p.name] for p in workload.parameters},
+        words=tuple(words),
+    )
+
+
+def _assignments(
+    words: Sequence[str], parameters: Iterable[Parameter]
+) -> Iterable[tuple[str, str]]:
+    """Split ``--name value`` and ``--name=value``; a boolean may stand alone and is then true."""
+    known = {parameter.name: parameter for parameter in parameters}
+    seen: set[str] = set()
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise ArgumentError(f"{word!r} is not a parameter; parameters look like --name value")
+        name, equals, value = word[2:].partition("=")
+        if name not in known:
+            flags = [f"--{k}" for k in known]
+            raise ArgumentError(f"unknown parameter --{name}; {did_you_mean(f'--{name}', flags)}")
+        if name in seen:
+            raise ArgumentError(f"--{name} is given twice; give it once")
+        seen.add(name)
+        if not equals:
+            alone = not rest or rest[0].startswith("--")
+            if alone and isinstance(known[name].default, bool):
+                value = "true"
+            elif alone:
+                raise ArgumentError(f"--{name} has no value; its default is {known[name].default}")
+            else:
+                value = rest.pop(0)
+        yield name, value
+
+
+def help_text() -> str:
+    """What ``--help`` prints."""
+    lines = [
+        f"usage: {PROGRAM} <workload> [--parameter value]...",
+        "",
+        "Runs on every node of a job: reads what AWS Batch tells the node, checks the host, waits",
+        "for the other nodes, starts the workers with torchrun and watches them and the other",
+        "nodes. Outside Batch the machine is a job of one node:",
+        "",
+        f"  TRAINIUM_DEVICE=cpu TRAINIUM_PROCESSES_PER_NODE=2 {PROGRAM} all-reduce \\",
+        "      --max-bytes 1048576",
+        "",
+        "Parameters of every workload (default in brackets):",
+        *_parameter_lines(LAUNCH_PARAMETERS),
+    ]
+    for workload in WORKLOADS.values():
+        lines += [
+            "",
+            f"{workload.name}: {workload.summary}",
+            *_parameter_lines(workload.parameters),
+        ]
+    lines += [
+        "",
+        "Environment: AWS_BATCH_* as Batch sets it; TRAINIUM_DEPLOYMENT, TRAINIUM_INSTANCE_TYPE,",
+        "TRAINIUM_NEURON_RELEASE and TRAINIUM_BUCKET from the job definition, TRAINIUM_RUN from the",
+        "helper;",
+        "TRAINIUM_DEVICE=cpu, TRAINIUM_PROCESSES_PER_NODE and TRAINIUM_NODE_ADDRESS on laptops.",
+        "Without TRAINIUM_BUCKET results are written below build/runs/<run>/.",
+        "",
+        "Exit codes:",
+    ]
+    for code, ending in EXIT_CODES.items():
+        retried = "; Batch retries" if ending.retry else ""
+        lines.append(f"  {code.value:>3}  {ending.meaning}{retried}")
+    return "\n".join(lines)
+
+
+def _parameter_lines(parameters: Iterable[Parameter]) -> list[str]:
+    rows = [(f"--{p.name}", f"{p.help} [{_shown(p.default)}]") for p in parameters]
+    width = max(len(flag) for flag, _ in rows)
+    return [f"  {flag:<{width}}  {text}" for flag, text in rows]
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

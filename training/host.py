@@ -1,0 +1,102 @@
+"""The facts of a host that preflight looks at; paths can point into a tree made for a test."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+_FI_INFO = "/opt/amazon/efa/bin/fi_info"
+_FI_INFO_TIMEOUT_S = 10
+
+
+def gib(mib: int) -> str:
+    """MiB as GiB with one digit."""
+    return f"{mib / 1024:.1f}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Reads the machine, or a tree that looks like one."""
+
+    root: Path = Path("/")
+    """Holds ``dev`` and ``sys``."""
+    disk: Path = Path("/tmp")
+    shared_memory: Path = Path("/dev/shm")
+    fi_info: str | None = _FI_INFO
+    limits: Callable[[int], tuple[int, int]] = resource.getrlimit
+    pid: Callable[[], int] = os.getpid
+
+    def num_neuron_devices(self) -> int:
+        """Chips, one device file each."""
+        return self._count("dev", r"neuron\d+")
+
+    def num_efa_devices(self) -> int:
+        """Device files that user space reaches EFA through."""
+        return self._count("dev/infiniband", r"uverbs\d+")
+
+    def num_efa_interfaces(self) -> int:
+        """EFA interfaces that the kernel knows."""
+        return self._count("sys/class/infiniband", r".+")
+
+    def num_efa_providers(self) -> int | None:
+        """EFA domains that libfabric offers, or None where its tool is not installed."""
+        if self.fi_info is None or not Path(self.fi_info).exists():
+            return None
+        try:
+            result = subprocess.run(
+                [self.fi_info, "-p", "efa", "-t", "FI_EP_RDM"],
+                capture_output=True,
+                text=True,
+                timeout=_FI_INFO_TIMEOUT_S,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return 0
+        return len(set(re.findall(r"^\s*domain:\s*(\S+)", result.stdout, re.MULTILINE)))
+
+    def driver_version(self) -> str | None:
+        """Version of the loaded Neuron driver."""
+        try:
+            return (self.root / "sys/module/neuron/version").read_text().strip()
+        except OSError:
+            return None
+
+    def memlock_bytes(self) -> int | None:
+        """Bytes that may be pinned, or None for any number."""
+        soft, _ = self.limits(resource.RLIMIT_MEMLOCK)
+        return None if soft == resource.RLIM_INFINITY else soft
+
+    def num_files(self) -> int:
+        """Files that a process may have open."""
+        soft, _ = self.limits(resource.RLIMIT_NOFILE)
+        return 2**30 if soft == resource.RLIM_INFINITY else soft
+
+    def shared_memory_mib(self) -> int:
+        """Size, not free space, of the shared memory file system."""
+        return shutil.disk_usage(self.shared_memory).total // 2**20
+
+    def free_disk_gib(self) -> float:
+        """Free space where temporary files go."""
+        return shutil.disk_usage(self.disk).free / 2**30
+
+    def has_package(self, name: str) -> bool:
+        """Whether a package can be imported; nothing is imported."""
+        return find_spec(name) is not None
+
+    def _count(self, folder: str, pattern: str) -> int:
+        path = self.root / folder
+        if not path.is_dir():
+            return 0
+        return sum(re.fullmatch(pattern, entry.name) is not None for entry in path.iterdir())
+
+
+def raise_file_limit() -> None:
+    """Use as many open files as the host allows; the soft limit is often far below the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

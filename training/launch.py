@@ -1,0 +1,168 @@
+"""What every node of a job runs: ``python -m training.launch <workload> [--parameter value]...``.
+
+Reads the environment once, then joins the other nodes, starts torchrun, and ends with the code
+that all nodes end with (docs/interfaces.md lists them).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from training import settings
+from training.addresses import find_address, interface_of
+from training.arguments import ArgumentError, Request, help_text, parse
+from training.contract import ContractError, NodeContract, read_contract
+from training.failures import classify, describe
+from training.guardian import Guardian
+from training.host import Host, raise_file_limit
+from training.node import LocalNode
+from training.peers import Hub, Spoke
+from training.ports import reserve_port
+from training.preflight import preflight, problem, report_lines
+from training.progress import RunContext
+from training.supervisor import ChildRole, MainRole, StopRequest
+from training.torchrun import torchrun_command
+from training.verdict import Verdict
+from training.workloads import refuse_unfit
+from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
+from trainium_catalogue.ports import RENDEZVOUS
+
+
+def say(message: str) -> None:
+    """One line into the log, at once."""
+    print(f"launch: {message}", flush=True)
+
+
+def main(words: Sequence[str], env: Mapping[str, str]) -> int:
+    """Run one node; returns its exit code."""
+    if any(word in ("-h", "--help") for word in words):
+        print(help_text())
+        return ExitCode.OK
+    try:
+        request = parse(words)
+        node = read_contract(env, find_address)
+        refuse_unfit(request, node)
+    except (ArgumentError, ContractError) as error:
+        print(f"launch: {error}", file=sys.stderr, flush=True)
+        return ExitCode.CONFIGURATION
+    except OSError as error:
+        say(f"the node's own address cannot be found: {error}")
+        return ExitCode.HOST
+    stop = StopRequest()
+
+    def count_request(number: int, frame: object) -> None:
+        stop.count += 1
+
+    signal.signal(signal.SIGTERM, count_request)
+    signal.signal(signal.SIGINT, count_request)
+    raise_file_limit()
+    scratch = Path(tempfile.mkdtemp(prefix="trainium-"))
+    guardian = Guardian(scratch=scratch, silence_s=request.launch.peer_timeout_s)
+    try:
+        decision = run_node(request, node, env, scratch=scratch, guardian=guardian, stop=stop)
+    except Exception as error:
+        # A mistake in the launcher itself, or a host on which not even the launcher works.
+        traceback.print_exc()
+        decision = Verdict(code=classify(error), reason=f"the launcher failed: {describe(error)}")
+    finally:
+        guardian.release()
+        shutil.rmtree(scratch, ignore_errors=True)
+    ending = EXIT_CODES[decision.code]
+    say(f"exit {decision.code.value} ({ending.meaning}): {decision.reason}")
+    return decision.code
+
+
+def run_node(
+    request: Request,
+    node: NodeContract,
+    env: Mapping[str, str],
+    *,
+    scratch: Path,
+    guardian: Guardian,
+    stop: StopRequest,
+) -> Verdict:
+    """Check this node, join the others, and stay until the job is decided."""
+    say(
+        f"node {node.node_index} of {node.num_nodes}{' (main)' if node.is_main else ''} at "
+        f"{node.address}: {request.workload.name}, run {node.run}, attempt {node.attempt}, "
+        f"{node.processes_per_node} processes on {node.device}"
+    )
+    outcomes = preflight(node, Host(disk=scratch), beat=guardian.beat)
+    for line in report_lines(outcomes):
+        say(line)
+    found = problem(node, outcomes)
+    local = LocalNode(
+        label=f"node {node.node_index}",
+        scratch=scratch,
+        num_workers=node.processes_per_node,
+        hang_limit_s=request.launch.hang_limit_s,
+    )
+
+    def start_workers(rendezvous_port: int) -> None:
+        system = settings.System(kernel=platform.release(), interface=interface_of(node.address))
+        worker_env, remarks = settings.worker_environment(env, node, system)
+        for remark in remarks:
+            say(remark)
+        run_context(request, node).write(scratch)
+        command = torchrun_command(
+            node, python=sys.executable, rendezvous_port=rendezvous_port, words=request.words
+        )
+        say(f"start: {' '.join(command)}")
+        local.start(command, worker_env)
+
+    timeout_s = request.launch.peer_timeout_s
+    try:
+        if not node.is_main:
+            child = ChildRole(
+                node,
+                parameters=request.launch,
+                local=local,
+                guardian=guardian,
+                stop=stop,
+                start_workers=start_workers,
+            )
+            return child.run(Spoke(node, timeout_s=timeout_s), found)
+        with reserve_port(RENDEZVOUS) as port:
+            if port != RENDEZVOUS:
+                say(f"port {RENDEZVOUS} is taken on this machine; rendezvous is on {port}")
+            main_role = MainRole(
+                node,
+                parameters=request.launch,
+                local=local,
+                guardian=guardian,
+                stop=stop,
+                start_workers=start_workers,
+            )
+            return main_role.run(Hub(node, timeout_s=timeout_s), found, port)
+    finally:
+        local.kill(guardian.beat)
+
+
+def run_context(request: Request, node: NodeContract) -> RunContext:
+    """What the workers of this node are told."""
+    return RunContext(
+        run=node.run,
+        deployment=node.deployment,
+        job_id=node.job_id,
+        attempt=node.attempt,
+        node_index=node.node_index,
+        num_nodes=node.num_nodes,
+        processes_per_node=node.processes_per_node,
+        device=node.device.value,
+        instance_type=node.instance_type.name if node.instance_type else None,
+        neuron_release=node.release.name if node.release else None,
+        bucket=node.bucket,
+        hang_limit_s=request.launch.hang_limit_s,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

@@ -1,0 +1,127 @@
+"""This node's workers: start torchrun, judge how it goes, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from training.processes import die_with_parent, is_gone, kill_marked, signal_quietly
+from training.progress import ENV_SCRATCH, WorkerState, read_failures, read_states
+from training.verdict import Verdict, better
+from trainium_catalogue.exit_codes import ExitCode
+
+_BETWEEN_LOOKS_S = 0.25
+
+
+class LocalNode:
+    """torchrun and its workers on this node."""
+
+    def __init__(self, *, label: str, scratch: Path, num_workers: int, hang_limit_s: float) -> None:
+        self._label = label
+        self._scratch = scratch
+        self._num_workers = num_workers
+        self._hang_limit_s = hang_limit_s
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._looked_s = float("-inf")
+        self._seen: dict[Path, int] = {}
+        self._moved_s: dict[Path, float] = {}
+        self._started_s = 0.0
+        self.verdict: Verdict | None = None
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start torchrun in a session of its own; it dies with this process."""
+        launcher = os.getpid()
+        self._started_s = time.monotonic()
+        # This process has one thread, so code between fork and exec is safe.
+        self._agent = subprocess.Popen(
+            command,
+            env={**env, ENV_SCRATCH: str(self._scratch)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(launcher),
+        )
+
+    def look(self, now_s: float) -> Verdict | None:
+        """The node's verdict so far; None while all is well."""
+        if self._agent is None:
+            return self.verdict
+        status = self._agent.poll()
+        if status is None and now_s - self._looked_s < _BETWEEN_LOOKS_S:
+            return self.verdict
+        self._looked_s = now_s
+        found = self._judge(status, now_s)
+        if found is not None:
+            self.verdict = better(self.verdict, found)
+        return self.verdict
+
+    def _judge(self, status: int | None, now_s: float) -> Verdict | None:
+        states = read_states(self._scratch)
+        gone = [path for path, state in states.items() if not state.done and is_gone(state.pid)]
+        # Again, because a worker writes its last word, or its failure, just before it ends.
+        states = read_states(self._scratch)
+        failures = read_failures(self._scratch)
+        if failures:
+            first = min(failures, key=lambda f: Verdict(code=f.code, reason="").strength)
+            return Verdict(
+                code=first.code, reason=f"{self._label}: rank {first.rank}: {first.error}"
+            )
+        if status == 0:
+            return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
+        if silent := [states[path] for path in gone if not states[path].done]:
+            ranks = ", ".join(str(state.rank) for state in silent)
+            return self._host(
+                f"rank {ranks} ended without a word (killed, crashed or out of memory)"
+            )
+        if status is not None:
+            return self._host(f"torchrun ended with {status} and no worker says why")
+        return self._hang(states, now_s)
+
+    def _hang(self, states: Mapping[Path, WorkerState], now_s: float) -> Verdict | None:
+        for path in states:
+            # Changes of the file's time, not its age: the wall clock may be set while we run.
+            stamp = path.stat().st_mtime_ns
+            if self._seen.get(path) != stamp:
+                self._seen[path], self._moved_s[path] = stamp, now_s
+        waiting = [path for path, state in states.items() if not state.done]
+        if len(states) < self._num_workers:
+            silent_s = now_s - self._started_s
+            what = f"{self._num_workers - len(states)} of {self._num_workers} workers did not start"
+        elif waiting:
+            path = min(waiting, key=lambda p: self._moved_s[p])
+            silent_s = now_s - self._moved_s[path]
+            state = states[path]
+            what = f"rank {state.rank} made no progress at: {state.step}"
+        else:
+            silent_s = now_s - max(self._moved_s.values())
+            what = "torchrun did not end after all workers had finished"
+        if silent_s <= self._hang_limit_s:
+            return None
+        return self._host(f"{what}, for {self._hang_limit_s:g} s (hang-limit-s)")
+
+    def _host(self, reason: str) -> Verdict:
+        return Verdict(code=ExitCode.HOST, reason=f"{self._label}: {reason}")
+
+    def request_stop(self) -> None:
+        """Pass SIGTERM on to the workers."""
+        for state in read_states(self._scratch).values():
+            if not state.done:
+                signal_quietly(state.pid, signal.SIGTERM)
+
+    @property
+    def running(self) -> bool:
+        """Whether a worker is still at work."""
+        return any(not is_gone(state.pid) for state in read_states(self._scratch).values())
+
+    def kill(self, beat: Callable[[], None]) -> None:
+        """End everything this launch has started."""
+        if self._agent is None:
+            return
+        self._agent.kill()
+        kill_marked(ENV_SCRATCH, str(self._scratch), beat=beat)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel
+            self._agent.wait(timeout=1)

@@ -1,0 +1,85 @@
+"""Linux process control: die with the parent, find and end what a launcher started."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_NAME = 15
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the call
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def name_process(name: str) -> None:
+    """Name shown by ps and top; at most 15 characters."""
+    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def process_state(pid: int, proc: Path = Path("/proc")) -> str | None:
+    """One letter of proc(5) (``R``, ``S``, ``T``, ``Z``, ...), or None when there is none."""
+    try:
+        stat = (proc / str(pid) / "stat").read_bytes()
+    except OSError:
+        return None
+    # The name, in parentheses, may hold anything, spaces and parentheses included.
+    return stat[stat.rindex(b")") + 2 :][:1].decode()
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    return process_state(pid) in (None, "Z", "X")
+
+
+def marked(variable: str, value: str, proc: Path = Path("/proc")) -> list[int]:
+    """Processes that were started with ``variable=value`` in their environment.
+
+    Workers live in sessions of their own (torchrun starts them so) and outlive a killed torchrun
+    for a moment, so neither process group nor parenthood finds them all. The marker does.
+    """
+    needle = f"{variable}={value}".encode()
+    found = []
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:
+            continue  # ended meanwhile, or another user's
+        if needle in environment.split(b"\0"):
+            found.append(int(entry.name))
+    return found
+
+
+def signal_quietly(pid: int, number: signal.Signals) -> None:
+    """Send a signal; a process that has ended is no error."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def kill_marked(
+    variable: str, value: str, *, within_s: float = 5.0, beat: Callable[[], None] = lambda: None
+) -> list[int]:
+    """Kill every marked process until none is left; returns those that resist (kernel waits)."""
+    deadline = time.monotonic() + within_s
+    while True:
+        # A process under fork may appear after a scan, so only an empty one ends the loop.
+        left = [pid for pid in marked(variable, value) if not is_gone(pid)]
+        if not left or time.monotonic() > deadline:
+            return left
+        for pid in left:
+            signal_quietly(pid, signal.SIGKILL)
+        beat()
+        time.sleep(0.02)

@@ -1,0 +1,136 @@
+"""Every environment setting the launcher gives the workers, each with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from training.addresses import TASK_INTERFACE
+from training.contract import DeviceKind, NodeContract
+
+ROOT_COMM_ID = "NEURON_RT_ROOT_COMM_ID"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What the settings depend on beside the contract."""
+
+    kernel: str
+    """``uname -r``."""
+    interface: str | None
+    """Name of the interface that carries the node's address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One environment variable; ``value`` returns None where it does not apply."""
+
+    name: str
+    value: Callable[[NodeContract, System], str | None]
+    reason: str
+
+
+def _neuron(value: str) -> Callable[[NodeContract, System], str | None]:
+    return lambda node, system: None if node.device is DeviceKind.CPU else value
+
+
+def _efa(value: str) -> Callable[[NodeContract, System], str | None]:
+    return lambda node, system: value if uses_efa(node) else None
+
+
+def uses_efa(node: NodeContract) -> bool:
+    """Whether collectives leave the node, on hardware that has EFA."""
+    return node.num_nodes > 1 and node.device is not DeviceKind.CPU
+
+
+def _fork_safe(node: NodeContract, system: System) -> str | None:
+    numbers = re.match(r"(\d+)\.(\d+)", system.kernel)
+    old = numbers is not None and (int(numbers[1]), int(numbers[2])) < (5, 15)
+    return "1" if uses_efa(node) and old else None
+
+
+def _gloo_interface(node: NodeContract, system: System) -> str | None:
+    return system.interface if node.device is DeviceKind.CPU else None
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        name="FI_PROVIDER",
+        value=_efa("efa"),
+        reason="libfabric must take EFA or fail, never fall back to TCP in silence",
+    ),
+    Setting(
+        name="FI_EFA_USE_DEVICE_RDMA",
+        value=_efa("1"),
+        reason="lets EFA read and write device memory directly (Neuron multi-node set-up guide)",
+    ),
+    Setting(
+        name="FI_EFA_FORK_SAFE",
+        value=_fork_safe,
+        reason="registered memory survives fork; kernels from 5.15 do it by themselves",
+    ),
+    Setting(
+        name="CCOM_SOCKET_IFNAME",
+        value=_efa(TASK_INTERFACE),
+        reason="bootstrap of collectives uses the task's interface, which peers can reach",
+    ),
+    Setting(
+        name="PJRT_DEVICE",
+        value=lambda node, system: "NEURON" if node.device is DeviceKind.XLA else None,
+        reason="torch_xla must take the Neuron devices or fail, never fall back to its CPU",
+    ),
+    Setting(
+        name="MALLOC_ARENA_MAX",
+        value=_neuron("64"),
+        reason="bounds the heaps that glibc makes for the runtime's many threads (AWS's samples)",
+    ),
+    Setting(
+        name="GLOO_SOCKET_IFNAME",
+        value=_gloo_interface,
+        reason="gloo would otherwise look the host name up, which loopback nodes do not have",
+    ),
+    Setting(
+        name="OMP_NUM_THREADS",
+        value=lambda node, system: "1",
+        reason="the workers of a node share its cores; more threads would only wait for each other",
+    ),
+    Setting(
+        name="PYTHONUNBUFFERED",
+        value=lambda node, system: "1",
+        reason="a line must be in the log when the process is killed right after it",
+    ),
+    Setting(
+        name="PYTHONFAULTHANDLER",
+        value=lambda node, system: "1",
+        reason="a crash in native code leaves a Python traceback in the log",
+    ),
+)
+"""Not here on purpose: ``NEURON_RT_ROOT_COMM_ID``. torch_xla derives it from the main node's
+address; a preset one, above all ``localhost``, would make every node its own root."""
+
+
+def worker_environment(
+    env: Mapping[str, str], node: NodeContract, system: System
+) -> tuple[dict[str, str], list[str]]:
+    """Environment of the workers, and remarks for the log. What the user has set wins."""
+    result = dict(env)
+    remarks: list[str] = []
+    root = result.get(ROOT_COMM_ID)
+    if root is not None and _is_loopback(root) and not _is_loopback(node.main_address):
+        del result[ROOT_COMM_ID]
+        remarks.append(
+            f"{ROOT_COMM_ID}={root} is removed: on loopback every node would be its own root"
+        )
+    for setting in SETTINGS:
+        value = setting.value(node, system)
+        if value is None:
+            continue
+        chosen = result.setdefault(setting.name, value)
+        if chosen != value:
+            remarks.append(f"{setting.name}={chosen} is kept; the launcher would set {value}")
+    return result, remarks
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("localhost", "127.", "[::1]", "::1"))

@@ -1,0 +1,226 @@
+"""The arithmetic of the all-reduce workload: sizes, payloads, bandwidths, the published bar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trainium_catalogue.workloads import Value
+
+BYTES_PER_ELEMENT = 4
+"""fp32 and int32."""
+
+TIME_DEFINITION = (
+    "one time per iteration: wall clock of the slowest rank from the call until the result is in "
+    "place; bandwidth uses the p50 time, as nccom-test does"
+)
+BANDWIDTH_DEFINITION = (
+    "algbw = bytes / p50 time; busbw = algbw * 2 * (ranks - 1) / ranks; GiB/s, which nccom-test "
+    "prints as GB/s"
+)
+
+_PERIOD = 251
+"""Prime, so that a piece that lands in the wrong place does not fit there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What the user asked for, checked."""
+
+    min_bytes: int
+    max_bytes: int
+    size_factor: int
+    warmup_iterations: int
+    iterations: int
+    seconds_per_size: float
+    total_seconds: float
+    require_bar: bool
+    inject_error_rank: int
+
+    @staticmethod
+    def from_values(values: Mapping[str, Value], num_ranks: int) -> Sweep:
+        """Check parameters against each other; ``ValueError`` names value and remedy."""
+        sweep = Sweep(
+            min_bytes=int(values["min-bytes"]),
+            max_bytes=int(values["max-bytes"]),
+            size_factor=int(values["size-factor"]),
+            warmup_iterations=int(values["warmup-iterations"]),
+            iterations=int(values["iterations"]),
+            seconds_per_size=float(values["seconds-per-size"]),
+            total_seconds=float(values["total-seconds"]),
+            require_bar=bool(values["require-bar"]),
+            inject_error_rank=int(values["inject-error-rank"]),
+        )
+        if sweep.min_bytes % BYTES_PER_ELEMENT:
+            raise ValueError(
+                f"min-bytes={sweep.min_bytes} is not a multiple of {BYTES_PER_ELEMENT}, the size "
+                f"of an element; the nearest is {max(4, round(sweep.min_bytes / 4) * 4)}"
+            )
+        if sweep.max_bytes < sweep.min_bytes:
+            raise ValueError(
+                f"max-bytes={sweep.max_bytes} is below min-bytes={sweep.min_bytes}; "
+                "raise the one or lower the other"
+            )
+        if sweep.inject_error_rank >= num_ranks:
+            raise ValueError(
+                f"inject-error-rank={sweep.inject_error_rank} does not exist; "
+                f"the job has ranks 0 to {num_ranks - 1}"
+            )
+        return sweep
+
+    def sizes(self) -> list[int]:
+        """Payloads in bytes, from the smallest up, each ``size_factor`` times the one before."""
+        sizes = [self.min_bytes]
+        while sizes[-1] * self.size_factor <= self.max_bytes:
+            sizes.append(sizes[-1] * self.size_factor)
+        return sizes
+
+
+def element_value(rank: int, index: int) -> int:
+    """What rank ``rank`` contributes at ``index``; differs between ranks and between places."""
+    return (index + 7 * rank) % _PERIOD + 1
+
+
+def rank_pattern(rank: int) -> list[int]:
+    """One period of a rank's payload."""
+    return [element_value(rank, index) for index in range(_PERIOD)]
+
+
+def sum_pattern(num_ranks: int) -> list[int]:
+    """One period of the exact sum over all ranks.
+
+    Sums stay below 2**24, where fp32 is exact, for 66 000 ranks; bf16, which XLA_USE_BF16 would
+    put in fp32's place, is exact to 256 only and is found out.
+    """
+    return [
+        sum(element_value(rank, index) for rank in range(num_ranks)) for index in range(_PERIOD)
+    ]
+
+
+def plan_iterations(
+    *, probe_s: float, budget_s: float, warmup: int, iterations: int
+) -> tuple[int, int]:
+    """Warm-up and timed iterations that fit the budget, at least one timed.
+
+    One rank decides and tells the others: ranks that each looked at their own clock would
+    disagree, and wait for each other for ever.
+    """
+    affordable = max(1, math.floor(budget_s / max(probe_s, 1e-9)))
+    if affordable >= warmup + iterations:
+        return warmup, iterations
+    fewer = min(warmup, affordable // 5)
+    return fewer, max(1, min(iterations, affordable - fewer))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Linear between the two nearest ranks, as numpy's default."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def algorithm_bandwidth_gib_per_s(num_bytes: int, seconds: float) -> float:
+    """Bytes of the payload over the time."""
+    return num_bytes / seconds / 2**30
+
+
+def bus_bandwidth_gib_per_s(num_bytes: int, seconds: float, num_ranks: int) -> float:
+    """What the busiest wire carries: an all-reduce moves 2 (n - 1) / n of the payload over it."""
+    return algorithm_bandwidth_gib_per_s(num_bytes, seconds) * 2 * (num_ranks - 1) / num_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A published figure to measure against."""
+
+    instance_type: str
+    num_nodes: int
+    num_ranks: int
+    num_bytes: int
+    busbw_gib_per_s: float
+    source: str
+
+
+BARS: tuple[Bar, ...] = (
+    Bar(
+        instance_type="trn1.32xlarge",
+        num_nodes=2,
+        num_ranks=64,
+        num_bytes=2**30,
+        # 1 GiB in 41806 us. The table there says GB/s and its text that it means 2**30 bytes.
+        busbw_gib_per_s=47.09,
+        source="Neuron documentation, nccom-test user guide, example -r 64 -N 2 -d fp32 allr",
+    ),
+)
+
+
+class BarStatus(StrEnum):
+    """How the measurement stands to the published figure."""
+
+    MET = "met"
+    BELOW = "below"
+    NOT_MEASURED = "not measured"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarResult:
+    """The verdict on bandwidth; never extrapolated from another size or set of nodes."""
+
+    status: BarStatus
+    reason: str
+    busbw_gib_per_s: float | None = None
+    published_gib_per_s: float | None = None
+    source: str | None = None
+
+
+def compare_with_bar(
+    *,
+    device: str,
+    instance_type: str | None,
+    num_nodes: int,
+    num_ranks: int,
+    busbw_gib_per_s: Mapping[int, float],
+) -> BarResult:
+    """Hold the measured bus bandwidth per size against the published figure, where there is one."""
+    if device == "cpu":
+        return BarResult(
+            status=BarStatus.NOT_APPLICABLE, reason="measured on CPUs, not on Neuron devices"
+        )
+    for bar in BARS:
+        if (bar.instance_type, bar.num_nodes, bar.num_ranks) != (
+            instance_type,
+            num_nodes,
+            num_ranks,
+        ):
+            continue
+        measured = busbw_gib_per_s.get(bar.num_bytes)
+        if measured is None:
+            status, reason = BarStatus.NOT_MEASURED, f"the sweep left out {bar.num_bytes} bytes"
+        else:
+            met = measured >= bar.busbw_gib_per_s
+            status = BarStatus.MET if met else BarStatus.BELOW
+            reason = f"bus bandwidth at {bar.num_bytes} bytes"
+        return BarResult(
+            status=status,
+            reason=reason,
+            busbw_gib_per_s=measured,
+            published_gib_per_s=bar.busbw_gib_per_s,
+            source=bar.source,
+        )
+    return BarResult(
+        status=BarStatus.NOT_APPLICABLE,
+        reason=f"no figure is published for {num_nodes} x {instance_type} with {num_ranks} ranks",
+    )
+
+
+def size_label(num_bytes: int) -> str:
+    """``1 KiB``, ``16 MiB``: exact, or else bytes."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= size and num_bytes % size == 0:
+            return f"{num_bytes // size} {unit}"
+    return f"{num_bytes} B"

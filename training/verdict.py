@@ -1,0 +1,105 @@
+"""How one node judges itself, and how the main node makes one decision of all judgements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainium_catalogue.exit_codes import ExitCode
+
+# Best evidence first. A request to stop explains every failure after it; an error in the
+# workload or the configuration would happen again and shows up as a lost connection elsewhere.
+_PRECEDENCE = (
+    ExitCode.STOPPED,
+    ExitCode.CONFIGURATION,
+    ExitCode.WORKLOAD,
+    ExitCode.PREFLIGHT,
+    ExitCode.HOST,
+    ExitCode.OK,
+)
+_CONCLUSIVE = _PRECEDENCE[:3]
+
+MAX_SETTLE_S = 5.0
+"""Longest wait for better evidence than a lost connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a node, or the job, ends."""
+
+    code: ExitCode
+    reason: str
+    graceful: bool = False
+    """Workers get SIGTERM and time to finish, because nothing is broken yet."""
+
+    @property
+    def strength(self) -> int:
+        """Rank among ``_PRECEDENCE``; smaller is better evidence."""
+        return _PRECEDENCE.index(self.code)
+
+    def to_message(self) -> dict[str, Any]:
+        """Fields for the peer link."""
+        return {"code": int(self.code), "reason": self.reason, "graceful": self.graceful}
+
+    @staticmethod
+    def from_message(message: Mapping[str, Any]) -> Verdict:
+        """Read ``to_message``'s fields; ``ValueError`` when they are not of that form."""
+        try:
+            code = ExitCode(message["code"])
+            if code not in _PRECEDENCE:
+                raise ValueError(f"{code} is not a verdict")
+            return Verdict(
+                code=code, reason=str(message["reason"]), graceful=bool(message["graceful"])
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a verdict: {error!r}") from None
+
+
+def better(first: Verdict | None, second: Verdict) -> Verdict:
+    """The better evidence of two; the first one where they are equal."""
+    return second if first is None or second.strength < first.strength else first
+
+
+@dataclass(slots=True, kw_only=True)
+class Board:
+    """The main node's collection of verdicts."""
+
+    num_nodes: int
+    settle_s: float
+    verdicts: dict[int, Verdict] = field(default_factory=dict)
+    first_failure_s: float | None = None
+    all_joined: bool = False
+
+    def report(self, node: int, verdict: Verdict, now_s: float) -> None:
+        """Take a node's verdict; better evidence replaces worse."""
+        self.verdicts[node] = better(self.verdicts.get(node), verdict)
+        if verdict.code is not ExitCode.OK and self.first_failure_s is None:
+            self.first_failure_s = now_s
+
+    def decision(self, now_s: float) -> Verdict | None:
+        """The job's verdict, or None while it may still change.
+
+        Success needs every node. A failure waits ``settle_s`` for better evidence, unless it
+        cannot get better: it is conclusive, every node has spoken, or all preflights are known.
+        """
+        failures = {n: v for n, v in self.verdicts.items() if v.code is not ExitCode.OK}
+        complete = len(self.verdicts) == self.num_nodes
+        if not failures:
+            done = complete and self.num_nodes > 0
+            return Verdict(code=ExitCode.OK, reason="every node finished") if done else None
+        # Where one node is told to stop and another is already lost, grace has no purpose.
+        best = min(failures.values(), key=lambda verdict: (verdict.strength, verdict.graceful))
+        assert self.first_failure_s is not None
+        settled = (
+            best.code in _CONCLUSIVE
+            or complete
+            or (best.code is ExitCode.PREFLIGHT and self.all_joined)
+            or now_s >= self.first_failure_s + self.settle_s
+        )
+        if not settled:
+            return None
+        if best.code is ExitCode.PREFLIGHT:
+            reasons = [v.reason for _, v in sorted(failures.items()) if v.code is best.code]
+            return Verdict(code=best.code, reason="; ".join(reasons))
+        return best

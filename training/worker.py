@@ -1,0 +1,100 @@
+"""What torchrun starts for each rank: run the workload, report progress, explain failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from training.arguments import parse
+from training.contract import DeviceKind
+from training.failures import classify, describe
+from training.processes import die_with_parent
+from training.progress import ENV_SCRATCH, Progress, RunContext
+from training.results import Bucket, Store
+from training.workloads import IMPLEMENTATIONS, Job
+from trainium_catalogue.exit_codes import ExitCode
+
+_LOCAL_ROOT = Path("build")
+_TIMEOUT_FACTOR = 1.5
+_LEAVE_TOGETHER_S = 0.5
+"""So that the request is everywhere before the first connection breaks and looks like a fault."""
+
+
+def main(words: Sequence[str], env: Mapping[str, str]) -> None:
+    """Run one worker to its end."""
+    scratch, rank = Path(env[ENV_SCRATCH]), int(env["RANK"])
+    progress = Progress(scratch, local_rank=int(env["LOCAL_RANK"]), rank=rank)
+    progress.report("starting")
+
+    def leave(number: int, frame: object) -> None:
+        print(f"rank {rank}: stopped on request", flush=True)
+        time.sleep(_LEAVE_TOGETHER_S)
+        # Ending in order would wait for peers that are leaving as well.
+        os._exit(ExitCode.STOPPED)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        run(words, env, scratch=scratch, progress=progress)
+    except BaseException as error:
+        # First of all, while every connection is still open: peers whose connections break report
+        # that, and this is the better evidence.
+        progress.fail(classify(error), describe(error))
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ExitCode.WORKLOAD)
+    progress.finish()
+
+
+def run(words: Sequence[str], env: Mapping[str, str], *, scratch: Path, progress: Progress) -> None:
+    """Open the device and run the workload on it."""
+    request = parse(words)
+    context = RunContext.read(scratch)
+    workload = IMPLEMENTATIONS[request.workload.name].load()
+    from training.device import open_device  # imports torch, which takes a second
+
+    progress.report("joining the other ranks")
+    device = open_device(
+        DeviceKind(context.device),
+        # The launcher notices a hang first and knows better why; this is for its own absence.
+        timeout_s=context.hang_limit_s * _TIMEOUT_FACTOR,
+    )
+    workload(
+        Job(
+            context=context,
+            values=request.values,
+            device=device,
+            progress=progress,
+            store=_store(request.workload.name, context, env, scratch),
+        )
+    )
+    device.close()
+
+
+def _store(workload: str, context: RunContext, env: Mapping[str, str], scratch: Path) -> Store:
+    bucket = None
+    if context.bucket is not None:
+        bucket = Bucket(
+            name=context.bucket,
+            # boto3 does not read AWS_REGION, which is the one ECS sets.
+            region=env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"),
+            endpoint_url=env.get("AWS_ENDPOINT_URL"),
+        )
+    return Store(
+        root=_LOCAL_ROOT if bucket is None else scratch,
+        run=context.run,
+        workload=workload,
+        attempt=context.attempt,
+        bucket=bucket,
+    )
+
+
+if __name__ == "__main__":
+    # Before anything slow: the parent may die at any time.
+    die_with_parent(os.getppid())
+    main(sys.argv[1:], os.environ)

@@ -1,0 +1,64 @@
+"""Which code runs a workload, and what is refused before any worker starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from training.arguments import ArgumentError, Request
+from training.contract import NodeContract
+from training.sweep import Sweep
+from trainium_catalogue.workloads import Value
+
+if TYPE_CHECKING:
+    from training.device import Device
+    from training.progress import Progress, RunContext
+    from training.results import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a workload gets, on one worker."""
+
+    context: RunContext
+    values: Mapping[str, Value]
+    device: Device
+    progress: Progress
+    store: Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """A workload of the catalogue, as code."""
+
+    check: Callable[[Mapping[str, Value], int], object]
+    """Raises ``ValueError`` for values that cannot run on that many ranks; needs no torch."""
+    load: Callable[[], Callable[[Job], None]]
+    """Imports the code and returns the function to run; only workers call it."""
+
+
+def _load_all_reduce() -> Callable[[Job], None]:
+    from training.allreduce import run
+
+    return run
+
+
+IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
+    {"all-reduce": Implementation(check=Sweep.from_values, load=_load_all_reduce)}
+)
+
+
+def refuse_unfit(request: Request, node: NodeContract) -> None:
+    """Refuse a workload that cannot run on this job's nodes, or whose parameters disagree."""
+    workload = request.workload
+    if node.num_nodes < workload.min_nodes:
+        raise ArgumentError(
+            f"{workload.name} needs at least {workload.min_nodes} nodes, the job has "
+            f"{node.num_nodes}; submit with --nodes {workload.min_nodes}"
+        )
+    try:
+        IMPLEMENTATIONS[workload.name].check(request.values, node.num_ranks)
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None

@@ -41,6 +41,9 @@ class HostSetup:
 
     instance_type: InstanceType
     release: NeuronRelease
+    efa_version: str = EFA_VERSION
+    efa_key_fingerprint: str = EFA_KEY_FINGERPRINT
+    """Forty hexadecimal digits: what the fetched key has to have."""
 
     def script(self) -> str:
         """The whole shell script."""
@@ -52,8 +55,8 @@ class HostSetup:
             "DRIVER_MIN": release.driver_min,
             "DRIVER_BELOW": release.driver_below or "",
             "DRIVER_VERSION": release.driver_version,
-            "EFA_VERSION": EFA_VERSION,
-            "EFA_KEY_FINGERPRINT": EFA_KEY_FINGERPRINT,
+            "EFA_VERSION": self.efa_version,
+            "EFA_KEY_FINGERPRINT": self.efa_key_fingerprint,
             "RESERVED_PORTS": ",".join(str(port) for port in RESERVED_PORTS),
             "NOFILE": str(NOFILE),
             "STOP_TIMEOUT_S": str(stop_timeout_s()),

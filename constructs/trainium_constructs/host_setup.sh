@@ -3,7 +3,7 @@
 #   trainium-host setup   once, from user data: install what is missing, configure, verify
 #   trainium-host check   before every start of the ECS agent: refuse a host that is not ready
 #
-# Every step may run again. The paths below can be moved, so that tests run this very script.
+# Every step may run again. Paths and waits can be set, so that tests run this very script.
 
 readonly ROOT="${TRAINIUM_ROOT:-}"
 readonly DEV="${TRAINIUM_DEV:-/dev}"
@@ -11,6 +11,7 @@ readonly SYS="${TRAINIUM_SYS:-/sys}"
 readonly CONSOLE="${TRAINIUM_CONSOLE:-/dev/console}"
 readonly EFA_URL="${TRAINIUM_EFA_URL:-https://efa-installer.amazonaws.com}"
 readonly DEVICE_WAIT_S="${TRAINIUM_DEVICE_WAIT_S:-60}"
+readonly FETCH_RETRIES="${TRAINIUM_FETCH_RETRIES:-5}"
 
 readonly PROGRAM="${ROOT}/usr/local/sbin/trainium-host"
 readonly STATE="${ROOT}/var/lib/trainium"
@@ -113,7 +114,7 @@ END
 }
 
 fetch() {
-  curl --fail --silent --show-error --location --retry 5 --retry-all-errors \
+  curl --fail --silent --show-error --location --retry "${FETCH_RETRIES}" --retry-all-errors \
     --connect-timeout 10 --max-time 300 --output "$2" "$1"
 }
 

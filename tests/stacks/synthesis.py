@@ -1,0 +1,104 @@
+"""Templates of whole deployments, each synthesised once a session."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+import cdk_nag
+
+from app import build
+from stacks.config import AppConfig
+from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = {
+    key: value
+    for key, value in json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"].items()
+    if not key.startswith("trainium:")
+}
+PARTS = ("network", "storage", "image", "batch")
+
+Template = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What ``cdk synth`` writes for one configuration."""
+
+    config: AppConfig
+    folder: Path
+    templates: dict[str, Template]
+    """By part: ``network``, ``storage``, ``image``, ``batch``."""
+
+    def resources(self, part: str, resource_type: str) -> list[dict[str, Any]]:
+        """Properties of every resource of a type."""
+        return [
+            resource.get("Properties", {})
+            for resource in self.templates[part]["Resources"].values()
+            if resource["Type"] == resource_type
+        ]
+
+    def only(self, part: str, resource_type: str) -> dict[str, Any]:
+        """Properties of the one resource of a type."""
+        (properties,) = self.resources(part, resource_type)
+        return properties
+
+    def logical_ids(self, part: str, resource_type: str) -> list[str]:
+        """Logical ids of every resource of a type."""
+        return [
+            logical_id
+            for logical_id, resource in self.templates[part]["Resources"].items()
+            if resource["Type"] == resource_type
+        ]
+
+    def text(self, part: str) -> str:
+        """The template as it is deployed."""
+        return json.dumps(self.templates[part], indent=1, sort_keys=True)
+
+
+def deployment(*, nag: bool = False, **keys: object) -> Deployment:
+    """Synthesise what ``-c trainium:<key>=<value>`` asks for; callers may change what they get."""
+    return copy.deepcopy(_synthesise(nag, tuple(sorted(keys.items()))))
+
+
+@functools.cache
+def _synthesise(nag: bool, keys: tuple[tuple[str, object], ...]) -> Deployment:
+    folder = Path(tempfile.mkdtemp(prefix="trainium-synth-"))
+    app = cdk.App(context=FLAGS, outdir=str(folder))
+    config = AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys})
+    build(app, config)
+    if nag:
+        # Findings make synth raise, so that only the test of cdk-nag asks for it.
+        cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app))
+    app.synth()
+    templates = {
+        part: json.loads(path.read_text(encoding="utf-8"))
+        for part in PARTS
+        if (path := folder / f"{config.stack_name(part)}.template.json").exists()
+    }
+    return Deployment(config=config, folder=folder, templates=templates)
+
+
+def matrix() -> list[dict[str, object]]:
+    """Every instance type with every layout, in a region that offers it."""
+    return [
+        {
+            "instance_type": instance_type.name,
+            "region": next(iter(instance_type.zone_ids)),
+            "efa_layout": layout.value,
+        }
+        for instance_type in INSTANCE_TYPES.values()
+        for layout in EfaLayout
+    ]
+
+
+def name_of(keys: dict[str, object]) -> str:
+    """Readable id of a parametrised configuration."""
+    return "-".join(str(value) for value in keys.values())

@@ -1,0 +1,114 @@
+"""User data: a message that cloud-init can read, and a script that is sound."""
+
+from __future__ import annotations
+
+import subprocess
+from email import message_from_string
+from email.message import Message
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainium_catalogue.instances import INSTANCE_TYPES, InstanceType
+from trainium_catalogue.ports import RESERVED_PORTS
+from trainium_catalogue.releases import NEURON_RELEASES, NeuronRelease
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS
+from trainium_constructs import HostSetup
+from trainium_constructs.host_setup import MAX_USER_DATA_BYTES, stop_timeout_s
+
+instances = st.sampled_from(list(INSTANCE_TYPES.values()))
+releases = st.sampled_from(list(NEURON_RELEASES.values()))
+
+
+def parts_of(text: str) -> list[Message]:
+    message = message_from_string(text)
+    parts = message.get_payload()
+    assert isinstance(parts, list)
+    assert message.defects == []
+    assert all(part.defects == [] for part in parts)
+    return parts
+
+
+@given(instance=instances, release=releases)
+def test_user_data_is_mime_with_one_shell_script(
+    instance: InstanceType, release: NeuronRelease
+) -> None:
+    host = HostSetup(instance_type=instance, release=release)
+
+    (part,) = parts_of(host.user_data())
+
+    assert part.get_content_type() == "text/x-shellscript"
+    assert part.get_payload() == host.script()
+
+
+@given(instance=instances, release=releases)
+def test_user_data_leaves_room_for_what_batch_adds(
+    instance: InstanceType, release: NeuronRelease
+) -> None:
+    text = HostSetup(instance_type=instance, release=release).user_data()
+
+    assert len(text.encode("ascii")) < MAX_USER_DATA_BYTES * 3 // 4
+
+
+@given(instance=instances, release=releases)
+def test_user_data_is_the_same_each_time(instance: InstanceType, release: NeuronRelease) -> None:
+    host = HostSetup(instance_type=instance, release=release)
+
+    assert host.user_data() == host.user_data()
+
+
+def test_user_data_that_ec2_would_refuse_is_refused_here() -> None:
+    host = HostSetup(
+        instance_type=INSTANCE_TYPES["trn1.32xlarge"],
+        release=NEURON_RELEASES["2.28.0"],
+        efa_version="1" * MAX_USER_DATA_BYTES,
+    )
+
+    with pytest.raises(ValueError, match="EC2 takes 16384"):
+        host.user_data()
+
+
+@pytest.mark.parametrize("instance", INSTANCE_TYPES.values(), ids=lambda t: t.name)
+def test_the_script_passes_shellcheck(instance: InstanceType, tmp_path: Path) -> None:
+    script = tmp_path / "host.sh"
+    script.write_text(
+        HostSetup(instance_type=instance, release=NEURON_RELEASES["2.33.1"]).script()
+    )
+
+    done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+
+    assert done.stdout == ""
+
+
+def test_the_script_expands_nothing_at_synthesis() -> None:
+    script = HostSetup(
+        instance_type=INSTANCE_TYPES["trn1.32xlarge"], release=NEURON_RELEASES["2.28.0"]
+    ).script()
+
+    assert '"kernel-devel-$(uname -r)"' in script
+
+
+def test_the_script_pins_what_it_installs() -> None:
+    script = HostSetup(
+        instance_type=INSTANCE_TYPES["trn1.32xlarge"], release=NEURON_RELEASES["2.28.0"]
+    ).script()
+
+    assert "latest" not in script
+    assert "yum update" not in script
+    assert "dnf update" not in script
+
+
+def test_every_port_that_nodes_use_is_reserved() -> None:
+    script = HostSetup(
+        instance_type=INSTANCE_TYPES["trn1.32xlarge"], release=NEURON_RELEASES["2.28.0"]
+    ).script()
+
+    assert f"RESERVED_PORTS={','.join(map(str, RESERVED_PORTS))}\n" in script
+
+
+def test_containers_have_more_time_to_stop_than_the_launcher_takes() -> None:
+    (grace,) = (p.default for p in LAUNCH_PARAMETERS if p.name == "stop-grace-s")
+
+    assert stop_timeout_s() > float(grace)

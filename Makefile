@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # No command of this project reports usage to anyone.
 export CDK_DISABLE_CLI_TELEMETRY := true
 
-.PHONY: help setup check format test test-full rehearse synth bench diagram clean lock
+.PHONY: help setup check format test test-full rehearse synth bench diagram readme clean lock
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -44,6 +44,9 @@ bench: setup ## side-by-side benchmarks, into build/bench.json
 diagram: synth ## draw docs/architecture.svg from the synthesised templates
 	cd tools/diagram && node "$$(dirname "$$(readlink -f "$$(command -v node)")")/../lib/node_modules/npm/bin/npm-cli.js" ci --no-audit --no-fund --loglevel=error
 	python tools/diagram/draw.py
+
+readme: setup ## renew the generated tables of README.md
+	PYTHONPATH=.:constructs python tools/readme.py
 
 clean: ## remove what was built, keep .venv
 	rm -rf build cdk.out

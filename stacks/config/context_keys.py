@@ -22,6 +22,12 @@ from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 
 DEFAULT_NUM_NODES = 4
+HOME_REGION = "us-west-2"
+
+
+def _region(earlier: Mapping[str, Any]) -> str:
+    offered = INSTANCE_TYPES[earlier["instance_type"]].zone_ids
+    return HOME_REGION if HOME_REGION in offered else next(iter(offered))
 
 
 def _first_zone(earlier: Mapping[str, Any]) -> str | None:
@@ -54,13 +60,17 @@ class ContextKeys:
         default=("batch",),
         help="what runs the jobs; `batch` is the one of this version",
     )
-    region: str = key(
-        region_name(), default="us-west-2", help="region of every stack; it must offer the type"
-    )
     instance_type: str = key(
         kinds.name_in(INSTANCE_TYPES, noun="instance type"),
         default="trn1.32xlarge",
         help="type of every node; `python -m jobs catalogue` lists them",
+    )
+    region: str = key(
+        region_name(),
+        default=Derived(
+            text=f"`{HOME_REGION}`, or the first region that offers the type", compute=_region
+        ),
+        help="region of every stack; it must offer the type",
     )
     max_nodes: int = key(
         kinds.whole_number(1, 1000),

@@ -1,8 +1,7 @@
-"""The table of context keys in docs/context.md: ``python -m stacks.config.table`` prints it."""
+"""The table of context keys, for the README."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -10,19 +9,10 @@ from stacks.config.app_config import AppConfig
 from stacks.config.keys import Derived, keys_of
 from stacks.config.refusal import PREFIX
 
-_INTRODUCTION = f"""\
-# Context keys
 
-Every key can stand in `cdk.json` (typed JSON) and be overridden with `-c`, for example
-`cdk deploy --all -c {PREFIX}max_nodes=8`.
-A list is given as `a,b` or as a JSON list.
-This file is the output of `python -m stacks.config.table`; a test compares it with the code.
-"""
-
-
-def context_document() -> str:
-    """Render docs/context.md."""
-    return _INTRODUCTION + "\n" + "\n".join(_rows()) + "\n"
+def context_table() -> str:
+    """Render the table in Markdown."""
+    return "\n".join(_rows())
 
 
 def _rows() -> Iterator[str]:
@@ -51,7 +41,3 @@ def _default(value: object) -> str:
             return f"`{value}`"
         case _:
             return str(value)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(context_document())

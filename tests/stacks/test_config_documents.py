@@ -1,4 +1,4 @@
-"""docs/context.md and cdk.json say what the code says."""
+"""cdk.json says what the code says, and every key explains itself."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from pathlib import Path
 
 from stacks.config import AppConfig
 from stacks.config.keys import keys_of
-from stacks.config.table import context_document
 
 ROOT = Path(__file__).parents[2]
 CDK_JSON = json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))
-
-
-def test_the_documented_table_of_keys_is_that_of_the_code() -> None:
-    written = (ROOT / "docs" / "context.md").read_text(encoding="utf-8")
-
-    assert written == context_document(), "python -m stacks.config.table > docs/context.md"
 
 
 def test_every_key_explains_itself() -> None:

@@ -36,7 +36,7 @@ Node = tuple[str, str]
 
 
 def references(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield ``("local", logical id)`` and ``("export", name)`` for every reference in ``value``."""
+    """Yield ``("local", id)``, ``("export", name)`` and ``("text", string)`` found in ``value``."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key == "Ref" and isinstance(inner, str):
@@ -50,6 +50,8 @@ def references(value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for inner in value:
             yield from references(inner)
+    elif isinstance(value, str):
+        yield "text", value
 
 
 def read_graph(
@@ -57,6 +59,7 @@ def read_graph(
 ) -> tuple[dict[Node, str], dict[Node, set[Node]]]:
     """Return the type of every resource, and what each refers to."""
     exports: dict[str, Node] = {}
+    repositories: dict[str, Node] = {}
     types: dict[Node, str] = {}
     edges: dict[Node, set[Node]] = {}
     for stack, template in templates.items():
@@ -66,12 +69,17 @@ def read_graph(
                     exports[str(output["Export"]["Name"])] = (stack, target)
         for logical_id, resource in template["Resources"].items():
             types[stack, logical_id] = resource["Type"]
+            # An image is named by its repository, which it cannot refer to: the CLI pushes it.
+            if resource["Type"] == "AWS::ECR::Repository":
+                repositories[f"/{resource['Properties']['RepositoryName']}:"] = (stack, logical_id)
     for stack, template in templates.items():
         for logical_id, resource in template["Resources"].items():
-            found = (
-                (stack, name) if kind == "local" else exports.get(name)
-                for kind, name in references(resource.get("Properties", {}))
-            )
+            found: set[Node | None] = set()
+            for kind, name in references(resource.get("Properties", {})):
+                if kind == "text":
+                    found |= {node for part, node in repositories.items() if part in name}
+                else:
+                    found.add((stack, name) if kind == "local" else exports.get(name))
             edges[stack, logical_id] = {node for node in found if node in types}
     return types, edges
 
@@ -130,7 +138,8 @@ def dot(templates: Mapping[str, dict[str, Any]]) -> str:
     lines = [
         "digraph {",
         '  rankdir=LR; fontname="Helvetica"; nodesep=0.25; ranksep=0.8;',
-        '  node [shape=box style="rounded,filled" fillcolor=white fontname="Helvetica"];',
+        '  node [shape=box style="rounded,filled" fillcolor=white fontname="Helvetica" '
+        'margin="0.3,0.1"];',
         '  edge [color="#777777" arrowsize=0.7];',
     ]
     for stack in templates:

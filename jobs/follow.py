@@ -9,7 +9,7 @@ from jobs import errors
 from jobs.aws import BatchClient
 from jobs.explain import Explanation
 from jobs.runs import ON_HOSTS, Attempt, Job, describe_job
-from jobs.streams import LogLine, Streams
+from jobs.streams import LogLine, Phase, Streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class Follower:
     _trouble_rounds: int = 0
     _interval_s: float = 0.0
     _saw_it_live: bool = False
-    _ended_seen: float | None = None
+    _ended_seen: float = 0.0
 
     def events(self) -> Iterator[Event]:
         """Yield what happens; the last event is ``Ended``."""
@@ -124,17 +124,16 @@ class Follower:
             if job is not None:
                 yield from self._changes(job)
                 self.streams.note(job)
-            final = self._ended_seen is not None
-            num_lines = self.streams.read(final=final, troubles=troubles)
+            answered = self.streams.read(troubles) + (job is not None)
             for line in self.streams.merger.end_round():
                 yield from self._printed(line)
-            yield from self._weigh(troubles)
-            if job is not None and not troubles and self._settled(job, num_lines):
+            yield from self._weigh(troubles, answered)
+            if job is not None and self._settled(job):
                 for line in self.streams.merger.flush():
                     yield from self._printed(line)
                 yield Ended(job=job)
                 return
-            self.clock.sleep(self._pause_s(job))
+            self.clock.sleep(self._pause_s(job, bool(troubles)))
 
     def _describe(self, troubles: list[BaseException]) -> Job | None:
         try:
@@ -185,8 +184,8 @@ class Follower:
             yield AttemptBegan(number=line.attempt)
         yield line
 
-    def _weigh(self, troubles: list[BaseException]) -> Iterator[Event]:
-        if not troubles:
+    def _weigh(self, troubles: list[BaseException], answered: int) -> Iterator[Event]:
+        if answered:
             self._trouble_since = None
             self._trouble_rounds = 0
             return
@@ -200,30 +199,33 @@ class Follower:
         if now - self._trouble_since >= self.pace.give_up_s:
             raise troubles[0]
 
-    def _settled(self, job: Job, num_lines: int) -> bool:
+    def _settled(self, job: Job) -> bool:
         """Whether the last line has been read, as far as one can know."""
         if not job.ended:
             self._saw_it_live = True
             return False
+        if self.streams.phase is Phase.LIVE:
+            self.streams.phase = Phase.SETTLING
+            self._ended_seen = self.clock.now()
+        if self.streams.phase is Phase.SETTLING and self._has_waited(job):
+            self.streams.phase = Phase.LAST
+        return self.streams.phase is Phase.LAST and self.streams.caught_up
+
+    def _has_waited(self, job: Job) -> bool:
         now = self.clock.now()
-        if self._ended_seen is None:
-            self._ended_seen = now
-        if not self.streams.caught_up:
-            return False
         if not self._saw_it_live and now - (job.stopped_at_ms or 0) / 1000 >= self.pace.old_s:
             return True
-        waited_s = now - self._ended_seen
-        if any(node.status in ON_HOSTS for node in job.nodes):
-            return waited_s >= self.pace.children_s
-        return num_lines == 0 and waited_s >= self.pace.settle_s
+        still_stopping = any(node.status in ON_HOSTS for node in job.nodes)
+        wait_s = self.pace.children_s if still_stopping else self.pace.settle_s
+        return now - self._ended_seen >= wait_s
 
-    def _pause_s(self, job: Job | None) -> float:
+    def _pause_s(self, job: Job | None, trouble: bool) -> float:
         pace = self.pace
-        if self._trouble_since is not None:
+        if trouble:
             self._interval_s = min(self._interval_s * 2, pace.waiting_max_s)
-        elif self._ended_seen is not None or (job is not None and job.status in ON_HOSTS):
+        elif self.streams.phase is not Phase.LIVE or (job is not None and job.status in ON_HOSTS):
             self._interval_s = pace.running_s
         else:
             self._interval_s = min(self._interval_s * 1.3, pace.waiting_max_s)
-        calls = len(self.streams.in_use(final=self._ended_seen is not None)) + 1
+        calls = len(self.streams.in_use()) + 1
         return max(self._interval_s, calls / pace.calls_per_second)

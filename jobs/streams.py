@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from jobs.aws import LogsClient
@@ -31,29 +32,28 @@ class LogStream:
     name: str
     node: int
     attempt: int
-    exists: bool = False
     caught_up: bool = False
-    """The last read came to the end of what there was."""
+    """The last read came to the end of what there was, which may be nothing."""
     _token: str | None = None
 
-    def read_into(self, merger: Merger, logs: LogsClient, log_group: str) -> int:
-        """Hand everything new to ``merger``; return the number of lines.
+    def read_into(self, merger: Merger, logs: LogsClient, log_group: str) -> None:
+        """Hand everything new to ``merger``.
 
         The token moves together with the lines of its page, so an error between two pages
         (throttling, a lost connection) neither loses nor repeats any.
         """
-        count = 0
         self.caught_up = False
         for _ in range(_PAGES_PER_READ):
             page = self._page(logs, log_group)
             if page is None:
-                return count
+                self.caught_up = True
+                return
             token = page["nextForwardToken"]
             if token == self._token:
                 # "If you have reached the end of the stream, it returns the same token you
                 # passed in" (GetLogEvents API reference); an empty page alone is not the end.
                 self.caught_up = True
-                return count
+                return
             self._token = token
             for event in page["events"]:
                 merger.add(
@@ -65,14 +65,12 @@ class LogStream:
                     ),
                     stream=self.name,
                 )
-            count += len(page["events"])
-        return count
 
     def _page(self, logs: LogsClient, log_group: str) -> Any:
         """Read one page; None while the stream does not exist yet."""
         token = {} if self._token is None else {"nextToken": self._token}
         try:
-            page = logs.get_log_events(
+            return logs.get_log_events(
                 logGroupName=log_group, logStreamName=self.name, startFromHead=True, **token
             )
         except Exception as error:
@@ -80,8 +78,6 @@ class LogStream:
             if error_code(error) == "ResourceNotFoundException":
                 return None
             raise
-        self.exists = True
-        return page
 
 
 @dataclass(slots=True)
@@ -119,6 +115,17 @@ class Merger:
             yield heapq.heappop(self._held)[3]
 
 
+class Phase(Enum):
+    """What is read in a round."""
+
+    LIVE = "live"
+    """The newest attempt and the one before it; older streams were read to their end."""
+    SETTLING = "settling"
+    """Everything, for lines may still come."""
+    LAST = "last"
+    """Only what the round before could not read to its end."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Streams:
     """All streams of one job, found as its nodes start and read round by round."""
@@ -127,6 +134,7 @@ class Streams:
     log_group: str
     only_node: int | None = None
     merger: Merger = field(default_factory=Merger)
+    phase: Phase = Phase.LIVE
     _streams: dict[str, LogStream] = field(default_factory=dict)
 
     def note(self, job: Job) -> None:
@@ -140,37 +148,39 @@ class Streams:
                         name=attempt.log_stream, node=node.index, attempt=attempt.number
                     )
 
-    def in_use(self, *, final: bool) -> list[LogStream]:
-        """Leave out streams of attempts long past, but at the end look at all of them."""
+    def in_use(self) -> list[LogStream]:
+        """Streams that the next round reads."""
         newest = max((stream.attempt for stream in self._streams.values()), default=1)
         return [
             stream
             for stream in self._streams.values()
-            if final or stream.attempt >= newest - 1 or not stream.caught_up
+            if not stream.caught_up
+            or self.phase is Phase.SETTLING
+            or (self.phase is Phase.LIVE and stream.attempt >= newest - 1)
         ]
 
-    def read(self, *, final: bool, troubles: list[BaseException]) -> int:
-        """Read one round; transient errors go to ``troubles``. Returns the number of lines."""
-        num_lines = 0
-        for stream in self.in_use(final=final):
+    def read(self, troubles: list[BaseException]) -> int:
+        """Read one round; return how many streams answered. Transient errors go to ``troubles``."""
+        answered = 0
+        for stream in self.in_use():
             try:
-                num_lines += stream.read_into(self.merger, self.logs, self.log_group)
+                stream.read_into(self.merger, self.logs, self.log_group)
+                answered += 1
             except Exception as error:
                 if not is_transient(error):
                     raise
                 troubles.append(error)
-        return num_lines
+        return answered
 
     def read_all(self, job: Job) -> list[LogLine]:
         """Read what there is, sorted by time."""
         self.note(job)
         for stream in self._streams.values():
-            stream.read_into(self.merger, self.logs, self.log_group)
-            while stream.exists and not stream.caught_up:
+            while not stream.caught_up:
                 stream.read_into(self.merger, self.logs, self.log_group)
         return list(self.merger.flush())
 
     @property
     def caught_up(self) -> bool:
         """Everything that exists has been read to its end."""
-        return all(stream.caught_up or not stream.exists for stream in self._streams.values())
+        return all(stream.caught_up for stream in self._streams.values())

@@ -73,7 +73,7 @@ def _release(item: NeuronRelease) -> dict[str, Any]:
         "backend": item.backend,
         "families": sorted(item.families),
         "base_image": item.base_image,
-        "why_no_image": item.why_no_image,
+        "why_no_image": item.why_no_image or None,
         "driver_min": item.driver_min,
         "driver_below": item.driver_below,
     }

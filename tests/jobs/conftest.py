@@ -1,0 +1,215 @@
+"""A moto server on loopback with one deployment, and the helper as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import boto3
+import pytest
+from moto.batch.models import batch_backends
+from moto.core.config import default_user_config
+from moto.server import ThreadedMotoServer
+from typer.testing import CliRunner, Result
+
+from trainium_catalogue import contract
+
+REGION = "us-west-2"
+ACCOUNT = "123456789012"
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    """Address of a moto server of this test process."""
+    default_user_config["batch"]["use_docker"] = False
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@cache
+def _client(service: str, endpoint: str) -> Any:
+    return boto3.client(
+        service,
+        region_name=REGION,
+        endpoint_url=endpoint,
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+    )
+
+
+@dataclass(slots=True)
+class Desk:
+    """The account, and the commands."""
+
+    endpoint: str
+
+    def client(self, service: str) -> Any:
+        return _client(service, self.endpoint)
+
+    def run(self, *arguments: str, stdin: str | None = None) -> Result:
+        """Call `python -m jobs` in this process."""
+        from jobs.__main__ import app
+
+        return CliRunner().invoke(app, list(arguments), input=stdin)
+
+    def parameter(self, name: str, value: str, *, deployment: str = "default") -> None:
+        self.client("ssm").put_parameter(
+            Name=contract.ssm_parameter(deployment, name),
+            Value=value,
+            Type="String",
+            Overwrite=True,
+        )
+
+    def jobs(self, run: str) -> list[dict[str, Any]]:
+        """Jobs of a run, as Batch describes them."""
+        batch = self.client("batch")
+        listed = batch.list_jobs(jobQueue="queue", filters=[{"name": "JOB_NAME", "values": [run]}])[
+            "jobSummaryList"
+        ]
+        found: list[dict[str, Any]] = (
+            batch.describe_jobs(jobs=[item["jobId"] for item in listed])["jobs"] if listed else []
+        )
+        return found
+
+    def submitted(self, run: str, *, status: str = "RUNNING", num_nodes: int = 2) -> str:
+        """Submit a run; return its job id. moto ends it at once, so its status is put back."""
+        result = self.run("submit", "all-reduce", "--nodes", str(num_nodes), "--name", run, "--yes")
+        assert result.exit_code == 0, result.stderr
+        job_id = str(self.jobs(run)[-1]["jobId"])
+        self.backend_job(job_id).status = status
+        return job_id
+
+    def backend_job(self, job_id: str) -> Any:
+        """moto's own object of a job."""
+        return batch_backends[ACCOUNT][REGION]._jobs[job_id]
+
+    def with_nodes(self, job_id: str, *nodes: dict[str, Any], **job: Any) -> None:
+        """Give a job what moto lacks: nodes, attempts, a status reason."""
+        backend = batch_backends[ACCOUNT][REGION]
+        original = backend._jobs[job_id]
+        described = {**original.describe(), "nodeProperties": {"numNodes": len(nodes)}, **job}
+        original.status = described["status"]
+        original.describe = lambda: described  # type: ignore[method-assign]
+        for index, node in enumerate(nodes):
+            child = {
+                **described,
+                "attempts": [],
+                "container": {},
+                **node,
+                "jobId": f"{job_id}#{index}",
+            }
+            backend._jobs[child["jobId"]] = _Described(child)  # type: ignore[assignment]
+
+
+@dataclass(slots=True)
+class _Described:
+    """A child job for moto: it can be described, nothing else."""
+
+    detail: dict[str, Any]
+
+    @property
+    def arn(self) -> str:
+        return f"arn:{self.detail['jobId']}"
+
+    def describe(self) -> dict[str, Any]:
+        return self.detail
+
+
+@pytest.fixture
+def desk(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """An account with the deployment `default`: 4 nodes of trn1.32xlarge."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "TRAINIUM_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+    monkeypatch.setenv("AWS_REGION", REGION)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    monkeypatch.setenv("COLUMNS", "200")
+    desk = Desk(endpoint)
+    reset(desk)
+    deploy(desk)
+    return desk
+
+
+def reset(desk: Desk) -> None:
+    """Empty the account. moto knows how to end its own jobs only."""
+    jobs = batch_backends[ACCOUNT][REGION]._jobs
+    for job_id in [name for name, job in jobs.items() if isinstance(job, _Described)]:
+        del jobs[job_id]
+    request = urllib.request.Request(f"{desk.endpoint}/moto-api/reset", method="POST")
+    urllib.request.urlopen(request, timeout=10).close()
+
+
+def deploy(desk: Desk) -> None:
+    """Make what `cdk deploy` makes, as far as the helper sees it."""
+    role = desk.client("iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")
+    batch = desk.client("batch")
+    environment = batch.create_compute_environment(
+        computeEnvironmentName="environment",
+        type="UNMANAGED",
+        state="ENABLED",
+        serviceRole=role["Role"]["Arn"],
+    )["computeEnvironmentArn"]
+    queue = batch.create_job_queue(
+        jobQueueName="queue",
+        state="ENABLED",
+        priority=1,
+        computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
+    )["jobQueueArn"]
+    container = {
+        "image": "image",
+        "command": contract.launch_command("all-reduce"),
+        "resourceRequirements": [
+            {"type": "VCPU", "value": "96"},
+            {"type": "MEMORY", "value": "498073"},
+        ],
+    }
+    definition = batch.register_job_definition(
+        jobDefinitionName="all-reduce",
+        type="multinode",
+        nodeProperties={
+            "numNodes": 2,
+            "mainNode": 0,
+            "nodeRangeProperties": [{"targetNodes": "0:", "container": container}],
+        },
+        retryStrategy={"attempts": 3},
+    )["jobDefinitionArn"]
+    desk.client("logs").create_log_group(logGroupName="log-group")
+    values = {
+        contract.SSM_CONTRACT_VERSION: contract.CONTRACT_VERSION,
+        contract.SSM_REGION: REGION,
+        contract.SSM_INSTANCE_TYPE: "trn1.32xlarge",
+        contract.SSM_MAX_NODES: "4",
+        contract.SSM_NEURON_RELEASE: "2.28.0",
+        contract.SSM_BUCKET: "bucket",
+        contract.SSM_JOB_QUEUE: queue,
+        contract.SSM_COMPUTE_ENVIRONMENT: environment,
+        contract.SSM_LOG_GROUP: "log-group",
+        contract.SSM_JOB_TIME_LIMIT_HOURS: "24",
+        contract.ssm_job_definition("all-reduce"): definition,
+    }
+    for name, value in values.items():
+        desk.parameter(name, value)
+
+
+@pytest.fixture
+def document() -> Callable[[Result], dict[str, Any]]:
+    """Read the one JSON document that a command printed."""
+
+    def read(result: Result) -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads(result.stdout)
+        return parsed
+
+    return read

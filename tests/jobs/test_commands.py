@@ -1,0 +1,405 @@
+"""`jobs list`, `status`, `logs`, `stop` and `catalogue`, and what all commands share."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from typer.testing import Result
+
+from tests.jobs.conftest import Desk
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMAS = ROOT / "docs" / "schemas"
+HELPER = [sys.executable, "-m", "jobs"]
+ENDED_MS = 1_000_000
+NOW_MS = round(time.time() * 1000)  # CloudWatch takes no lines older than 14 days
+
+
+def ended_attempt(
+    *, exit_code: int, stream: str | None = None, started: int = 1, stopped: int = ENDED_MS
+) -> dict[str, Any]:
+    container: dict[str, Any] = {"exitCode": exit_code}
+    if stream:
+        container["logStreamName"] = stream
+    return {
+        "container": container,
+        "startedAt": started,
+        "stoppedAt": stopped,
+        "statusReason": "Essential container in task exited",
+    }
+
+
+def write(desk: Desk, stream: str, *events: tuple[int, str]) -> None:
+    logs = desk.client("logs")
+    logs.create_log_stream(logGroupName="log-group", logStreamName=stream)
+    logs.put_log_events(
+        logGroupName="log-group",
+        logStreamName=stream,
+        logEvents=[{"timestamp": NOW_MS + offset, "message": text} for offset, text in events],
+    )
+
+
+@pytest.fixture
+def failed(desk: Desk) -> Desk:
+    """Run `nightly` failed on node 1 with an error of the workload, after an attempt with 75."""
+    job_id = desk.submitted("nightly")
+    write(desk, "node/default/a1", (0, "first try"))
+    write(desk, "node/default/a2", (10, "zero"), (30, "two"))
+    write(desk, "node/default/b2", (20, "one"))
+    first = ended_attempt(exit_code=75, stream="node/default/a1", stopped=500_000)
+    second = ended_attempt(exit_code=1, stream="node/default/a2", started=600_000)
+    desk.with_nodes(
+        job_id,
+        {"attempts": [first, second]},
+        {"attempts": [ended_attempt(exit_code=1, stream="node/default/b2", started=600_001)]},
+        status="FAILED",
+        statusReason="Essential container in task exited",
+        attempts=[first, second],
+        startedAt=600_000,
+        stoppedAt=ENDED_MS,
+    )
+    return desk
+
+
+@pytest.fixture
+def succeeded(desk: Desk) -> Desk:
+    """Run `nightly` succeeded on two nodes."""
+    job_id = desk.submitted("nightly")
+    write(desk, "node/default/a", (0, "zero"), (20, "two"))
+    write(desk, "node/default/b", (10, "one"))
+    desk.with_nodes(
+        job_id,
+        {"attempts": [ended_attempt(exit_code=0, stream="node/default/a")]},
+        {"attempts": [ended_attempt(exit_code=0, stream="node/default/b")]},
+        status="SUCCEEDED",
+        attempts=[ended_attempt(exit_code=0, stream="node/default/a")],
+        startedAt=1,
+        stoppedAt=ENDED_MS,
+    )
+    return desk
+
+
+def checked(result: Result, command: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(result.stdout)
+    schema = json.loads((SCHEMAS / f"jobs-{command}.schema.json").read_text())
+    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+    return document
+
+
+def test_the_list_shows_runs_with_their_status(succeeded: Desk) -> None:
+    result = succeeded.run("list")
+
+    assert result.exit_code == 0
+    assert "nightly" in result.stdout
+    assert "SUCCEEDED" in result.stdout
+
+
+def test_an_empty_list_says_how_to_begin(desk: Desk) -> None:
+    result = desk.run("list")
+
+    assert result.exit_code == 0
+    assert "no runs in deployment 'default'" in result.stderr
+
+
+def test_the_list_can_be_shortened(desk: Desk) -> None:
+    for name in ("one", "two", "three"):
+        desk.submitted(name)
+
+    result = desk.run("list", "--limit", "1")
+
+    assert "2 older runs are not shown" in result.stderr
+
+
+def test_status_shows_every_attempt_of_every_node(failed: Desk) -> None:
+    result = failed.run("status", "nightly")
+
+    assert "exit code 1; the workload raised an error" in result.stdout
+    assert "a peer was lost, a node hung or a host failed" in result.stdout
+
+
+def test_status_of_a_failed_run_exits_with_1(failed: Desk) -> None:
+    assert failed.run("status", "nightly").exit_code == 1
+
+
+def test_status_of_a_run_that_succeeded_exits_with_0(succeeded: Desk) -> None:
+    result = succeeded.run("status", "nightly")
+
+    assert result.exit_code == 0
+    assert "run nightly succeeded" in result.stdout
+
+
+def test_status_without_a_name_shows_the_newest_run(desk: Desk) -> None:
+    desk.submitted("older")
+    time.sleep(0.01)
+    desk.submitted("newer")
+
+    assert "run newer: RUNNING" in desk.run("status").stdout
+
+
+def test_status_explains_why_a_run_waits(desk: Desk) -> None:
+    job_id = desk.submitted("nightly")
+    reason = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity"
+    desk.with_nodes(job_id, {}, {}, status="RUNNABLE", statusReason=reason)
+
+    result = desk.run("status", "nightly")
+
+    assert reason in result.stdout
+    assert "EC2 has not enough instances of the type free" in result.stdout
+
+
+def test_status_looks_for_a_cause_when_batch_gives_none(desk: Desk) -> None:
+    job_id = desk.submitted("nightly")
+    desk.with_nodes(job_id, {}, {}, status="RUNNABLE")
+    desk.client("batch").update_compute_environment(
+        computeEnvironment="environment", state="DISABLED"
+    )
+
+    assert "the compute environment is DISABLED" in desk.run("status", "nightly").stdout
+
+
+def test_logs_merge_the_nodes_by_time(succeeded: Desk) -> None:
+    result = succeeded.run("logs", "nightly")
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == ["node 0 | zero", "node 1 | one", "node 0 | two"]
+
+
+def test_logs_of_one_node_can_be_chosen(succeeded: Desk) -> None:
+    result = succeeded.run("logs", "nightly", "--node", "1")
+
+    assert result.stdout.splitlines() == ["node 1 | one"]
+
+
+def test_logs_label_later_attempts(failed: Desk) -> None:
+    result = failed.run("logs", "nightly")
+
+    assert result.stdout.splitlines() == [
+        "node 0 | first try",
+        "node 0, attempt 2 | zero",
+        "node 1, attempt 2 | one",
+        "node 0, attempt 2 | two",
+    ]
+
+
+def test_following_a_failed_run_exits_with_1_and_says_why(failed: Desk) -> None:
+    result = failed.run("logs", "nightly", "--follow")
+
+    assert result.exit_code == 1
+    assert "run nightly failed after 6 min 40 s: exit code 1" in result.stderr
+    assert "read the traceback" in result.stderr
+
+
+def test_following_a_run_that_succeeded_exits_with_0(succeeded: Desk) -> None:
+    result = succeeded.run("logs", "nightly", "--follow")
+
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == ["node 0 | zero", "node 1 | one", "node 0 | two"]
+
+
+def test_submitting_a_running_name_with_follow_follows_it(desk: Desk) -> None:
+    job_id = desk.submitted("nightly")
+    desk.with_nodes(job_id, {}, {}, status="RUNNING")
+    process = helper(desk, "submit", "all-reduce", "--name", "nightly", "--yes", "--follow")
+    read_until(process, "RUNNING")
+    desk.with_nodes(job_id, {}, {}, status="SUCCEEDED", startedAt=1, stoppedAt=2)
+
+    _, said = process.communicate(timeout=30)
+
+    assert process.returncode == 0
+    assert "run nightly succeeded" in said
+
+
+def helper(desk: Desk, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*HELPER, *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
+    )
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if text in line:
+            return said
+    raise AssertionError(f"ended without {text!r}: {said}")
+
+
+def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(desk: Desk) -> None:
+    job_id = desk.submitted("nightly")
+    desk.with_nodes(job_id, {}, {}, status="RUNNING")
+    process = helper(desk, "logs", "nightly", "--follow")
+    read_until(process, "RUNNING")
+
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+
+    assert process.returncode == 130
+    assert f"run nightly goes on (job {job_id})" in said
+    assert "python -m jobs --region us-west-2 logs nightly --follow" in said
+    assert desk.jobs("nightly")[0]["status"] == "RUNNING"
+
+
+@pytest.mark.parametrize(("answer", "num_jobs", "code"), [("y", 1, 0), ("n", 0, 2)])
+def test_a_multi_node_job_is_asked_about_on_a_terminal(
+    desk: Desk, answer: str, num_jobs: int, code: int
+) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*HELPER, "submit", "all-reduce", "--nodes", "2", "--name", "nightly"],
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
+    )
+    os.write(ours, f"{answer}\n".encode())
+    _, said = process.communicate(timeout=30)
+    os.close(ours)
+    os.close(theirs)
+
+    assert "submit it?" in said
+    assert (process.returncode, len(desk.jobs("nightly"))) == (code, num_jobs)
+
+
+def test_stop_ends_the_job_with_a_reason(desk: Desk) -> None:
+    job_id = desk.submitted("nightly")
+
+    result = desk.run("stop", "nightly")
+
+    assert result.exit_code == 0
+    assert "its nodes get SIGTERM" in result.stderr
+    stopped_reason = desk.backend_job(job_id).job_stopped_reason
+    assert stopped_reason.startswith("stopped by ")
+    assert stopped_reason.endswith(" with jobs stop")
+
+
+def test_stop_of_a_waiting_run_says_that_it_is_cancelled(desk: Desk) -> None:
+    desk.submitted("nightly", status="RUNNABLE")
+
+    assert "it is cancelled before it starts" in desk.run("stop", "nightly").stderr
+
+
+def test_stop_of_a_run_that_ended_changes_nothing(succeeded: Desk) -> None:
+    result = succeeded.run("stop", "nightly")
+
+    assert result.exit_code == 0
+    assert "has ended already (SUCCEEDED); nothing to stop" in result.stderr
+
+
+def test_stop_with_grace_reports_how_far_it_came(desk: Desk) -> None:
+    desk.submitted("nightly")
+
+    result = desk.run("stop", "nightly", "--grace", "0.1")
+
+    assert "run nightly is still RUNNING after 0.1 s" in result.stderr
+
+
+def test_the_catalogue_lists_types_releases_and_parameters() -> None:
+    result = Desk("").run("catalogue")
+
+    assert result.exit_code == 0
+    assert all(
+        word in result.stdout for word in ("trn2u.48xlarge", "2.28.0 (default)", "peer-timeout-s")
+    )
+
+
+def test_submit_prints_a_document(desk: Desk) -> None:
+    result = desk.run("submit", "all-reduce", "--nodes", "4", "--name", "n", "--yes", "--json")
+
+    document = checked(result, "submit")
+    assert (document["action"], document["nodes"]) == ("submitted", 4)
+    assert document["estimate"]["usd_at_time_limit"] == 86.0
+
+
+def test_a_dry_run_prints_a_document(desk: Desk) -> None:
+    result = desk.run("submit", "all-reduce", "--nodes", "2", "--dry-run", "--json")
+
+    document = checked(result, "submit")
+    assert (document["action"], document["job_id"]) == ("dry-run", None)
+
+
+def test_a_run_that_goes_on_is_a_document(desk: Desk) -> None:
+    job_id = desk.submitted("nightly")
+
+    result = desk.run("submit", "all-reduce", "--name", "nightly", "--json")
+
+    document = checked(result, "submit")
+    assert (document["action"], document["job_id"]) == ("already-running", job_id)
+
+
+@pytest.mark.parametrize("command", ["submit", "list", "status", "logs", "stop"])
+def test_a_refusal_is_a_valid_document_of_every_command(desk: Desk, command: str) -> None:
+    argument = {"submit": "all-reduce", "list": None}.get(command, "nightly")
+    arguments = [command, *([argument] if argument else []), "--json", "--deployment", "none"]
+
+    result = desk.run(*arguments)
+
+    assert checked(result, command)["refused"] == "no-deployment"
+
+
+def test_list_prints_a_document(succeeded: Desk) -> None:
+    document = checked(succeeded.run("list", "--json"), "list")
+
+    assert [run["run"] for run in document["runs"]] == ["nightly"]
+
+
+def test_status_prints_a_document(failed: Desk) -> None:
+    result = failed.run("status", "nightly", "--json")
+
+    document = checked(result, "status")
+    assert [node["attempts"][-1]["exit_code"] for node in document["nodes"]] == [1, 1]
+    assert document["explanation"]["meaning"] == "the workload raised an error"
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("follow", [[], ["--follow"]])
+def test_logs_print_a_document(succeeded: Desk, follow: list[str]) -> None:
+    document = checked(succeeded.run("logs", "nightly", *follow, "--json"), "logs")
+
+    assert [line["message"] for line in document["lines"]] == ["zero", "one", "two"]
+    assert document["outcome"]["status"] == "SUCCEEDED"
+
+
+def test_stop_prints_a_document(desk: Desk) -> None:
+    desk.submitted("nightly")
+
+    document = checked(desk.run("stop", "nightly", "--grace", "0.1", "--json"), "stop")
+
+    assert (document["action"], document["ended"]) == ("stopping", False)
+
+
+def test_the_catalogue_prints_a_document() -> None:
+    document = checked(Desk("").run("catalogue", "--json"), "catalogue")
+
+    assert "trn1.32xlarge" in [item["name"] for item in document["instance_types"]]
+
+
+@pytest.mark.parametrize("command", ["submit", "list", "status", "logs", "stop"])
+def test_the_help_of_a_command_shows_an_example(command: str) -> None:
+    assert f"python -m jobs {command}" in Desk("").run(command, "--help").stdout.replace(
+        "--deployment team-b ", ""
+    )
+
+
+@pytest.mark.parametrize("module", ["boto3", "botocore", "rich", "pydantic", "torch", "aws_cdk"])
+def test_the_helper_starts_without(module: str) -> None:
+    code = f"import sys, jobs.__main__; sys.exit({module!r} in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,81 @@
+"""Reasons and exit codes in plain words."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.explain import REASONS, explain, explain_exit, explain_reason, is_news
+from trainium_catalogue.exit_codes import EXIT_CODES
+
+
+@pytest.mark.parametrize(
+    ("reason", "meaning"),
+    [
+        (
+            "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity "
+            "requested for instance type trn1.32xlarge",
+            "not enough instances",
+        ),
+        (
+            "Canceled by JobStateTimeLimit action due to reason: "
+            "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
+            "not enough instances",
+        ),
+        ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - CE(s)", "more vCPUs"),
+        ("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - The job", "vCPUs and memory"),
+        ("MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS - Batch", "service role"),
+        ("Host EC2 (instance i-0123456789) terminated.", "lost the instance"),
+        ("Job attempt duration exceeded timeout", "time limit"),
+        ("stopped by ann with jobs stop", "stopped the run"),
+        ("OutOfMemoryError: Container killed due to memory usage", "memory"),
+        ("CannotPullContainerError: pull image manifest has been retried", "fetch the image"),
+        (
+            "CannotStartContainerError: Error response from daemon: error gathering device "
+            'information while adding custom device "/dev/neuron0": no such file or directory',
+            "device or the program is missing",
+        ),
+    ],
+)
+def test_a_reason_is_explained(reason: str, meaning: str) -> None:
+    found = explain_reason(reason)
+
+    assert found is not None
+    assert meaning in found.meaning
+
+
+def test_a_reason_that_nobody_knows_is_left_alone() -> None:
+    assert explain_reason("something new") is None
+
+
+@pytest.mark.parametrize("code", EXIT_CODES)
+def test_every_exit_code_of_the_launcher_is_explained_as_the_catalogue_does(code: int) -> None:
+    found = explain_exit(code)
+
+    assert found is not None
+    assert found.meaning == EXIT_CODES[code].meaning  # type: ignore[index]
+
+
+def test_a_signal_is_named() -> None:
+    found = explain_exit(139)
+
+    assert found is not None
+    assert found.meaning == "ended by signal 11"
+
+
+def test_a_reason_explains_more_than_the_exit_code_that_it_comes_with() -> None:
+    found = explain(exit_code=137, reasons=[None, "OutOfMemoryError: Container killed"])
+
+    assert found is not None
+    assert "more memory than its limit" in found.meaning
+
+
+def test_that_a_container_exited_is_no_news() -> None:
+    assert not is_news("Essential container in task exited")
+
+
+@pytest.mark.parametrize("row", REASONS, ids=lambda row: row.pattern)
+def test_texts_are_phrases_that_fit_into_a_sentence(row: object) -> None:
+    meaning, remedy = row.meaning, row.remedy  # type: ignore[attr-defined]
+
+    assert not meaning.endswith(".") and not remedy.endswith(".")
+    assert remedy and meaning

@@ -1,0 +1,511 @@
+"""What following a job tells, from the queue to the last line."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from botocore.exceptions import EndpointConnectionError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.aws import BatchClient, LogsClient
+from jobs.explain import Explanation
+from jobs.follow import (
+    AttemptBegan,
+    AttemptEnded,
+    Ended,
+    Event,
+    Follower,
+    Pace,
+    StatusChanged,
+    StillWaiting,
+    Trouble,
+)
+from jobs.runs import Job
+from jobs.streams import LogLine, Streams
+from tests.jobs.fakes import (
+    JOB_ID,
+    LOG_GROUP,
+    FakeBatch,
+    FakeClock,
+    FakeLogs,
+    Printed,
+    attempt,
+    child,
+    client_error,
+    lines,
+    parent,
+    scene,
+)
+
+T0 = 1_000_000.0
+
+Scene = tuple[float, Mapping[str, Mapping[str, Any]]]
+
+
+def follow(
+    clock: FakeClock,
+    batch: BatchClient,
+    logs: LogsClient,
+    *,
+    only_node: int | None = None,
+    pace: Pace | None = None,
+    why_waiting: Callable[[Job], Explanation | None] = lambda job: None,
+) -> list[Event]:
+    follower = Follower(
+        batch=batch,
+        streams=Streams(logs=logs, log_group=LOG_GROUP, only_node=only_node),
+        job_id=JOB_ID,
+        clock=clock.as_clock(),
+        pace=pace or Pace(),
+        why_waiting=why_waiting,
+    )
+    return list(follower.events())
+
+
+def messages(events: list[Event]) -> list[str]:
+    return [event.message for event in events if isinstance(event, LogLine)]
+
+
+def statuses(events: list[Event]) -> list[tuple[str, str | None]]:
+    return [(e.status, e.reason) for e in events if isinstance(e, StatusChanged)]
+
+
+def two_nodes_that_succeed(clock: FakeClock) -> tuple[FakeBatch, FakeLogs]:
+    """Waits 20 s, runs 10 s on two nodes."""
+    running = scene(parent("RUNNING"), child("RUNNING", stream="a"), child("RUNNING", stream="b"))
+    ended_at = T0 + 30
+    batch = FakeBatch(
+        clock,
+        scenes=[
+            (T0, scene(parent("SUBMITTED"))),
+            (T0 + 2, scene(parent("RUNNABLE"))),
+            (T0 + 15, scene(parent("STARTING"))),
+            (T0 + 20, running),
+            (
+                ended_at,
+                scene(
+                    parent(
+                        "SUCCEEDED",
+                        startedAt=(T0 + 20) * 1000,
+                        stoppedAt=ended_at * 1000,
+                        attempts=[
+                            attempt(stream="a", exit_code=0, started_s=T0, stopped_s=ended_at)
+                        ],
+                    ),
+                    child("SUCCEEDED", stream="a"),
+                    child("SUCCEEDED", stream="b"),
+                ),
+            ),
+        ],
+    )
+    logs = FakeLogs(
+        clock,
+        streams={
+            "a": lines(T0 + 21, ["a0", "a1", "a2"]),
+            "b": lines(T0 + 21.5, ["b0", "b1", "b2"]),
+        },
+    )
+    return batch, logs
+
+
+def test_every_status_on_the_way_is_told() -> None:
+    clock = FakeClock()
+
+    events = follow(clock, *two_nodes_that_succeed(clock))
+
+    told = [status for status, _ in statuses(events)]
+    assert told[0] == "SUBMITTED"
+    assert "RUNNABLE" in told
+    assert told[-1] == "SUCCEEDED"
+
+
+def test_lines_of_all_nodes_come_merged_by_time() -> None:
+    clock = FakeClock()
+
+    events = follow(clock, *two_nodes_that_succeed(clock))
+
+    assert messages(events) == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_lines_know_their_node() -> None:
+    clock = FakeClock()
+
+    events = follow(clock, *two_nodes_that_succeed(clock))
+
+    assert {(e.node, e.message[0]) for e in events if isinstance(e, LogLine)} == {
+        (0, "a"),
+        (1, "b"),
+    }
+
+
+def test_one_node_can_be_chosen() -> None:
+    clock = FakeClock()
+
+    events = follow(clock, *two_nodes_that_succeed(clock), only_node=1)
+
+    assert messages(events) == ["b0", "b1", "b2"]
+
+
+def test_the_last_event_is_the_end() -> None:
+    clock = FakeClock()
+
+    events = follow(clock, *two_nodes_that_succeed(clock))
+
+    assert isinstance(events[-1], Ended)
+    assert events[-1].job.succeeded
+
+
+def test_a_reason_that_batch_gives_while_waiting_is_told() -> None:
+    clock = FakeClock()
+    batch, logs = two_nodes_that_succeed(clock)
+    reason = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity"
+    batch.scenes.insert(2, (T0 + 8, scene(parent("RUNNABLE", statusReason=reason))))
+
+    events = follow(clock, batch, logs)
+
+    assert ("RUNNABLE", reason) in statuses(events)
+
+
+def test_a_long_wait_without_a_reason_is_looked_into() -> None:
+    clock = FakeClock()
+    batch, logs = two_nodes_that_succeed(clock)
+    batch.scenes = [(T0, scene(parent("RUNNABLE"))), *((t + 200, s) for t, s in batch.scenes[2:])]
+    for stream in logs.streams:
+        logs.streams[stream] = [
+            Printed(
+                timestamp_ms=line.timestamp_ms,
+                message=line.message,
+                visible_at=line.visible_at + 200,
+            )
+            for line in logs.streams[stream]
+        ]
+    found = Explanation(pattern="", meaning="the queue is DISABLED", remedy="enable it")
+
+    events = follow(clock, batch, logs, why_waiting=lambda job: found)
+
+    remarks = [event for event in events if isinstance(event, StillWaiting)]
+    assert [remark.explanation for remark in remarks] == [found]
+
+
+def test_a_look_that_is_denied_does_not_end_the_following() -> None:
+    clock = FakeClock()
+    batch, logs = two_nodes_that_succeed(clock)
+    batch.scenes = [(T0, scene(parent("RUNNABLE"))), *((t + 200, s) for t, s in batch.scenes[2:])]
+
+    def denied(job: Job) -> Explanation | None:
+        raise client_error("AccessDeniedException")
+
+    events = follow(clock, batch, logs, why_waiting=denied)
+
+    assert [e.explanation for e in events if isinstance(e, StillWaiting)] == [None]
+    assert isinstance(events[-1], Ended)
+
+
+def test_streams_that_appear_late_are_read_from_their_first_line() -> None:
+    clock = FakeClock()
+    batch, logs = two_nodes_that_succeed(clock)
+    logs.streams["b"] = lines(T0 + 21.5, ["b0", "b1", "b2"], lag_s=6)
+
+    events = follow(clock, batch, logs)
+
+    assert sorted(messages(events)) == ["a0", "a1", "a2", "b0", "b1", "b2"]
+
+
+def test_lines_that_become_readable_after_the_end_are_shown() -> None:
+    clock = FakeClock()
+    batch, logs = two_nodes_that_succeed(clock)
+    logs.streams["a"].append(
+        Printed(timestamp_ms=round((T0 + 29.9) * 1000), message="last", visible_at=T0 + 31)
+    )
+
+    events = follow(clock, batch, logs)
+
+    assert messages(events)[-1] == "last"
+
+
+def test_the_end_waits_for_nodes_that_still_stop() -> None:
+    clock = FakeClock()
+    batch, logs = two_nodes_that_succeed(clock)
+    since, ended = batch.scenes[-1]
+    batch.scenes[-1] = (since, {**ended, f"{JOB_ID}#1": child("RUNNING", stream="b")})
+    batch.scenes.append((since + 20, ended))
+
+    events = follow(clock, batch, logs)
+
+    assert isinstance(events[-1], Ended)
+    assert events[-1].job.nodes[1].status == "SUCCEEDED"
+
+
+def test_a_run_that_ended_long_ago_is_shown_without_waiting() -> None:
+    clock = FakeClock(T0 + 10_000)
+    batch, logs = two_nodes_that_succeed(clock)
+
+    follow(clock, batch, logs)
+
+    assert clock.seconds == T0 + 10_000
+
+
+def second_attempt(clock: FakeClock) -> tuple[FakeBatch, FakeLogs]:
+    """Attempt 1 ends with 75 after 10 s, attempt 2 succeeds."""
+    first = attempt(stream="a1", exit_code=75, started_s=T0 + 1, stopped_s=T0 + 10)
+    second = attempt(stream="a2", exit_code=0, started_s=T0 + 20, stopped_s=T0 + 30)
+    children = [
+        attempt(stream="b1", exit_code=75, started_s=T0 + 2, stopped_s=T0 + 10),
+        attempt(stream="b2", exit_code=0, started_s=T0 + 21, stopped_s=T0 + 30),
+    ]
+    batch = FakeBatch(
+        clock,
+        scenes=[
+            (T0, scene(parent("RUNNING"), child("RUNNING", stream="a1"), child("STARTING"))),
+            (
+                T0 + 2,
+                scene(
+                    parent("RUNNING"),
+                    child("RUNNING", stream="a1"),
+                    child("RUNNING", stream="b1"),
+                ),
+            ),
+            (
+                T0 + 10,
+                scene(
+                    parent("RUNNABLE", attempts=[first]),
+                    child("RUNNABLE", stream="a1", attempts=[first]),
+                    child("RUNNABLE", stream="b1", attempts=children[:1]),
+                ),
+            ),
+            (
+                T0 + 20,
+                scene(
+                    parent("RUNNING", attempts=[first]),
+                    child("RUNNING", stream="a2", attempts=[first]),
+                    child("RUNNING", stream="b2", attempts=children[:1]),
+                ),
+            ),
+            (
+                T0 + 30,
+                scene(
+                    parent("SUCCEEDED", attempts=[first, second], stoppedAt=(T0 + 30) * 1000),
+                    child("SUCCEEDED", stream="a2", attempts=[first, second]),
+                    child("SUCCEEDED", stream="b2", attempts=children),
+                ),
+            ),
+        ],
+    )
+    logs = FakeLogs(
+        clock,
+        streams={
+            "a1": lines(T0 + 2, ["a1-0", "a1-1"]),
+            "b1": lines(T0 + 2.5, ["b1-0", "b1-1"]),
+            "a2": lines(T0 + 22, ["a2-0", "a2-1"]),
+            "b2": lines(T0 + 22.5, ["b2-0", "b2-1"]),
+        },
+    )
+    return batch, logs
+
+
+def test_a_new_attempt_is_announced_before_its_first_line() -> None:
+    clock = FakeClock()
+
+    events = follow(clock, *second_attempt(clock))
+
+    told = [e for e in events if isinstance(e, LogLine | AttemptBegan)]
+    assert told.index(AttemptBegan(number=2)) == 4
+
+
+def test_why_the_attempt_before_ended_is_told() -> None:
+    clock = FakeClock()
+
+    events = follow(clock, *second_attempt(clock))
+
+    (ended,) = [e for e in events if isinstance(e, AttemptEnded)]
+    assert (ended.attempt.number, ended.attempt.exit_code, ended.max_attempts) == (1, 75, 3)
+
+
+def test_lines_of_a_new_attempt_follow_those_of_the_old_one() -> None:
+    clock = FakeClock()
+
+    events = follow(clock, *second_attempt(clock))
+
+    assert messages(events) == [
+        "a1-0", "b1-0", "a1-1", "b1-1", "a2-0", "b2-0", "a2-1", "b2-1",
+    ]  # fmt: skip
+    assert [e.attempt for e in events if isinstance(e, LogLine)] == [1] * 4 + [2] * 4
+
+
+def test_following_again_after_the_end_shows_every_attempt() -> None:
+    clock = FakeClock(T0 + 10_000)
+
+    events = follow(clock, *second_attempt(clock))
+
+    assert len(messages(events)) == 8
+
+
+class Unreachable(FakeBatch):
+    """Does not answer between two times."""
+
+    def describe_jobs(self, **kwargs: Any) -> Any:
+        if T0 + 5 <= self.clock.seconds < T0 + 25:
+            raise EndpointConnectionError(endpoint_url="https://batch")
+        return FakeBatch.describe_jobs(self, **kwargs)
+
+
+def test_a_lost_connection_is_told_and_waited_out() -> None:
+    clock = FakeClock()
+    batch, logs = two_nodes_that_succeed(clock)
+
+    events = follow(clock, Unreachable(clock, scenes=batch.scenes), logs)
+
+    assert len([e for e in events if isinstance(e, Trouble)]) == 1
+    assert isinstance(events[-1], Ended)
+
+
+def test_a_connection_that_stays_lost_ends_the_following() -> None:
+    clock = FakeClock()
+    batch, logs = two_nodes_that_succeed(clock)
+    pace = Pace(give_up_s=10)
+
+    with pytest.raises(EndpointConnectionError):
+        follow(clock, Unreachable(clock, scenes=batch.scenes), logs, pace=pace)
+
+
+def test_a_denied_call_ends_the_following_at_once() -> None:
+    clock = FakeClock()
+
+    class Denied(FakeLogs):
+        def get_log_events(self, **kwargs: Any) -> Any:
+            raise client_error("AccessDeniedException")
+
+    with pytest.raises(Exception, match="AccessDenied"):
+        follow(clock, two_nodes_that_succeed(clock)[0], Denied(clock))
+
+
+def test_many_nodes_are_not_read_faster_than_cloudwatch_allows() -> None:
+    clock = FakeClock()
+    names = [f"s{index}" for index in range(200)]
+    running = scene(
+        parent("RUNNING", num_nodes=200), *(child("RUNNING", stream=name) for name in names)
+    )
+    ended = scene(
+        parent("SUCCEEDED", num_nodes=200, stoppedAt=(T0 + 120) * 1000),
+        *(child("SUCCEEDED", stream=name) for name in names),
+    )
+    batch = FakeBatch(clock, scenes=[(T0, running), (T0 + 120, ended)])
+    logs = FakeLogs(clock, streams={name: lines(T0, ["x"]) for name in names})
+
+    follow(clock, batch, logs)
+
+    assert logs.calls / (clock.seconds - T0) <= 15
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> dict[str, Any]:
+    """A job with random nodes, attempts, lateness, paging and throttling."""
+    num_attempts = draw(st.integers(1, 3))
+    num_nodes = draw(st.integers(1, 3))
+    gaps = st.lists(st.floats(0, 3), max_size=8)
+    return {
+        "streams": [[draw(gaps) for _ in range(num_nodes)] for _ in range(num_attempts)],
+        "lag_s": draw(st.floats(0, 12)),
+        "page_size": draw(st.integers(1, 4)),
+        "throttled": draw(st.floats(0, 0.6)),
+        "empty_pages": draw(st.floats(0, 0.7)),
+        "seed": draw(st.integers(0, 2**32)),
+        "join_s": draw(st.floats(0, 60)),
+    }
+
+
+def stage(story: dict[str, Any], clock: FakeClock) -> tuple[FakeBatch, FakeLogs]:
+    """Build the cluster of a story; each attempt takes 30 s, 10 s lie between two."""
+    rng = random.Random(story["seed"])
+    num_attempts, num_nodes = len(story["streams"]), len(story["streams"][0])
+    streams: dict[str, list[Printed]] = {}
+    scenes: list[Scene] = []
+    over: list[dict[str, Any]] = []
+    for number, of_nodes in enumerate(story["streams"], start=1):
+        begin = T0 + (number - 1) * 40
+        end = begin + 30
+        names = [f"{number}-{node}" for node in range(num_nodes)]
+        for name, gaps in zip(names, of_nodes, strict=True):
+            at, visible, printed = begin, begin, []
+            for index, gap in enumerate(gaps):
+                at += gap
+                # CloudWatch shows a stream in its order, with a delay that varies.
+                visible = max(visible, at + rng.uniform(0, story["lag_s"]))
+                visible = min(visible, end + 2.5)
+                printed.append(
+                    Printed(
+                        timestamp_ms=round(at * 1000),
+                        message=f"{name}:{index}",
+                        visible_at=visible,
+                    )
+                )
+            streams[name] = printed
+        job = parent("RUNNING", num_nodes=num_nodes, attempts=list(over))
+        scenes.append((begin, scene(job, *(_node("RUNNING", over, n) for n in names))))
+        code = 0 if number == num_attempts else 75
+        over.append(attempt(stream=names[0], exit_code=code, started_s=begin, stopped_s=end))
+        status = "SUCCEEDED" if number == num_attempts else "RUNNABLE"
+        job = parent(status, num_nodes=num_nodes, attempts=list(over), stoppedAt=round(end * 1000))
+        scenes.append((end, scene(job, *(_node(status, over, n) for n in names))))
+    batch = FakeBatch(clock, scenes=scenes, random=rng, throttled=story["throttled"])
+    logs = FakeLogs(
+        clock,
+        streams=streams,
+        page_size=story["page_size"],
+        random=rng,
+        throttled=story["throttled"],
+        empty_pages=story["empty_pages"],
+    )
+    return batch, logs
+
+
+def _node(status: str, over: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """A node whose current stream is ``name`` and whose earlier attempts mirror the job's."""
+    _, _, node = name.partition("-")
+    earlier = []
+    for item in over:
+        number, _, _ = item["container"]["logStreamName"].partition("-")
+        container = {**item["container"], "logStreamName": f"{number}-{node}"}
+        earlier.append({**item, "container": container})
+    return child(status, stream=name, attempts=earlier)
+
+
+@settings(max_examples=150, deadline=None)
+@given(stories())
+def test_no_line_is_lost_or_repeated(story: dict[str, Any]) -> None:
+    clock = FakeClock()
+    batch, logs = stage(story, clock)
+    clock.seconds += story["join_s"]
+
+    shown = messages(follow(clock, batch, logs))
+
+    printed = [line.message for stream in logs.streams.values() for line in stream]
+    assert sorted(shown) == sorted(printed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(stories())
+def test_the_lines_of_one_node_keep_their_order(story: dict[str, Any]) -> None:
+    clock = FakeClock()
+    batch, logs = stage(story, clock)
+
+    shown = messages(follow(clock, batch, logs))
+
+    for name, stream in logs.streams.items():
+        of_stream = [message for message in shown if message.startswith(f"{name}:")]
+        assert of_stream == [line.message for line in stream]
+
+
+@settings(max_examples=100, deadline=None)
+@given(stories())
+def test_lines_that_are_less_than_a_round_late_come_wholly_by_time(story: dict[str, Any]) -> None:
+    clock = FakeClock()
+    batch, logs = stage({**story, "lag_s": 0.9, "throttled": 0.0, "empty_pages": 0.0}, clock)
+
+    times = [e.timestamp_ms for e in follow(clock, batch, logs) if isinstance(e, LogLine)]
+
+    assert times == sorted(times)

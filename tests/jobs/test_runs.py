@@ -1,0 +1,112 @@
+"""What Batch says about a job becomes attempts and nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.runs import Job, describe_job, find_run, list_runs
+from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, attempt, child, parent, scene
+
+T0 = 1_000_000.0
+
+
+def described(*nodes: Mapping[str, Any], **job: Any) -> Job:
+    clock = FakeClock()
+    batch = FakeBatch(
+        clock, scenes=[(T0, scene(parent("FAILED", num_nodes=len(nodes), **job), *nodes))]
+    )
+    found = describe_job(batch, JOB_ID)
+    assert found is not None
+    return found
+
+
+class Listing(FakeBatch):
+    """Lists three jobs on two pages."""
+
+    def list_jobs(self, **kwargs: Any) -> Mapping[str, Any]:
+        self.calls.append(("list_jobs", kwargs))
+        first = [_summary("old", "nightly", 1), _summary("case", "NIGHTLY", 9)]
+        second = [_summary("new", "nightly", 5), _summary("newest", "nightly", 7, "FAILED")]
+        if "nextToken" in kwargs:
+            return {"jobSummaryList": second}
+        return {"jobSummaryList": first, "nextToken": "more"}
+
+
+def _summary(job_id: str, name: str, created: int, status: str = "RUNNING") -> dict[str, Any]:
+    return {"jobId": job_id, "jobName": name, "status": status, "createdAt": created}
+
+
+def test_every_page_of_the_list_is_read() -> None:
+    assert len(list_runs(Listing(FakeClock()), "queue")) == 4
+
+
+def test_runs_come_newest_first() -> None:
+    found = [run.job_id for run in list_runs(Listing(FakeClock()), "queue", run="nightly")]
+
+    assert found == ["newest", "new", "old"]
+
+
+def test_the_job_that_goes_on_is_found_before_a_newer_one_that_ended() -> None:
+    found = find_run(Listing(FakeClock()), "queue", "nightly")
+
+    assert found is not None
+    assert found.job_id == "new"
+
+
+def test_batch_filters_by_name() -> None:
+    batch = Listing(FakeClock())
+
+    list_runs(batch, "queue", run="nightly")
+
+    assert batch.calls[0][1]["filters"] == [{"name": "JOB_NAME", "values": ["nightly"]}]
+
+
+def test_a_job_and_its_nodes_are_read_with_one_call_when_their_number_is_known() -> None:
+    batch = FakeBatch(FakeClock(), scenes=[(T0, scene(parent("RUNNING"), child("RUNNING")))])
+
+    describe_job(batch, JOB_ID, num_nodes=2)
+
+    assert [kwargs for _, kwargs in batch.calls] == [
+        {"jobs": [JOB_ID, f"{JOB_ID}#0", f"{JOB_ID}#1"]}
+    ]
+
+
+def test_no_call_asks_for_more_jobs_than_batch_allows() -> None:
+    batch = FakeBatch(FakeClock(), scenes=[(T0, scene(parent("RUNNING", num_nodes=250)))])
+
+    describe_job(batch, JOB_ID, num_nodes=250)
+
+    assert [len(kwargs["jobs"]) for _, kwargs in batch.calls] == [100, 100, 51]
+
+
+def test_the_stream_of_a_running_node_is_its_next_attempt() -> None:
+    first = attempt(stream="a1", exit_code=75, started_s=T0, stopped_s=T0 + 5)
+    job = described(child("RUNNING", stream="a2", attempts=[first]), attempts=[first])
+
+    assert [(a.number, a.log_stream) for a in job.nodes[0].attempts] == [(1, "a1"), (2, "a2")]
+
+
+def test_an_attempt_is_not_counted_twice_when_batch_shows_it_twice() -> None:
+    only = attempt(stream="a1", exit_code=0, started_s=T0, stopped_s=T0 + 5)
+    job = described(child("SUCCEEDED", stream="a1", attempts=[only]), attempts=[only])
+
+    assert len(job.nodes[0].attempts) == 1
+
+
+def test_a_node_that_missed_an_attempt_is_numbered_by_time() -> None:
+    first = attempt(stream="a1", exit_code=70, started_s=T0, stopped_s=T0 + 5)
+    second = attempt(stream="a2", exit_code=0, started_s=T0 + 10, stopped_s=T0 + 20)
+    late = attempt(stream="b2", exit_code=0, started_s=T0 + 11, stopped_s=T0 + 20)
+
+    job = described(
+        child("SUCCEEDED", attempts=[first, second]),
+        child("SUCCEEDED", attempts=[late]),
+        attempts=[first, second],
+    )
+
+    assert [a.number for a in job.nodes[1].attempts] == [2]
+
+
+def test_a_job_that_batch_does_not_know_is_none() -> None:
+    assert describe_job(FakeBatch(FakeClock()), JOB_ID) is None

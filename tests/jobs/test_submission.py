@@ -1,0 +1,95 @@
+"""A request becomes one job, whatever happens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.request import JobRequest
+from jobs.submission import WAITS_S, submit_once
+from tests.jobs.fakes import FakeBatch, FakeClock, client_error
+
+REQUEST = JobRequest(
+    run="nightly",
+    workload="all-reduce",
+    num_nodes=2,
+    time_limit_hours=1,
+    deployment="default",
+    job_queue="queue",
+    job_definition="definition",
+    usd_per_node_hour=1,
+)
+
+LOST = ReadTimeoutError(endpoint_url="https://batch")
+THROTTLED = client_error("TooManyRequestsException", status=429)
+
+
+@dataclass(slots=True)
+class Flaky(FakeBatch):
+    """Answers as told: an error before the job is made, or after it."""
+
+    story: list[str] = field(default_factory=list)
+    jobs: list[str] = field(default_factory=list)
+
+    def submit_job(self, **kwargs: Any) -> Mapping[str, Any]:
+        event = self.story.pop(0) if self.story else "ok"
+        if event == "throttled":
+            raise THROTTLED
+        if event == "lost-before":
+            raise LOST
+        self.jobs.append(f"job-{len(self.jobs)}")
+        if event == "lost-after":
+            raise LOST
+        return {"jobId": self.jobs[-1]}
+
+    def list_jobs(self, **kwargs: Any) -> Mapping[str, Any]:
+        return {
+            "jobSummaryList": [
+                {"jobId": job, "jobName": "nightly", "status": "FAILED", "createdAt": index}
+                for index, job in enumerate(self.jobs)
+            ]
+        }
+
+
+def submit(batch: Flaky, earlier: set[str] | None = None) -> str:
+    return submit_once(REQUEST, batch, earlier=earlier or set(), sleep=batch.clock.sleep)
+
+
+@given(st.lists(st.sampled_from(["throttled", "lost-before", "lost-after"]), max_size=len(WAITS_S)))
+def test_exactly_one_job_comes_of_a_submission(story: list[str]) -> None:
+    batch = Flaky(FakeClock(), story=list(story))
+
+    job_id = submit(batch)
+
+    assert batch.jobs == [job_id]
+
+
+def test_an_earlier_job_of_the_run_is_not_taken_for_the_new_one() -> None:
+    batch = Flaky(FakeClock(), story=["lost-before"], jobs=["job-old"])
+
+    assert submit(batch, earlier={"job-old"}) == "job-1"
+
+
+def test_throttling_that_lasts_is_given_up() -> None:
+    batch = Flaky(FakeClock(), story=["throttled"] * 20)
+
+    with pytest.raises(type(THROTTLED)):
+        submit(batch)
+
+
+def test_an_address_where_nobody_answers_is_not_tried_again() -> None:
+    class Nowhere(Flaky):
+        def submit_job(self, **kwargs: Any) -> Mapping[str, Any]:
+            raise EndpointConnectionError(endpoint_url="https://batch")
+
+    batch = Nowhere(FakeClock())
+
+    with pytest.raises(EndpointConnectionError):
+        submit(batch)
+    assert batch.clock.seconds == FakeClock().seconds

@@ -72,7 +72,5 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
     }
 )
 
-RETRIED: tuple[ExitCode, ...] = tuple(
-    code for code, end in EXIT_CODES.items() if end.retry
-)
+RETRIED: tuple[ExitCode, ...] = tuple(code for code, end in EXIT_CODES.items() if end.retry)
 """Codes that a job definition retries."""

@@ -109,9 +109,7 @@ class InstanceType:
 
     def efa_device_paths(self) -> tuple[str, ...]:
         """Device files of the EFA interfaces."""
-        return tuple(
-            f"/dev/infiniband/uverbs{index}" for index in range(self.num_efa_interfaces)
-        )
+        return tuple(f"/dev/infiniband/uverbs{index}" for index in range(self.num_efa_interfaces))
 
     def network_interfaces(self, layout: EfaLayout) -> tuple[NetworkInterface, ...]:
         """Interfaces of a launch template: one per EFA card.
@@ -121,16 +119,10 @@ class InstanceType:
         second slot stays free for the task's own interface (awsvpc).
         """
         if not self.supports_multi_node:
-            return (
-                NetworkInterface(
-                    card_index=0, device_index=0, interface_type="interface"
-                ),
-            )
+            return (NetworkInterface(card_index=0, device_index=0, interface_type="interface"),)
         primary = NetworkInterface(card_index=0, device_index=0, interface_type="efa")
         return primary, *(
-            NetworkInterface(
-                card_index=card, device_index=1, interface_type=layout.value
-            )
+            NetworkInterface(card_index=card, device_index=1, interface_type=layout.value)
             for card in range(1, self.num_efa_interfaces)
         )
 
@@ -144,9 +136,7 @@ class InstanceType:
 
     def offers(self) -> str:
         """Readable list of the regions and zone ids that offer the type."""
-        return "; ".join(
-            f"{region}: {', '.join(ids)}" for region, ids in self.zone_ids.items()
-        )
+        return "; ".join(f"{region}: {', '.join(ids)}" for region, ids in self.zone_ids.items())
 
 
 _ON_DEMAND = frozenset({"on-demand"})
@@ -282,9 +272,7 @@ _TYPES = (
     ),
 )
 
-INSTANCE_TYPES: Mapping[str, InstanceType] = MappingProxyType(
-    {t.name: t for t in _TYPES}
-)
+INSTANCE_TYPES: Mapping[str, InstanceType] = MappingProxyType({t.name: t for t in _TYPES})
 """Every type this project can run on, by name."""
 
 
@@ -294,6 +282,4 @@ def find_instance_type(name: str) -> InstanceType:
         return INSTANCE_TYPES[name]
     except KeyError:
         reason = did_you_mean(name, INSTANCE_TYPES)
-        raise ValueError(
-            f"instance type {name!r} is not in the catalogue; {reason}"
-        ) from None
+        raise ValueError(f"instance type {name!r} is not in the catalogue; {reason}") from None

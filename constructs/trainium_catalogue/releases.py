@@ -77,9 +77,7 @@ class NeuronRelease:
         return f"{self.driver_min} or newer{below}"
 
 
-def _xla(
-    name: str, *, image_tag: str, runtime_library: str, driver_min: str
-) -> NeuronRelease:
+def _xla(name: str, *, image_tag: str, runtime_library: str, driver_min: str) -> NeuronRelease:
     return NeuronRelease(
         name=name,
         backend=TorchBackend.XLA,
@@ -173,9 +171,7 @@ _RELEASES = (
     ),
 )
 
-NEURON_RELEASES: Mapping[str, NeuronRelease] = MappingProxyType(
-    {r.name: r for r in _RELEASES}
-)
+NEURON_RELEASES: Mapping[str, NeuronRelease] = MappingProxyType({r.name: r for r in _RELEASES})
 """Every release this project knows, by SDK version."""
 
 DEFAULT_RELEASE = "2.28.0"
@@ -188,6 +184,4 @@ def find_release(name: str) -> NeuronRelease:
         return NEURON_RELEASES[name]
     except KeyError:
         reason = did_you_mean(name, NEURON_RELEASES)
-        raise ValueError(
-            f"Neuron release {name!r} is not in the catalogue; {reason}"
-        ) from None
+        raise ValueError(f"Neuron release {name!r} is not in the catalogue; {reason}") from None

@@ -26,23 +26,15 @@ class Parameter:
     def parse(self, text: str) -> Value:
         """Read ``text`` as this parameter's type; ``ValueError`` says what would be right."""
         value = self._convert(text)
-        if (
-            self.minimum is not None
-            and isinstance(value, int | float)
-            and value < self.minimum
-        ):
-            raise ValueError(
-                f"{self.name}={text} is too small; the least is {self.minimum:g}"
-            )
+        if self.minimum is not None and isinstance(value, int | float) and value < self.minimum:
+            raise ValueError(f"{self.name}={text} is too small; the least is {self.minimum:g}")
         return value
 
     def _convert(self, text: str) -> Value:
         if isinstance(self.default, bool):
             if text.lower() in ("true", "false"):
                 return text.lower() == "true"
-            raise ValueError(
-                f"{self.name}={text} is not a boolean; write true or false"
-            )
+            raise ValueError(f"{self.name}={text} is not a boolean; write true or false")
         kind = type(self.default)
         try:
             value = kind(text)
@@ -52,9 +44,7 @@ class Parameter:
                 f"{self.name}={text} is not {noun}; the default is {self.default}"
             ) from None
         if isinstance(value, float) and value - value != 0:
-            raise ValueError(
-                f"{self.name}={text} is not finite; the default is {self.default}"
-            )
+            raise ValueError(f"{self.name}={text} is not finite; the default is {self.default}")
         return value
 
 
@@ -173,9 +163,7 @@ def find_workload(name: str) -> Workload:
     try:
         return WORKLOADS[name]
     except KeyError:
-        raise ValueError(
-            f"unknown workload {name!r}; {did_you_mean(name, WORKLOADS)}"
-        ) from None
+        raise ValueError(f"unknown workload {name!r}; {did_you_mean(name, WORKLOADS)}") from None
 
 
 def parse_parameters(

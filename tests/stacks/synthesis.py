@@ -27,6 +27,9 @@ PARTS = ("network", "storage", "image", "batch")
 
 Template = dict[str, Any]
 
+# Removed when the interpreter ends.
+_OUTPUT = tempfile.TemporaryDirectory(prefix="trainium-synth-")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
@@ -63,19 +66,23 @@ class Deployment:
         return json.dumps(self.templates[part], indent=1, sort_keys=True)
 
 
-def deployment(*, nag: bool = False, **keys: object) -> Deployment:
+def deployment(**keys: object) -> Deployment:
     """Synthesise what ``-c trainium:<key>=<value>`` asks for; callers may change what they get."""
-    return copy.deepcopy(_synthesise(nag, tuple(sorted(keys.items()))))
+    return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), nag=False))
+
+
+def checked(**keys: object) -> Deployment:
+    """Synthesise with cdk-nag, whose findings raise."""
+    return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), nag=True))
 
 
 @functools.cache
-def _synthesise(nag: bool, keys: tuple[tuple[str, object], ...]) -> Deployment:
-    folder = Path(tempfile.mkdtemp(prefix="trainium-synth-"))
+def _synthesise(keys: tuple[tuple[str, object], ...], *, nag: bool) -> Deployment:
+    folder = Path(tempfile.mkdtemp(dir=_OUTPUT.name))
     app = cdk.App(context=FLAGS, outdir=str(folder))
     config = AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys})
     build(app, config)
     if nag:
-        # Findings make synth raise, so that only the test of cdk-nag asks for it.
         cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app))
     app.synth()
     templates = {

@@ -194,9 +194,7 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, signer: Signer) -> Host:
-    setup = HostSetup(
-        instance_type=TRN1, release=RELEASE, efa_key_fingerprint=signer.fingerprint
-    )
+    setup = HostSetup(instance_type=TRN1, release=RELEASE, efa_key_fingerprint=signer.fingerprint)
     made = Host(root=tmp_path / "host", setup=setup, num_efa=TRN1.num_efa_interfaces)
     made.has(neuron=16, driver="2.28.0.0")
     signer.publish(made.root / "downloads")
@@ -312,8 +310,9 @@ def test_a_driver_that_will_not_change_keeps_the_agent_stopped(host: Host) -> No
     host.has(neuron=16, driver="2.31.7.0")
 
     assert host.run().returncode == 1
-    assert "driver 2.31.7.0 does not fit Neuron 2.28.0, which takes 2.26.5 or newer, below 2.29" in (
-        host.console
+    assert (
+        "driver 2.31.7.0 does not fit Neuron 2.28.0, which takes 2.26.5 or newer, below 2.29"
+        in (host.console)
     )
     assert not host.agent_may_start()
 
@@ -388,7 +387,9 @@ def test_the_script_accepts_the_drivers_that_the_catalogue_accepts(
     release: NeuronRelease, versions: list[str]
 ) -> None:
     script = HostSetup(instance_type=TRN1, release=release).script()
-    ask = 'for version in "$@"; do if driver_fits "${version}"; then echo yes; else echo no; fi; done'
+    ask = (
+        'for version in "$@"; do if driver_fits "${version}"; then echo yes; else echo no; fi; done'
+    )
 
     done = subprocess.run(
         ["bash", "-c", f"source /dev/stdin\n{ask}", "host", *versions],

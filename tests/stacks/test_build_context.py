@@ -1,0 +1,115 @@
+"""The image's build context: what a node runs, and nothing that changes for other reasons."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import aws_cdk as cdk
+import pytest
+
+from tests.stacks.synthesis import ROOT
+from trainium_constructs import TrainingImage
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of what git knows, with rubbish beside it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    copy = tmp_path / "checkout"
+    for name in filter(None, listed.split("\0")):
+        source = ROOT / name
+        if source.is_file():
+            target = copy / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    return copy
+
+
+def asset_hash(checkout: Path, base_image: str = "base:1") -> str:
+    stack = cdk.Stack(cdk.App(), "Test")
+    return TrainingImage(stack, "Image", context=checkout, base_image=base_image).asset_hash
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "README.md",
+        "tests/test_layout.py",
+        "jobs/__init__.py",
+        "stacks/batch_stack.py",
+        "constructs/trainium_constructs/images.py",
+        "docs/interfaces.md",
+        "pyproject.toml",
+        ".venv/lib/python3.11/site-packages/torch.py",
+        "training/__pycache__/launch.cpython-311.pyc",
+        "constructs/trainium_catalogue/__pycache__/ports.cpython-311.pyc",
+    ],
+)
+def test_editing_what_no_node_runs_rebuilds_nothing(checkout: Path, path: str) -> None:
+    before = asset_hash(checkout)
+    edited = checkout / path
+    edited.parent.mkdir(parents=True, exist_ok=True)
+    with edited.open("a") as file:
+        file.write("\n# edited\n")
+
+    assert asset_hash(checkout) == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "training/__init__.py",
+        "constructs/trainium_catalogue/ports.py",
+        "docker/neuron/Dockerfile",
+        "docker/neuron/requirements.txt",
+    ],
+)
+def test_editing_what_nodes_run_rebuilds_the_image(checkout: Path, path: str) -> None:
+    before = asset_hash(checkout)
+    with (checkout / path).open("a") as file:
+        file.write("\n# edited\n")
+
+    assert asset_hash(checkout) != before
+
+
+def test_another_base_image_is_another_image(checkout: Path) -> None:
+    assert asset_hash(checkout, "base:1") != asset_hash(checkout, "base:2")
+
+
+def test_the_context_holds_what_the_dockerfile_copies_and_nothing_else(
+    checkout: Path, tmp_path: Path
+) -> None:
+    app = cdk.App(outdir=str(tmp_path / "out"))
+    stack = cdk.Stack(app, "Test")
+    TrainingImage(stack, "Image", context=checkout, base_image="base:1")
+    app.synth()
+    (staged,) = (tmp_path / "out").glob("asset.*/")
+
+    folders = {
+        str(Path(folder).relative_to(staged))
+        for folder, _, files in os.walk(staged)
+        if files and Path(folder) != staged
+    }
+
+    assert {name for name in folders if not name.startswith("training")} == {
+        "docker/neuron",
+        "constructs/trainium_catalogue",
+    }
+    assert "training" in folders
+
+
+def test_the_dockerfile_passes_hadolint() -> None:
+    done = subprocess.run(
+        ["hadolint", ROOT / "docker/neuron/Dockerfile"], capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout == ""

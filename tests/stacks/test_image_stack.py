@@ -1,0 +1,158 @@
+"""The image stack, and how the image gets into its repository."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.stacks.synthesis import Deployment, deployment
+
+FINISHED = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine/it:1"
+
+
+@pytest.fixture
+def made() -> Deployment:
+    return deployment()
+
+
+@pytest.fixture
+def repository(made: Deployment) -> dict[str, Any]:
+    return made.only("image", "AWS::ECR::Repository")
+
+
+def manifest(made: Deployment) -> dict[str, Any]:
+    artifacts: dict[str, Any] = json.loads((made.folder / "manifest.json").read_text())["artifacts"]
+    return artifacts
+
+
+def image_asset(made: Deployment) -> dict[str, Any]:
+    name = f"{made.config.stack_name('batch')}.assets.json"
+    (asset,) = json.loads((made.folder / name).read_text())["dockerImages"].values()
+    assert isinstance(asset, dict)
+    return asset
+
+
+def test_the_repository_keeps_its_logical_id(made: Deployment) -> None:
+    assert made.logical_ids("image", "AWS::ECR::Repository") == ["ImagesRepository2D0F5B9C"]
+
+
+def test_the_repository_empties_itself(repository: dict[str, Any]) -> None:
+    assert repository["EmptyOnDelete"] is True
+
+
+def test_images_are_scanned(repository: dict[str, Any]) -> None:
+    assert repository["ImageScanningConfiguration"] == {"ScanOnPush": True}
+
+
+def test_a_tag_never_moves(repository: dict[str, Any]) -> None:
+    assert repository["ImageTagMutability"] == "IMMUTABLE"
+
+
+def test_old_images_go(repository: dict[str, Any]) -> None:
+    (rule,) = json.loads(repository["LifecyclePolicy"]["LifecyclePolicyText"])["rules"]
+
+    assert rule["selection"]["countNumber"] == 10
+
+
+def test_deployments_have_a_repository_each() -> None:
+    names = [
+        deployment(deployment=name).only("image", "AWS::ECR::Repository")["RepositoryName"]
+        for name in ("one", "two")
+    ]
+
+    assert names == ["trainium-one", "trainium-two"]
+
+
+def test_role_names_fit_iam() -> None:
+    made = deployment(deployment="d" * 24, region="ap-southeast-4", instance_type="trn1.32xlarge")
+
+    assert len(made.only("image", "AWS::IAM::Role")["RoleName"]) <= 64
+
+
+def test_the_publishing_role_can_touch_nothing_but_the_repository(made: Deployment) -> None:
+    statements = made.only("image", "AWS::IAM::Policy")["PolicyDocument"]["Statement"]
+    (logical_id,) = made.logical_ids("image", "AWS::ECR::Repository")
+
+    elsewhere = [
+        statement["Action"]
+        for statement in statements
+        if statement["Resource"] != {"Fn::GetAtt": [logical_id, "Arn"]}
+    ]
+
+    assert elsewhere == ["ecr:GetAuthorizationToken"]
+
+
+def test_the_image_is_pushed_to_that_repository_with_that_role(made: Deployment) -> None:
+    (destination,) = image_asset(made)["destinations"].values()
+    role = made.only("image", "AWS::IAM::Role")["RoleName"]
+
+    assert destination["repositoryName"] == "trainium-default"
+    assert destination["assumeRoleArn"].endswith(f":role/{role}")
+
+
+def test_the_job_runs_the_image_that_is_pushed(made: Deployment) -> None:
+    (destination,) = image_asset(made)["destinations"].values()
+    job = made.only("batch", "AWS::Batch::JobDefinition")
+    image = job["NodeProperties"]["NodeRangeProperties"][0]["Container"]["Image"]["Fn::Sub"]
+
+    assert image.endswith(f"/{destination['repositoryName']}:{destination['imageTag']}")
+
+
+def test_the_image_is_built_for_trainium_hosts(made: Deployment) -> None:
+    assert image_asset(made)["source"]["platform"] == "linux/amd64"
+
+
+def test_the_image_is_built_on_what_the_release_pins(made: Deployment) -> None:
+    assert image_asset(made)["source"]["dockerBuildArgs"] == {
+        "BASE_IMAGE": made.config.release.base_image
+    }
+
+
+def test_the_image_is_built_on_a_base_image_of_the_users() -> None:
+    made = deployment(base_image="me/it:1")
+
+    assert image_asset(made)["source"]["dockerBuildArgs"] == {"BASE_IMAGE": "me/it:1"}
+
+
+def test_the_image_waits_for_its_repository(made: Deployment) -> None:
+    assets = manifest(made)["trainium-default-batch.assets"]
+
+    assert assets["dependencies"] == ["trainium-default-image"]
+
+
+def test_waiting_changes_nothing_else_of_the_manifest(made: Deployment) -> None:
+    artifacts = manifest(made)
+    ours = artifacts["trainium-default-batch.assets"]
+    usual = artifacts["trainium-default-image.assets"]
+
+    assert {**ours["properties"], "file": ""} == {**usual["properties"], "file": ""}
+    assert ours["type"] == usual["type"]
+
+
+def test_a_finished_image_needs_no_repository_and_no_build() -> None:
+    made = deployment(image_uri=FINISHED)
+
+    assert "image" not in made.templates
+    assets = json.loads((made.folder / "trainium-default-batch.assets.json").read_text())
+    assert assets["dockerImages"] == {}
+
+
+def test_a_finished_image_in_a_private_repository_may_be_pulled() -> None:
+    made = deployment(image_uri=FINISHED)
+
+    pulled = [
+        statement["Resource"]
+        for policy in made.resources("batch", "AWS::IAM::Policy")
+        for statement in policy["PolicyDocument"]["Statement"]
+        if "ecr:BatchGetImage" in statement["Action"]
+    ]
+
+    assert pulled == ["arn:aws:ecr:us-west-2:123456789012:repository/mine/it"]
+
+
+def test_a_finished_image_in_a_public_repository_needs_no_right() -> None:
+    made = deployment(image_uri="public.ecr.aws/me/it:1")
+
+    assert "ecr:" not in made.text("batch")

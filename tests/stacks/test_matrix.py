@@ -1,0 +1,236 @@
+"""Every instance type with every layout: sound templates that agree with the catalogue."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import aws_cdk as cdk
+import cdk_nag
+import pytest
+from aws_cdk import aws_s3 as s3
+from cfnlint.api import ManualArgs, lint
+
+from tests.stacks.synthesis import FLAGS, Deployment, checked, deployment, matrix, name_of
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.releases import NEURON_RELEASES
+
+REGIONS = [
+    {"instance_type": instance_type.name, "region": region, "availability_zone_id": zone}
+    for instance_type in INSTANCE_TYPES.values()
+    for region, zones in instance_type.zone_ids.items()
+    for zone in zones
+]
+RELEASES = [
+    {"neuron_release": release.name, "base_image": "me/it:1"}
+    for release in NEURON_RELEASES.values()
+    if "trn1" in release.families
+]
+SWITCHES: list[dict[str, object]] = [
+    {"retain_data": False},
+    {"bucket_name": "my-data"},
+    {"interface_endpoints": False},
+    {"nat_gateways": 0, "ami_id": "ami-12345678"},
+    {"image_uri": "public.ecr.aws/me/it:1"},
+    {"image_uri": "123456789012.dkr.ecr.us-west-2.amazonaws.com/me/it:1"},
+    {"capacity_reservation_id": "cr-0123456789abcdef0"},
+    {"capacity_block_id": "cr-0123456789abcdef0"},
+    {"min_nodes": 1, "scale_down_delay_minutes": 20},
+    {
+        "vpc_id": "vpc-12345678",
+        "subnet_id": "subnet-12345678",
+        "subnet_cidr": "10.0.0.0/20",
+        "security_group_id": "sg-12345678",
+    },
+]
+
+_linted: set[str] = set()
+
+
+def container(made: Deployment) -> dict[str, Any]:
+    definition = made.only("batch", "AWS::Batch::JobDefinition")
+    properties: dict[str, Any] = definition["NodeProperties"]["NodeRangeProperties"][0]["Container"]
+    return properties
+
+
+def host_script(made: Deployment) -> str:
+    data = made.only("batch", "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+    text = data["UserData"]["Fn::Base64"]
+    assert isinstance(text, str)
+    return text
+
+
+def findings(made: Deployment) -> list[str]:
+    """Lint each distinct template once a session."""
+    found = []
+    for part, template in made.templates.items():
+        text = made.text(part)
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        if digest in _linted:
+            continue
+        _linted.add(digest)
+        found += [
+            f"{part}: {match.rule.id} {match.message}"
+            for match in lint(
+                text, config=ManualArgs(regions=[made.config.region], ignore_checks=[])
+            )
+            if not _is_the_cdks_own(match.rule.id, template, match.message)
+        ]
+    return found
+
+
+def _is_the_cdks_own(rule: str, template: dict[str, Any], message: str) -> bool:
+    """The CDK's handler that empties a bucket depends on its role twice (W3005)."""
+    return rule == "W3005" and "CustomS3AutoDeleteObjectsCustomResourceProvider" in message
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_cfn_lint_finds_nothing(keys: dict[str, object]) -> None:
+    assert findings(deployment(**keys)) == []
+
+
+@pytest.mark.parametrize("keys", SWITCHES, ids=name_of)
+def test_cfn_lint_finds_nothing_whatever_is_switched(keys: dict[str, object]) -> None:
+    assert findings(deployment(**keys)) == []
+
+
+def test_cfn_lint_would_find_something() -> None:
+    made = deployment()
+    made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]["MaxVcpus"] = 1
+
+    assert [line for line in findings(made) if "MaxVcpus" in line]
+
+
+# With cdk-nag, and with the CDK's own rules (a flag in cdk.json), synth raises on a finding.
+def test_the_cdk_validates_templates_against_its_own_rules() -> None:
+    assert FLAGS["@aws-cdk/core:validateAgainstDefaultRules"] is True
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_cdk_nag_finds_nothing(keys: dict[str, object]) -> None:
+    assert checked(**keys).templates
+
+
+@pytest.mark.parametrize("keys", SWITCHES, ids=name_of)
+def test_cdk_nag_finds_nothing_whatever_is_switched(keys: dict[str, object]) -> None:
+    assert checked(**keys).templates
+
+
+def test_cdk_nag_would_find_something() -> None:
+    app = cdk.App(context=FLAGS)
+    s3.Bucket(cdk.Stack(app, "Test"), "Open")
+    cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app))
+
+    with pytest.raises(RuntimeError, match="ValidationFailed"):
+        app.synth()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("keys", [*REGIONS, *RELEASES], ids=name_of)
+def test_every_zone_and_release_gives_sound_templates(keys: dict[str, object]) -> None:
+    assert findings(checked(**keys)) == []
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_hosts_have_one_interface_for_every_efa_card(keys: dict[str, object]) -> None:
+    made = deployment(**keys)
+    data = made.only("batch", "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+
+    interfaces = [
+        (nic["NetworkCardIndex"], nic["DeviceIndex"], nic["InterfaceType"])
+        for nic in data["NetworkInterfaces"]
+    ]
+
+    assert interfaces == [
+        (nic.card_index, nic.device_index, nic.interface_type)
+        for nic in made.config.instance.network_interfaces(made.config.efa_layout)
+    ]
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_as_many_efa_devices_are_mapped_as_hosts_have_interfaces(keys: dict[str, object]) -> None:
+    made = deployment(**keys)
+    data = made.only("batch", "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+    efa = [nic for nic in data["NetworkInterfaces"] if nic["InterfaceType"].startswith("efa")]
+
+    mapped = [device["HostPath"] for device in container(made)["LinuxParameters"]["Devices"]]
+
+    assert len([path for path in mapped if "uverbs" in path]) == len(efa)
+    assert mapped == [
+        *made.config.instance.neuron_device_paths(),
+        *made.config.instance.efa_device_paths(),
+    ]
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_a_device_is_called_the_same_inside(keys: dict[str, object]) -> None:
+    devices = container(deployment(**keys))["LinuxParameters"]["Devices"]
+
+    assert all(device["HostPath"] == device["ContainerPath"] for device in devices)
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_the_container_fits_on_its_host(keys: dict[str, object]) -> None:
+    made = deployment(**keys)
+    instance = made.config.instance
+    asked = {r["Type"]: int(r["Value"]) for r in container(made)["ResourceRequirements"]}
+
+    assert asked == {
+        "VCPU": instance.container_vcpus,
+        "MEMORY": instance.container_memory_mib,
+    }
+    assert asked["VCPU"] < instance.num_vcpus
+    assert asked["MEMORY"] < instance.memory_mib
+    assert container(made)["LinuxParameters"]["SharedMemorySize"] < asked["MEMORY"]
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_job_environment_and_host_are_of_one_type(keys: dict[str, object]) -> None:
+    made = deployment(**keys)
+    compute = made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]
+
+    assert compute["InstanceTypes"] == [keys["instance_type"]]
+    assert container(made)["InstanceType"] == keys["instance_type"]
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_the_environment_holds_whole_nodes(keys: dict[str, object]) -> None:
+    made = deployment(**keys)
+    compute = made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]
+
+    assert compute["MaxvCpus"] == made.config.max_nodes * made.config.instance.num_vcpus
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_hosts_verify_what_containers_map(keys: dict[str, object]) -> None:
+    made = deployment(**keys)
+    instance = made.config.instance
+    script = host_script(made)
+
+    assert f"readonly NEURON_DEVICES={instance.num_neuron_devices}\n" in script
+    assert f"readonly EFA_INTERFACES={instance.num_efa_interfaces}\n" in script
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_there_is_a_worker_for_every_core_that_is_mapped(keys: dict[str, object]) -> None:
+    made = deployment(**keys)
+    devices = container(made)["LinuxParameters"]["Devices"]
+    chips = [device for device in devices if device["HostPath"].startswith("/dev/neuron")]
+
+    workers = made.config.instance.processes_per_node
+
+    assert workers % len(chips) == 0
+
+
+@pytest.mark.parametrize("keys", matrix(), ids=name_of)
+def test_a_job_definition_is_within_what_batch_takes(keys: dict[str, object]) -> None:
+    definition = deployment(**keys).only("batch", "AWS::Batch::JobDefinition")
+
+    # 24 KiB (AWS Batch service quotas).
+    assert len(str(definition)) < 24 * 1024
+
+
+def test_templates_name_no_account() -> None:
+    made = deployment()
+
+    assert not [part for part in made.templates if "123456789012" in made.text(part)]

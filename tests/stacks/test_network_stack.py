@@ -1,0 +1,193 @@
+"""The network stack: a place where nodes find each other and the way out."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+
+import pytest
+
+from tests.stacks.synthesis import Deployment, deployment
+from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
+
+EXISTING = {"vpc_id": "vpc-12345678", "subnet_id": "subnet-12345678", "subnet_cidr": "10.0.0.0/20"}
+
+
+def subnet(made: Deployment, kind: str) -> dict[str, object]:
+    (logical_id,) = [
+        logical_id
+        for logical_id in made.logical_ids("network", "AWS::EC2::Subnet")
+        if kind in logical_id
+    ]
+    properties: dict[str, object] = made.templates["network"]["Resources"][logical_id]["Properties"]
+    return properties
+
+
+def test_subnets_are_placed_by_zone_id() -> None:
+    made = deployment(availability_zone_id="usw2-az1")
+
+    zones = [
+        (properties.get("AvailabilityZoneId"), properties.get("AvailabilityZone"))
+        for properties in made.resources("network", "AWS::EC2::Subnet")
+    ]
+
+    assert zones == [("usw2-az1", None)] * 2
+
+
+def test_subnets_are_placed_by_zone_name_where_that_is_given() -> None:
+    made = deployment(availability_zone_id="us-west-2d")
+
+    zones = [
+        (properties.get("AvailabilityZoneId"), properties.get("AvailabilityZone"))
+        for properties in made.resources("network", "AWS::EC2::Subnet")
+    ]
+
+    assert zones == [(None, "us-west-2d")] * 2
+
+
+def test_the_nodes_have_room_for_what_was_promised() -> None:
+    made = deployment(max_nodes=100, vpc_cidr="10.0.0.0/16")
+
+    room = IPv4Network(str(subnet(made, "Private")["CidrBlock"])).num_addresses - 5
+
+    assert room >= made.config.addresses_needed(made.config.efa_layout)
+
+
+def test_no_subnet_gives_public_addresses() -> None:
+    made = deployment()
+
+    assert not any(
+        properties.get("MapPublicIpOnLaunch")
+        for properties in made.resources("network", "AWS::EC2::Subnet")
+    )
+
+
+def test_nodes_reach_the_internet_through_a_nat_gateway() -> None:
+    made = deployment()
+    (nat,) = made.logical_ids("network", "AWS::EC2::NatGateway")
+
+    ways_out = [
+        route["NatGatewayId"]
+        for route in made.resources("network", "AWS::EC2::Route")
+        if "NatGatewayId" in route
+    ]
+
+    assert ways_out == [{"Ref": nat}]
+
+
+def test_no_nat_gateway_is_paid_for_without_need() -> None:
+    made = deployment(nat_gateways=0, ami_id="ami-12345678")
+
+    assert made.resources("network", "AWS::EC2::NatGateway") == []
+
+
+def test_s3_is_reached_without_the_nat_gateway() -> None:
+    made = deployment()
+
+    kinds = [
+        endpoint["VpcEndpointType"]
+        for endpoint in made.resources("network", "AWS::EC2::VPCEndpoint")
+        if "s3" in str(endpoint["ServiceName"])
+    ]
+
+    assert kinds == ["Gateway"]
+
+
+def test_a_private_node_reaches_ecs_ecr_and_logs_by_endpoints() -> None:
+    made = deployment()
+
+    names = [
+        str(endpoint["ServiceName"]).removeprefix("com.amazonaws.us-west-2.")
+        for endpoint in made.resources("network", "AWS::EC2::VPCEndpoint")
+        if endpoint["VpcEndpointType"] == "Interface"
+    ]
+
+    assert sorted(names) == sorted(DEFAULT_INTERFACE_ENDPOINTS)
+
+
+def test_endpoints_can_be_left_out() -> None:
+    made = deployment(interface_endpoints=False)
+
+    kinds = {e["VpcEndpointType"] for e in made.resources("network", "AWS::EC2::VPCEndpoint")}
+
+    assert kinds == {"Gateway"}
+
+
+def test_flow_logs_are_kept_as_long_as_asked() -> None:
+    made = deployment(log_retention_days=14)
+
+    assert made.only("network", "AWS::EC2::FlowLog")["TrafficType"] == "ALL"
+    assert made.only("network", "AWS::Logs::LogGroup")["RetentionInDays"] == 14
+
+
+def test_nobody_outside_can_open_a_connection_to_a_node() -> None:
+    made = deployment()
+
+    anywhere = [
+        rule
+        for group in made.resources("network", "AWS::EC2::SecurityGroup")
+        for rule in group.get("SecurityGroupIngress", [])
+        if rule.get("CidrIp") == "0.0.0.0/0"
+    ]
+
+    assert anywhere == []
+
+
+def test_nodes_open_https_connections_and_no_others_to_the_outside() -> None:
+    made = deployment()
+
+    outside = [
+        (rule["IpProtocol"], rule["FromPort"], rule["ToPort"])
+        for group in made.resources("network", "AWS::EC2::SecurityGroup")
+        for rule in group.get("SecurityGroupEgress", [])
+        if rule.get("CidrIp") == "0.0.0.0/0"
+    ]
+
+    assert outside == [("tcp", 443, 443)]
+
+
+def test_the_default_security_group_is_left_alone() -> None:
+    made = deployment()
+
+    types = {resource["Type"] for resource in made.templates["network"]["Resources"].values()}
+
+    assert not any(resource_type.startswith("Custom::") for resource_type in types)
+
+
+def test_an_existing_network_gets_nothing_but_the_security_group() -> None:
+    made = deployment(**EXISTING)
+
+    types = sorted(r["Type"] for r in made.templates["network"]["Resources"].values())
+
+    assert types == [
+        "AWS::EC2::SecurityGroup",
+        "AWS::EC2::SecurityGroupEgress",
+        "AWS::EC2::SecurityGroupIngress",
+        "AWS::SSM::Parameter",
+    ]
+
+
+def test_an_existing_security_group_is_used_as_it_is() -> None:
+    made = deployment(**EXISTING, security_group_id="sg-12345678")
+    compute = made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]
+
+    assert made.resources("network", "AWS::EC2::SecurityGroupIngress") == []
+    assert compute["SecurityGroupIds"] == ["sg-12345678"]
+
+
+def test_nodes_start_in_the_existing_subnet() -> None:
+    made = deployment(**EXISTING)
+    compute = made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]
+
+    assert compute["Subnets"] == ["subnet-12345678"]
+
+
+@pytest.mark.parametrize("keys", [{}, EXISTING], ids=["new", "existing"])
+def test_the_network_publishes_its_region(keys: dict[str, str]) -> None:
+    made = deployment(**keys)
+
+    assert made.only("network", "AWS::SSM::Parameter") == {
+        "Name": "/trainium/default/region",
+        "Type": "String",
+        "Value": "us-west-2",
+        "Tags": {"trainium:deployment": "default"},
+    }

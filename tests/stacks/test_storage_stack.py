@@ -1,0 +1,121 @@
+"""The storage stack: what outlives the machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.stacks.synthesis import Deployment, deployment
+from trainium_catalogue.contract import CACHE_PREFIX
+
+
+@pytest.fixture
+def bucket() -> dict[str, Any]:
+    return deployment().only("storage", "AWS::S3::Bucket")
+
+
+def rules(bucket: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {rule["Id"]: rule for rule in bucket["LifecycleConfiguration"]["Rules"]}
+
+
+def policies(made: Deployment) -> set[str]:
+    (bucket,) = (
+        resource
+        for resource in made.templates["storage"]["Resources"].values()
+        if resource["Type"] == "AWS::S3::Bucket"
+    )
+    return {bucket["DeletionPolicy"], bucket["UpdateReplacePolicy"]}
+
+
+def test_the_bucket_keeps_its_logical_id() -> None:
+    assert deployment().logical_ids("storage", "AWS::S3::Bucket") == ["DataBucketE6B0FAA8"]
+
+
+def test_the_bucket_has_no_name_of_ours(bucket: dict[str, Any]) -> None:
+    assert "BucketName" not in bucket
+
+
+def test_the_bucket_is_encrypted(bucket: dict[str, Any]) -> None:
+    (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
+
+    assert rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
+
+
+def test_the_bucket_keeps_old_versions(bucket: dict[str, Any]) -> None:
+    assert bucket["VersioningConfiguration"] == {"Status": "Enabled"}
+
+
+def test_the_bucket_is_closed_to_the_public(bucket: dict[str, Any]) -> None:
+    assert set(bucket["PublicAccessBlockConfiguration"].values()) == {True}
+
+
+def test_the_bucket_refuses_connections_without_tls() -> None:
+    policy = deployment().only("storage", "AWS::S3::BucketPolicy")["PolicyDocument"]
+
+    assert {
+        "Effect": "Deny",
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+        "Action": "s3:*",
+    }.items() <= policy["Statement"][0].items()
+
+
+def test_the_compile_cache_expires(bucket: dict[str, Any]) -> None:
+    rule = rules(bucket)["ExpireCompileCache"]
+
+    assert (rule["Prefix"], rule["ExpirationInDays"]) == (CACHE_PREFIX, 90)
+
+
+def test_nothing_but_the_cache_expires(bucket: dict[str, Any]) -> None:
+    assert [i for i, r in rules(bucket).items() if "ExpirationInDays" in r] == [
+        "ExpireCompileCache"
+    ]
+
+
+def test_old_versions_expire(bucket: dict[str, Any]) -> None:
+    expiry = rules(bucket)["ExpireOldVersions"]["NoncurrentVersionExpiration"]
+
+    assert expiry == {"NoncurrentDays": 30}
+
+
+def test_uploads_that_were_never_finished_expire(bucket: dict[str, Any]) -> None:
+    rule = rules(bucket)["AbortUnfinishedUploads"]
+
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
+
+
+def test_destroy_keeps_the_bucket() -> None:
+    assert policies(deployment()) == {"Retain"}
+
+
+def test_destroy_says_that_it_keeps_the_bucket() -> None:
+    output = deployment().templates["storage"]["Outputs"]["Bucket"]
+
+    assert output["Description"] == "cdk destroy keeps this bucket and what is in it"
+
+
+def test_destroy_empties_and_deletes_the_bucket_where_that_was_asked() -> None:
+    made = deployment(retain_data=False)
+
+    assert policies(made) == {"Delete"}
+    assert made.only("storage", "Custom::S3AutoDeleteObjects")["BucketName"] == {
+        "Ref": "DataBucketE6B0FAA8"
+    }
+
+
+def test_an_existing_bucket_is_used_as_it_is() -> None:
+    made = deployment(bucket_name="my-data")
+
+    assert made.resources("storage", "AWS::S3::Bucket") == []
+    assert made.only("storage", "AWS::SSM::Parameter")["Value"] == "my-data"
+
+
+def test_the_bucket_is_published() -> None:
+    made = deployment(deployment="team-a")
+
+    parameter = made.only("storage", "AWS::SSM::Parameter")
+
+    assert (parameter["Name"], parameter["Value"]) == (
+        "/trainium/team-a/bucket",
+        {"Ref": "DataBucketE6B0FAA8"},
+    )

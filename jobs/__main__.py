@@ -1,5 +1,6 @@
 """Entry point of `python -m jobs`."""
 
+import gc
 from typing import Annotated
 
 import typer
@@ -64,4 +65,7 @@ app.command("stop")(stop)
 app.command("catalogue")(catalogue)
 
 if __name__ == "__main__":
+    # The collector runs dozens of times while boto3 reads its service models, for nothing: a
+    # quarter of the processor time of a submission. Following, which lasts, turns it on again.
+    gc.disable()
     app(prog_name="python -m jobs")

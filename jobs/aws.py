@@ -1,4 +1,4 @@
-"""The only door to AWS: boto3 clients, made when first used.
+"""The only door to AWS: boto3's clients, made when first used.
 
 The protocols name what the rest of the helper uses of each client, so that a test can pass a
 small object instead.
@@ -46,14 +46,19 @@ class Aws:
     """Clients of one session and region."""
 
     def __init__(self, region: str | None) -> None:
-        import boto3  # 0.12 s: not before a command needs it
+        # Not before a command needs it: `--help` and `catalogue` are quick. boto3's own layer
+        # (resources, S3 transfers) only passes on to this session, and takes as long to import
+        # as the rest.
+        from botocore.session import Session
 
-        self._session = boto3.session.Session(region_name=region)
+        self._session = Session()
+        if region is not None:
+            self._session.set_config_variable("region", region)
 
     @property
     def region(self) -> str | None:
         """The region in force: --region, AWS_REGION or the profile's."""
-        name = self._session.region_name
+        name = self._session.get_config_variable("region")
         return str(name) if name else None
 
     def ssm(self) -> SsmClient:
@@ -88,4 +93,4 @@ class Aws:
             read_timeout=30,
             retries={"mode": mode, "total_max_attempts": attempts},
         )
-        return self._session.client(service, config=config)
+        return self._session.create_client(service, config=config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 
@@ -25,6 +26,7 @@ def watch(
     keep_lines: bool = False,
 ) -> tuple[Job, list[LogLine]]:
     """Show a run until it ends; with ``keep_lines`` standard output stays free for a document."""
+    gc.enable()  # off for the sake of a quick start; see jobs/__main__.py
     batch = aws.batch()
     screen = Screen(lines_to=sys.stderr if keep_lines else sys.stdout)
     kept: list[LogLine] = []

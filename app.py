@@ -8,6 +8,7 @@ import aws_cdk as cdk
 import cdk_nag
 
 from stacks.batch_stack import BatchStack
+from stacks.build_host import BuildHost, build_warnings
 from stacks.config import AppConfig, ConfigError
 from stacks.image_stack import ImageStack
 from stacks.network_stack import NetworkStack
@@ -39,6 +40,14 @@ def build(app: cdk.App, config: AppConfig) -> None:
     cdk.Tags.of(app).add(TAG_DEPLOYMENT, config.deployment)
 
 
+def warn_who_builds(app: cdk.App, config: AppConfig, host: BuildHost) -> None:
+    """Tell the machine that will build the image what to expect, while it can still stop."""
+    if config.builds_image:
+        image = app.node.find_child(config.stack_name("image"))
+        for warning_id, text in build_warnings(host):
+            cdk.Annotations.of(image).add_warning_v2(warning_id, text)
+
+
 def check_with_nag(app: cdk.App) -> None:
     """Let every synthesis fail on what cdk-nag finds, beside the CDK's own template checks."""
     cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app, verbose=True))
@@ -53,6 +62,7 @@ def main() -> int:
         print(f"refused: {refusal}", file=sys.stderr)
         return REFUSED
     build(app, config)
+    warn_who_builds(app, config, BuildHost.here())
     check_with_nag(app)
     app.synth()
     return 0

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import aws_cdk as cdk
-import cdk_nag
 
-from app import build
+from app import build, check_with_nag
 from stacks.config import AppConfig
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 
@@ -83,7 +82,7 @@ def _synthesise(keys: tuple[tuple[str, object], ...], *, nag: bool) -> Deploymen
     config = AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys})
     build(app, config)
     if nag:
-        cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app))
+        check_with_nag(app)
     app.synth()
     templates = {
         part: json.loads(path.read_text(encoding="utf-8"))

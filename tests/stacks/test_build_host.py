@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import aws_cdk as cdk
+
+from app import build, warn_who_builds
 from stacks.build_host import NEEDED_GIB, BuildHost, build_warnings
+from stacks.config import AppConfig
+from tests.stacks.synthesis import FLAGS
 
 GIB = 1024**3
 
@@ -43,6 +48,31 @@ def test_each_warning_can_be_acknowledged_on_its_own() -> None:
     ids = [warning_id for warning_id, _ in build_warnings(host(machine="arm64", free_gib=1))]
 
     assert ids == ["trainium:buildDisk", "trainium:buildMachine"]
+
+
+def warnings(host: BuildHost, **keys: object) -> list[str]:
+    app = cdk.App(context=FLAGS)
+    config = AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys.items()})
+    build(app, config)
+    warn_who_builds(app, config, host)
+    return [
+        str(entry.data)
+        for construct in app.node.find_all()
+        for entry in construct.node.metadata
+        if entry.type == "aws:cdk:warning"
+    ]
+
+
+def test_a_warning_is_shown_before_the_build() -> None:
+    (text,) = warnings(host(machine="arm64"))
+
+    assert "under emulation" in text
+
+
+def test_who_builds_nothing_is_not_warned_of_a_build() -> None:
+    shown = warnings(host(machine="arm64"), image_uri="public.ecr.aws/me/it:1")
+
+    assert not [text for text in shown if "emulation" in text]
 
 
 def test_this_machine_can_be_looked_at() -> None:

@@ -6,11 +6,11 @@ import hashlib
 from typing import Any
 
 import aws_cdk as cdk
-import cdk_nag
 import pytest
 from aws_cdk import aws_s3 as s3
 from cfnlint.api import ManualArgs, lint
 
+from app import check_with_nag
 from tests.stacks.synthesis import FLAGS, Deployment, checked, deployment, matrix, name_of
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
@@ -119,7 +119,7 @@ def test_cdk_nag_finds_nothing_whatever_is_switched(keys: dict[str, object]) -> 
 def test_cdk_nag_would_find_something() -> None:
     app = cdk.App(context=FLAGS)
     s3.Bucket(cdk.Stack(app, "Test"), "Open")
-    cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app))
+    check_with_nag(app)
 
     with pytest.raises(RuntimeError, match="ValidationFailed"):
         app.synth()

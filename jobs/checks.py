@@ -188,7 +188,7 @@ def unknown_run(run: str, others: Sequence[str], deployment: Deployment) -> Refu
     hint = f"; {did_you_mean(run, others)}" if others else ""
     return Refusal(
         "unknown-run",
-        f"no run {run!r} in deployment {deployment.name!r} in {deployment.region}{hint}; Batch "
-        "forgets a job 7 days after its end, its log lines stay in log group "
-        f"{deployment.log_group}",
+        f"no run {run!r} in deployment {deployment.name!r} in {deployment.region} (Batch forgets "
+        "a job 7 days after its end, its log lines stay in log group "
+        f"{deployment.log_group}){hint}",
     )

@@ -25,7 +25,7 @@ class AttemptEnded:
     """An attempt is over and Batch makes another one."""
 
     attempt: Attempt
-    max_attempts: int
+    max_attempts: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +153,10 @@ class Follower:
         return job
 
     def _changes(self, job: Job) -> Iterator[Event]:
+        if not job.ended:
+            self._saw_it_live = True
+        if not self._saw_it_live:
+            return  # history: the lines and Ended tell it in order
         for attempt in job.attempts[self._attempts_ended :]:
             # The last attempt of a job that ended is told by Ended.
             if not (job.ended and attempt.number == len(job.attempts)):
@@ -202,7 +206,6 @@ class Follower:
     def _settled(self, job: Job) -> bool:
         """Whether the last line has been read, as far as one can know."""
         if not job.ended:
-            self._saw_it_live = True
             return False
         if self.streams.phase is Phase.LIVE:
             self.streams.phase = Phase.SETTLING

@@ -77,7 +77,8 @@ class Job:
     started_at_ms: int | None
     stopped_at_ms: int | None
     num_nodes: int
-    max_attempts: int
+    max_attempts: int | None
+    """None where Batch does not say."""
     attempts: tuple[Attempt, ...]
     """Attempts that ended."""
     nodes: tuple[Node, ...]
@@ -180,7 +181,7 @@ def _job(detail: Mapping[str, Any], children: Sequence[Mapping[str, Any] | None]
         started_at_ms=detail.get("startedAt"),
         stopped_at_ms=detail.get("stoppedAt"),
         num_nodes=_num_nodes(detail),
-        max_attempts=int(detail.get("retryStrategy", {}).get("attempts", 1)),
+        max_attempts=detail.get("retryStrategy", {}).get("attempts"),
         attempts=attempts,
         nodes=nodes,
     )

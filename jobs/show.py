@@ -23,6 +23,7 @@ from jobs.follow import (
 )
 from jobs.runs import Attempt, Job, RunSummary
 from jobs.streams import LogLine
+from trainium_catalogue.contract import run_prefix
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
 _STATUS_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
@@ -79,10 +80,9 @@ def describe_event(
             said = f": {reason}" if is_news(reason) else ""
             return f"{status}{said}{f' - {found.meaning}; {found.remedy}' if found else ''}"
         case AttemptEnded(attempt=attempt, max_attempts=most):
-            return (
-                f"attempt {attempt.number} of {most} ended, {describe_ending(attempt)}; Batch "
-                "makes another one"
-            )
+            of = f" of {most}" if most else ""
+            ending = describe_ending(attempt)
+            return f"attempt {attempt.number}{of} ended, {ending}; Batch makes another one"
         case AttemptBegan(number=number):
             return f"attempt {number}"
         case StillWaiting(seconds=seconds, explanation=found):
@@ -103,10 +103,11 @@ def describe_ending(attempt: Attempt) -> str:
     return ", ".join(parts) or "no exit code"
 
 
-def verdict(job: Job) -> str:
+def verdict(job: Job, *, bucket: str) -> str:
     """The last sentence about a run."""
     if job.succeeded:
-        return f"run {job.run} succeeded{_took(job)}"
+        results = f"s3://{bucket}/{run_prefix(job.run, 'results')}"
+        return f"run {job.run} succeeded{_took(job)}; results are in {results}"
     last = job.attempts[-1] if job.attempts else None
     if not job.ended:
         return f"run {job.run} is {job.status}"
@@ -123,10 +124,11 @@ def verdict(job: Job) -> str:
 
 def describe_status(job: Job, waiting: Explanation | None) -> str:
     """Where a job stands, and why it waits when it does."""
-    of = f" of {job.max_attempts}" if job.max_attempts > 1 else ""
+    of = f" of {job.max_attempts}" if job.max_attempts else ""
     attempt = "" if job.ended else f", attempt {len(job.attempts) + 1}{of}"
     lines = [f"run {job.run}: {job.status}, {job.num_nodes} nodes{attempt}, job {job.job_id}"]
-    lines.append(f"submitted {timestamp(job.created_at_ms)}{_took(job)}")
+    took = _took(job).replace(" after ", ", took ")
+    lines.append(f"submitted {timestamp(job.created_at_ms)}{took}")
     found = waiting or explain(exit_code=None, reasons=(job.status_reason,))
     if not job.ended and is_news(job.status_reason):
         lines.append(str(job.status_reason))
@@ -137,7 +139,7 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
 
 def node_table(job: Job) -> Table:
     """Nodes, attempts and how each ended."""
-    table = Table(title=f"run {job.run}, job {job.job_id}", title_justify="left")
+    table = Table()
     for heading in ("node", "attempt", "status", "exit code", "reason"):
         table.add_column(heading, justify="left" if heading in ("status", "reason") else "right")
     for node in job.nodes:

@@ -41,7 +41,7 @@ def watch(
         for event in follower.events():
             if isinstance(event, Ended):
                 screen.table(node_table(event.job))
-                screen.remark(verdict(event.job))
+                screen.remark(verdict(event.job, bucket=deployment.bucket))
                 return event.job, kept
             if keep_lines and isinstance(event, LogLine):
                 kept.append(event)

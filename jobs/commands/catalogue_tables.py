@@ -49,18 +49,19 @@ def _offers() -> Table:
 
 
 def _releases() -> Table:
-    table = _table(
-        "Neuron releases", ["SDK", "PyTorch", "backend", "host driver", "families", "image"]
-    )
+    table = _table("Neuron releases", ["SDK", "PyTorch", "host driver", "families", "image"])
+    notes = []
     for item in NEURON_RELEASES.values():
         table.add_row(
             f"{item.name} (default)" if item.name == DEFAULT_RELEASE else item.name,
-            item.pytorch,
-            str(item.backend or "none"),
+            item.pytorch if item.backend is None else f"{item.pytorch}, {item.backend}",
             item.driver_range,
-            ", ".join(sorted(item.families)),
-            "yes" if item.base_image else f"none known: {item.why_no_image}",
+            " ".join(sorted(item.families)),
+            "published" if item.base_image else "yours",
         )
+        if not item.base_image:
+            notes.append(f"{item.name}: {item.why_no_image}")
+    table.caption = "\n".join(["yours: give trainium:base_image, for", *notes])
     return table
 
 

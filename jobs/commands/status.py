@@ -59,5 +59,5 @@ def status(
     if job.nodes:
         console.print(node_table(job))
     if job.ended:
-        console.print(verdict(job), soft_wrap=True, markup=False)
+        console.print(verdict(job, bucket=target.bucket), soft_wrap=True, markup=False)
     return exit_code(job)

@@ -64,7 +64,7 @@ def stop(
         if grace > 0:
             job = _wait(batch, summary.job_id, grace)
             if job is not None:
-                note(_report(job, grace))
+                note(_report(job, grace, bucket=target.bucket))
     if as_json:
         action = "already-ended" if reason is None else "stopping"
         print_document(
@@ -93,7 +93,7 @@ def _wait(batch: BatchClient, job_id: str, grace_s: float) -> Job | None:
         time.sleep(min(1.0, left_s))
 
 
-def _report(job: Job, grace_s: float) -> str:
+def _report(job: Job, grace_s: float, *, bucket: str) -> str:
     if not job.ended:
         return (
             f"run {job.run} is still {job.status} after {grace_s:g} s; look again with: "
@@ -101,7 +101,7 @@ def _report(job: Job, grace_s: float) -> str:
         )
     from jobs.show import verdict
 
-    return verdict(job)
+    return verdict(job, bucket=bucket)
 
 
 def _user() -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from jobs import documents
-from jobs.aws import Aws
+from jobs.aws import Aws, BatchClient
 from jobs.checks import checked_request, known_workload, parsed_parameters, valid_run_name
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import EXIT_OK, Refusal
@@ -114,14 +114,20 @@ def submit(
         _show_plan(target, request)
         if request.num_nodes > 1 and not yes:
             _ask(request)
-        job_id = submit_once(
-            request, batch, earlier={summary.job_id for summary in earlier}, sleep=time.sleep
-        )
+        job_id = _send(request, batch, earlier={summary.job_id for summary in earlier})
         note(f"submitted run {run}, job {job_id}")
     else:
         job_id = job.job_id
         note(f"run {run} is {job.status} already, job {job_id}: nothing was submitted")
     return _finish(aws, target, request, job_id, going_on=job, follow=follow, as_json=as_json)
+
+
+def _send(request: JobRequest, batch: BatchClient, *, earlier: set[str]) -> str:
+    try:
+        return submit_once(request, batch, earlier=earlier, sleep=time.sleep)
+    except KeyboardInterrupt:
+        note(f"interrupted; whether it was submitted tells: python -m jobs status {request.run}")
+        raise
 
 
 def _finish(
@@ -190,5 +196,6 @@ def _ask(request: JobRequest) -> None:
             f"a job of {request.num_nodes} nodes is asked about, and standard input is not a "
             "terminal; add --yes",
         )
-    if not typer.confirm("submit it?", err=True):
+    typer.echo("submit it? [y/N] ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Refusal("declined", "not confirmed; nothing was submitted")

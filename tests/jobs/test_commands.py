@@ -136,6 +136,7 @@ def test_status_of_a_run_that_succeeded_exits_with_0(succeeded: Desk) -> None:
 
     assert result.exit_code == 0
     assert "run nightly succeeded" in result.stdout
+    assert "s3://bucket/runs/nightly/results/" in result.stdout
 
 
 def test_status_without_a_name_shows_the_newest_run(desk: Desk) -> None:
@@ -255,10 +256,8 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(desk: Desk) -> 
     assert desk.jobs("nightly")[0]["status"] == "RUNNING"
 
 
-@pytest.mark.parametrize(("answer", "num_jobs", "code"), [("y", 1, 0), ("n", 0, 2)])
-def test_a_multi_node_job_is_asked_about_on_a_terminal(
-    desk: Desk, answer: str, num_jobs: int, code: int
-) -> None:
+def asked(desk: Desk) -> tuple[subprocess.Popen[str], int]:
+    """Submit on a terminal; return the process at its question, and our end of the terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*HELPER, "submit", "all-reduce", "--nodes", "2", "--name", "nightly"],
@@ -269,13 +268,32 @@ def test_a_multi_node_job_is_asked_about_on_a_terminal(
         text=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
     )
-    os.write(ours, f"{answer}\n".encode())
-    _, said = process.communicate(timeout=30)
-    os.close(ours)
     os.close(theirs)
+    return process, ours
 
-    assert "submit it?" in said
+
+@pytest.mark.parametrize(("answer", "num_jobs", "code"), [("y", 1, 0), ("n", 0, 2), ("", 0, 2)])
+def test_a_multi_node_job_is_asked_about_on_a_terminal(
+    desk: Desk, answer: str, num_jobs: int, code: int
+) -> None:
+    process, terminal = asked(desk)
+    os.write(terminal, f"{answer}\n".encode())
+    _, said = process.communicate(timeout=30)
+    os.close(terminal)
+
+    assert "submit it? [y/N]" in said
     assert (process.returncode, len(desk.jobs("nightly"))) == (code, num_jobs)
+
+
+def test_ctrl_c_at_the_question_submits_nothing(desk: Desk) -> None:
+    process, terminal = asked(desk)
+    read_until(process, "about $43.00")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    os.close(terminal)
+
+    assert process.returncode == 130
+    assert desk.jobs("nightly") == []
 
 
 def test_stop_ends_the_job_with_a_reason(desk: Desk) -> None:

@@ -344,6 +344,14 @@ def test_following_again_after_the_end_shows_every_attempt() -> None:
     assert len(messages(events)) == 8
 
 
+def test_following_after_the_end_tells_lines_and_the_end_only() -> None:
+    clock = FakeClock(T0 + 10_000)
+
+    events = follow(clock, *second_attempt(clock))
+
+    assert {type(event) for event in events} == {LogLine, AttemptBegan, Ended}
+
+
 class Unreachable(FakeBatch):
     """Does not answer between two times."""
 

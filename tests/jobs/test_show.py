@@ -1,0 +1,96 @@
+"""Remarks and tables that a person reads."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from jobs.follow import AttemptEnded, StatusChanged, StillWaiting, Trouble
+from jobs.runs import Attempt
+from jobs.show import Screen, describe_event, duration
+from jobs.streams import LogLine
+
+
+def test_a_reason_comes_with_its_meaning_and_remedy() -> None:
+    text = describe_event(
+        StatusChanged(status="RUNNABLE", reason="CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - sorry")
+    )
+
+    assert text.startswith("RUNNABLE: CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - sorry")
+    assert "not enough instances" in text
+    assert "trainium:availability_zone_id" in text
+
+
+def test_a_status_without_news_is_one_word() -> None:
+    assert (
+        describe_event(StatusChanged(status="RUNNING", reason="Essential container in task exited"))
+        == "RUNNING"
+    )
+
+
+def test_an_attempt_that_is_retried_says_why() -> None:
+    attempt = Attempt(
+        number=1,
+        exit_code=75,
+        reason=None,
+        status_reason=None,
+        log_stream=None,
+        started_at_ms=None,
+        stopped_at_ms=None,
+    )
+
+    assert describe_event(AttemptEnded(attempt=attempt, max_attempts=3)) == (
+        "attempt 1 of 3 ended, exit code 75, a peer was lost, a node hung or a host failed; "
+        "Batch makes another one"
+    )
+
+
+def test_a_long_wait_says_how_long() -> None:
+    assert "still RUNNABLE after 2 min 5 s" in describe_event(
+        StillWaiting(seconds=125, explanation=None)
+    )
+
+
+def test_trouble_is_not_the_end() -> None:
+    assert describe_event(Trouble(message="timed out")) == (
+        "no answer from AWS, trying on: timed out"
+    )
+
+
+def test_a_file_gets_the_lines_of_the_nodes_unchanged() -> None:
+    file = io.StringIO()
+
+    Screen(lines_to=file).line(
+        LogLine(timestamp_ms=0, node=1, attempt=2, message="[bold]not markup[/bold] \x1b[31mred")
+    )
+
+    assert file.getvalue() == "node 1, attempt 2 | [bold]not markup[/bold] \x1b[31mred\n"
+
+
+def test_a_terminal_gets_coloured_labels_and_the_text_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    file = Terminal()
+
+    Screen(lines_to=file).line(
+        LogLine(timestamp_ms=0, node=1, attempt=1, message="[bold]not markup[/bold]")
+    )
+
+    assert "\x1b[32mnode 1 |" in file.getvalue()
+    assert "[bold]not markup[/bold]" in file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(5.4, "5 s"), (185, "3 min 5 s"), (7800, "2 h 10 min")]
+)
+def test_durations_read_naturally(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

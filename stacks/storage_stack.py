@@ -30,9 +30,11 @@ class StorageStack(cdk.Stack):
             values={SSM_BUCKET: self.bucket.bucket.bucket_name},
         )
         kept = config.retain_data or config.bucket_name is not None
+        # The CLI prints an output's name after each deployment; `cdk destroy` shows the bucket as
+        # DELETE_SKIPPED and has no other place for a word of ours.
         cdk.CfnOutput(
             self,
-            "Bucket",
+            "BucketKeptByDestroy" if kept else "BucketEmptiedByDestroy",
             value=self.bucket.bucket.bucket_name,
             description=(
                 "cdk destroy keeps this bucket and what is in it"

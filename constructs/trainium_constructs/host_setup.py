@@ -35,6 +35,9 @@ def stop_timeout_s() -> int:
     return round(float(grace)) + _STOP_MARGIN_S
 
 
+_SETTINGS = "# (settings)"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSetup:
     """What a host has to be before the ECS agent may start on it."""
@@ -63,7 +66,8 @@ class HostSetup:
         }
         lines = [f"readonly {name}={quote(value)}" for name, value in settings.items()]
         body = files("trainium_constructs").joinpath("host_setup.sh").read_text()
-        return "\n".join(["#!/bin/bash", "set -Eeuo pipefail", "", *lines, "", body])
+        assert body.count(_SETTINGS) == 1, "host_setup.sh says where the settings go"
+        return body.replace(_SETTINGS, "\n".join(lines))
 
     def user_data(self) -> str:
         """The script as the MIME message that Batch merges with its own."""

@@ -1,9 +1,16 @@
+#!/bin/bash
+# shellcheck disable=SC2154 # settings come from host_setup.py, which puts them where it says so
+#
 # Prepares a Batch host for Neuron jobs over EFA, and keeps the ECS agent off until it is ready.
 #
 #   trainium-host setup   once, from user data: install what is missing, configure, verify
 #   trainium-host check   before every start of the ECS agent: refuse a host that is not ready
 #
 # Every step may run again. Paths and waits can be set, so that tests run this very script.
+
+set -Eeuo pipefail
+
+# (settings)
 
 readonly ROOT="${TRAINIUM_ROOT:-}"
 readonly DEV="${TRAINIUM_DEV:-/dev}"
@@ -93,22 +100,14 @@ configure() {
   write_file "${ROOT}/etc/sysctl.d/95-trainium.conf" <<END
 net.ipv4.ip_local_reserved_ports = ${RESERVED_PORTS}
 END
-  sysctl --quiet --load "${ROOT}/etc/sysctl.d/95-trainium.conf"
+  sysctl --quiet -p "${ROOT}/etc/sysctl.d/95-trainium.conf"
+  # For who logs in; a container has the limits of its job definition.
   write_file "${ROOT}/etc/security/limits.d/95-trainium.conf" <<END
 * soft nofile ${NOFILE}
 * hard nofile ${NOFILE}
 * soft memlock unlimited
 * hard memlock unlimited
 END
-  # Containers inherit the daemon's limits where a job definition sets none.
-  write_file "${ROOT}/etc/systemd/system/docker.service.d/10-trainium.conf" <<END
-[Service]
-LimitNOFILE=${NOFILE}
-LimitMEMLOCK=infinity
-END
-  systemctl daemon-reload
-  # Not waited for: this runs inside the boot transaction that may start Docker.
-  systemctl --no-block try-restart docker.service
   # Time for the launcher to stop its workers before SIGKILL.
   set_ecs_config ECS_CONTAINER_STOP_TIMEOUT "${STOP_TIMEOUT_S}s"
 }

@@ -88,10 +88,18 @@ def test_destroy_keeps_the_bucket() -> None:
     assert policies(deployment()) == {"Retain"}
 
 
-def test_destroy_says_that_it_keeps_the_bucket() -> None:
-    output = deployment().templates["storage"]["Outputs"]["Bucket"]
-
-    assert output["Description"] == "cdk destroy keeps this bucket and what is in it"
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({}, "BucketKeptByDestroy"),
+        ({"bucket_name": "my-data"}, "BucketKeptByDestroy"),
+        ({"retain_data": False}, "BucketEmptiedByDestroy"),
+    ],
+)
+def test_a_deployment_ends_by_saying_what_destroy_will_do(
+    keys: dict[str, object], name: str
+) -> None:
+    assert name in deployment(**keys).templates["storage"]["Outputs"]
 
 
 def test_destroy_empties_and_deletes_the_bucket_where_that_was_asked() -> None:

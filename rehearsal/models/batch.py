@@ -1,0 +1,104 @@
+"""Batch: compute environments without a service role, multi-node job definitions, deletes."""
+
+from typing import Any
+
+from moto.batch.models import JobDefinition, batch_backends
+from moto.batch.utils import lowercase_first_key
+from moto.cloudformation.exceptions import ValidationError
+from moto.core.common_models import CloudFormationModel
+from moto.iam.models import iam_backends
+
+from rehearsal.models.spi import Contribution, Place, Properties
+
+SERVICE_LINKED_ROLE = "AWSServiceRoleForBatch"
+
+
+def _backend(place: Place) -> Any:
+    return batch_backends[place.account_id][place.region]
+
+
+def _service_linked_role(properties: Properties, place: Place) -> None:
+    """AWS creates the role with the first compute environment; moto asks for one by ARN."""
+    if "ServiceRole" in properties:
+        return
+    iam = iam_backends[place.account_id]["aws"]
+    existing = [role for role in iam.roles.values() if role.name == SERVICE_LINKED_ROLE]
+    role = existing[0] if existing else iam.create_service_linked_role("batch.amazonaws.com", "", "")
+    properties["ServiceRole"] = role.arn
+
+
+class MultiNodeJobDefinition(CloudFormationModel):
+    """AWS::Batch::JobDefinition: moto's own registration, with the type and time-out it drops."""
+
+    @staticmethod
+    def cloudformation_name_type() -> str:
+        return "JobDefinitionName"
+
+    @staticmethod
+    def cloudformation_type() -> str:
+        return "Rehearsal::Batch::JobDefinition"
+
+    @classmethod
+    def create_from_cloudformation_json(  # type: ignore[misc]
+        cls,
+        resource_name: str,
+        cloudformation_json: Any,
+        account_id: str,
+        region_name: str,
+        **kwargs: Any,
+    ) -> Any:
+        properties = cloudformation_json["Properties"]
+        lowered = lowercase_first_key(
+            {key: properties.get(key, {}) for key in ("RetryStrategy", "Timeout", "NodeProperties")}
+        )
+        return _backend(Place(account_id=account_id, region=region_name)).register_job_definition(
+            def_name=properties.get("JobDefinitionName", resource_name),
+            parameters=properties.get("Parameters", {}),
+            _type=properties["Type"],
+            tags=properties.get("Tags", {}),
+            retry_strategy=lowered["retryStrategy"],
+            container_properties=None,
+            node_properties=lowered["nodeProperties"],
+            eks_properties=None,
+            timeout=lowered["timeout"],
+            platform_capabilities=properties.get("PlatformCapabilities", []),
+            propagate_tags=properties.get("PropagateTags", False),
+        )
+
+
+def get_arn(self: Any, attribute_name: str) -> str:
+    """Fn::GetAtt of a compute environment or a job queue: their only attribute is the ARN."""
+    if attribute_name not in ("ComputeEnvironmentArn", "JobQueueArn"):
+        raise ValidationError(message=f"no attribute {attribute_name} here")
+    return str(self.arn)
+
+
+def describe_with_nodes(definition: JobDefinition) -> dict[str, Any]:
+    """DescribeJobDefinitions as moto has it, with the node properties that it leaves out."""
+    return {**_describe(definition), "nodeProperties": definition.node_properties}
+
+
+_describe = JobDefinition.describe
+
+
+def _keep_queue_extras(queue: Any, properties: Properties, place: Place) -> None:
+    """The queue's time limits, for the executor."""
+    queue.job_state_time_limit_actions = [
+        lowercase_first_key(action) for action in properties.get("JobStateTimeLimitActions", [])
+    ]
+
+
+CONTRIBUTION = Contribution(
+    models={"AWS::Batch::JobDefinition": MultiNodeJobDefinition},
+    before={"AWS::Batch::ComputeEnvironment": _service_linked_role},
+    after={"AWS::Batch::JobQueue": _keep_queue_extras},
+    delete={
+        "AWS::Batch::ComputeEnvironment": lambda env, _, place: _backend(
+            place
+        ).delete_compute_environment(env.arn),
+        "AWS::Batch::JobQueue": lambda queue, _, place: _backend(place).delete_job_queue(queue.arn),
+        "AWS::Batch::JobDefinition": lambda definition, _, place: _backend(
+            place
+        ).deregister_job_definition(definition.arn),
+    },
+)

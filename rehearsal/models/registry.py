@@ -1,0 +1,219 @@
+"""Registers the models with moto, and makes moto refuse what nothing understands."""
+
+import tomllib
+import traceback
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+from moto.batch.models import ComputeEnvironment, JobDefinition, JobQueue
+from moto.cloudformation import parsing
+from moto.cloudformation.exceptions import ValidationError
+from moto.cloudformation.models import CloudFormationBackend, Stack
+from moto.core.common_models import CloudFormationModel
+from moto.core.exceptions import ServiceException
+from moto.ec2.responses import EC2Response
+
+from rehearsal.models import batch, ec2, parameters, storage
+from rehearsal.models.spi import After, Before, Contribution, Delete, Place
+
+_CONTRIBUTIONS: tuple[Contribution, ...] = (
+    batch.CONTRIBUTION,
+    ec2.CONTRIBUTION,
+    parameters.CONTRIBUTION,
+    storage.CONTRIBUTION,
+)
+
+MODELS: Mapping[str, type[CloudFormationModel]] = {
+    name: model for c in _CONTRIBUTIONS for name, model in c.models.items()
+}
+BEFORE: Mapping[str, Before] = {name: f for c in _CONTRIBUTIONS for name, f in c.before.items()}
+AFTER: Mapping[str, After] = {name: f for c in _CONTRIBUTIONS for name, f in c.after.items()}
+DELETE: Mapping[str, Delete] = {name: f for c in _CONTRIBUTIONS for name, f in c.delete.items()}
+
+UNDERSTOOD: Mapping[str, frozenset[str]] = {
+    name: frozenset(entry.get("honoured", []) + entry.get("accepted", []))
+    for name, entry in tomllib.loads(
+        (files("rehearsal.models") / "properties.toml").read_text()
+    ).items()
+}
+"""Properties of each type that have an effect here, or are known to have none."""
+
+_WITHOUT_EFFECT = frozenset({"AWS::CDK::Metadata"})
+
+
+def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
+    """Why a resource cannot be rehearsed, or None."""
+    if resource_type not in UNDERSTOOD:
+        return (
+            f"the rehearsal has no model of {resource_type}; "
+            "add one to rehearsal/models and its properties to properties.toml"
+        )
+    unknown = sorted(set(properties) - UNDERSTOOD[resource_type])
+    if unknown:
+        return (
+            f"the rehearsal does not understand {', '.join(unknown)} of {resource_type}; "
+            "honour it in rehearsal/models or accept it in properties.toml"
+        )
+    return None
+
+
+def model_of(resource_type: str) -> type[CloudFormationModel] | None:
+    """Our model, or moto's; a type without either never gets here (``check_template``)."""
+    return MODELS.get(resource_type) or parsing.get_model_map().get(resource_type)
+
+
+def check_template(template: Mapping[str, Any], *, lenient: bool) -> None:
+    """Refuse a template with anything that nothing understands, before it creates a resource.
+
+    ``lenient`` is for the CDK's own bootstrap stack, which is not ours to rehearse.
+    """
+    for logical_id, resource in template.get("Resources", {}).items():
+        kind = resource["Type"]
+        found = None if lenient or kind in _WITHOUT_EFFECT else refusal_of(
+            kind, resource.get("Properties", {})
+        )
+        if found is None and kind not in _WITHOUT_EFFECT and model_of(kind) is None:
+            found = f"the rehearsal has no model of {kind}"
+        if found:
+            raise ValidationError(message=f"{logical_id}: {found}")
+
+
+def _create(
+    logical_id: str,
+    resource_json: dict[str, Any],
+    resources_map: parsing.ResourceMap,
+    account_id: str,
+    region_name: str,
+) -> Any:
+    kind = resource_json["Type"]
+    if kind in _WITHOUT_EFFECT:
+        return None
+    place = Place(account_id=account_id, region=region_name)
+    resolved = parsing.clean_json({"Properties": {}, **resource_json}, resources_map)
+    properties = resolved["Properties"]
+    if kind in BEFORE:
+        BEFORE[kind](properties, place)
+    resource = _moto_create(logical_id, resolved, resources_map, account_id, region_name)
+    if resource is None:
+        return None
+    if kind in AFTER:
+        AFTER[kind](resource, properties, place)
+    # Deletes see what was created, whatever the references say by then.
+    resource.rehearsal_properties = properties
+    return resource
+
+
+_moto_create = parsing.parse_and_create_resource
+
+
+def _delete_resource(self: parsing.ResourceMap, resource: Any, resource_json: Any) -> None:
+    """Delete by our function, else by moto's; never in silence, unlike moto."""
+    kind = resource_json["Type"]
+    account_id, region = self._account_id, self._region_name
+    if kind in DELETE:
+        place = Place(account_id=account_id, region=region)
+        DELETE[kind](resource, resource.rehearsal_properties, place)
+    elif hasattr(resource, "delete"):
+        resource.delete(account_id, region)
+    else:
+        model = model_of(kind)
+        assert model is not None
+        deletes = model.delete_from_cloudformation_json
+        if hasattr(deletes, "__isabstractmethod__"):
+            raise ValidationError(message=f"the rehearsal cannot delete {kind}")
+        deletes(
+            resource.physical_resource_id,
+            {"Type": kind, "Properties": resource.rehearsal_properties},
+            account_id,
+            region,
+        )
+
+
+def _delete_stack_resources(self: parsing.ResourceMap) -> None:
+    """Delete in reverse order of creation; moto tries in random order until it works.
+
+    Entries stay: moto renders the outputs of deleted stacks again, and would make what they refer
+    to a second time.
+    """
+    for logical_id, resource in reversed(list(self._parsed_resources.items())):
+        template = self._resource_json_map.get(logical_id)
+        if template is None or resource is None or getattr(resource, "rehearsal_gone", False):
+            continue
+        if template.get("DeletionPolicy") == "Retain":
+            continue
+        self._delete_resource(resource, template)
+        resource.rehearsal_gone = True
+
+
+def _update(
+    logical_id: str,
+    resource_json: dict[str, Any],
+    resources_map: parsing.ResourceMap,
+    account_id: str,
+    region_name: str,
+) -> Any:
+    """Update by moto's model; where it has none, moto would forget the resource in silence."""
+    kind = resource_json["Type"]
+    if kind in _WITHOUT_EFFECT:
+        return None
+    model = model_of(kind)
+    assert model is not None
+    if hasattr(model.update_from_cloudformation_json, "__isabstractmethod__"):
+        raise ValidationError(
+            message=f"{logical_id}: the rehearsal cannot update {kind} in place; take it down first"
+        )
+    resource = _moto_update(logical_id, resource_json, resources_map, account_id, region_name)
+    resolved = parsing.clean_json({"Properties": {}, **resource_json}, resources_map)
+    resource.rehearsal_properties = resolved["Properties"]
+    return resource
+
+
+_moto_update = parsing.parse_and_update_resource
+
+
+def _update_parameters(
+    self: CloudFormationBackend, instance: Any, incoming: list[dict[str, Any]]
+) -> dict[str, str]:
+    """moto knows only previous values that were given, not those that were defaults."""
+    known = {**instance.resource_map.resolved_parameters, **instance.parameters}
+    return {
+        parameter["ParameterKey"]: known[parameter["ParameterKey"]]
+        if parameter.get("UsePreviousValue")
+        else parameter["ParameterValue"]
+        for parameter in incoming
+    }
+
+
+def _checked(operation: Any) -> Any:
+    """A stack operation that checks its template first, and fails in words the CLI shows."""
+
+    def run(self: CloudFormationBackend, name: str, template: str, *args: Any, **kw: Any) -> Any:
+        if template:
+            check_template(Stack.parse_template(template), lenient=name == "CDKToolkit")
+        try:
+            return operation(self, name, template, *args, **kw)
+        except ServiceException:
+            raise
+        except Exception as error:
+            # An HTTP 500 would be retried by the CLI and then read as "already exists".
+            traceback.print_exc()
+            raise ValidationError(message=f"{type(error).__name__}: {error}") from error
+
+    return run
+
+
+def install() -> None:
+    """Patch moto in this process."""
+    parsing.resource_class_from_type = model_of
+    parsing.parse_and_create_resource = _create
+    parsing.parse_and_update_resource = _update
+    parsing.ResourceMap._delete_resource = _delete_resource
+    parsing.ResourceMap.delete = _delete_stack_resources
+    CloudFormationBackend._resolve_update_parameters = _update_parameters
+    CloudFormationBackend.create_stack = _checked(CloudFormationBackend.create_stack)
+    CloudFormationBackend.update_stack = _checked(CloudFormationBackend.update_stack)
+    ComputeEnvironment.get_cfn_attribute = batch.get_arn
+    JobQueue.get_cfn_attribute = batch.get_arn
+    JobDefinition.describe = batch.describe_with_nodes
+    EC2Response.describe_placement_groups = ec2.describe_placement_groups

@@ -1,0 +1,79 @@
+"""What a file of this package contributes: models, hooks around moto's own models, deleters."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from moto.core.common_models import CloudFormationModel
+
+Properties = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Account and region of a stack."""
+
+    account_id: str
+    region: str
+
+
+Before = Callable[[Properties, Place], None]
+"""Changes the properties before moto's model reads them."""
+After = Callable[[Any, Properties, Place], None]
+"""Completes the resource that moto's model made."""
+Delete = Callable[[Any, Properties, Place], None]
+"""Takes the resource away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """Additions to moto, by CloudFormation type."""
+
+    models: Mapping[str, type[CloudFormationModel]] = field(default_factory=dict)
+    before: Mapping[str, Before] = field(default_factory=dict)
+    after: Mapping[str, After] = field(default_factory=dict)
+    delete: Mapping[str, Delete] = field(default_factory=dict)
+
+
+class Resource(CloudFormationModel):
+    """Base of the models that moto lacks.
+
+    moto's metaclass files every model under the second part of its module's name, hence a package.
+    """
+
+    def __init__(self, physical_resource_id: str, attributes: Mapping[str, str] | None = None):
+        self.physical_resource_id = physical_resource_id
+        self.attributes = dict(attributes or {})
+
+    @staticmethod
+    def cloudformation_name_type() -> str:
+        return ""
+
+    @staticmethod
+    def cloudformation_type() -> str:
+        # Registered by the type's own name in Contribution.models.
+        return "Rehearsal::None::None"
+
+    @classmethod
+    def has_cfn_attr(cls, attr: str) -> bool:
+        return True
+
+    def get_cfn_attribute(self, attribute_name: str) -> str:
+        return self.attributes[attribute_name]
+
+    @classmethod
+    def create_from_cloudformation_json(  # type: ignore[misc]
+        cls,
+        resource_name: str,
+        cloudformation_json: Any,
+        account_id: str,
+        region_name: str,
+        **kwargs: Any,
+    ) -> "Resource":
+        place = Place(account_id=account_id, region=region_name)
+        return cls.create(resource_name, cloudformation_json["Properties"], place)
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: Place) -> "Resource":
+        """Make the resource; ``name`` is what CloudFormation would call it."""
+        raise TypeError(f"{cls.__name__} has no create")

@@ -1,0 +1,73 @@
+"""Streams are read once and merged by time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from jobs.streams import LogLine, LogStream, Merger
+from tests.jobs.fakes import LOG_GROUP, FakeClock, FakeLogs, client_error, lines
+
+
+def line(timestamp_ms: int, message: str, *, node: int = 0) -> LogLine:
+    return LogLine(timestamp_ms=timestamp_ms, node=node, attempt=1, message=message)
+
+
+def test_lines_of_one_stream_keep_their_order_when_its_clock_goes_back() -> None:
+    merger = Merger()
+    merger.add(line(20, "first"), stream="a")
+    merger.add(line(10, "second"), stream="a")
+    merger.add(line(15, "other"), stream="b")
+
+    assert [found.message for found in merger.flush()] == ["other", "first", "second"]
+
+
+def test_a_line_waits_one_round_for_older_lines_of_other_nodes() -> None:
+    merger = Merger()
+    merger.add(line(20, "new"), stream="a")
+    first_round = list(merger.end_round())
+    merger.add(line(10, "old", node=1), stream="b")
+    second_round = [found.message for found in merger.end_round()]
+
+    assert first_round == []
+    assert second_round == ["old", "new"]
+
+
+def test_a_line_waits_no_longer_than_one_round() -> None:
+    merger = Merger()
+    merger.add(line(20, "a"), stream="a")
+    list(merger.end_round())
+    merger.add(line(30, "b"), stream="a")
+
+    assert [found.message for found in merger.end_round()] == ["a"]
+
+
+def test_a_stream_that_fails_between_two_pages_goes_on_where_it_was() -> None:
+    clock = FakeClock()
+    clock.seconds += 100
+
+    class Failing(FakeLogs):
+        def get_log_events(self, **kwargs: Any) -> Mapping[str, Any]:
+            if self.calls == 1:
+                self.calls += 1
+                raise client_error("ThrottlingException")
+            return FakeLogs.get_log_events(self, **kwargs)
+
+    logs = Failing(clock, streams={"a": lines(1_000_000, ["0", "1", "2"])}, page_size=1)
+    stream, merger = LogStream(name="a", node=0, attempt=1), Merger()
+    with pytest.raises(ClientError):
+        stream.read_into(merger, logs, LOG_GROUP)
+    stream.read_into(merger, logs, LOG_GROUP)
+
+    assert [found.message for found in merger.flush()] == ["0", "1", "2"]
+
+
+def test_a_stream_that_does_not_exist_yet_is_no_error() -> None:
+    stream = LogStream(name="late", node=0, attempt=1)
+
+    stream.read_into(Merger(), FakeLogs(FakeClock()), LOG_GROUP)
+
+    assert stream.caught_up

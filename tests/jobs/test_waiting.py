@@ -1,0 +1,87 @@
+"""Why a job waits although Batch says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from jobs.deployment import Deployment
+from jobs.runs import Job
+from jobs.waiting import why_waiting
+from tests.jobs.fakes import FakeBatch, FakeClock
+from trainium_catalogue.instances import find_instance_type
+
+DEPLOYMENT = Deployment(
+    name="default",
+    region="us-west-2",
+    instance_type=find_instance_type("trn1.32xlarge"),
+    max_nodes=4,
+    neuron_release="2.28.0",
+    bucket="bucket",
+    job_queue="queue",
+    compute_environment="environment",
+    log_group="group",
+    job_time_limit_hours=24,
+    job_definition=None,
+)
+JOB = Job(
+    job_id="id",
+    run="nightly",
+    workload="all-reduce",
+    status="RUNNABLE",
+    status_reason=None,
+    created_at_ms=None,
+    started_at_ms=None,
+    stopped_at_ms=None,
+    num_nodes=4,
+    max_attempts=3,
+    attempts=(),
+    nodes=(),
+)
+IN_ORDER = {"state": "ENABLED", "status": "VALID", "computeResources": {"maxvCpus": 512}}
+
+
+@dataclass(slots=True)
+class Infrastructure(FakeBatch):
+    """A queue and a compute environment."""
+
+    queue: dict[str, Any] = field(default_factory=lambda: dict(IN_ORDER))
+    environment: dict[str, Any] = field(default_factory=lambda: dict(IN_ORDER))
+
+    def describe_job_queues(self, **kwargs: Any) -> Mapping[str, Any]:
+        return {"jobQueues": [self.queue]}
+
+    def describe_compute_environments(self, **kwargs: Any) -> Mapping[str, Any]:
+        return {"computeEnvironments": [self.environment]}
+
+
+@pytest.mark.parametrize("part", ["queue", "environment"])
+@pytest.mark.parametrize("fault", [{"state": "DISABLED"}, {"status": "INVALID"}])
+def test_what_is_disabled_or_invalid_is_named(part: str, fault: dict[str, str]) -> None:
+    batch = Infrastructure(FakeClock())
+    getattr(batch, part).update(fault, statusReason="CLIENT_ERROR - no such role")
+
+    found = why_waiting(batch, DEPLOYMENT, JOB)
+
+    assert part in found.meaning
+    assert next(iter(fault.values())) in found.meaning
+    assert "CLIENT_ERROR - no such role" in found.meaning
+
+
+def test_a_compute_environment_that_is_too_small_is_named_with_the_numbers() -> None:
+    batch = Infrastructure(FakeClock())
+    batch.environment["computeResources"] = {"maxvCpus": 256}
+
+    found = why_waiting(batch, DEPLOYMENT, JOB)
+
+    assert found.meaning == "the job needs 512 vCPUs, the compute environment may have 256"
+    assert "trainium:max_nodes=4" in found.remedy
+
+
+def test_when_all_is_in_order_the_quota_is_the_next_thing_to_look_at() -> None:
+    found = why_waiting(Infrastructure(FakeClock()), DEPLOYMENT, JOB)
+
+    assert "(L-2C3B7624) covers 512" in found.remedy

@@ -52,6 +52,8 @@ def asset_hash(checkout: Path, base_image: str = "base:1") -> str:
         ".venv/lib/python3.11/site-packages/torch.py",
         "training/__pycache__/launch.cpython-311.pyc",
         "constructs/trainium_catalogue/__pycache__/ports.cpython-311.pyc",
+        "training/.mypy_cache/3.11/launch.data.json",
+        "training/notes.md",
     ],
 )
 def test_editing_what_no_node_runs_rebuilds_nothing(checkout: Path, path: str) -> None:

@@ -23,7 +23,9 @@ def _service_linked_role(properties: Properties, place: Place) -> None:
         return
     iam = iam_backends[place.account_id]["aws"]
     existing = [role for role in iam.roles.values() if role.name == SERVICE_LINKED_ROLE]
-    role = existing[0] if existing else iam.create_service_linked_role("batch.amazonaws.com", "", "")
+    role = (
+        existing[0] if existing else iam.create_service_linked_role("batch.amazonaws.com", "", "")
+    )
     properties["ServiceRole"] = role.arn
 
 
@@ -39,7 +41,7 @@ class MultiNodeJobDefinition(CloudFormationModel):
         return "Rehearsal::Batch::JobDefinition"
 
     @classmethod
-    def create_from_cloudformation_json(  # type: ignore[misc]
+    def create_from_cloudformation_json(
         cls,
         resource_name: str,
         cloudformation_json: Any,

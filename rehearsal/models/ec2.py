@@ -3,10 +3,10 @@
 from typing import Any
 
 from moto.cloudformation.exceptions import ValidationError
+from moto.core.responses import ActionResult
 from moto.ec2 import ec2_backends
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 from moto.ec2.responses import EC2Response
-from moto.core.responses import ActionResult
 
 from rehearsal.models.spi import Contribution, Place, Properties, Resource
 
@@ -35,7 +35,12 @@ def describe_placement_groups(response: EC2Response) -> ActionResult:
     """DescribePlacementGroups, which moto answers with an error that no client can parse."""
     place = Place(account_id=response.current_account, region=response.region)
     groups = [
-        {"GroupName": name, "GroupId": f"pg-{index:017x}", "Strategy": strategy, "State": "available"}
+        {
+            "GroupName": name,
+            "GroupId": f"pg-{index:017x}",
+            "Strategy": strategy,
+            "State": "available",
+        }
         for index, (name, strategy) in enumerate(PLACEMENT_GROUPS.get(place, {}).items())
     ]
     return ActionResult({"PlacementGroups": groups})

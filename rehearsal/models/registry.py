@@ -70,8 +70,10 @@ def check_template(template: Mapping[str, Any], *, lenient: bool) -> None:
     """
     for logical_id, resource in template.get("Resources", {}).items():
         kind = resource["Type"]
-        found = None if lenient or kind in _WITHOUT_EFFECT else refusal_of(
-            kind, resource.get("Properties", {})
+        found = (
+            None
+            if lenient or kind in _WITHOUT_EFFECT
+            else refusal_of(kind, resource.get("Properties", {}))
         )
         if found is None and kind not in _WITHOUT_EFFECT and model_of(kind) is None:
             found = f"the rehearsal has no model of {kind}"

@@ -62,7 +62,7 @@ class Resource(CloudFormationModel):
         return self.attributes[attribute_name]
 
     @classmethod
-    def create_from_cloudformation_json(  # type: ignore[misc]
+    def create_from_cloudformation_json(
         cls,
         resource_name: str,
         cloudformation_json: Any,

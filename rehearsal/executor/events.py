@@ -1,0 +1,13 @@
+"""What happens on the server, one JSON object a line, for whoever started it."""
+
+import json
+import threading
+from typing import Any
+
+_LOCK = threading.Lock()
+
+
+def emit(event: str, **details: Any) -> None:
+    """Print one event at once."""
+    with _LOCK:
+        print(json.dumps({"event": event, **details}), flush=True)

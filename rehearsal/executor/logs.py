@@ -1,0 +1,37 @@
+"""CloudWatch log streams of nodes, written while they run."""
+
+import threading
+import time
+from typing import IO
+
+from moto.logs.models import logs_backends
+
+from rehearsal.models.spi import Place
+
+_LOCK = threading.Lock()
+
+
+class LogStream:
+    """One node's stream, as the awslogs driver of its job definition names it."""
+
+    def __init__(self, *, place: Place, group: str, stream: str):
+        self._backend = logs_backends[place.account_id][place.region]
+        self._group = group
+        self.name = stream
+        with _LOCK:
+            self._backend.create_log_stream(group, stream)
+
+    def write(self, line: str) -> None:
+        """Append one line, now."""
+        event = {"timestamp": int(time.time() * 1000), "message": line}
+        with _LOCK:
+            self._backend.put_log_events(self._group, self.name, [event])
+
+
+def pump(source: IO[str], stream: LogStream, lines: list[str]) -> None:
+    """Copy a node's output to its stream until it ends; ``lines`` lets others look for a line."""
+    for line in source:
+        text = line.rstrip("\n")
+        # CloudWatch takes no empty messages.
+        stream.write(text or " ")
+        lines.append(text)

@@ -1,0 +1,102 @@
+"""The rehearsal's AWS: moto with our models and the multi-node executor, in one process.
+
+Prints one JSON object a line (rehearsal/executor/events.py); ends with its parent.
+"""
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.core.config import default_user_config
+from moto.server import ThreadedMotoServer
+from moto.ssm.models import Parameter, ssm_backends
+
+from rehearsal.executor import api
+from rehearsal.executor.events import emit
+from rehearsal.executor.gang import Settings
+from rehearsal.executor.node import Engine
+from rehearsal.executor.scheduler import Scheduler
+from rehearsal.models import registry
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.releases import NEURON_RELEASES
+
+AMI = "ami-0e1e2e3e4e5e6e7e8"
+"""Stands for every public host image."""
+
+
+def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
+    """Publish what AWS publishes: the ids of the dated host images."""
+    names = sorted({release.ecs_ami_ssm_parameter for release in NEURON_RELEASES.values()})
+    for region in regions:
+        for name in names:
+            # Only AWS may write below /aws, so not through the API.
+            parameter = Parameter(
+                account_id=account_id,
+                name=name,
+                value=AMI,
+                parameter_type="String",
+                description="",
+                allowed_pattern=None,
+                keyid=None,
+                last_modified_date=datetime.now(UTC),
+                version=1,
+                data_type="text",
+            )
+            ssm_backends[account_id][region]._parameters[name].append(parameter)
+    for name in names:
+        emit("seeded", name=name, value=AMI)
+
+
+def options(words: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m rehearsal.server", description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="0: a free one")
+    parser.add_argument("--processes-per-node", type=int, default=1)
+    parser.add_argument("--addresses", default="127.0.0", help="nodes are <addresses>.2 and up")
+    parser.add_argument("--stop-timeout-s", type=float, default=120.0)
+    parser.add_argument("--runnable-clock", type=float, default=1.0)
+    parser.add_argument("--container-engine", default="podman")
+    parser.add_argument("--container-image")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str]) -> None:
+    """Serve until SIGTERM or the parent's end."""
+    given = options(words)
+    # No container engine: nodes are ours to run, and the one Lambda has a model.
+    default_user_config["lambda"] = {"use_docker": False}
+    registry.install()
+    settings: list[Settings] = []
+    scheduler = Scheduler(lambda: settings[0])
+    api.install(scheduler)
+    server = ThreadedMotoServer("127.0.0.1", given.port, verbose=False)
+    server.start()
+    endpoint = f"http://localhost:{server.get_host_and_port()[1]}"
+    image = given.container_image
+    settings.append(
+        Settings(
+            endpoint=endpoint,
+            processes_per_node=given.processes_per_node,
+            addresses=given.addresses,
+            stop_timeout_s=given.stop_timeout_s,
+            runnable_clock=given.runnable_clock,
+            engine=Engine(program=given.container_engine, image=image) if image else None,
+        )
+    )
+    regions = sorted({region for t in INSTANCE_TYPES.values() for region in t.zone_ids})
+    seed_public_parameters(DEFAULT_ACCOUNT_ID, regions)
+    emit("ready", endpoint=endpoint)
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    done.wait()
+    scheduler.stop()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

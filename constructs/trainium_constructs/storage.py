@@ -10,7 +10,6 @@ from constructs import Construct
 from trainium_catalogue.contract import CACHE_PREFIX, RUNS_PREFIX
 from trainium_constructs.nag import (
     acknowledge,
-    acknowledge_managed_policy,
     acknowledge_wildcard,
     spelling_of,
 )
@@ -80,8 +79,6 @@ class TrainingBucket(Construct):
             "audit trail turns on CloudTrail data events, which cover every bucket alike",
         )
         self.bucket = bucket
-        if not retain_data:
-            _acknowledge_emptying(self)
 
     def grant_results(self, role: iam.Role) -> None:
         """Let ``role`` write what every run writes, and read or list nothing."""
@@ -96,16 +93,3 @@ class TrainingBucket(Construct):
             acknowledge_wildcard(
                 role, f"{arn}/{key}", "a run is named by who submits it, long after the role exists"
             )
-
-
-def _acknowledge_emptying(bucket: TrainingBucket) -> None:
-    """The handler that empties the bucket is the CDK's own; only its findings are ours."""
-    handler = cdk.Stack.of(bucket).node.try_find_child(
-        "Custom::S3AutoDeleteObjectsCustomResourceProvider"
-    )
-    assert handler is not None, "aws_s3 names its provider so"
-    acknowledge_managed_policy(
-        handler,
-        "service-role/AWSLambdaBasicExecutionRole",
-        "the CDK's own handler writes its log with it",
-    )

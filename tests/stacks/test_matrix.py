@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from pathlib import Path
 from typing import Any
 
 import aws_cdk as cdk
@@ -10,7 +12,8 @@ import pytest
 from aws_cdk import aws_s3 as s3
 from cfnlint.api import ManualArgs, lint
 
-from app import check_with_nag
+from app import build, check_with_nag
+from stacks.config import AppConfig
 from tests.stacks.synthesis import FLAGS, Deployment, checked, deployment, matrix, name_of
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
@@ -123,6 +126,26 @@ def test_cdk_nag_would_find_something() -> None:
 
     with pytest.raises(RuntimeError, match="ValidationFailed"):
         app.synth()
+
+
+def test_every_acknowledgement_answers_a_finding(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    acknowledged: list[str] = []
+
+    def withhold(_: cdk.Validations, *rules: cdk.Acknowledgment) -> None:
+        acknowledged.extend(rule.id for rule in rules)
+
+    monkeypatch.setattr(cdk.Validations, "acknowledge", withhold)
+    app = cdk.App(context=FLAGS, outdir=str(tmp_path))
+    build(app, AppConfig.from_mapping({"trainium:retain_data": False}))
+    check_with_nag(app)
+
+    with pytest.raises(RuntimeError):
+        app.synth()
+
+    (report,) = json.loads((tmp_path / "validation-report.json").read_text())["pluginReports"]
+    assert set(acknowledged) == {violation["ruleName"] for violation in report["violations"]}
 
 
 @pytest.mark.full

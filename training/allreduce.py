@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import platform
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
 import torch
 
+from training.allreduce_report import (
+    TABLE_HEAD,
+    Check,
+    Timing,
+    closing_lines,
+    heading,
+    result_document,
+    table_row,
+    where,
+)
+from training.payload import compare, tile
 from training.results import now_utc
 from training.sweep import (
-    BANDWIDTH_DEFINITION,
     BYTES_PER_ELEMENT,
-    TIME_DEFINITION,
     BarResult,
     BarStatus,
     Sweep,
@@ -35,8 +41,6 @@ _CHECK_BYTES = 2**20
 _MAX_COUNTED = 1000
 """Wrong elements a rank counts, so that the sum over all ranks is exact in any arithmetic."""
 
-_COLUMNS = "{:>9}  {:>10}  {:>5}  {:>11}  {:>11}  {:>11}  {:>11}  {:>7}"
-
 
 class WrongSum(Exception):
     """An all-reduce gave a wrong result: the one thing this workload exists to find."""
@@ -50,37 +54,6 @@ class BelowBar(Exception):
     """Bandwidth is below the published figure, and the user asked to fail then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """Outcome of one exact comparison over all ranks."""
-
-    data_type: str
-    bytes: int
-    elements: int
-    wrong_elements: int
-
-    @property
-    def correct(self) -> bool:
-        """Whether every element on every rank was right."""
-        return self.wrong_elements == 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Measurements of one size."""
-
-    bytes: int
-    elements: int
-    correct: bool
-    warmup_iterations: int
-    iterations: int
-    p50_us: float
-    p99_us: float
-    mean_us: float
-    algbw_gib_per_s: float
-    busbw_gib_per_s: float
-
-
 class AllReduce:
     """One rank's part in the workload."""
 
@@ -91,6 +64,7 @@ class AllReduce:
         self._checks: list[Check] = []
         self._timings: list[Timing] = []
         self._skipped: list[int] = []
+        self._where = where(job.context, job.device.num_ranks)
         self._started = now_utc()
         self._started_s = time.monotonic()
 
@@ -99,8 +73,8 @@ class AllReduce:
         leads = self._device.rank == 0
         if leads:
             self._job.store.start_metrics()
-            self._job.store.add_metrics("start", self._where())
-            self._announce()
+            self._job.store.add_metrics("start", self._where)
+            self._say(heading(self._where, self._sweep))
         error: Exception | None = None
         try:
             self._measure()
@@ -127,8 +101,7 @@ class AllReduce:
                 self._check(num_bytes, data_type)
                 if len(self._checks) == 1:
                     self._say("first all-reduce: exact on every rank")
-        heads = ("size", "elements", "iters", "p50 us", "p99 us", "algbw", "busbw", "correct")
-        self._say(_COLUMNS.format(*heads))
+        self._say(TABLE_HEAD)
         for position, num_bytes in enumerate(sizes):
             if not self._agree(self._time_left_s() > 0):
                 self._skipped = sizes[position:]
@@ -211,18 +184,7 @@ class AllReduce:
         self._timings.append(timing)
         if self._device.rank == 0:
             self._job.store.add_metrics("size", asdict(timing))
-        self._say(
-            _COLUMNS.format(
-                size_label(timing.bytes),
-                timing.elements,
-                timing.iterations,
-                f"{timing.p50_us:.1f}",
-                f"{timing.p99_us:.1f}",
-                f"{timing.algbw_gib_per_s:.3f}",
-                f"{timing.busbw_gib_per_s:.3f}",
-                "yes",
-            )
-        )
+        self._say(table_row(timing))
 
     def _slowest(self, times_s: list[float]) -> list[float]:
         """Each iteration's time on its slowest rank."""
@@ -261,56 +223,25 @@ class AllReduce:
             busbw_gib_per_s={t.bytes: t.busbw_gib_per_s for t in self._timings},
         )
 
-    def _where(self) -> dict[str, Any]:
-        context = self._job.context
-        return {
-            "deployment": context.deployment,
-            "job_id": context.job_id,
-            "device": context.device,
-            "instance_type": context.instance_type,
-            "neuron_release": context.neuron_release,
-            "num_nodes": context.num_nodes,
-            "processes_per_node": context.processes_per_node,
-            "num_ranks": self._device.num_ranks,
-        }
-
-    def _announce(self) -> None:
-        sizes = self._sweep.sizes()
-        self._say(
-            f"all-reduce over ranks 0 to {self._device.num_ranks - 1}, "
-            f"{self._job.context.processes_per_node} on each of {self._job.context.num_nodes} "
-            f"node(s), device {self._job.context.device}, fp32, {size_label(sizes[0])} to "
-            f"{size_label(sizes[-1])}; algbw and busbw in GiB/s"
-        )
-
     def _conclude(self, bar: BarResult, error: Exception | None) -> None:
-        passed = error is None
-        result: Mapping[str, Any] = {
-            "workload": "all-reduce",
-            "run": self._job.context.run,
-            "attempt": self._job.context.attempt,
-            "status": "passed" if passed else "failed",
-            "error": None if passed else str(error),
-            "started_at": self._started,
-            "duration_s": round(time.monotonic() - self._started_s, 3),
-            **self._where(),
-            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
-            "data_type": "fp32",
-            "time_definition": TIME_DEFINITION,
-            "bandwidth_definition": BANDWIDTH_DEFINITION,
-            "checks": [asdict(check) | {"correct": check.correct} for check in self._checks],
-            "sizes": [asdict(timing) for timing in self._timings],
-            "skipped_sizes": self._skipped,
-            "bar": asdict(bar),
-            "parameters": asdict(self._sweep),
-        }
-        self._job.store.add_metrics(
-            "end", {"status": result["status"], "duration_s": result["duration_s"]}
+        result = result_document(
+            where=self._where,
+            run=self._job.context.run,
+            attempt=self._job.context.attempt,
+            error=error,
+            started_at=self._started,
+            duration_s=time.monotonic() - self._started_s,
+            torch_version=str(torch.__version__),
+            checks=self._checks,
+            timings=self._timings,
+            skipped=self._skipped,
+            bar=bar,
+            sweep=self._sweep,
         )
-        number = len(self._checks)
-        self._say(f"sums: {number if passed else number - 1} of {number} exact, int32 and fp32")
-        published = f" ({bar.published_gib_per_s} GiB/s)" if bar.published_gib_per_s else ""
-        self._say(f"published bar{published}: {bar.status}, {bar.reason}")
+        ending = {name: result[name] for name in ("status", "duration_s")}
+        self._job.store.add_metrics("end", ending)
+        for line in closing_lines(self._checks, bar):
+            self._say(line)
         self._job.progress.report("writing results")
         for place in self._job.store.finish(result):
             self._say(f"written: {place}")
@@ -318,33 +249,6 @@ class AllReduce:
     def _say(self, message: str) -> None:
         if self._device.rank == 0:
             print(message, flush=True)
-
-
-def tile(pattern: list[int], num_elements: int, data_type: torch.dtype) -> torch.Tensor:
-    """``pattern`` repeated to ``num_elements``."""
-    period = torch.tensor(pattern, dtype=data_type)
-    return period.repeat(-(-num_elements // len(pattern)))[:num_elements].contiguous()
-
-
-def compare(found: torch.Tensor, pattern: list[int]) -> tuple[int, str]:
-    """Number of elements that differ from the repeated pattern, and one of them in words.
-
-    In pieces, because 32 workers with a GiB each would otherwise double a node's memory.
-    """
-    expected = tile(pattern, min(len(found), len(pattern) * 4096), found.dtype)
-    wrong, example = 0, ""
-    for start in range(0, len(found), len(expected)):
-        piece = found[start : start + len(expected)]
-        differs = piece != expected[: len(piece)]
-        count = int(differs.sum())
-        if count and not wrong:
-            place = int(differs.nonzero()[0])
-            example = (
-                f"; element {start + place} is {piece[place].item():g}, "
-                f"not {expected[place].item():g}"
-            )
-        wrong += count
-    return wrong, example
 
 
 def run(job: Job) -> None:

@@ -172,7 +172,7 @@ def _hardware(
     if wanted == DeviceKind.CPU:
         return DeviceKind.CPU, instance_type, release
     if wanted is not None:
-        reason = did_you_mean(wanted, [DeviceKind.CPU])
+        reason = did_you_mean(wanted, [DeviceKind.CPU.value])
         raise ContractError(
             f"{ENV_DEVICE}={wanted} is not a device that can be asked for; {reason} "
             "Without the variable the Neuron release decides"

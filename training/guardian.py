@@ -7,6 +7,7 @@ lives in a session of its own, so that signals to the launcher's group do not re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -91,12 +92,13 @@ def _guard(read_end: int, launcher: int, scratch: Path, silence_s: float) -> Non
             continue
         strikes += 1
         if strikes == 2:
-            print(
-                f"guardian: the launcher was silent for {silence_s + _CONFIRM_S:g} s; "
-                "killing this node",
-                flush=True,
-            )
             signal_quietly(launcher, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # whoever read the log may be gone
+                print(
+                    f"guardian: the launcher was silent for {silence_s + _CONFIRM_S:g} s; "
+                    "this node is killed",
+                    flush=True,
+                )
             break
     kill_marked(ENV_SCRATCH, str(scratch))
     shutil.rmtree(scratch, ignore_errors=True)

@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -32,6 +33,8 @@ class Host:
     fi_info: str | None = _FI_INFO
     limits: Callable[[int], tuple[int, int]] = resource.getrlimit
     pid: Callable[[], int] = os.getpid
+    beat: Callable[[], None] = lambda: None
+    """Called while something takes time."""
 
     def num_neuron_devices(self) -> int:
         """Chips, one device file each."""
@@ -49,16 +52,25 @@ class Host:
         """EFA domains that libfabric offers, or None where its tool is not installed."""
         if self.fi_info is None or not Path(self.fi_info).exists():
             return None
+        command = [self.fi_info, "-p", "efa", "-t", "FI_EP_RDM"]
         try:
-            result = subprocess.run(
-                [self.fi_info, "-p", "efa", "-t", "FI_EP_RDM"],
-                capture_output=True,
-                text=True,
-                timeout=_FI_INFO_TIMEOUT_S,
-            )
-        except (OSError, subprocess.TimeoutExpired):
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                output = self._wait(process)
+        except OSError:
             return 0
-        return len(set(re.findall(r"^\s*domain:\s*(\S+)", result.stdout, re.MULTILINE)))
+        return len(set(re.findall(r"^\s*domain:\s*(\S+)", output, re.MULTILINE)))
+
+    def _wait(self, process: subprocess.Popen[str]) -> str:
+        """Output of a process that may hang, beating all the while."""
+        deadline = time.monotonic() + _FI_INFO_TIMEOUT_S
+        while time.monotonic() < deadline:
+            self.beat()
+            try:
+                return process.communicate(timeout=0.2)[0]
+            except subprocess.TimeoutExpired:
+                continue
+        process.kill()
+        return ""
 
     def driver_version(self) -> str | None:
         """Version of the loaded Neuron driver."""

@@ -6,14 +6,16 @@ that all nodes end with (docs/interfaces.md lists them).
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import shutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from training import settings
@@ -28,12 +30,16 @@ from training.peers import Hub, Spoke
 from training.ports import reserve_port
 from training.preflight import preflight, problem, report_lines
 from training.progress import RunContext
-from training.supervisor import ChildRole, MainRole, StopRequest
+from training.supervisor import ChildRole, MainRole, StopRequest, Tools
 from training.torchrun import torchrun_command
 from training.verdict import Verdict
 from training.workloads import refuse_unfit
+from trainium_catalogue.contract import ENV_NODE_ADDRESS
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 from trainium_catalogue.ports import RENDEZVOUS
+
+_PORT_WAIT_S = 10.0
+_TICK_S = 0.1
 
 
 def say(message: str) -> None:
@@ -95,7 +101,7 @@ def run_node(
         f"{node.address}: {request.workload.name}, run {node.run}, attempt {node.attempt}, "
         f"{node.processes_per_node} processes on {node.device}"
     )
-    outcomes = preflight(node, Host(disk=scratch), beat=guardian.beat)
+    outcomes = preflight(node, Host(disk=scratch, beat=guardian.beat))
     for line in report_lines(outcomes):
         say(line)
     found = problem(node, outcomes)
@@ -113,37 +119,57 @@ def run_node(
             say(remark)
         run_context(request, node).write(scratch)
         command = torchrun_command(
-            node, python=sys.executable, rendezvous_port=rendezvous_port, words=request.words
+            node,
+            python=sys.executable,
+            rendezvous_port=rendezvous_port,
+            log_folder=scratch,
+            words=request.words,
         )
         say(f"start: {' '.join(command)}")
         local.start(command, worker_env)
 
     timeout_s = request.launch.peer_timeout_s
+    tools = Tools(
+        node=node,
+        parameters=request.launch,
+        local=local,
+        guardian=guardian,
+        stop=stop,
+        start_workers=start_workers,
+    )
     try:
         if not node.is_main:
-            child = ChildRole(
-                node,
-                parameters=request.launch,
-                local=local,
-                guardian=guardian,
-                stop=stop,
-                start_workers=start_workers,
-            )
-            return child.run(Spoke(node, timeout_s=timeout_s), found)
+            return ChildRole(tools).run(Spoke(node, timeout_s=timeout_s), found)
+        hub = open_hub(node, timeout_s=timeout_s, beat=guardian.beat)
+        if isinstance(hub, Verdict):
+            return hub
         with reserve_port(RENDEZVOUS) as port:
             if port != RENDEZVOUS:
                 say(f"port {RENDEZVOUS} is taken on this machine; rendezvous is on {port}")
-            main_role = MainRole(
-                node,
-                parameters=request.launch,
-                local=local,
-                guardian=guardian,
-                stop=stop,
-                start_workers=start_workers,
-            )
-            return main_role.run(Hub(node, timeout_s=timeout_s), found, port)
+            return MainRole(tools).run(hub, found, port)
     finally:
         local.kill(guardian.beat)
+
+
+def open_hub(node: NodeContract, *, timeout_s: float, beat: Callable[[], None]) -> Hub | Verdict:
+    """Listen for the children; a verdict when the port cannot be had."""
+    deadline = time.monotonic() + _PORT_WAIT_S
+    while True:
+        beat()
+        try:
+            return Hub(node, timeout_s=timeout_s)
+        except OSError as error:
+            # An earlier attempt on the same host may still be ending.
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                return Verdict(
+                    code=ExitCode.PREFLIGHT,
+                    reason=(
+                        f"node {node.node_index} cannot listen on {node.address}: "
+                        f"{error.strerror}; end the other launcher on this machine, or correct "
+                        f"{ENV_NODE_ADDRESS} if it is not an address of this machine"
+                    ),
+                )
+            time.sleep(_TICK_S)
 
 
 def run_context(request: Request, node: NodeContract) -> RunContext:

@@ -15,7 +15,10 @@ from training.progress import ENV_SCRATCH, WorkerState, read_failures, read_stat
 from training.verdict import Verdict, better
 from trainium_catalogue.exit_codes import ExitCode
 
+_AGENT_LOG = "torchrun.log"
 _BETWEEN_LOOKS_S = 0.25
+_AGENT_GRACE_S = 10.0
+"""How long torchrun may take to tell that a worker's process ended badly after all its work."""
 
 
 class LocalNode:
@@ -31,24 +34,30 @@ class LocalNode:
         self._seen: dict[Path, int] = {}
         self._moved_s: dict[Path, float] = {}
         self._started_s = 0.0
+        self._succeeded = False
         self.verdict: Verdict | None = None
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start torchrun in a session of its own; it dies with this process."""
         launcher = os.getpid()
         self._started_s = time.monotonic()
-        # This process has one thread, so code between fork and exec is safe.
-        self._agent = subprocess.Popen(
-            command,
-            env={**env, ENV_SCRATCH: str(self._scratch)},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=lambda: die_with_parent(launcher),
-        )
+        # torchrun reports a failed worker with a traceback of its own and names whichever broken
+        # connection it saw first as "root cause". The workers' own reports are better, so this is
+        # shown only where there are none.
+        with (self._scratch / _AGENT_LOG).open("wb") as log:
+            # This process has one thread, so code between fork and exec is safe.
+            self._agent = subprocess.Popen(
+                command,
+                env={**env, ENV_SCRATCH: str(self._scratch)},
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(launcher),
+            )
 
     def look(self, now_s: float) -> Verdict | None:
         """The node's verdict so far; None while all is well."""
-        if self._agent is None:
+        if self._agent is None or self._succeeded:
             return self.verdict
         status = self._agent.poll()
         if status is None and now_s - self._looked_s < _BETWEEN_LOOKS_S:
@@ -57,6 +66,7 @@ class LocalNode:
         found = self._judge(status, now_s)
         if found is not None:
             self.verdict = better(self.verdict, found)
+            self._succeeded = self.verdict.code is ExitCode.OK
         return self.verdict
 
     def _judge(self, status: int | None, now_s: float) -> Verdict | None:
@@ -68,7 +78,9 @@ class LocalNode:
         if failures:
             first = min(failures, key=lambda f: Verdict(code=f.code, reason="").strength)
             return Verdict(
-                code=first.code, reason=f"{self._label}: rank {first.rank}: {first.error}"
+                code=first.code,
+                reason=f"{self._label}: rank {first.rank}: {first.error}",
+                symptom=first.code is ExitCode.HOST,
             )
         if status == 0:
             return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
@@ -78,6 +90,8 @@ class LocalNode:
                 f"rank {ranks} ended without a word (killed, crashed or out of memory)"
             )
         if status is not None:
+            if self.verdict is None:
+                print((self._scratch / _AGENT_LOG).read_text(errors="replace"), flush=True)
             return self._host(f"torchrun ended with {status} and no worker says why")
         return self._hang(states, now_s)
 
@@ -87,18 +101,20 @@ class LocalNode:
             stamp = path.stat().st_mtime_ns
             if self._seen.get(path) != stamp:
                 self._seen[path], self._moved_s[path] = stamp, now_s
-        waiting = [path for path, state in states.items() if not state.done]
         if len(states) < self._num_workers:
             silent_s = now_s - self._started_s
             what = f"{self._num_workers - len(states)} of {self._num_workers} workers did not start"
-        elif waiting:
+        elif waiting := [path for path, state in states.items() if not is_gone(state.pid)]:
             path = min(waiting, key=lambda p: self._moved_s[p])
             silent_s = now_s - self._moved_s[path]
             state = states[path]
-            what = f"rank {state.rank} made no progress at: {state.step}"
+            step = "the end of its process" if state.done else state.step
+            what = f"rank {state.rank} made no progress at: {step}"
+        elif now_s - max(self._moved_s.values()) > _AGENT_GRACE_S:
+            # torchrun waits for the other nodes' agents, or is stuck; either way the work is done.
+            return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
         else:
-            silent_s = now_s - max(self._moved_s.values())
-            what = "torchrun did not end after all workers had finished"
+            return None
         if silent_s <= self._hang_limit_s:
             return None
         return self._host(f"{what}, for {self._hang_limit_s:g} s (hang-limit-s)")
@@ -122,6 +138,7 @@ class LocalNode:
         if self._agent is None:
             return
         self._agent.kill()
-        kill_marked(ENV_SCRATCH, str(self._scratch), beat=beat)
+        if left := kill_marked(ENV_SCRATCH, str(self._scratch), beat=beat):
+            print(f"launch: processes {left} cannot be killed; they wait in the kernel", flush=True)
         with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel
             self._agent.wait(timeout=1)

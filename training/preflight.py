@@ -204,15 +204,9 @@ CHECKS: tuple[Callable[[NodeContract, Host], Outcome], ...] = (
 )
 
 
-def preflight(
-    node: NodeContract, host: Host, *, beat: Callable[[], None] = lambda: None
-) -> list[Outcome]:
-    """Run every check; ``beat`` is called between them."""
-    outcomes = []
-    for check in CHECKS:
-        outcomes.append(check(node, host))
-        beat()
-    return outcomes
+def preflight(node: NodeContract, host: Host) -> list[Outcome]:
+    """Run every check."""
+    return [check(node, host) for check in CHECKS]
 
 
 def problem(node: NodeContract, outcomes: list[Outcome]) -> Verdict | None:

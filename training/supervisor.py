@@ -40,25 +40,29 @@ def stopped(node: NodeContract) -> Verdict:
     return Verdict(code=code, reason=f"node {node.node_index}: told to stop", graceful=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a launcher works with, whichever its role."""
+
+    node: NodeContract
+    parameters: LaunchParameters
+    local: LocalNode
+    guardian: Guardian
+    stop: StopRequest
+    start_workers: Callable[[int], None]
+    """Given the rendezvous port."""
+
+
 class _Role:
     """What main and children have in common."""
 
-    def __init__(
-        self,
-        node: NodeContract,
-        *,
-        parameters: LaunchParameters,
-        local: LocalNode,
-        guardian: Guardian,
-        stop: StopRequest,
-        start_workers: Callable[[int], None],
-    ) -> None:
-        self._node = node
-        self._parameters = parameters
-        self._local = local
-        self._guardian = guardian
-        self._stop = stop
-        self._start_workers = start_workers
+    def __init__(self, tools: Tools) -> None:
+        self._node = tools.node
+        self._parameters = tools.parameters
+        self._local = tools.local
+        self._guardian = tools.guardian
+        self._stop = tools.stop
+        self._start_workers = tools.start_workers
         self._stop_reported = False
 
     def _own_verdict(self) -> Verdict | None:
@@ -216,6 +220,8 @@ class ChildRole(_Role):
             events = spoke.poll(_TICK_S)
             if any(isinstance(e, Heard) and e.message["type"] == "welcome" for e in events):
                 return None, events
+            if not spoke.connected:  # refused, perhaps by an earlier attempt's main node
+                time.sleep(_TICK_S * 5)
         unreachable = Verdict(
             code=ExitCode.PREFLIGHT,
             reason=(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from training.contract import NodeContract
 
@@ -10,7 +11,12 @@ WORKER_MODULE = "training.worker"
 
 
 def torchrun_command(
-    node: NodeContract, *, python: str, rendezvous_port: int, words: Sequence[str]
+    node: NodeContract,
+    *,
+    python: str,
+    rendezvous_port: int,
+    log_folder: Path,
+    words: Sequence[str],
 ) -> list[str]:
     """Command line that starts this node's workers; ``words`` go to each of them.
 
@@ -32,6 +38,8 @@ def torchrun_command(
         # Without it the agent looks its own host name up, which may wait for a name server.
         f"--local-addr={node.address}",
         "--max-restarts=0",
+        # Nothing is redirected, but torchrun makes the folder, and would leave one in /tmp.
+        f"--log-dir={log_folder}",
         "-m",
         WORKER_MODULE,
         *words,

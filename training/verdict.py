@@ -32,6 +32,8 @@ class Verdict:
     reason: str
     graceful: bool = False
     """Workers get SIGTERM and time to finish, because nothing is broken yet."""
+    symptom: bool = False
+    """A broken connection, whose cause is probably on another node."""
 
     @property
     def strength(self) -> int:
@@ -40,7 +42,12 @@ class Verdict:
 
     def to_message(self) -> dict[str, Any]:
         """Fields for the peer link."""
-        return {"code": int(self.code), "reason": self.reason, "graceful": self.graceful}
+        return {
+            "code": int(self.code),
+            "reason": self.reason,
+            "graceful": self.graceful,
+            "symptom": self.symptom,
+        }
 
     @staticmethod
     def from_message(message: Mapping[str, Any]) -> Verdict:
@@ -50,7 +57,10 @@ class Verdict:
             if code not in _PRECEDENCE:
                 raise ValueError(f"{code} is not a verdict")
             return Verdict(
-                code=code, reason=str(message["reason"]), graceful=bool(message["graceful"])
+                code=code,
+                reason=str(message["reason"]),
+                graceful=bool(message["graceful"]),
+                symptom=bool(message["symptom"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a verdict: {error!r}") from None
@@ -88,8 +98,9 @@ class Board:
         if not failures:
             done = complete and self.num_nodes > 0
             return Verdict(code=ExitCode.OK, reason="every node finished") if done else None
-        # Where one node is told to stop and another is already lost, grace has no purpose.
-        best = min(failures.values(), key=lambda verdict: (verdict.strength, verdict.graceful))
+        # Causes before symptoms; and where one node is told to stop while another is already lost,
+        # grace has no purpose.
+        best = min(failures.values(), key=lambda v: (v.strength, v.symptom, v.graceful))
         assert self.first_failure_s is not None
         settled = (
             best.code in _CONCLUSIVE

@@ -44,9 +44,9 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> None:
         # First of all, while every connection is still open: peers whose connections break report
         # that, and this is the better evidence.
         progress.fail(classify(error), describe(error))
-        traceback.print_exc()
         sys.stdout.flush()
-        sys.stderr.flush()
+        # One write, so that the lines of several ranks do not mix.
+        print(f"rank {rank} failed:\n{traceback.format_exc()}", end="", flush=True)
         os._exit(ExitCode.WORKLOAD)
     progress.finish()
 
@@ -97,4 +97,6 @@ def _store(workload: str, context: RunContext, env: Mapping[str, str], scratch: 
 if __name__ == "__main__":
     # Before anything slow: the parent may die at any time.
     die_with_parent(os.getppid())
+    # torchrun's standard error is kept from the log (see training.node); a worker's belongs there.
+    os.dup2(1, 2)
     main(sys.argv[1:], os.environ)

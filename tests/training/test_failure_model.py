@@ -9,11 +9,15 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from trainium_catalogue.ports import PEER_WATCH
 
 if TYPE_CHECKING:
     from tests.training.conftest import Cluster
@@ -84,6 +88,17 @@ def test_a_killed_worker_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
     os.kill(cluster.worker(1), signal.SIGKILL)
 
     assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 75}, cluster.all_logs()
+    assert "node 1: rank 1 ended without a word" in cluster.log(0)
+
+
+def test_a_killed_torchrun_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
+    cluster.start_endless()
+    agent = int(Path(f"/proc/{cluster.worker(1)}/stat").read_text().rpartition(")")[2].split()[1])
+
+    os.kill(agent, signal.SIGKILL)
+
+    assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 75}, cluster.all_logs()
+    assert "node 1: rank 1 ended without a word" in cluster.log(0)
 
 
 def test_an_error_in_one_worker_ends_all_nodes_without_a_retry(cluster: Cluster) -> None:
@@ -160,6 +175,16 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(cluster: Cluste
 
     assert cluster.end(within_s=BOUND_S) == {0: 143, 1: 143}, cluster.all_logs()
     assert time.monotonic() - started >= 2
+
+
+def test_a_port_that_stays_taken_is_told_with_a_remedy(
+    cluster: Cluster,
+) -> None:
+    with socket.create_server((cluster.address(0), PEER_WATCH)):
+        cluster.start(nodes=[0])
+
+        assert cluster.end(within_s=BOUND_S) == {0: 70}, cluster.all_logs()
+    assert "Address already in use; end the other launcher" in cluster.log(0)
 
 
 def test_bad_configuration_ends_before_anything_starts(cluster: Cluster) -> None:

@@ -1,0 +1,100 @@
+"""Code on a node runs on the torch of the Neuron images, 2.9, which is older than the laptop's."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TRAINING = Path(__file__).resolve().parents[2] / "training"
+
+# Each one looked up in the sources of the torch 2.9.1 wheel. Add a name only after doing the same.
+IN_TORCH_2_9 = {
+    "torch.Tensor",
+    "torch.__version__",
+    "torch.accelerator.synchronize",
+    "torch.device",
+    "torch.dtype",
+    "torch.float32",
+    "torch.int32",
+    "torch.tensor",
+    "torch.zeros",
+    "torch.distributed.ReduceOp.MAX",
+    "torch.distributed.ReduceOp.SUM",
+    "torch.distributed.all_reduce",
+    "torch.distributed.destroy_process_group",
+    "torch.distributed.get_rank",
+    "torch.distributed.get_world_size",
+    "torch.distributed.init_process_group",
+}
+
+
+def dotted(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (owner := dotted(node.value)) is not None:
+        return f"{owner}.{node.attr}"
+    return None
+
+
+def torch_names(source: str) -> set[str]:
+    """Every dotted name below torch that a module uses, through whatever alias."""
+    tree = ast.parse(source)
+    aliases: dict[str, str] = {}
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "torch":
+                    aliases[alias.asname or "torch"] = alias.name if alias.asname else "torch"
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    inner = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            name = dotted(node)
+            if name is not None and name.split(".")[0] in aliases:
+                first, _, rest = name.partition(".")
+                names.add(f"{aliases[first]}.{rest}")
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(TRAINING.glob("*.py")), ids=lambda path: path.name)
+def test_only_symbols_of_torch_2_9_are_used(path: Path) -> None:
+    assert torch_names(path.read_text()) - IN_TORCH_2_9 == set()
+
+
+def test_no_recorded_symbol_is_unused() -> None:
+    used = {name for path in TRAINING.glob("*.py") for name in torch_names(path.read_text())}
+
+    assert used == IN_TORCH_2_9
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.new.thing()",
+        "import torch.new as new\nnew.thing()",
+        "from torch.new import thing",
+        "import torch\nx = torch.new.thing",
+    ],
+)
+def test_a_new_symbol_would_be_found(source: str) -> None:
+    assert torch_names(source) == {"torch.new.thing"}
+
+
+@pytest.mark.parametrize("path", sorted(TRAINING.glob("*.py")), ids=lambda path: path.name)
+def test_nothing_of_neuron_is_imported_at_module_level(path: Path) -> None:
+    imports = [
+        n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import | ast.ImportFrom)
+    ]
+    roots = {
+        name.split(".")[0]
+        for node in imports
+        for name in (
+            [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+        )
+    }
+
+    assert roots & {"torch_xla", "torch_neuronx", "boto3", "botocore"} == set()

@@ -60,7 +60,7 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
             retry=True,
         ),
         ExitCode.KILLED: Ending(
-            meaning="the main node was killed or frozen, or ran out of memory",
+            meaning="the node was killed or frozen, or ran out of memory",
             remedy="Batch retries; if every attempt ends so, lower the memory the workload needs",
             retry=True,
         ),

@@ -125,6 +125,14 @@ def _disassociate_route_table(_: Any, properties: Properties, place: Place) -> N
             backend.disassociate_route_table(association_id)
 
 
+def _delete_vpc(vpc: Any, _: Properties, place: Place) -> None:
+    """EC2 deletes the default network ACL with its VPC, moto does not."""
+    backend = _backend(place)
+    backend.delete_vpc(vpc.id)
+    for acl in [acl for acl in backend.network_acls.values() if acl.vpc_id == vpc.id]:
+        backend.network_acls.pop(acl.id)
+
+
 def _delete_nat_gateway(gateway: Any, _: Properties, place: Place) -> None:
     backend = _backend(place)
     backend.delete_nat_gateway(gateway.id)
@@ -173,5 +181,6 @@ CONTRIBUTION = Contribution(
             [endpoint.id]
         ),
         "AWS::EC2::FlowLog": _delete_flow_log,
+        "AWS::EC2::VPC": _delete_vpc,
     },
 )

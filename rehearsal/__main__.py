@@ -1,0 +1,259 @@
+"""Entry point of `python -m rehearsal`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from rehearsal import cdk, report
+from rehearsal.faults import find_faults
+from rehearsal.phases import Rehearsal
+from rehearsal.receipt import Receipt
+from rehearsal.server_process import wait_until
+from rehearsal.state import ROOT, Folder, Refused, Settings, State, load_state, refuse_second
+from trainium_catalogue.instances import find_instance_type
+from trainium_catalogue.workloads import find_workload
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+# Destroy takes seconds; a node that is being stopped may take its grace.
+DOWN_LIMIT_S = 300.0
+
+app = typer.Typer(
+    name="python -m rehearsal",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Deploy, run and destroy everything on this machine, without an AWS account.",
+)
+
+Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Nodes of a job.")]
+Processes = Annotated[
+    int, typer.Option("--processes-per-node", min=1, help="Worker processes of each node.")
+]
+InstanceType = Annotated[str, typer.Option("--instance-type", help="What is deployed for.")]
+WorkloadName = Annotated[str, typer.Option("--workload", help="What is submitted.")]
+Faults = Annotated[
+    list[str] | None,
+    typer.Option("--fault", help="Inject a fault into a job of its own; repeatable, or all."),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the jobs; repeatable."),
+]
+Containers = Annotated[
+    bool, typer.Option("--containers", help="Build the image and run the nodes in containers.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the receipt and nothing else.")]
+Keep = Annotated[bool, typer.Option("--keep", help="Stay up after the jobs until Ctrl-C or down.")]
+FolderPath = Annotated[Path, typer.Option("--folder", help="Where logs and the receipt go.")]
+Addresses = Annotated[
+    str, typer.Option("--addresses", help="First three parts of the nodes' loopback addresses.")
+]
+FOLDER = Path("build") / "rehearsal"
+
+
+@app.command()
+def run(
+    nodes: Nodes = 4,
+    processes_per_node: Processes = 1,
+    instance_type: InstanceType = "trn1.32xlarge",
+    workload: WorkloadName = "all-reduce",
+    fault: Faults = None,
+    set_: Parameters = None,
+    containers: Containers = False,
+    as_json: AsJson = False,
+    keep: Keep = False,
+    folder: FolderPath = FOLDER,
+    addresses: Addresses = "127.0.0",
+) -> None:
+    """Deploy, run a job, destroy, and prove that nothing is left.
+
+    Exit codes: 0 all went as it must, 1 something failed or is left over, 2 refused, 130 Ctrl-C.
+    """
+    settings = _settings(
+        nodes, processes_per_node, instance_type, workload, fault, set_, containers, addresses
+    )
+    raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=True, stay=keep))
+
+
+@app.command()
+def up(
+    nodes: Nodes = 4,
+    processes_per_node: Processes = 1,
+    instance_type: InstanceType = "trn1.32xlarge",
+    workload: WorkloadName = "all-reduce",
+    containers: Containers = False,
+    as_json: AsJson = False,
+    folder: FolderPath = FOLDER,
+    addresses: Addresses = "127.0.0",
+) -> None:
+    """Deploy and stay, so that you can submit jobs and hurt their nodes from another terminal.
+
+    Prints each node's process id. Ctrl-C, or `down` elsewhere, destroys and proves.
+    """
+    settings = _settings(
+        nodes, processes_per_node, instance_type, workload, None, None, containers, addresses
+    )
+    raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=False, stay=True))
+
+
+@app.command()
+def down(folder: FolderPath = FOLDER) -> None:
+    """End what `up` (or `run --keep`) deployed, and wait for its proof."""
+    place = _folder(folder)
+    state = load_state(place)
+    if state is None:
+        typer.echo(f"nothing is up in {place.path}")
+        return
+    os.kill(state.pid, signal.SIGTERM)
+    if not wait_until(lambda: not state.alive, limit_s=DOWN_LIMIT_S):
+        _refuse(f"process {state.pid} did not end within {DOWN_LIMIT_S:.0f} s; see {place.path}")
+    document = json.loads(place.receipt.read_text(encoding="utf-8"))
+    typer.echo(f"{document['outcome']}, {len(document['leftovers'])} left over; {place.receipt}")
+    raise typer.Exit(0 if document["outcome"] == "passed" else EXIT_FAILED)
+
+
+def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, stay: bool) -> int:
+    """Go through all phases; whatever happens, nothing keeps running and a receipt is written."""
+    console = Console(stderr=as_json, highlight=False)
+    try:
+        refuse_second(folder)
+    except Refused as refusal:
+        _refuse(str(refusal))
+    folder.clear()
+    State.here().save(folder)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
+    begin = time.monotonic()
+    receipt = Receipt(settings=settings)
+    progress = report.Progress(console, show_nodes=stay)
+    rehearsal = Rehearsal(
+        settings=settings,
+        folder=folder,
+        base_environment=dict(os.environ),
+        progress=progress,
+        receipt=receipt,
+    )
+    try:
+        _go(rehearsal, jobs=jobs, stay=stay)
+    except KeyboardInterrupt:
+        receipt.interrupted = True
+        progress.note("interrupted: stopping the server and its nodes")
+    except cdk.StepFailed as failure:
+        receipt.errors.append(str(failure))
+    except Exception as error:
+        receipt.errors.append(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        # A second Ctrl-C must not leave processes behind.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        rehearsal.close()
+        receipt.seconds = round(time.monotonic() - begin, 2)
+        receipt.write(folder.receipt)
+    report.show(receipt, console)
+    console.print(f"receipt: {_short(folder.receipt)}", soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(receipt.to_document(), indent=2))
+    if receipt.interrupted:
+        return EXIT_INTERRUPTED
+    return 0 if receipt.outcome == "passed" else EXIT_FAILED
+
+
+def _go(rehearsal: Rehearsal, *, jobs: bool, stay: bool) -> None:
+    rehearsal.deploy()
+    try:
+        if jobs:
+            rehearsal.run(1, None)
+            for number, fault in enumerate(rehearsal.settings.faults, start=2):
+                rehearsal.run(number, fault)
+        if stay:
+            _stay(rehearsal)
+    except cdk.StepFailed as failure:
+        # A job that failed to be followed is no reason not to see whether destroy works.
+        rehearsal.receipt.errors.append(str(failure))
+    rehearsal.destroy()
+
+
+def _stay(rehearsal: Rehearsal) -> None:
+    """Wait for Ctrl-C or ``down``; both are the ordinary end of this."""
+    settings, folder, note = rehearsal.settings, rehearsal.folder, rehearsal.progress.note
+    environment = _short(folder.environment)
+    note(
+        f"\nup at {rehearsal.receipt.endpoint} ({rehearsal.receipt.region}); in another terminal:"
+        f"\n  source .venv/bin/activate; source {environment}"
+        f"\n  python -m jobs submit {settings.workload} --nodes {settings.nodes} --yes --follow "
+        "\\\n    --set max-bytes=16777216 --set iterations=100000 --set seconds-per-size=60 "
+        "\\\n    --set peer-timeout-s=5"
+        "\n  kill -KILL PID, or kill -STOP PID, with a process id that is shown here"
+        f"\nend with Ctrl-C, or: python -m rehearsal down{_folder_option(folder)}\n"
+    )
+    try:
+        while rehearsal.server_alive:
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        return
+    raise cdk.StepFailed(f"the server ended by itself; see {folder.server_log}")
+
+
+def _settings(
+    nodes: int,
+    processes_per_node: int,
+    instance_type: str,
+    workload: str,
+    faults: list[str] | None,
+    parameters: list[str] | None,
+    containers: bool,
+    addresses: str,
+) -> Settings:
+    try:
+        for pair in parameters or ():
+            if "=" not in pair:
+                raise Refused(f"--set {pair} has no value; write --set key=value")
+        return Settings(
+            nodes=nodes,
+            processes_per_node=processes_per_node,
+            instance_type=find_instance_type(instance_type).name,
+            workload=find_workload(workload).name,
+            faults=find_faults(faults or ()),
+            parameters=tuple(parameters or ()),
+            containers=containers,
+            addresses=addresses,
+        )
+    except ValueError as refusal:
+        _refuse(str(refusal))
+
+
+def _folder(path: Path) -> Folder:
+    return Folder(path if path.is_absolute() else ROOT / path)
+
+
+def _folder_option(folder: Folder) -> str:
+    return "" if folder == _folder(FOLDER) else f" --folder {folder.path}"
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"refused: {message}", file=sys.stderr)
+    raise typer.Exit(EXIT_REFUSED)
+
+
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    app(prog_name="python -m rehearsal")

@@ -1,0 +1,71 @@
+"""Clients and environments that can reach the rehearsal's server and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+ACCOUNT = "123456789012"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "rehearsal", "AWS_SECRET_ACCESS_KEY": "rehearsal"}
+# A user's settings of these tools must neither reach a real account nor change the outcome.
+_FOREIGN = ("AWS_", "CDK_", "TRAINIUM_", "JSII_DEBUG")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aws:
+    """The emulated account in one region."""
+
+    endpoint: str
+    region: str
+    _clients: dict[str, Any] = field(default_factory=dict)
+
+    def client(self, service: str) -> Any:
+        """A boto3 client; each service's once."""
+        if service not in self._clients:
+            self._clients[service] = boto3.session.Session(
+                aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+                aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+                region_name=self.region,
+            ).client(
+                service,
+                endpoint_url=self.endpoint,
+                # Not every resolver knows <bucket>.localhost.
+                config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}),
+            )
+        return self._clients[service]
+
+
+def desk_environment(
+    base: Mapping[str, str], *, aws: Aws | None, docker: Path, bin_folder: Path
+) -> dict[str, str]:
+    """Environment of the CLIs: the user's, without anything that leads to an AWS account."""
+    environment = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
+    environment |= CREDENTIALS
+    environment |= {
+        "PATH": f"{bin_folder}:{base.get('PATH', '/usr/bin:/bin')}",
+        # Neither profiles nor the metadata service of a cloud machine.
+        "AWS_CONFIG_FILE": "/dev/null",
+        "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "NO_PROXY": "localhost,127.0.0.1",
+        "no_proxy": "localhost,127.0.0.1",
+        "CDK_DOCKER": str(docker),
+        "CDK_DISABLE_CLI_TELEMETRY": "true",
+    }
+    if aws is not None:
+        environment |= endpoint_environment(aws)
+    return environment
+
+
+def endpoint_environment(aws: Aws) -> dict[str, str]:
+    """What points a CLI at the server."""
+    return {
+        "AWS_ENDPOINT_URL": aws.endpoint,
+        "AWS_REGION": aws.region,
+        "AWS_DEFAULT_REGION": aws.region,
+    }

@@ -1,0 +1,147 @@
+"""The pinned CDK CLI as a process: the commands, and what the synthesised app says of itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rehearsal.aws import ACCOUNT
+from rehearsal.state import DEPLOYMENT, ROOT, Settings
+
+Command = tuple[str, ...]
+
+
+class StepFailed(RuntimeError):
+    """A command ended with an error; the message is its last words and where the rest is."""
+
+
+def executable(bin_folder: Path) -> Path:
+    """The pinned CLI of the virtual environment."""
+    cdk = bin_folder / "cdk"
+    if not cdk.exists():
+        raise StepFailed(f"{cdk} is missing; set the project up with: make setup")
+    return cdk
+
+
+def version() -> str:
+    """The CLI's version, read from its package rather than asked for a second."""
+    package = ROOT / "tools" / "cdk" / "node_modules" / "aws-cdk" / "package.json"
+    return str(json.loads(package.read_text(encoding="utf-8"))["version"])
+
+
+def context(settings: Settings) -> dict[str, str]:
+    """The context of a rehearsal: all that differs from a deployment to AWS."""
+    return {
+        "trainium:deployment": DEPLOYMENT,
+        "trainium:instance_type": settings.instance_type,
+        "trainium:max_nodes": str(settings.nodes),
+        # Destroy must leave nothing; the default keeps the bucket.
+        "trainium:retain_data": "false",
+    }
+
+
+def synth_command(cdk: Path, *, assembly: Path, context: Mapping[str, str]) -> Command:
+    """Synthesise once; deploy and destroy read the result."""
+    pairs = [word for key, value in context.items() for word in ("-c", f"{key}={value}")]
+    return (str(cdk), "synth", "--quiet", "--output", str(assembly), *pairs)
+
+
+def bootstrap_command(cdk: Path, *, region: str) -> Command:
+    """Prepare the account as a user does, once per account and region."""
+    return (str(cdk), "bootstrap", f"aws://{ACCOUNT}/{region}", "--progress", "events")
+
+
+def deploy_command(cdk: Path, *, assembly: Path) -> Command:
+    """Deploy all stacks.
+
+    ``--method=direct``: moto's change sets do not see the exports of another stack.
+    """
+    return (
+        *(str(cdk), "deploy", "--all", "--app", str(assembly)),
+        *("--method=direct", "--require-approval", "never", "--progress", "events"),
+    )
+
+
+def destroy_command(cdk: Path, *, assembly: Path) -> Command:
+    """Destroy all stacks without asking."""
+    return (str(cdk), "destroy", "--all", "--force", "--app", str(assembly))
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What ``cdk synth`` wrote."""
+
+    region: str
+    stacks: tuple[str, ...]
+
+
+def read_assembly(folder: Path) -> Assembly:
+    """Ask the manifest where the app wants to go and what its stacks are called."""
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    stacks = {
+        name: artifact["environment"]
+        for name, artifact in manifest["artifacts"].items()
+        if artifact["type"] == "aws:cloudformation:stack"
+    }
+    regions = {environment.rpartition("/")[2] for environment in stacks.values()}
+    if len(regions) != 1:
+        raise StepFailed(f"the stacks are in {len(regions)} regions ({', '.join(sorted(regions))})")
+    return Assembly(region=regions.pop(), stacks=tuple(stacks))
+
+
+def write_docker_stand_in(path: Path, *, record: Path) -> None:
+    """Make the one file that CDK_DOCKER can name out of a module and its options."""
+    path.write_text(
+        "#!/bin/sh\n"
+        "# Stands in for docker while `python -m rehearsal` deploys; see the module.\n"
+        f"PYTHONPATH='{ROOT}' exec '{sys.executable}' -m rehearsal.docker_stand_in "
+        f"--record '{record}' \"$@\"\n",
+        encoding="utf-8",
+    )
+    path.chmod(0o755)
+
+
+def run(
+    command: Command,
+    *,
+    log: Path,
+    environment: Mapping[str, str],
+    on_line: Callable[[str], None],
+    codes: tuple[int, ...] = (0,),
+) -> int:
+    """Run a command with its output in ``log``; raise with its last words if it fails."""
+    last: list[str] = []
+    with (
+        log.open("w", encoding="utf-8") as record,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                record.write(line)
+                record.flush()
+                if text := line.strip():
+                    last = [*last[-11:], text]
+                    on_line(text)
+        except BaseException:
+            process.terminate()
+            raise
+    code = process.wait()
+    if code not in codes:
+        name = " ".join([Path(command[0]).name, *command[1:2]])
+        words = "\n  ".join(last)
+        raise StepFailed(f"{name} ended with {code}; all of it is in {log}:\n  {words}")
+    return code

@@ -1,0 +1,193 @@
+"""Stands in for docker below the CDK CLI: records what it should build, pushes a small image.
+
+It knows what cdk-assets calls (``aws-cdk/lib/index.js``, class Docker) and refuses the rest, so
+that nothing is answered that was not understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import boto3
+
+# Docker's own code for a command line that it does not understand, and for an unknown image.
+NOT_UNDERSTOOD = 125
+UNKNOWN_IMAGE = 1
+
+IMAGE = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.[a-z.]+/(?P<repository>[^:]+):(?P<tag>.+)"
+)
+_MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
+
+Entry = dict[str, Any]
+
+
+class Refused(Exception):
+    """Something that docker would do and this does not."""
+
+    def __init__(self, message: str, code: int = NOT_UNDERSTOOD):
+        super().__init__(message)
+        self.code = code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise Refused(f"{self.prog}: {message}")
+
+
+def read_record(record: Path) -> list[Entry]:
+    """Everything that was asked so far."""
+    if not record.exists():
+        return []
+    return [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
+
+
+def built_images(entries: Sequence[Entry]) -> dict[str, Entry]:
+    """By tag: the build behind each local image."""
+    images: dict[str, Entry] = {}
+    for entry in entries:
+        if entry["command"] == "build":
+            images[entry["tag"]] = entry
+        elif entry["command"] == "tag":
+            images[entry["target"]] = images[entry["source"]]
+    return images
+
+
+def build(words: Sequence[str], known: dict[str, Entry]) -> Entry:
+    """Record a build: base image, platform, Dockerfile and everything in the context."""
+    parser = _Parser("docker build", add_help=False, allow_abbrev=False)
+    parser.add_argument("--build-arg", action="append", default=[])
+    parser.add_argument("--tag", required=True)
+    parser.add_argument("--file", default="Dockerfile")
+    parser.add_argument("--platform", required=True)
+    parser.add_argument("context", type=Path)
+    options = parser.parse_args(words)
+    context: Path = options.context.resolve()
+    dockerfile = context / options.file
+    if not dockerfile.is_file():
+        raise Refused(f"unable to prepare context: {dockerfile} does not exist", UNKNOWN_IMAGE)
+    arguments = dict(pair.split("=", 1) for pair in options.build_arg)
+    declared = re.findall(r"^ARG\s+(\w+)", dockerfile.read_text(encoding="utf-8"), re.MULTILINE)
+    if unknown := sorted(set(arguments) - set(declared)):
+        raise Refused(f"build arguments that {options.file} does not declare: {unknown}")
+    return {
+        "command": "build",
+        "tag": options.tag,
+        "platform": options.platform,
+        "build_args": arguments,
+        "base_image": arguments.get("BASE_IMAGE"),
+        "context": str(context),
+        "dockerfile": options.file,
+        "dockerfile_sha256": hashlib.sha256(dockerfile.read_bytes()).hexdigest(),
+        "context_files": sorted(
+            str(path.relative_to(context)) for path in context.rglob("*") if path.is_file()
+        ),
+    }
+
+
+def inspect(words: Sequence[str], known: dict[str, Entry]) -> Entry:
+    """Say whether an image is known."""
+    (tag,) = _exactly(words, 1, "inspect")
+    _known(tag, known)
+    return {"command": "inspect", "tag": tag}
+
+
+def tag(words: Sequence[str], known: dict[str, Entry]) -> Entry:
+    """Give a built image another name."""
+    source, target = _exactly(words, 2, "tag")
+    _known(source, known)
+    return {"command": "tag", "source": source, "target": target}
+
+
+def login(words: Sequence[str], known: dict[str, Entry]) -> Entry:
+    """Take the password from standard input, as docker does, and forget it."""
+    parser = _Parser("docker login", add_help=False, allow_abbrev=False)
+    parser.add_argument("--username", required=True)
+    parser.add_argument("--password-stdin", action="store_true", required=True)
+    parser.add_argument("registry")
+    options = parser.parse_args(words)
+    if not sys.stdin.read().strip():
+        raise Refused("login: no password on standard input")
+    return {"command": "login", "username": options.username, "registry": options.registry}
+
+
+def push(words: Sequence[str], known: dict[str, Entry]) -> Entry:
+    """Put an image into the repository, so that it really holds one when destroy comes."""
+    (name,) = _exactly(words, 1, "push")
+    source = _known(name, known)
+    if (parts := IMAGE.fullmatch(name)) is None:
+        raise Refused(f"push: {name} is not in an ECR repository")
+    pushed = boto3.client("ecr", region_name=parts["region"]).put_image(
+        registryId=parts["account"],
+        repositoryName=parts["repository"],
+        imageTag=parts["tag"],
+        imageManifest=json.dumps(manifest(source)),
+        imageManifestMediaType=_MANIFEST_TYPE,
+    )["image"]
+    return {"command": "push", "image": name, "digest": pushed["imageId"]["imageDigest"]}
+
+
+def manifest(source: Entry) -> Entry:
+    """An image manifest without layers whose configuration is what the build was given."""
+    config = json.dumps(source, sort_keys=True).encode()
+    return {
+        "schemaVersion": 2,
+        "mediaType": _MANIFEST_TYPE,
+        "config": {
+            "mediaType": "application/vnd.docker.container.image.v1+json",
+            "size": len(config),
+            "digest": f"sha256:{hashlib.sha256(config).hexdigest()}",
+        },
+        "layers": [],
+    }
+
+
+def _exactly(words: Sequence[str], number: int, command: str) -> Sequence[str]:
+    if len(words) != number or any(word.startswith("-") for word in words):
+        raise Refused(f"{command} is understood with {number} name(s) only, not: {list(words)}")
+    return words
+
+
+def _known(image: str, known: dict[str, Entry]) -> Entry:
+    if image not in known:
+        raise Refused(f"no such image: {image}", UNKNOWN_IMAGE)
+    return known[image]
+
+
+COMMANDS: dict[str, Callable[[Sequence[str], dict[str, Entry]], Entry]] = {
+    "build": build,
+    "inspect": inspect,
+    "tag": tag,
+    "login": login,
+    "push": push,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do one docker command; ``--record FILE`` stands before it."""
+    if len(arguments) < 3 or arguments[0] != "--record":
+        print("docker stand-in: needs --record FILE COMMAND", file=sys.stderr)
+        return NOT_UNDERSTOOD
+    record, command, words = Path(arguments[1]), arguments[2], arguments[3:]
+    try:
+        if command not in COMMANDS:
+            raise Refused(f"docker {command} is not what the CDK CLI calls; nothing was done")
+        entry = COMMANDS[command](words, built_images(read_record(record)))
+    except Refused as refusal:
+        print(f"docker stand-in: {refusal}", file=sys.stderr)
+        return refusal.code
+    with record.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps({**entry, "at": round(time.time(), 3)}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

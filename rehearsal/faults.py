@@ -1,0 +1,140 @@
+"""The faults that can be injected, and how the failure model says that each must end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from rehearsal.state import Refused
+from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.suggest import did_you_mean
+
+PARAMETER = "/rehearsal/next-fault"
+"""SSM parameter that the executor takes the next fault from."""
+
+ALL = "all"
+NO_CAPACITY = "no-capacity"
+
+# Division of the queue's RUNNABLE time limit: an hour becomes three seconds.
+RUNNABLE_CLOCK = 1200.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run must end."""
+
+    exit_codes: tuple[int, ...]
+    """Of the main node, attempt by attempt."""
+    status: str
+    jobs_exit_code: int
+    """Of ``python -m jobs submit --follow``."""
+    reason: str | None = None
+    """Part of the job's status reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong on the first attempt."""
+
+    kind: str
+    summary: str
+    ending: Ending
+    parameters: tuple[str, ...] = ()
+    """Passed to ``jobs submit --set``."""
+    armed: bool = True
+    """Whether the executor injects it; otherwise the parameters do."""
+
+
+SUCCESS = Ending(exit_codes=(ExitCode.OK,), status="SUCCEEDED", jobs_exit_code=0)
+
+
+def _retried(code: ExitCode) -> Ending:
+    return Ending(exit_codes=(code, ExitCode.OK), status="SUCCEEDED", jobs_exit_code=0)
+
+
+_FAULTS = (
+    Fault(
+        kind="kill-child",
+        summary="node 1 is killed",
+        ending=_retried(ExitCode.HOST),
+    ),
+    Fault(
+        kind="kill-main",
+        summary="the main node is killed",
+        ending=_retried(ExitCode.KILLED),
+    ),
+    Fault(
+        kind="hang-child",
+        summary="node 1 is frozen",
+        ending=_retried(ExitCode.HOST),
+    ),
+    Fault(
+        kind="error-in-workload",
+        summary="rank 1 raises a Python error",
+        ending=Ending(exit_codes=(ExitCode.WORKLOAD,), status="FAILED", jobs_exit_code=1),
+        parameters=("inject-error-rank=1",),
+        armed=False,
+    ),
+    Fault(
+        kind="preflight-failure",
+        summary="node 1 may open too few files",
+        ending=_retried(ExitCode.PREFLIGHT),
+    ),
+    Fault(
+        kind=NO_CAPACITY,
+        summary="no instance can be had",
+        ending=Ending(
+            exit_codes=(),
+            status="FAILED",
+            jobs_exit_code=1,
+            reason="CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
+        ),
+    ),
+)
+FAULTS: Mapping[str, Fault] = MappingProxyType({fault.kind: fault for fault in _FAULTS})
+
+
+def find_faults(names: Iterable[str]) -> tuple[str, ...]:
+    """Kinds to inject, each once; ``all`` stands for every one."""
+    kinds: dict[str, None] = {}
+    for name in names:
+        if name == ALL:
+            kinds |= dict.fromkeys(FAULTS)
+        elif name in FAULTS:
+            kinds[name] = None
+        else:
+            raise Refused(f"fault {name!r} is unknown; {did_you_mean(name, [*FAULTS, ALL])}")
+    return tuple(kinds)
+
+
+def differences(
+    ending: Ending,
+    *,
+    exit_codes: Sequence[int | None],
+    status: str,
+    jobs_exit_code: int,
+    reasons: Iterable[str | None],
+) -> list[str]:
+    """In words: everything that ended otherwise than it must."""
+    found = []
+    if tuple(exit_codes) != ending.exit_codes:
+        found.append(
+            f"the main node ended with {_codes(exit_codes)} instead of {_codes(ending.exit_codes)}"
+        )
+    if status != ending.status:
+        found.append(f"the job is {status} instead of {ending.status}")
+    if jobs_exit_code != ending.jobs_exit_code:
+        found.append(f"jobs submit ended with {jobs_exit_code} instead of {ending.jobs_exit_code}")
+    if ending.reason is not None and not any(ending.reason in (text or "") for text in reasons):
+        found.append(f"no status reason names {ending.reason}")
+    return found
+
+
+def describe(ending: Ending) -> str:
+    """Short form for a table: exit codes, then the job's status."""
+    return f"{_codes(ending.exit_codes)} {ending.status}"
+
+
+def _codes(codes: Sequence[int | None]) -> str:
+    return ", ".join("?" if code is None else str(int(code)) for code in codes) or "no attempt"

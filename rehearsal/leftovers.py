@@ -1,0 +1,213 @@
+"""Lists what is in the account, by service and by tag, to prove that destroy left nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jmespath  # type: ignore[import-untyped]
+
+from rehearsal.aws import Aws
+from trainium_catalogue.contract import TAG_DEPLOYMENT
+
+TOOLKIT_STACK = "CDKToolkit"
+BATCH_SERVICE_ROLE = "AWSServiceRoleForBatch"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Item:
+    """One resource of the account."""
+
+    service: str
+    kind: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A resource that is rightly there after destroy."""
+
+    item: Item
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """How the resources of one kind are listed."""
+
+    service: str
+    kind: str
+    operation: str
+    ids: str
+    """JMESPath of the ids in the answer."""
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+
+_LIVE_STACKS = "Stacks[?StackStatus!='DELETE_COMPLETE'].StackName"
+_LIVE_INSTANCES = "Reservations[].Instances[?State.Name!='terminated'][].InstanceId"
+_LIVE_NAT_GATEWAYS = "NatGateways[?State!='deleted'].NatGatewayId"
+_ACTIVE = (("status", "ACTIVE"),)
+_OURS = "Roles[?!starts_with(Path, '/aws-service-role/')].RoleName"
+_SERVICE_LINKED = "Roles[?starts_with(Path, '/aws-service-role/')].RoleName"
+# The emulator lists the thousands of parameters that AWS publishes as if they were the account's.
+_OUR_PARAMETERS = {
+    "Key": "Name",
+    "Option": "BeginsWith",
+    "Values": ["/trainium/", "/rehearsal/", "/cdk-bootstrap/", "CFN-"],
+}
+
+LISTINGS = (
+    Listing("cloudformation", "stack", "describe_stacks", _LIVE_STACKS),
+    Listing("ec2", "VPC", "describe_vpcs", "Vpcs[].VpcId"),
+    Listing("ec2", "subnet", "describe_subnets", "Subnets[].SubnetId"),
+    Listing("ec2", "security group", "describe_security_groups", "SecurityGroups[].GroupId"),
+    Listing(
+        *("ec2", "network interface", "describe_network_interfaces"),
+        "NetworkInterfaces[].NetworkInterfaceId",
+    ),
+    Listing("ec2", "address", "describe_addresses", "Addresses[].AllocationId"),
+    Listing("ec2", "NAT gateway", "describe_nat_gateways", _LIVE_NAT_GATEWAYS),
+    Listing("ec2", "route table", "describe_route_tables", "RouteTables[].RouteTableId"),
+    Listing(
+        *("ec2", "internet gateway", "describe_internet_gateways"),
+        "InternetGateways[].InternetGatewayId",
+    ),
+    Listing(
+        *("ec2", "endpoint", "describe_vpc_endpoints"),
+        "VpcEndpoints[?State!='deleted'].VpcEndpointId",
+    ),
+    Listing("ec2", "network ACL", "describe_network_acls", "NetworkAcls[].NetworkAclId"),
+    Listing(
+        *("ec2", "launch template", "describe_launch_templates"),
+        "LaunchTemplates[].LaunchTemplateId",
+    ),
+    Listing("ec2", "flow log", "describe_flow_logs", "FlowLogs[].FlowLogId"),
+    Listing("ec2", "placement group", "describe_placement_groups", "PlacementGroups[].GroupName"),
+    Listing("ec2", "instance", "describe_instances", _LIVE_INSTANCES),
+    Listing("ec2", "volume", "describe_volumes", "Volumes[].VolumeId"),
+    Listing("s3", "bucket", "list_buckets", "Buckets[].Name"),
+    Listing("ecr", "repository", "describe_repositories", "repositories[].repositoryName"),
+    Listing(
+        *("batch", "compute environment", "describe_compute_environments"),
+        "computeEnvironments[].computeEnvironmentName",
+    ),
+    Listing("batch", "job queue", "describe_job_queues", "jobQueues[].jobQueueName"),
+    Listing(
+        *("batch", "job definition", "describe_job_definitions"),
+        "jobDefinitions[].jobDefinitionArn",
+        _ACTIVE,
+    ),
+    Listing("iam", "role", "list_roles", _OURS),
+    Listing("iam", "service-linked role", "list_roles", _SERVICE_LINKED),
+    Listing("iam", "policy", "list_policies", "Policies[].Arn", (("Scope", "Local"),)),
+    Listing(
+        *("iam", "instance profile", "list_instance_profiles"),
+        "InstanceProfiles[].InstanceProfileName",
+    ),
+    Listing("lambda", "function", "list_functions", "Functions[].FunctionName"),
+    Listing("logs", "log group", "describe_log_groups", "logGroups[].logGroupName"),
+    Listing(
+        *("ssm", "parameter", "describe_parameters", "Parameters[].Name"),
+        (("ParameterFilters", [_OUR_PARAMETERS]),),
+    ),
+)
+
+
+def take_inventory(aws: Aws) -> frozenset[Item]:
+    """Everything that the services in use hold, and everything that carries the tag."""
+    found = {item for listing in LISTINGS for item in _list(aws, listing)}
+    repositories = [item.id for item in found if item.kind == "repository"]
+    return frozenset(
+        {
+            *found,
+            *(Item("ecr", "image", image) for name in repositories for image in _images(aws, name)),
+            *(Item("ecs", "cluster", arn) for arn in _clusters(aws)),
+            *(Item("tag", TAG_DEPLOYMENT, arn) for arn in _tagged(aws)),
+        }
+    )
+
+
+def compare(
+    *, before: Iterable[Item], after: Iterable[Item], toolkit: Iterable[str]
+) -> tuple[list[Expected], list[Item]]:
+    """Part what is new into expected and left over.
+
+    Args:
+        before: The account before anything was deployed.
+        after: The account after destroy.
+        toolkit: Physical ids of the bootstrap stack's resources.
+    """
+    bootstrap = frozenset(toolkit)
+    expected, leftovers = [], []
+    for item in sorted(set(after) - set(before)):
+        if why := _why_expected(item, bootstrap):
+            expected.append(Expected(item, why))
+        else:
+            leftovers.append(item)
+    return expected, leftovers
+
+
+def toolkit_resources(aws: Aws) -> frozenset[str]:
+    """Physical ids of what ``cdk bootstrap`` made, as its own stack lists them."""
+    pages = aws.client("cloudformation").get_paginator("list_stack_resources")
+    return frozenset(
+        resource["PhysicalResourceId"]
+        for page in pages.paginate(StackName=TOOLKIT_STACK)
+        for resource in page["StackResourceSummaries"]
+        if "PhysicalResourceId" in resource
+    )
+
+
+def count_resources(aws: Aws, stack: str) -> int:
+    """Number of resources of a stack."""
+    pages = aws.client("cloudformation").get_paginator("list_stack_resources")
+    return sum(len(page["StackResourceSummaries"]) for page in pages.paginate(StackName=stack))
+
+
+def _why_expected(item: Item, bootstrap: frozenset[str]) -> str | None:
+    if item == Item("cloudformation", "stack", TOOLKIT_STACK):
+        return "the stack of cdk bootstrap, which all apps of an account share"
+    # An image would be in the repository, not of the bootstrap: images are never expected.
+    if item.kind != "image" and item.id in bootstrap:
+        return "made by cdk bootstrap"
+    if item.kind == "service-linked role" and item.id.lower() == BATCH_SERVICE_ROLE.lower():
+        return "service-linked role, which AWS makes once per account for Batch"
+    return None
+
+
+def _list(aws: Aws, listing: Listing) -> Iterable[Item]:
+    client = aws.client(listing.service)
+    arguments = dict(listing.arguments)
+    if client.can_paginate(listing.operation):
+        pages = client.get_paginator(listing.operation).paginate(**arguments)
+    else:
+        pages = [getattr(client, listing.operation)(**arguments)]
+    expression = jmespath.compile(listing.ids)
+    for page in pages:
+        for found in expression.search(page) or ():
+            yield Item(listing.service, listing.kind, found)
+
+
+def _images(aws: Aws, repository: str) -> Iterable[str]:
+    pages = aws.client("ecr").get_paginator("list_images").paginate(repositoryName=repository)
+    for page in pages:
+        for image in page["imageIds"]:
+            yield f"{repository}:{image.get('imageTag') or image['imageDigest']}"
+
+
+def _clusters(aws: Aws) -> Iterable[str]:
+    """Clusters that Batch made for its compute environments; deleted ones are INACTIVE."""
+    ecs = aws.client("ecs")
+    arns = [
+        arn for page in ecs.get_paginator("list_clusters").paginate() for arn in page["clusterArns"]
+    ]
+    clusters = ecs.describe_clusters(clusters=arns)["clusters"] if arns else []
+    return [cluster["clusterArn"] for cluster in clusters if cluster["status"] != "INACTIVE"]
+
+
+def _tagged(aws: Aws) -> Iterable[str]:
+    pages = aws.client("resourcegroupstaggingapi").get_paginator("get_resources")
+    for page in pages.paginate(TagFilters=[{"Key": TAG_DEPLOYMENT}]):
+        for resource in page["ResourceTagMappingList"]:
+            yield resource["ResourceARN"]

@@ -1,0 +1,186 @@
+"""What a rehearsal found; docs/schemas/rehearsal-receipt.schema.json describes the file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from rehearsal.docker_stand_in import Entry
+from rehearsal.leftovers import Expected, Item
+from rehearsal.state import Settings
+
+VERSION = 1
+
+ALWAYS_UNPROVEN = (
+    "EFA, Neuron devices and drivers: the nodes run on CPU with gloo",
+    "quotas, capacity and prices: the emulator has room for everything",
+    "that IAM allows what is needed and no more: the emulator evaluates no policy",
+    "the machine's boot script and AMI: no instance is started",
+    "that AWS accepts every value: the emulator checks fewer than AWS does",
+)
+NO_IMAGE_BUILT = (
+    "that the image builds and its nodes start in it: needs podman and --containers",
+    "the real base image: a stand-in for docker recorded the build and pushed a small manifest",
+)
+STAND_IN_BASE = "the real base image: the Dockerfile was built on Debian packages and CPU torch"
+
+
+@dataclass(slots=True, kw_only=True)
+class Phase:
+    """A step and how long it took."""
+
+    name: str
+    seconds: float
+    outcome: Literal["ok", "failed"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Stack:
+    """A stack as deployed."""
+
+    name: str
+    resources: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Image:
+    """What the CDK CLI asked docker to build and push."""
+
+    name: str
+    digest: str
+    base_image: str | None
+    platform: str
+    dockerfile: str
+    dockerfile_sha256: str
+    context_files: list[str]
+    built: bool
+    """Whether it was really built, on a stand-in base image."""
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeAttempt:
+    """One node of one attempt, as DescribeJobs tells it."""
+
+    node: int
+    attempt: int
+    exit_code: int | None
+    reason: str | None
+    seconds: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Size:
+    """One line of the sweep."""
+
+    bytes: int
+    correct: bool
+    p50_us: float
+    p99_us: float
+    algbw_gib_per_s: float
+    busbw_gib_per_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One submitted job."""
+
+    run: str
+    fault: str | None
+    summary: str
+    expected: str
+    seen: str
+    differences: list[str]
+    """Everything that ended otherwise than the failure model says; empty is good."""
+    job_id: str | None
+    status: str
+    status_reason: str | None
+    jobs_exit_code: int
+    attempts: list[int | None]
+    """Exit codes of the main node."""
+    nodes: list[NodeAttempt]
+    sizes: list[Size]
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Receipt:
+    """Everything, in the order in which it is found."""
+
+    settings: Settings
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    seconds: float = 0.0
+    interrupted: bool = False
+    region: str | None = None
+    endpoint: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    phases: list[Phase] = field(default_factory=list)
+    stacks: list[Stack] = field(default_factory=list)
+    image: Image | None = None
+    seeded: list[dict[str, str]] = field(default_factory=list)
+    environment_extras: dict[str, str] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    proven_empty: bool = False
+    """Whether the account was looked at after destroy; without it an empty list says nothing."""
+    expected_left: list[Expected] = field(default_factory=list)
+    leftovers: list[Item] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def problems(self) -> list[str]:
+        """Every reason why this rehearsal did not pass."""
+        found = list(self.errors)
+        found += [f"{run.run}: {text}" for run in self.runs for text in run.differences]
+        if self.proven_empty:
+            found += [f"left over: {i.service} {i.kind} {i.id}" for i in self.leftovers]
+        elif not self.errors and not self.interrupted:
+            found.append("nothing proved that destroy left nothing")
+        return found
+
+    @property
+    def outcome(self) -> str:
+        if self.interrupted:
+            return "interrupted"
+        return "failed" if self.problems else "passed"
+
+    @property
+    def unproven(self) -> list[str]:
+        """What this rehearsal cannot say about AWS."""
+        built = self.image is not None and self.image.built
+        return [*ALWAYS_UNPROVEN, *((STAND_IN_BASE,) if built else NO_IMAGE_BUILT)]
+
+    def to_document(self) -> dict[str, Any]:
+        """As written to the file and printed with ``--json``."""
+        document = asdict(self)
+        return {
+            "version": VERSION,
+            "outcome": self.outcome,
+            "problems": self.problems,
+            **document,
+            "expected_left": [{**asdict(e.item), "why": e.why} for e in self.expected_left],
+            "unproven": self.unproven,
+        }
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_document(), indent=2) + "\n", encoding="utf-8")
+
+
+def recorded_image(entries: list[Entry], *, built: bool) -> Image | None:
+    """The pushed image and the build behind it, from the stand-in's record."""
+    builds = [entry for entry in entries if entry["command"] == "build"]
+    pushes = [entry for entry in entries if entry["command"] == "push"]
+    if not builds or not pushes:
+        return None
+    build, push = builds[-1], pushes[-1]
+    return Image(
+        name=push["image"],
+        digest=push["digest"],
+        base_image=build["base_image"],
+        platform=build["platform"],
+        dockerfile=build["dockerfile"],
+        dockerfile_sha256=build["dockerfile_sha256"],
+        context_files=build["context_files"],
+        built=built,
+    )

@@ -1,0 +1,138 @@
+"""Starts the server beside this process, listens to what it tells, and ends it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rehearsal.cdk import StepFailed
+from rehearsal.state import ROOT, Folder
+
+Event = dict[str, Any]
+START_LIMIT_S = 60.0
+# The server stops the nodes before it ends.
+STOP_LIMIT_S = 30.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(slots=True)
+class ServerProcess:
+    """The server, in a session of its own, so that Ctrl-C reaches us first."""
+
+    process: subprocess.Popen[str]
+    on_event: Callable[[Event], None]
+    endpoint: str = ""
+    seeded: list[Event] = field(default_factory=list)
+    environment_extras: dict[str, str] = field(default_factory=dict)
+    _ready: queue.Queue[str | None] = field(default_factory=queue.Queue)
+
+    def wait_ready(self, folder: Folder) -> str:
+        """Wait for the address; raise with the server's last words if it ends instead."""
+        try:
+            endpoint = self._ready.get(timeout=START_LIMIT_S)
+        except queue.Empty:
+            endpoint = None
+        if endpoint is None:
+            words = folder.server_log.read_text(encoding="utf-8").splitlines()[-12:]
+            last = "\n  ".join(words)
+            raise StepFailed(f"the server did not start; see {folder.server_log}:\n  {last}")
+        self.endpoint = endpoint
+        return endpoint
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def stop(self) -> None:
+        """End the server and the nodes it runs."""
+        for number, limit_s in ((signal.SIGTERM, STOP_LIMIT_S), (signal.SIGKILL, STOP_LIMIT_S)):
+            if not self.alive:
+                return
+            self.process.send_signal(number)
+            try:
+                self.process.wait(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def listen(self) -> None:
+        """Read events until the server ends."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            try:
+                event: Event = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if event.get("event") == "ready":
+                self._ready.put(event["endpoint"])
+            elif event.get("event") == "seeded":
+                self.seeded.append(event)
+            elif event.get("event") == "node-started":
+                # A node's own address differs from node to node; the first one's is shown.
+                self.environment_extras = event["environment"] | self.environment_extras
+            self.on_event(event)
+        self._ready.put(None)
+
+
+def server_command(
+    *, processes_per_node: int, addresses: str, runnable_clock: float = 1.0, image: str | None
+) -> tuple[str, ...]:
+    """The server's command line."""
+    command = [sys.executable, "-m", "rehearsal.server", "--port", "0"]
+    command += ["--processes-per-node", str(processes_per_node), "--addresses", addresses]
+    if runnable_clock != 1.0:
+        command += ["--runnable-clock", f"{runnable_clock:g}"]
+    if image is not None:
+        command += ["--container-image", image, "--container-engine", "podman"]
+    return tuple(command)
+
+
+def start_server(
+    command: tuple[str, ...],
+    *,
+    folder: Folder,
+    environment: Mapping[str, str],
+    on_event: Callable[[Event], None],
+) -> ServerProcess:
+    """Start the server; it ends when this process does, however that ends."""
+    with folder.server_log.open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+            preexec_fn=_die_with_parent(),
+        )
+    server = ServerProcess(process=process, on_event=on_event)
+    threading.Thread(target=server.listen, name="server events", daemon=True).start()
+    return server
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """For the child, between fork and exec: ask Linux for a signal at the parent's death."""
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)  # loaded before the fork: nothing may be imported after it
+    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def wait_until(condition: Callable[[], bool], *, limit_s: float, step_s: float = 0.2) -> bool:
+    """Whether ``condition`` came true within ``limit_s``."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(step_s)
+    return True

@@ -1,0 +1,131 @@
+"""What one rehearsal was asked for, where its files are, and whether one is up."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DEPLOYMENT = "default"
+
+
+class Refused(ValueError):
+    """The user asked for something that cannot be; nothing was started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of the command line, checked."""
+
+    nodes: int
+    processes_per_node: int
+    instance_type: str
+    workload: str
+    faults: tuple[str, ...]
+    parameters: tuple[str, ...]
+    """``key=value``, passed to ``jobs submit --set``."""
+    containers: bool
+    addresses: str
+    """First three parts of the nodes' addresses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The files of a rehearsal; a new one replaces those of the last."""
+
+    path: Path
+
+    @property
+    def assembly(self) -> Path:
+        return self.path / "cdk.out"
+
+    @property
+    def docker(self) -> Path:
+        return self.path / "docker"
+
+    @property
+    def docker_record(self) -> Path:
+        return self.path / "docker.jsonl"
+
+    @property
+    def server_log(self) -> Path:
+        return self.path / "server.log"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.sh"
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state.json"
+
+    @property
+    def receipt(self) -> Path:
+        return self.path / "receipt.json"
+
+    def log(self, name: str) -> Path:
+        return self.path / f"{name}.log"
+
+    def clear(self) -> None:
+        """Remove the files of the last rehearsal; a stale receipt would look like a new one."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for path in self.path.iterdir():
+            if path.is_file():
+                path.unlink()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A rehearsal that is up, for ``down`` and for the next one."""
+
+    pid: int
+    started: str
+    """Start time of the process, so that another process of the same id is not mistaken for it."""
+    endpoint: str | None = None
+
+    @classmethod
+    def here(cls, endpoint: str | None = None) -> State:
+        """This process."""
+        return cls(pid=os.getpid(), started=_start_time(os.getpid()) or "", endpoint=endpoint)
+
+    @property
+    def alive(self) -> bool:
+        return _start_time(self.pid) == self.started
+
+    def save(self, folder: Folder) -> None:
+        folder.state.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+
+def load_state(folder: Folder) -> State | None:
+    """The rehearsal that is up in ``folder``, or None."""
+    try:
+        state = State(**json.loads(folder.state.read_text(encoding="utf-8")))
+    except (FileNotFoundError, json.JSONDecodeError, TypeError):
+        return None
+    return state if state.alive else None
+
+
+def refuse_second(folder: Folder) -> None:
+    """Two rehearsals in one folder would overwrite each other's files."""
+    if (state := load_state(folder)) is not None:
+        raise Refused(
+            f"a rehearsal is up in {folder.path} (process {state.pid}); "
+            "end it with: python -m rehearsal down"
+        )
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process started, in the kernel's own ticks; without /proc only that it exists."""
+    try:
+        # Fields after the command name, which may hold spaces: proc(5), field 22.
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    return "unknown"

@@ -1,0 +1,185 @@
+"""Runs one job through `python -m jobs`, as a user does, and reads back how it ended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from rehearsal import cdk
+from rehearsal.aws import Aws
+from rehearsal.faults import FAULTS, PARAMETER, SUCCESS, Ending, describe, differences
+from rehearsal.receipt import NodeAttempt, Run, Size
+from rehearsal.state import DEPLOYMENT, ROOT, Folder, Settings
+from trainium_catalogue import contract
+
+# Small enough for a laptop, long enough for a fault to find the workers at work.
+DEFAULTS: dict[str, dict[str, str]] = {
+    "all-reduce": {
+        "max-bytes": "16777216",
+        "warmup-iterations": "2",
+        "iterations": "10",
+        "seconds-per-size": "2",
+        "total-seconds": "30",
+    }
+}
+LAUNCH_DEFAULTS = {"peer-timeout-s": "10", "join-timeout-s": "120", "stop-grace-s": "5"}
+# A fault's first attempt waits for these, and nothing slow is expected of its second.
+FAULT_DEFAULTS = {"peer-timeout-s": "5", "hang-limit-s": "60", "max-bytes": "1048576"}
+
+
+def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
+    """What is passed to ``--set``: the rehearsal's own, then the fault's, then the user's."""
+    merged = {**DEFAULTS.get(settings.workload, {}), **LAUNCH_DEFAULTS}
+    given = list(settings.parameters)
+    if fault is not None:
+        merged |= FAULT_DEFAULTS
+        given += FAULTS[fault].parameters
+    merged |= dict(pair.split("=", 1) for pair in given)
+    return tuple(f"{name}={value}" for name, value in merged.items())
+
+
+def submit_command(settings: Settings, *, run: str, fault: str | None) -> tuple[str, ...]:
+    """The user's own command, with every parameter."""
+    pairs = [word for pair in parameters(settings, fault) for word in ("--set", pair)]
+    return (
+        *(sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, "submit", settings.workload),
+        *("--nodes", str(settings.nodes), "--name", run, "--yes", "--follow", *pairs),
+    )
+
+
+def submit(
+    settings: Settings,
+    *,
+    run: str,
+    fault: str | None,
+    aws: Aws,
+    folder: Folder,
+    environment: Mapping[str, str],
+    on_line: Callable[[str], None],
+) -> Run:
+    """Arm the fault if there is one, submit, follow to the end, read the outcome."""
+    if fault is not None and FAULTS[fault].armed:
+        aws.client("ssm").put_parameter(
+            Name=PARAMETER, Value=json.dumps({"kind": fault}), Type="String", Overwrite=True
+        )
+    begin = time.monotonic()
+    code = cdk.run(
+        submit_command(settings, run=run, fault=fault),
+        log=folder.log(f"jobs-{run}"),
+        environment=environment,
+        on_line=on_line,
+        codes=(0, 1),
+    )
+    seconds = time.monotonic() - begin
+    status = _status(run, environment)
+    return judge(
+        run=run,
+        fault=fault,
+        status=status,
+        jobs_exit_code=code,
+        sizes=_sizes(aws, run, settings.workload) if status["status"] == "SUCCEEDED" else [],
+        seconds=seconds,
+    )
+
+
+def judge(
+    *,
+    run: str,
+    fault: str | None,
+    status: dict[str, Any],
+    jobs_exit_code: int,
+    sizes: list[Size],
+    seconds: float,
+) -> Run:
+    """Compare what ``jobs status --json`` says with what must be."""
+    ending: Ending = SUCCESS if fault is None else FAULTS[fault].ending
+    exit_codes = [attempt["exit_code"] for attempt in status["attempts"]]
+    found = differences(
+        ending,
+        exit_codes=exit_codes,
+        status=status["status"],
+        jobs_exit_code=jobs_exit_code,
+        reasons=[status["status_reason"]],
+    )
+    nodes = _nodes(status)
+    if ending.exit_codes and len(nodes) != len(exit_codes) * status["num_nodes"]:
+        found.append(
+            f"{len(nodes)} ends of nodes are recorded instead of "
+            f"{len(exit_codes)} attempts x {status['num_nodes']} nodes"
+        )
+    if status["status"] == "SUCCEEDED" and not sizes:
+        found.append("the job succeeded without a result in the bucket")
+    if any(not size.correct for size in sizes):
+        found.append("the result holds a wrong sum")
+    seen = Ending(
+        exit_codes=tuple(exit_codes), status=status["status"], jobs_exit_code=jobs_exit_code
+    )
+    return Run(
+        run=run,
+        fault=fault,
+        summary="no fault" if fault is None else FAULTS[fault].summary,
+        expected=describe(ending),
+        seen=describe(seen),
+        differences=found,
+        job_id=status["job_id"],
+        status=status["status"],
+        status_reason=status["status_reason"],
+        jobs_exit_code=jobs_exit_code,
+        attempts=exit_codes,
+        nodes=nodes,
+        sizes=sizes,
+        seconds=round(seconds, 2),
+    )
+
+
+def _status(run: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    command = (sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, "status", run, "--json")
+    done = subprocess.run(command, cwd=ROOT, env=dict(environment), capture_output=True, text=True)
+    try:
+        document: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        document = {}
+    if "status" not in document:
+        raise cdk.StepFailed(f"jobs status {run} ended with {done.returncode}: {done.stderr}")
+    return document
+
+
+def _nodes(status: dict[str, Any]) -> list[NodeAttempt]:
+    ends = [
+        NodeAttempt(
+            node=node["node"],
+            attempt=attempt["number"],
+            exit_code=attempt["exit_code"],
+            reason=attempt["reason"],
+            seconds=_seconds(attempt),
+        )
+        for node in status["nodes"]
+        for attempt in node["attempts"]
+    ]
+    return sorted(ends, key=lambda end: (end.attempt, end.node))
+
+
+def _seconds(attempt: dict[str, Any]) -> float | None:
+    started, stopped = attempt["started_at_ms"], attempt["stopped_at_ms"]
+    return None if started is None or stopped is None else round((stopped - started) / 1000, 2)
+
+
+def _sizes(aws: Aws, run: str, workload: str) -> list[Size]:
+    """The sweep, from the result file in the deployment's bucket."""
+    name = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
+    bucket = aws.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
+    key = f"{contract.run_prefix(run, 'results')}{workload}.json"
+    try:
+        body = aws.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
+    except ClientError:
+        return []
+    fields = Size.__dataclass_fields__
+    return [
+        Size(**{name: size[name] for name in fields}) for size in json.loads(body).get("sizes", [])
+    ]

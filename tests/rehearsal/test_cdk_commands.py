@@ -1,0 +1,121 @@
+"""The commands of the CDK CLI, and the environment that keeps them off a real account."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rehearsal import cdk
+from rehearsal.aws import Aws, desk_environment
+from rehearsal.state import Settings
+from rehearsal.submission import parameters, submit_command
+
+CDK = Path("/venv/bin/cdk")
+SETTINGS = Settings(
+    nodes=4,
+    processes_per_node=1,
+    instance_type="trn1.32xlarge",
+    workload="all-reduce",
+    faults=(),
+    parameters=("max-bytes=4096",),
+    containers=False,
+    addresses="127.0.0",
+)
+
+
+def environment(**base: str) -> dict[str, str]:
+    aws = Aws(endpoint="http://localhost:1", region="us-west-2")
+    return desk_environment(base, aws=aws, docker=Path("/d"), bin_folder=Path("/venv/bin"))
+
+
+def write_manifest(folder: Path, **environments: str) -> None:
+    artifacts = {
+        name: {"type": "aws:cloudformation:stack", "environment": place}
+        for name, place in environments.items()
+    }
+    artifacts["Tree"] = {"type": "cdk:tree", "environment": ""}
+    (folder / "manifest.json").write_text(json.dumps({"artifacts": artifacts}))
+
+
+@pytest.mark.parametrize(
+    "name", ["AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "TRAINIUM_DEPLOYMENT"]
+)
+def test_nothing_of_the_users_account_reaches_the_tools(name: str) -> None:
+    assert name not in environment(**{name: "theirs"})
+
+
+def test_the_users_credentials_are_replaced() -> None:
+    assert environment(AWS_SECRET_ACCESS_KEY="theirs")["AWS_SECRET_ACCESS_KEY"] == "rehearsal"
+
+
+def test_a_proxy_is_not_asked_for_the_local_server() -> None:
+    assert "localhost" in environment(HTTP_PROXY="http://proxy")["NO_PROXY"]
+
+
+def test_bucket_is_not_retained_and_nothing_else_differs_from_a_deployment_to_aws() -> None:
+    assert cdk.context(SETTINGS) == {
+        "trainium:deployment": "default",
+        "trainium:instance_type": "trn1.32xlarge",
+        "trainium:max_nodes": "4",
+        "trainium:retain_data": "false",
+    }
+
+
+def test_deploy_does_not_use_change_sets() -> None:
+    assert "--method=direct" in cdk.deploy_command(CDK, assembly=Path("out"))
+
+
+def test_deploy_and_destroy_read_what_was_synthesised_once() -> None:
+    for command in (cdk.deploy_command, cdk.destroy_command):
+        words = command(CDK, assembly=Path("out"))
+        assert words[words.index("--app") + 1] == "out"
+
+
+def test_the_region_comes_from_the_stacks(tmp_path: Path) -> None:
+    write_manifest(tmp_path, network="aws://unknown-account/us-east-2")
+
+    assert cdk.read_assembly(tmp_path) == cdk.Assembly("us-east-2", ("network",))
+
+
+def test_stacks_in_two_regions_are_refused(tmp_path: Path) -> None:
+    write_manifest(tmp_path, a="aws://unknown-account/us-east-2", b="aws://unknown-account/eu-x-1")
+
+    with pytest.raises(cdk.StepFailed, match="2 regions"):
+        cdk.read_assembly(tmp_path)
+
+
+def test_a_failing_command_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    with pytest.raises(cdk.StepFailed, match=r"sh -c ended with 3.*\n  the reason"):
+        cdk.run(
+            ("/bin/sh", "-c", "echo the reason; exit 3"),
+            log=tmp_path / "log",
+            environment={},
+            on_line=lambda line: None,
+        )
+
+
+def test_output_is_kept_in_the_log(tmp_path: Path) -> None:
+    lines: list[str] = []
+    log = tmp_path / "log"
+
+    cdk.run(("/bin/echo", "hello"), log=log, environment={}, on_line=lines.append)
+
+    assert (lines, log.read_text()) == (["hello"], "hello\n")
+
+
+def test_the_users_parameters_win_over_those_of_the_rehearsal() -> None:
+    assert "max-bytes=4096" in parameters(SETTINGS, None)
+    assert "max-bytes=4096" in parameters(SETTINGS, "kill-child")
+
+
+def test_an_injected_error_is_a_parameter_of_the_workload() -> None:
+    assert "inject-error-rank=1" in parameters(SETTINGS, "error-in-workload")
+
+
+def test_the_job_is_submitted_as_a_user_does() -> None:
+    words = submit_command(SETTINGS, run="r", fault=None)
+
+    assert words[1:6] == ("-m", "jobs", "--deployment", "default", "submit")
+    assert {"--follow", "--yes"} <= set(words)

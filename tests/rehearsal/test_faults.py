@@ -1,0 +1,114 @@
+"""The table of faults, and how a run is judged by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rehearsal.faults import FAULTS, SUCCESS, differences, find_faults
+from rehearsal.receipt import Size
+from rehearsal.state import Refused
+from rehearsal.submission import judge
+from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
+
+SIZE = Size(bytes=4, correct=True, p50_us=1, p99_us=1, algbw_gib_per_s=1, busbw_gib_per_s=1)
+
+
+def status(*exit_codes: int, job: str = "SUCCEEDED", num_nodes: int = 2) -> dict[str, Any]:
+    """What `jobs status --json` says, as far as it is judged."""
+    attempts = [
+        {
+            "number": number,
+            "exit_code": code,
+            "reason": None,
+            "started_at_ms": 1000,
+            "stopped_at_ms": 3500,
+        }
+        for number, code in enumerate(exit_codes, start=1)
+    ]
+    return {
+        "job_id": "id",
+        "status": job,
+        "status_reason": None,
+        "num_nodes": num_nodes,
+        "attempts": attempts,
+        "nodes": [{"node": node, "attempts": attempts} for node in range(num_nodes)],
+    }
+
+
+def judged(document: dict[str, Any], *, fault: str | None = None, code: int = 0) -> list[str]:
+    sizes = [SIZE] if document["status"] == "SUCCEEDED" else []
+    return judge(
+        run="r", fault=fault, status=document, jobs_exit_code=code, sizes=sizes, seconds=1
+    ).differences
+
+
+def test_all_stands_for_every_fault() -> None:
+    assert find_faults(["all"]) == tuple(FAULTS)
+
+
+def test_a_fault_named_twice_is_injected_once() -> None:
+    assert find_faults(["kill-main", "kill-main"]) == ("kill-main",)
+
+
+def test_a_misspelt_fault_is_refused_with_the_nearest() -> None:
+    with pytest.raises(Refused, match="did you mean 'kill-child'"):
+        find_faults(["kill-chld"])
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_is_followed_by_another_attempt_exactly_when_batch_retries(kind: str) -> None:
+    codes = FAULTS[kind].ending.exit_codes
+
+    for number, code in enumerate(codes):
+        assert EXIT_CODES[ExitCode(code)].retry == (number < len(codes) - 1)
+
+
+def test_a_good_run_differs_in_nothing() -> None:
+    assert judged(status(0)) == []
+
+
+def test_a_retried_fault_that_succeeds_differs_in_nothing() -> None:
+    assert judged(status(75, 0), fault="kill-child") == []
+
+
+def test_a_fault_that_was_not_felt_is_a_difference() -> None:
+    assert judged(status(0), fault="kill-child") == ["the main node ended with 0 instead of 75, 0"]
+
+
+def test_a_missing_end_of_a_node_is_a_difference() -> None:
+    document = status(0)
+    document["nodes"].pop()
+
+    assert judged(document) == ["1 ends of nodes are recorded instead of 1 attempts x 2 nodes"]
+
+
+def test_a_success_without_a_result_is_a_difference() -> None:
+    run = judge(run="r", fault=None, status=status(0), jobs_exit_code=0, sizes=[], seconds=1)
+
+    assert run.differences == ["the job succeeded without a result in the bucket"]
+
+
+def test_a_wrong_exit_code_of_the_helper_is_a_difference() -> None:
+    found = judged(status(1, job="FAILED"), fault="error-in-workload", code=0)
+
+    assert found == ["jobs submit ended with 0 instead of 1"]
+
+
+def test_no_capacity_must_be_named_by_the_status_reason() -> None:
+    ending = FAULTS["no-capacity"].ending
+
+    assert differences(
+        ending, exit_codes=[], status="FAILED", jobs_exit_code=1, reasons=["cancelled", None]
+    ) == ["no status reason names CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"]
+
+
+def test_seconds_of_a_node_come_from_batch() -> None:
+    run = judge(run="r", fault=None, status=status(0), jobs_exit_code=0, sizes=[SIZE], seconds=9)
+
+    assert [end.seconds for end in run.nodes] == [2.5, 2.5]
+
+
+def test_success_is_one_attempt() -> None:
+    assert SUCCESS.exit_codes == (0,)

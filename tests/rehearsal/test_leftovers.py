@@ -1,0 +1,142 @@
+"""What counts as left over, and that nothing escapes the inventory."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rehearsal import leftovers
+from rehearsal.aws import Aws, desk_environment
+from rehearsal.leftovers import Item, compare, take_inventory
+from rehearsal.server_process import server_command, start_server
+from rehearsal.state import Folder
+
+REGION = "us-west-2"
+TRUST = "{}"
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
+    """The account of a server of our own; tests only add to it."""
+    folder = Folder(tmp_path_factory.mktemp("server"))
+    server = start_server(
+        server_command(processes_per_node=1, addresses="127.0.0", image=None),
+        folder=folder,
+        environment=desk_environment(
+            {}, aws=None, docker=folder.docker, bin_folder=Path(sys.executable).parent
+        ),
+        on_event=lambda event: None,
+    )
+    try:
+        yield Aws(endpoint=server.wait_ready(folder), region=REGION)
+    finally:
+        server.stop()
+
+
+def _vpc(aws: Aws) -> str:
+    return str(aws.client("ec2").create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"])
+
+
+def _bucket(aws: Aws) -> str:
+    aws.client("s3").create_bucket(
+        Bucket="data", CreateBucketConfiguration={"LocationConstraint": REGION}
+    )
+    return "data"
+
+
+def _image(aws: Aws) -> str:
+    aws.client("ecr").create_repository(repositoryName="images")
+    aws.client("ecr").put_image(repositoryName="images", imageTag="1", imageManifest="{}")
+    return "images:1"
+
+
+def _role(aws: Aws) -> str:
+    aws.client("iam").create_role(RoleName="role", AssumeRolePolicyDocument=TRUST)
+    return "role"
+
+
+def _log_group(aws: Aws) -> str:
+    aws.client("logs").create_log_group(logGroupName="jobs")
+    return "jobs"
+
+
+def _parameter(aws: Aws) -> str:
+    aws.client("ssm").put_parameter(Name="/trainium/a/region", Value="x", Type="String")
+    return "/trainium/a/region"
+
+
+def _address(aws: Aws) -> str:
+    return str(aws.client("ec2").allocate_address(Domain="vpc")["AllocationId"])
+
+
+def _tagged_bucket(aws: Aws) -> str:
+    aws.client("s3").create_bucket(
+        Bucket="tagged", CreateBucketConfiguration={"LocationConstraint": REGION}
+    )
+    aws.client("s3").put_bucket_tagging(
+        Bucket="tagged", Tagging={"TagSet": [{"Key": "trainium:deployment", "Value": "default"}]}
+    )
+    return "arn:aws:s3:::tagged"
+
+
+@pytest.mark.parametrize(
+    "create", [_vpc, _bucket, _image, _role, _log_group, _parameter, _address, _tagged_bucket]
+)
+def test_a_forgotten_resource_is_a_leftover(aws: Aws, create: Callable[[Aws], str]) -> None:
+    before = take_inventory(aws)
+    forgotten = create(aws)
+
+    _, found = compare(before=before, after=take_inventory(aws), toolkit=())
+
+    assert forgotten in {item.id for item in found}
+
+
+def test_what_was_there_before_is_no_leftover(aws: Aws) -> None:
+    before = take_inventory(aws)
+
+    assert before  # the default VPC, at least
+    assert compare(before=before, after=take_inventory(aws), toolkit=()) == ([], [])
+
+
+def test_what_the_bootstrap_stack_owns_is_expected() -> None:
+    role = Item("iam", "role", "cdk-hnb659fds-deploy-role")
+
+    (expected,), left = compare(before=(), after=[role], toolkit=[role.id])
+
+    assert (expected.item, left) == (role, [])
+
+
+def test_what_is_only_named_like_the_bootstrap_is_left_over() -> None:
+    role = Item("iam", "role", "cdk-hnb659fds-stray-role")
+
+    assert compare(before=(), after=[role], toolkit=["cdk-hnb659fds-deploy-role"]) == ([], [role])
+
+
+def test_an_image_is_never_expected_even_in_the_repository_of_the_bootstrap() -> None:
+    image = Item("ecr", "image", "assets:1")
+
+    assert compare(before=(), after=[image], toolkit=["assets", "assets:1"]) == ([], [image])
+
+
+def test_the_service_linked_role_of_batch_is_expected() -> None:
+    role = Item("iam", "service-linked role", "AWSServiceRoleForBatch")
+
+    (expected,), left = compare(before=(), after=[role], toolkit=())
+
+    assert "service-linked" in expected.why
+    assert left == []
+
+
+def test_no_kind_is_listed_twice() -> None:
+    kinds = [(listing.service, listing.kind) for listing in leftovers.LISTINGS]
+
+    assert len(kinds) == len(set(kinds))
+
+
+def test_every_listing_names_an_operation_of_its_service(aws: Aws) -> None:
+    for listing in leftovers.LISTINGS:
+        assert inspect.ismethod(getattr(aws.client(listing.service), listing.operation))

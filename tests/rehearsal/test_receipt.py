@@ -1,0 +1,159 @@
+"""The receipt: when a rehearsal passed, and that the file fits its schema."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+from rich.console import Console
+
+from rehearsal import report
+from rehearsal.leftovers import Expected, Item
+from rehearsal.receipt import Image, NodeAttempt, Phase, Receipt, Run, Size, Stack
+from rehearsal.state import Folder, Settings, State, load_state
+
+SCHEMA = json.loads(
+    (Path(__file__).resolve().parents[2] / "docs/schemas/rehearsal-receipt.schema.json").read_text()
+)
+SIZE = Size(bytes=1024, correct=True, p50_us=90, p99_us=120, algbw_gib_per_s=1, busbw_gib_per_s=2)
+
+
+def finished(**changes: object) -> Receipt:
+    """A receipt of a rehearsal in which all went well."""
+    receipt = Receipt(
+        settings=Settings(
+            nodes=2,
+            processes_per_node=1,
+            instance_type="trn1.32xlarge",
+            workload="all-reduce",
+            faults=(),
+            parameters=("max-bytes=1024",),
+            containers=False,
+            addresses="127.0.0",
+        ),
+        seconds=42.0,
+        region="us-west-2",
+        endpoint="http://localhost:1",
+        phases=[Phase(name="deploy", seconds=1.5, outcome="ok")],
+        stacks=[Stack(name="trainium-default-network", resources=20)],
+        image=Image(
+            name="repository:tag",
+            digest="sha256:0",
+            base_image="public.ecr.aws/neuron/pytorch-training-neuronx:2.9.0-neuronx-py312",
+            platform="linux/amd64",
+            dockerfile="docker/neuron/Dockerfile",
+            dockerfile_sha256="0" * 64,
+            context_files=["training/launch.py"],
+            built=False,
+        ),
+        runs=[run()],
+        proven_empty=True,
+        expected_left=[Expected(Item("s3", "bucket", "cdk-assets"), "made by cdk bootstrap")],
+    )
+    for name, value in changes.items():
+        setattr(receipt, name, value)
+    return receipt
+
+
+def run(**changes: object) -> Run:
+    record = Run(
+        run="rehearsal-1",
+        fault=None,
+        summary="no fault",
+        expected="0 SUCCEEDED",
+        seen="0 SUCCEEDED",
+        differences=[],
+        job_id="id",
+        status="SUCCEEDED",
+        status_reason=None,
+        jobs_exit_code=0,
+        attempts=[0],
+        nodes=[NodeAttempt(node=0, attempt=1, exit_code=0, reason=None, seconds=3.2)],
+        sizes=[SIZE],
+        seconds=4.0,
+    )
+    for name, value in changes.items():
+        setattr(record, name, value)
+    return record
+
+
+def printed(receipt: Receipt) -> str:
+    """The report on a pipe, which rich takes for 80 columns."""
+    stream = io.StringIO()
+    report.show(receipt, Console(file=stream, width=80))
+    return stream.getvalue()
+
+
+LEFT = [Item("ec2", "VPC", "vpc-1")]
+
+
+def test_all_well_is_passed() -> None:
+    assert finished().outcome == "passed"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"leftovers": LEFT},
+        {"errors": ["cdk deploy ended with 1"]},
+        {"runs": [run(differences=["the job is FAILED instead of SUCCEEDED"])]},
+        {"proven_empty": False},
+    ],
+    ids=["a leftover", "an error", "a run that ended otherwise", "no look after destroy"],
+)
+def test_a_rehearsal_fails_with(changes: dict[str, object]) -> None:
+    assert finished(**changes).outcome == "failed"
+
+
+def test_an_interrupted_rehearsal_has_not_passed() -> None:
+    assert finished(interrupted=True).outcome == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "receipt",
+    [
+        finished(),
+        finished(leftovers=LEFT),
+        Receipt(settings=finished().settings, interrupted=True),
+    ],
+    ids=["passed", "failed", "interrupted at once"],
+)
+def test_the_file_fits_its_schema(receipt: Receipt, tmp_path: Path) -> None:
+    path = tmp_path / "receipt.json"
+    receipt.write(path)
+
+    jsonschema.validate(json.loads(path.read_text()), SCHEMA)
+
+
+def test_the_report_fits_80_columns() -> None:
+    assert max(len(line) for line in printed(finished()).splitlines()) <= 80
+
+
+def test_the_report_shows_a_leftover() -> None:
+    text = printed(finished(leftovers=LEFT))
+
+    assert "vpc-1" in text
+    assert "LEFT OVER" in text
+
+
+def test_the_report_says_what_is_not_proven() -> None:
+    assert "podman" in printed(finished())
+
+
+def test_the_report_ends_with_the_outcome() -> None:
+    assert printed(finished()).splitlines()[-1] == "PASSED  1 job, leftovers: none, 42 s"
+
+
+def test_a_rehearsal_of_this_process_is_up(tmp_path: Path) -> None:
+    State.here().save(Folder(tmp_path))
+
+    assert load_state(Folder(tmp_path)) == State.here()
+
+
+def test_a_state_of_a_dead_process_is_nothing(tmp_path: Path) -> None:
+    State(pid=State.here().pid, started="another process of this id").save(Folder(tmp_path))
+
+    assert load_state(Folder(tmp_path)) is None

@@ -159,13 +159,14 @@ def open_hub(node: NodeContract, *, timeout_s: float, beat: Callable[[], None]) 
         try:
             return Hub(node, timeout_s=timeout_s)
         except OSError as error:
+            assert error.errno is not None
             # An earlier attempt on the same host may still be ending.
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 return Verdict(
                     code=ExitCode.PREFLIGHT,
                     reason=(
                         f"node {node.node_index} cannot listen on {node.address}: "
-                        f"{error.strerror}; end the other launcher on this machine, or correct "
+                        f"{os.strerror(error.errno)}; end the other launcher on this machine, or correct "
                         f"{ENV_NODE_ADDRESS} if it is not an address of this machine"
                     ),
                 )

@@ -17,6 +17,8 @@ from trainium_catalogue.exit_codes import ExitCode
 
 _AGENT_LOG = "torchrun.log"
 _BETWEEN_LOOKS_S = 0.25
+_START_LIMIT_S = 120.0
+"""Time that workers get to start even where the hang limit is shorter."""
 _AGENT_GRACE_S = 10.0
 """How long torchrun may take to tell that a worker's process ended badly after all its work."""
 
@@ -92,7 +94,8 @@ class LocalNode:
         if status is not None:
             if self.verdict is None:
                 print((self._scratch / _AGENT_LOG).read_text(errors="replace"), flush=True)
-            return self._host(f"torchrun ended with {status} and no worker says why")
+            how = f"ended with {status}" if status > 0 else f"was killed by signal {-status}"
+            return self._host(f"torchrun {how} and no worker says why")
         return self._hang(states, now_s)
 
     def _hang(self, states: Mapping[Path, WorkerState], now_s: float) -> Verdict | None:
@@ -101,6 +104,10 @@ class LocalNode:
             stamp = path.stat().st_mtime_ns
             if self._seen.get(path) != stamp:
                 self._seen[path], self._moved_s[path] = stamp, now_s
+        limit_s, limit_name = self._hang_limit_s, "hang-limit-s"
+        if len(states) < self._num_workers or not all(s.ready for s in states.values()):
+            # Imports, and the meeting of all ranks, wait for the slowest node of all.
+            limit_s, limit_name = max(limit_s, _START_LIMIT_S), "to start"
         if len(states) < self._num_workers:
             silent_s = now_s - self._started_s
             what = f"{self._num_workers - len(states)} of {self._num_workers} workers did not start"
@@ -115,9 +122,9 @@ class LocalNode:
             return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
         else:
             return None
-        if silent_s <= self._hang_limit_s:
+        if silent_s <= limit_s:
             return None
-        return self._host(f"{what}, for {self._hang_limit_s:g} s (hang-limit-s)")
+        return self._host(f"{what}, for {limit_s:g} s ({limit_name})")
 
     def _host(self, reason: str) -> Verdict:
         return Verdict(code=ExitCode.HOST, reason=f"{self._label}: {reason}")

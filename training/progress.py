@@ -52,6 +52,8 @@ class WorkerState:
     pid: int
     rank: int
     step: str
+    ready: bool
+    """The workload has begun; before that, imports and the meeting of all ranks take their time."""
     done: bool
 
 
@@ -72,6 +74,7 @@ class Progress:
         self._path = scratch / f"progress-{local_rank}.json"
         self._rank = rank
         self._step = ""
+        self._ready = False
         self._written_s = float("-inf")
 
     def report(self, step: str) -> None:
@@ -80,6 +83,11 @@ class Progress:
         if step == self._step and now - self._written_s < _BETWEEN_WRITES_S:
             return
         self._step, self._written_s = step, now
+        self._write(done=False)
+
+    def begin(self) -> None:
+        """The workload begins: from here on the hang limit holds."""
+        self._ready = True
         self._write(done=False)
 
     def finish(self) -> None:
@@ -92,7 +100,9 @@ class Progress:
         _write_whole(self._scratch / f"failure-{self._rank}.json", document)
 
     def _write(self, *, done: bool) -> None:
-        state = WorkerState(pid=os.getpid(), rank=self._rank, step=self._step, done=done)
+        state = WorkerState(
+            pid=os.getpid(), rank=self._rank, step=self._step, ready=self._ready, done=done
+        )
         _write_whole(self._path, asdict(state))
 
 

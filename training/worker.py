@@ -64,6 +64,7 @@ def run(words: Sequence[str], env: Mapping[str, str], *, scratch: Path, progress
         # The launcher notices a hang first and knows better why; this is for its own absence.
         timeout_s=context.hang_limit_s * _TIMEOUT_FACTOR,
     )
+    progress.begin()
     workload(
         Job(
             context=context,

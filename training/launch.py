@@ -166,8 +166,8 @@ def open_hub(node: NodeContract, *, timeout_s: float, beat: Callable[[], None]) 
                     code=ExitCode.PREFLIGHT,
                     reason=(
                         f"node {node.node_index} cannot listen on {node.address}: "
-                        f"{os.strerror(error.errno)}; end the other launcher on this machine, or correct "
-                        f"{ENV_NODE_ADDRESS} if it is not an address of this machine"
+                        f"{os.strerror(error.errno)}; end the other launcher on this machine, or "
+                        f"correct {ENV_NODE_ADDRESS} if it is not an address of this machine"
                     ),
                 )
             time.sleep(_TICK_S)

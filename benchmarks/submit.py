@@ -1,0 +1,95 @@
+"""`jobs submit` against `aws batch submit-job`, whole processes, on the same emulated account."""
+
+import itertools
+import json
+import sys
+import venv
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.pairs import Comparison
+from benchmarks.processes import ROOT, seconds_of
+from rehearsal.aws import Aws
+from rehearsal.phases import Rehearsal
+from rehearsal.receipt import Receipt
+from rehearsal.report import Progress
+from rehearsal.state import DEPLOYMENT, Folder, Settings
+from trainium_catalogue import contract
+
+AWS_CLI = "awscli==1.46.2"
+"""In an environment of its own: it pins another botocore than ours."""
+
+
+def aws_cli(console: Console) -> Path:
+    """Install the AWS CLI once; returns its program."""
+    folder = ROOT / "build" / "bench" / AWS_CLI
+    program = folder / "bin" / "aws"
+    if not program.exists():
+        console.print(f"installing {AWS_CLI} for comparison (about 20 MB)")
+        venv.create(folder, with_pip=True)
+        python = str(folder / "bin" / "python")
+        seconds_of([python, "-m", "pip", "install", "-qq", AWS_CLI], {"PATH": "/usr/bin:/bin"})
+    return program
+
+
+@contextmanager
+def deployed(environment: Mapping[str, str]) -> Iterator[tuple[Aws, dict[str, str]]]:
+    """A rehearsed deployment whose queue is blocked, so that no job runs beside the timing."""
+    folder = Folder(ROOT / "build" / "bench" / "rehearsal")
+    folder.clear()
+    settings = Settings(
+        nodes=4, processes_per_node=1, instance_type="trn1.32xlarge", workload="all-reduce",
+        faults=(), parameters=(), containers=False, addresses="127.0.9",
+    )  # fmt: skip
+    rehearsal = Rehearsal(
+        settings=settings,
+        folder=folder,
+        base_environment=environment,
+        progress=Progress(Console(quiet=True)),
+        receipt=Receipt(settings=settings),
+    )
+    try:
+        rehearsal.deploy()
+        exports = folder.environment.read_text().splitlines()
+        pairs = (line.removeprefix("export ").split("=", 1) for line in exports)
+        aws = Aws(endpoint=str(rehearsal.receipt.endpoint), region=str(rehearsal.receipt.region))
+        aws.client("ssm").put_parameter(
+            Name="/rehearsal/next-fault", Type="String", Value=json.dumps({"kind": "no-capacity"})
+        )
+        yield aws, {**environment, **{name: value for name, value in pairs}}
+    finally:
+        rehearsal.close()
+
+
+def submit(aws: Aws, environment: Mapping[str, str], program: Path) -> Comparison:
+    """Both sides send the same request; ours also finds the deployment and checks the request."""
+    numbers = itertools.count()
+
+    def parameter(name: str) -> str:
+        full = contract.ssm_parameter(DEPLOYMENT, name)
+        return str(aws.client("ssm").get_parameter(Name=full)["Parameter"]["Value"])
+
+    queue = parameter(contract.SSM_JOB_QUEUE)
+    definition = parameter(contract.ssm_job_definition("all-reduce"))
+
+    def ours() -> float:
+        words = ["--nodes", "4", "--yes", "--name", f"ours-{next(numbers)}"]
+        return seconds_of([sys.executable, "-m", "jobs", "submit", "all-reduce", *words],
+                          environment)  # fmt: skip
+
+    def theirs() -> float:
+        words = ["--job-name", f"theirs-{next(numbers)}", "--job-queue", queue]
+        words += ["--job-definition", definition, "--node-overrides", "numNodes=4"]
+        return seconds_of([str(program), "batch", "submit-job", *words], environment)
+
+    return Comparison(
+        name="submit",
+        product="python -m jobs submit, whole process",
+        baseline=f"aws batch submit-job, whole process ({AWS_CLI})",
+        target=1.0,
+        measure_product=ours,
+        measure_baseline=theirs,
+    )

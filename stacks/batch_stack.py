@@ -147,7 +147,7 @@ class BatchStack(cdk.Stack):
                 contract.ENV_NEURON_RELEASE: config.neuron_release,
                 contract.ENV_BUCKET: self._storage.bucket.bucket.bucket_name,
                 # ECS on EC2 tells a container its credentials but not its region.
-                "AWS_REGION": self.region,
+                contract.ENV_REGION: self.region,
             },
             execution_role=execution_role.role,
             log_group=self.logs.log_group,

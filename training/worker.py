@@ -82,7 +82,7 @@ def _store(workload: str, context: RunContext, env: Mapping[str, str], scratch: 
     if context.bucket is not None:
         bucket = Bucket(
             name=context.bucket,
-            # boto3 does not read AWS_REGION, which is the one ECS sets.
+            # The job definition sets AWS_REGION, which boto3 does not read.
             region=env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"),
             endpoint_url=env.get("AWS_ENDPOINT_URL"),
         )

@@ -54,6 +54,8 @@ ENV_DEPLOYMENT: Final = "TRAINIUM_DEPLOYMENT"
 ENV_INSTANCE_TYPE: Final = "TRAINIUM_INSTANCE_TYPE"
 ENV_NEURON_RELEASE: Final = "TRAINIUM_NEURON_RELEASE"
 ENV_BUCKET: Final = "TRAINIUM_BUCKET"
+# ECS sets no region on EC2, and boto3 needs one.
+ENV_REGION: Final = "AWS_REGION"
 ENV_RUN: Final = "TRAINIUM_RUN"
 # Only the rehearsal and laptops set these three.
 ENV_DEVICE: Final = "TRAINIUM_DEVICE"

@@ -17,7 +17,6 @@ class NodePlace:
     main_index: int
     queue: str
     compute_environment: str
-    region: str
 
 
 def node_address(prefix: str, index: int) -> str:
@@ -26,7 +25,7 @@ def node_address(prefix: str, index: int) -> str:
 
 
 def batch_environment(place: NodePlace, *, main_address: str) -> dict[str, str]:
-    """What Batch and ECS set on this node (AWS Batch user guide, environment variables)."""
+    """What Batch sets on this node (AWS Batch user guide, environment variables)."""
     environment = {
         "AWS_BATCH_JOB_ID": f"{place.job_id}#{place.index}",
         "AWS_BATCH_JOB_ATTEMPT": str(place.attempt),
@@ -35,8 +34,6 @@ def batch_environment(place: NodePlace, *, main_address: str) -> dict[str, str]:
         "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(place.main_index),
         "AWS_BATCH_JQ_NAME": place.queue,
         "AWS_BATCH_CE_NAME": place.compute_environment,
-        "AWS_REGION": place.region,
-        "AWS_DEFAULT_REGION": place.region,
     }
     if place.index != place.main_index:
         environment["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = main_address

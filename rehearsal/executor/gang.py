@@ -136,7 +136,6 @@ class Gang:
             main_index=job.main_index,
             queue=job.queue_arn.rpartition("/")[2],
             compute_environment=self._compute_environment,
-            region=job.region,
         )
         settings = self._settings
         address = node_address(settings.addresses, index)

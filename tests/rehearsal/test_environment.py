@@ -16,7 +16,7 @@ def place(index: int) -> NodePlace:
     """Node ``index`` of four."""
     return NodePlace(
         job_id="job", attempt=2, index=index, num_nodes=4, main_index=0, queue="q",
-        compute_environment="ce", region="us-west-2",
+        compute_environment="ce",
     )  # fmt: skip
 
 

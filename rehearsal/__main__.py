@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from rehearsal import cdk, report
+from rehearsal.containers import refuse_without_tools
 from rehearsal.faults import find_faults
 from rehearsal.phases import Rehearsal
 from rehearsal.receipt import Receipt
@@ -133,7 +134,9 @@ def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, 
         _refuse(str(refusal))
     folder.clear()
     State.here().save(folder)
-    signal.signal(signal.SIGTERM, _raise_interrupt)
+    # SIGINT as well: a shell starts background processes with it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _raise_interrupt)
     begin = time.monotonic()
     receipt = Receipt(settings=settings)
     progress = report.Progress(console, show_nodes=stay)
@@ -220,6 +223,8 @@ def _settings(
         for pair in parameters or ():
             if "=" not in pair:
                 raise Refused(f"--set {pair} has no value; write --set key=value")
+        if containers:
+            refuse_without_tools(os.environ.get("PATH", ""))
         return Settings(
             nodes=nodes,
             processes_per_node=processes_per_node,

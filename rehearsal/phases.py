@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rehearsal import cdk, docker_stand_in, leftovers
+from rehearsal import cdk, containers, docker_stand_in, leftovers
 from rehearsal.aws import Aws, desk_environment, endpoint_environment
 from rehearsal.faults import NO_CAPACITY, RUNNABLE_CLOCK
 from rehearsal.receipt import Phase, Receipt, Stack, recorded_image
@@ -30,7 +30,7 @@ class Rehearsal:
     base_environment: Mapping[str, str]
     progress: Progress
     receipt: Receipt
-    image: str | None = None
+    nodes: containers.ContainerNodes | None = None
     """Image that the nodes run in; without one they are processes."""
     _server: ServerProcess | None = None
     _aws: Aws | None = None
@@ -41,8 +41,12 @@ class Rehearsal:
     def deploy(self) -> None:
         """Start the server, and deploy what goes to AWS."""
         executable = cdk.executable(self._bin)
+        self._environment = self._desk(aws=None)
+        if self.settings.containers:
+            with self._phase("image (the first one takes minutes)"):
+                # pip keeps the user's settings: it may need a mirror.
+                self.nodes = containers.build(self.folder, self._environment, self.progress.detail)
         with self._phase("server and synth"):
-            self._environment = self._desk(aws=None)
             self._server = self._start_server()
             cdk.write_docker_stand_in(self.folder.docker, record=self.folder.docker_record)
             command = cdk.synth_command(
@@ -67,7 +71,7 @@ class Rehearsal:
             ]
             self.receipt.image = recorded_image(
                 docker_stand_in.read_record(self.folder.docker_record),
-                built=self.image is not None,
+                built=self.nodes is not None,
             )
         self.write_environment()
 
@@ -148,7 +152,7 @@ class Rehearsal:
             processes_per_node=self.settings.processes_per_node,
             addresses=self.settings.addresses,
             runnable_clock=RUNNABLE_CLOCK if NO_CAPACITY in self.settings.faults else 1.0,
-            image=self.image,
+            containers=self.nodes,
         )
         return start_server(
             command,

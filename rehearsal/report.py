@@ -204,12 +204,15 @@ def _phases(receipt: Receipt) -> Table:
 
 
 def _left(receipt: Receipt) -> Table:
-    table = _table("In the account after destroy", "what", "id", "why")
-    for expected in receipt.expected_left:
-        item = expected.item
-        table.add_row(f"{item.service} {item.kind}", item.id, Text(expected.why, "dim"))
+    table = _table("In the account after destroy", "what", "id")
+    for why in dict.fromkeys(expected.why for expected in receipt.expected_left):
+        table.add_row(Text("expected", "dim"), Text(why, "dim"))
+        for item in (e.item for e in receipt.expected_left if e.why == why):
+            table.add_row(f"{item.service} {item.kind}", item.id)
+        table.add_section()
     for item in receipt.leftovers:
-        table.add_row(f"{item.service} {item.kind}", item.id, Text("LEFT OVER", "bold red"))
+        table.add_row(Text("LEFT OVER", "bold red"), "")
+        table.add_row(f"{item.service} {item.kind}", item.id)
     return table
 
 

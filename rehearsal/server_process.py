@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rehearsal.cdk import StepFailed
+from rehearsal.containers import ContainerNodes
 from rehearsal.state import ROOT, Folder
 
 Event = dict[str, Any]
@@ -83,15 +84,20 @@ class ServerProcess:
 
 
 def server_command(
-    *, processes_per_node: int, addresses: str, runnable_clock: float = 1.0, image: str | None
+    *,
+    processes_per_node: int,
+    addresses: str,
+    runnable_clock: float = 1.0,
+    containers: ContainerNodes | None = None,
 ) -> tuple[str, ...]:
     """The server's command line."""
     command = [sys.executable, "-m", "rehearsal.server", "--port", "0"]
     command += ["--processes-per-node", str(processes_per_node), "--addresses", addresses]
     if runnable_clock != 1.0:
         command += ["--runnable-clock", f"{runnable_clock:g}"]
-    if image is not None:
-        command += ["--container-image", image, "--container-engine", "podman"]
+    if containers is not None:
+        command += ["--container-image", containers.image]
+        command += ["--container-engine", str(containers.engine)]
     return tuple(command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 
 from rehearsal import leftovers
 from rehearsal.aws import Aws, desk_environment
+from rehearsal.docker_stand_in import manifest
 from rehearsal.leftovers import Item, compare, take_inventory
 from rehearsal.server_process import server_command, start_server
 from rehearsal.state import Folder
 
 REGION = "us-west-2"
 TRUST = "{}"
+MANIFEST = json.dumps(manifest({}))
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
     """The account of a server of our own; tests only add to it."""
     folder = Folder(tmp_path_factory.mktemp("server"))
     server = start_server(
-        server_command(processes_per_node=1, addresses="127.0.0", image=None),
+        server_command(processes_per_node=1, addresses="127.0.0"),
         folder=folder,
         environment=desk_environment(
             {}, aws=None, docker=folder.docker, bin_folder=Path(sys.executable).parent
@@ -50,7 +53,7 @@ def _bucket(aws: Aws) -> str:
 
 def _image(aws: Aws) -> str:
     aws.client("ecr").create_repository(repositoryName="images")
-    aws.client("ecr").put_image(repositoryName="images", imageTag="1", imageManifest="{}")
+    aws.client("ecr").put_image(repositoryName="images", imageTag="1", imageManifest=MANIFEST)
     return "images:1"
 
 

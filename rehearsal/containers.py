@@ -1,0 +1,126 @@
+"""Builds the real Dockerfile on a stand-in base image, so that nodes can run as containers.
+
+The Neuron base image is more than 10 GB; the stand-in is Debian with Python and CPU torch. Without
+a daemon: buildah builds (``--isolation chroot``: no privileges beyond a chroot are needed), podman
+runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rehearsal import cdk
+from rehearsal.state import ROOT, Folder, Refused
+
+TOOLS = ("podman", "buildah", "debootstrap")
+SUITE = "bookworm"
+# Of the suite; the wheels are fetched for it, whatever Python runs this.
+PYTHON_VERSION = "3.11"
+PACKAGES = ("ca-certificates", "python3", "python3-pip")
+REQUIREMENTS = Path("docker") / "neuron" / "requirements.txt"
+IMAGE = "localhost/trainium-rehearsal:latest"
+# RUNs of a chroot build have the host's network, but the stand-in brings its wheels along.
+BASE_DOCKERFILE = """\
+FROM scratch
+ADD rootfs.tar /
+COPY wheels /opt/wheels
+ENV PATH=/usr/local/bin:/usr/bin:/bin PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels \\
+    PIP_BREAK_SYSTEM_PACKAGES=1
+RUN ln -s python3 /usr/bin/python && python -m pip install --no-cache-dir torch numpy
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerNodes:
+    """What the server needs to run nodes as containers."""
+
+    image: str
+    engine: Path
+
+
+def missing_tools(path: str) -> list[str]:
+    """Tools that containers need and that are not on ``path``."""
+    return [tool for tool in TOOLS if shutil.which(tool, path=_with_sbin(path)) is None]
+
+
+def refuse_without_tools(path: str) -> None:
+    """Say what to install."""
+    if missing := missing_tools(path):
+        raise Refused(
+            f"--containers needs {', '.join(missing)}, not found here; "
+            "install them (Debian: apt-get install podman buildah runc debootstrap) "
+            "or leave --containers out"
+        )
+
+
+def base_name(requirements: str, *, torch: str) -> str:
+    """Name of the stand-in; another name when anything in it changes."""
+    recipe = "\n".join([SUITE, *PACKAGES, BASE_DOCKERFILE, torch, requirements])
+    return f"localhost/trainium-stand-in:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
+
+
+def build(
+    folder: Folder, environment: Mapping[str, str], on_line: Callable[[str], None]
+) -> ContainerNodes:
+    """Build the stand-in unless it is there, then the product's image on it."""
+    place = folder.path / "containers"
+    place.mkdir(parents=True, exist_ok=True)
+    # debootstrap and runc live in sbin, which is on root's path only.
+    full = {**environment, "PATH": _with_sbin(environment["PATH"])}
+
+    def run(name: str, *command: str, codes: tuple[int, ...] = (0,)) -> int:
+        log = folder.log(f"containers-{name}")
+        return cdk.run(command, log=log, environment=full, on_line=on_line, codes=codes)
+
+    # Without local version: the general index has "2.13.0", PyTorch's own "2.13.0+cpu".
+    torch = importlib.metadata.version("torch").partition("+")[0]
+    base = base_name((ROOT / REQUIREMENTS).read_text(encoding="utf-8"), torch=torch)
+    if run("base-exists", "buildah", "inspect", "--type", "image", base, codes=(0, 125)):
+        _build_base(place, base, torch=torch, run=run)
+    run(
+        "image",
+        *("buildah", "bud", "--isolation", "chroot", "--build-arg", f"BASE_IMAGE={base}"),
+        *("--file", str(ROOT / "docker" / "neuron" / "Dockerfile"), "--tag", IMAGE, str(ROOT)),
+    )
+    return ContainerNodes(image=IMAGE, engine=_engine(place, full["PATH"]))
+
+
+def _build_base(place: Path, base: str, *, torch: str, run: Callable[..., int]) -> None:
+    rootfs, wheels = place / "rootfs", place / "wheels"
+    for old in (rootfs, wheels):
+        shutil.rmtree(old, ignore_errors=True)
+    run(
+        "debootstrap",
+        *("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
+        *(SUITE, str(rootfs)),
+    )
+    archive = ("tar", "--create", "--numeric-owner", "--exclude=./var/cache/apt/archives/*")
+    run("archive", *archive, "--file", str(place / "rootfs.tar"), "--directory", str(rootfs), ".")
+    shutil.rmtree(rootfs)
+    pip = (sys.executable, "-m", "pip", "download", "--dest", str(wheels))
+    only = ("--python-version", PYTHON_VERSION, "--only-binary=:all:")
+    what = (f"torch=={torch}", "numpy", "--requirement", str(ROOT / REQUIREMENTS))
+    run("wheels", *pip, *only, "--constraint", str(ROOT / "constraints.txt"), *what)
+    (place / "Dockerfile").write_text(BASE_DOCKERFILE, encoding="utf-8")
+    run("base", "buildah", "bud", "--isolation", "chroot", "--tag", base, str(place))
+
+
+def _engine(place: Path, path: str) -> Path:
+    """Podman, with runc where it is found: crun fails on hybrid cgroups."""
+    runtime = shutil.which("runc", path=path)
+    option = f" --runtime '{runtime}'" if runtime else ""
+    engine = place / "podman"
+    engine.write_text(f"#!/bin/sh\nPATH='{path}' exec podman{option} \"$@\"\n", encoding="utf-8")
+    engine.chmod(0o755)
+    return engine
+
+
+def _with_sbin(path: str) -> str:
+    entries: Sequence[str] = path.split(":")
+    return ":".join([*entries, *(d for d in ("/usr/sbin", "/sbin") if d not in entries)])

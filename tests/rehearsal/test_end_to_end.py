@@ -1,0 +1,162 @@
+"""The whole rehearsal with every fault on one deployment, as `make rehearse` runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from rehearsal.faults import FAULTS
+from rehearsal.server_process import wait_until
+from rehearsal.state import Folder
+
+# One worker runs this file, so that one deployment serves all its tests.
+pytestmark = [pytest.mark.xdist_group("rehearsal"), pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = ROOT / "docs" / "schemas" / "rehearsal-receipt.schema.json"
+SHORT = ("max-bytes=65536", "iterations=5", "seconds-per-size=1", "stop-grace-s=3")
+
+
+def command(folder: Path, *words: str, addresses: str) -> list[str]:
+    """A rehearsal that leaves files and addresses of another one alone."""
+    place = ["--folder", str(folder), "--addresses", addresses]
+    return [sys.executable, "-m", "rehearsal", "run", "--nodes", "3", *place, *words]
+
+
+@pytest.fixture(scope="module")
+def receipt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the rehearsal printed with --json, whatever it found."""
+    folder = tmp_path_factory.mktemp("rehearsal")
+    settings = [word for pair in SHORT for word in ("--set", pair)]
+    done = subprocess.run(
+        command(folder, "--fault", "all", "--json", *settings, addresses="127.0.41"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    document: dict[str, Any] = json.loads(done.stdout)
+    return {"exit_code": done.returncode, **document}
+
+
+def run_of(receipt: dict[str, Any], fault: str | None) -> dict[str, Any]:
+    (found,) = [run for run in receipt["runs"] if run["fault"] == fault]
+    return dict(found)
+
+
+def test_nothing_is_left_over(receipt: dict[str, Any]) -> None:
+    assert receipt["proven_empty"]
+    assert receipt["leftovers"] == []
+
+
+def test_the_rehearsal_passes(receipt: dict[str, Any]) -> None:
+    assert receipt["problems"] == []
+    assert (receipt["exit_code"], receipt["outcome"]) == (0, "passed")
+
+
+def test_the_receipt_fits_its_schema(receipt: dict[str, Any]) -> None:
+    document = {key: value for key, value in receipt.items() if key != "exit_code"}
+
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+
+
+def test_every_stack_is_deployed(receipt: dict[str, Any]) -> None:
+    parts = [stack["name"].rpartition("-")[2] for stack in receipt["stacks"]]
+
+    assert sorted(parts) == ["batch", "image", "network", "storage"]
+
+
+def test_the_image_is_built_from_the_real_dockerfile_for_the_hosts_platform(
+    receipt: dict[str, Any],
+) -> None:
+    image = receipt["image"]
+
+    assert (image["dockerfile"], image["platform"]) == ("docker/neuron/Dockerfile", "linux/amd64")
+    assert "pytorch-training-neuronx" in image["base_image"]
+
+
+def test_only_what_a_node_runs_is_in_the_build_context(receipt: dict[str, Any]) -> None:
+    roots = {Path(name).parts[0] for name in receipt["image"]["context_files"]}
+
+    assert roots <= {"docker", "training", "constructs", ".dockerignore"}
+
+
+def test_a_good_job_measures_every_size_correctly(receipt: dict[str, Any]) -> None:
+    sizes = run_of(receipt, None)["sizes"]
+
+    assert [size["bytes"] for size in sizes] == [1024, 4096, 16384, 65536]
+    assert all(size["correct"] for size in sizes)
+
+
+def test_a_node_gets_only_the_documented_extras(receipt: dict[str, Any]) -> None:
+    assert set(receipt["environment_extras"]) <= {
+        "AWS_ENDPOINT_URL",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "TRAINIUM_DEVICE",
+        "TRAINIUM_PROCESSES_PER_NODE",
+        "TRAINIUM_NODE_ADDRESS",
+        "PYTHONPATH",
+    }
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_as_the_failure_model_says(receipt: dict[str, Any], fault: str) -> None:
+    assert run_of(receipt, fault)["differences"] == []
+
+
+@pytest.mark.parametrize("fault", ["kill-child", "kill-main", "hang-child"])
+def test_no_node_outlives_a_lost_one_by_a_minute(receipt: dict[str, Any], fault: str) -> None:
+    ends = [end for end in run_of(receipt, fault)["nodes"] if end["attempt"] == 1]
+
+    assert len(ends) == 3
+    assert all(end["exit_code"] != 0 for end in ends)
+    assert max(end["seconds"] for end in ends) - min(end["seconds"] for end in ends) < 60
+
+
+def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path, addresses="127.0.42"),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        # As a terminal does it: a process group of its own, all of which gets the signal.
+        start_new_session=True,
+    )
+    synthesising = Folder(tmp_path).log("cdk-synth")
+    assert wait_until(synthesising.exists, limit_s=60)
+    os.killpg(process.pid, signal.SIGINT)
+
+    assert process.wait(timeout=60) == 130
+    assert processes_of(process.pid) == []
+    assert json.loads(Folder(tmp_path).receipt.read_text())["outcome"] == "interrupted"
+
+
+def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(tmp_path, "--fault", "kill-chld", addresses="127.0.42"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert "did you mean 'kill-child'" in done.stderr
+
+
+def processes_of(session: int) -> list[str]:
+    """Processes of our tools that are in, or come from, a session."""
+    listed = subprocess.run(
+        ["ps", "-eo", "pid=,ppid=,sid=,args="], capture_output=True, text=True, check=True
+    ).stdout
+    return [
+        line
+        for line in listed.splitlines()
+        if str(session) in line.split(maxsplit=3)[:3] and "defunct" not in line
+    ]

@@ -97,7 +97,7 @@ class Desk:
         original = backend._jobs[job_id]
         described = {**original.describe(), "nodeProperties": {"numNodes": len(nodes)}, **job}
         original.status = described["status"]
-        original.describe = lambda: described  # type: ignore[method-assign]
+        original.describe = lambda: described
         for index, node in enumerate(nodes):
             child = {
                 **described,
@@ -106,7 +106,7 @@ class Desk:
                 **node,
                 "jobId": f"{job_id}#{index}",
             }
-            backend._jobs[child["jobId"]] = _Described(child)  # type: ignore[assignment]
+            backend._jobs[child["jobId"]] = _Described(child)
 
 
 @dataclass(slots=True)

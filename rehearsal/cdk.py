@@ -50,9 +50,12 @@ def synth_command(cdk: Path, *, assembly: Path, context: Mapping[str, str]) -> C
     return (str(cdk), "synth", "--quiet", "--output", str(assembly), *pairs)
 
 
-def bootstrap_command(cdk: Path, *, region: str) -> Command:
-    """Prepare the account as a user does, once per account and region."""
-    return (str(cdk), "bootstrap", f"aws://{ACCOUNT}/{region}", "--progress", "events")
+def bootstrap_command(cdk: Path, *, assembly: Path, region: str) -> Command:
+    """Prepare the account as a user does, once per account and region.
+
+    Without ``--app`` the CLI would synthesise once more, into the folder that users work with.
+    """
+    return (str(cdk), "bootstrap", f"aws://{ACCOUNT}/{region}", "--app", str(assembly))
 
 
 def deploy_command(cdk: Path, *, assembly: Path) -> Command:

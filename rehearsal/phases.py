@@ -62,7 +62,10 @@ class Rehearsal:
             self.receipt.versions = _versions()
             self._before = leftovers.take_inventory(self._aws)
         with self._phase("bootstrap"):
-            self._cdk(cdk.bootstrap_command(executable, region=assembly.region), "bootstrap")
+            command = cdk.bootstrap_command(
+                executable, assembly=self.folder.assembly, region=assembly.region
+            )
+            self._cdk(command, "bootstrap")
         with self._phase("deploy"):
             self._cdk(cdk.deploy_command(executable, assembly=self.folder.assembly), "deploy")
             self.receipt.stacks = [

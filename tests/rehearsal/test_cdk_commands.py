@@ -67,6 +67,12 @@ def test_deploy_does_not_use_change_sets() -> None:
     assert "--method=direct" in cdk.deploy_command(CDK, assembly=Path("out"))
 
 
+def test_bootstrap_does_not_touch_the_folder_that_users_synthesise_to() -> None:
+    words = cdk.bootstrap_command(CDK, assembly=Path("out"), region="us-west-2")
+
+    assert words[words.index("--app") + 1] == "out"
+
+
 def test_deploy_and_destroy_read_what_was_synthesised_once() -> None:
     for command in (cdk.deploy_command, cdk.destroy_command):
         words = command(CDK, assembly=Path("out"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 
 from rehearsal.faults import FAULTS
@@ -131,10 +132,11 @@ def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
     )
     synthesising = Folder(tmp_path).log("cdk-synth")
     assert wait_until(synthesising.exists, limit_s=60)
+    assert any("rehearsal.server" in line for line in processes_of("127.0.42"))
     os.killpg(process.pid, signal.SIGINT)
 
     assert process.wait(timeout=60) == 130
-    assert processes_of(process.pid) == []
+    assert processes_of("127.0.42") == []
     assert json.loads(Folder(tmp_path).receipt.read_text())["outcome"] == "interrupted"
 
 
@@ -150,13 +152,9 @@ def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> Non
     assert "did you mean 'kill-child'" in done.stderr
 
 
-def processes_of(session: int) -> list[str]:
-    """Processes of our tools that are in, or come from, a session."""
-    listed = subprocess.run(
-        ["ps", "-eo", "pid=,ppid=,sid=,args="], capture_output=True, text=True, check=True
-    ).stdout
-    return [
-        line
-        for line in listed.splitlines()
-        if str(session) in line.split(maxsplit=3)[:3] and "defunct" not in line
+def processes_of(addresses: str) -> list[str]:
+    """Command lines that name a rehearsal's addresses, as its server's does."""
+    lines = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
     ]
+    return [line for line in lines if f"--addresses {addresses}" in line]

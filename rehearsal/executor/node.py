@@ -1,6 +1,7 @@
 """One node: a process group of its own, or a container."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -82,7 +83,8 @@ class Node:
     def _container_command(
         self, engine: Engine, command: Sequence[str], open_files: int | None
     ) -> list[str]:
-        nofile = open_files or 65_536
+        # An engine cannot give more than its own hard limit.
+        nofile = open_files or min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         return [
             *(engine.program, "run", "--rm", "--init", "--network=host", "--shm-size=1g"),
             *(f"--name={self._name}", f"--ulimit=nofile={nofile}:{nofile}"),

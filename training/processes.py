@@ -74,10 +74,12 @@ def kill_marked(
 ) -> list[int]:
     """Kill every marked process until none is left; returns those that resist (kernel waits)."""
     deadline = time.monotonic() + within_s
+    num_empty_scans = 0
     while True:
-        # A process under fork may appear after a scan, so only an empty one ends the loop.
         left = [pid for pid in marked(variable, value) if not is_gone(pid)]
-        if not left or time.monotonic() > deadline:
+        # A process has no environment for a moment while it is being executed: look twice.
+        num_empty_scans = 0 if left else num_empty_scans + 1
+        if num_empty_scans == 2 or time.monotonic() > deadline:
             return left
         for pid in left:
             signal_quietly(pid, signal.SIGKILL)

@@ -106,9 +106,11 @@ class MainRole(_Role):
             board.report(self._node.node_index, problem, time.monotonic())
         deadline = time.monotonic() + self._parameters.join_timeout_s
         started = False
+        wait_s = 0.0  # a job of one node has nobody to wait for
         while True:
-            for event in hub.poll(_TICK_S):
+            for event in hub.poll(wait_s):
                 self._note(event, board, joined)
+            wait_s = _TICK_S
             self._guardian.beat()
             now = time.monotonic()
             own = self._own_verdict()

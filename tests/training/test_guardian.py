@@ -53,7 +53,9 @@ def wait_until_ended(scratch: Path) -> None:
 
 def first_line(launcher: subprocess.Popen[str]) -> str:
     assert launcher.stdout is not None
-    return launcher.stdout.readline()
+    line = launcher.stdout.readline()
+    time.sleep(0.1)  # the worker has been executed by now, so it can be found
+    return line
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+# A file's tests share what it made, a deployment for example, so one worker runs them all.
+PYTEST := python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # No command of this project reports usage to anyone.
 export CDK_DISABLE_CLI_TELEMETRY := true
@@ -27,10 +29,10 @@ format: setup ## rewrite to the house format
 	ruff check --fix .
 
 test: check ## everything but the slow matrices
-	python -m pytest -n $(WORKERS) --dist loadgroup -m "not full"
+	$(PYTEST) -m "not full"
 
 test-full: check ## with the slow matrices
-	python -m pytest -n $(WORKERS) --dist loadgroup
+	$(PYTEST)
 
 rehearse: setup ## deploy, run on 4 local nodes, destroy, prove that nothing is left; no AWS account
 	python -m rehearsal run

@@ -10,7 +10,7 @@ from moto.iam.models import iam_backends
 
 from rehearsal.models.spi import Contribution, Place, Properties
 
-SERVICE_LINKED_ROLE = "AWSServiceRoleForBatch"
+SERVICE = "batch.amazonaws.com"
 
 
 def _backend(place: Place) -> Any:
@@ -22,10 +22,9 @@ def _service_linked_role(properties: Properties, place: Place) -> None:
     if "ServiceRole" in properties:
         return
     iam = iam_backends[place.account_id]["aws"]
-    existing = [role for role in iam.roles.values() if role.name == SERVICE_LINKED_ROLE]
-    role = (
-        existing[0] if existing else iam.create_service_linked_role("batch.amazonaws.com", "", "")
-    )
+    path = f"/aws-service-role/{SERVICE}/"
+    existing = [role for role in iam.roles.values() if role.path == path]
+    role = existing[0] if existing else iam.create_service_linked_role(SERVICE, "", "")
     properties["ServiceRole"] = role.arn
 
 

@@ -18,8 +18,8 @@ from rehearsal.faults import FAULTS
 from rehearsal.server_process import wait_until
 from rehearsal.state import Folder
 
-# One worker runs this file, so that one deployment serves all its tests.
-pytestmark = [pytest.mark.xdist_group("rehearsal"), pytest.mark.timeout(600)]
+# One deployment serves all tests of this file: `make test` gives a file to one worker.
+pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "docs" / "schemas" / "rehearsal-receipt.schema.json"

@@ -81,6 +81,9 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
     finally:
         guardian.release()
         shutil.rmtree(scratch, ignore_errors=True)
+        # The code is decided. Batch stops children once the main node has ended, and a handler
+        # would be undone while Python shuts down: the node would end with 143 instead.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ending = EXIT_CODES[decision.code]
     say(f"exit {decision.code.value} ({ending.meaning}): {decision.reason}")
     return decision.code

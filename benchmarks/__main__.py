@@ -59,7 +59,8 @@ def main(
 ) -> None:
     """Compare the product with what one would use instead, side by side."""
     console = Console()
-    environment = dict(os.environ)
+    # A setting of this shell, such as not to write byte code, is not what is measured.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     program = submit.aws_cli(console)
     console.print("deploying a rehearsal for the submit benchmark")
     with submit.deployed(environment) as (aws, exports):

@@ -52,7 +52,7 @@ REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="ACTION_REQUIRED*",
         meaning="a compute environment of the queue is invalid or disabled",
-        remedy="read its status reason in the Batch console, then run `cdk deploy --all` again",
+        remedy="read its status reason in the Batch console, then disable and enable it (`aws batch update-compute-environment`)",
     ),
     Explanation(
         pattern="UNDETERMINED*",

@@ -17,13 +17,12 @@ from trainium_constructs.network import EfaNetwork
 
 INSTANCE_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"
 
-# Everything Batch can say of a job that cannot start (AWS Batch User Guide, jobs blocked in
-# RUNNABLE); a job that none of these rules names stays there for ever.
+# The three reasons that a queue can act on (AWS Batch User Guide, jobStateTimeLimitActions). A job
+# that is blocked for another one, by hosts that never join for example, has to be stopped by hand.
 BLOCKED_REASONS = (
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE",
     "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT",
-    "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS",
 )
 
 
@@ -155,7 +154,6 @@ class TrainingQueue(Construct):
     ) -> None:
         """Create the queue; a job that cannot start is cancelled after ``runnable_time_limit``."""
         super().__init__(scope, construct_id)
-        # L1: the L2 does not know the last of the reasons.
         self.queue = batch.CfnJobQueue(
             self,
             "Queue",

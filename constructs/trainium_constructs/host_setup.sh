@@ -110,6 +110,8 @@ END
 END
   # Time for the launcher to stop its workers before SIGKILL.
   set_ecs_config ECS_CONTAINER_STOP_TIMEOUT "${STOP_TIMEOUT_S}s"
+  # A job has a role of its own; it must not take the host's from the metadata service.
+  set_ecs_config ECS_AWSVPC_BLOCK_IMDS true
 }
 
 fetch() {

@@ -88,7 +88,9 @@ def test_the_agent_keeps_what_batch_wrote_into_its_configuration(host: Host) -> 
 
     host.run()
 
-    assert config.read_text() == "ECS_CLUSTER=batch\nECS_CONTAINER_STOP_TIMEOUT=120s\n"
+    assert config.read_text() == (
+        "ECS_CLUSTER=batch\nECS_CONTAINER_STOP_TIMEOUT=120s\nECS_AWSVPC_BLOCK_IMDS=true\n"
+    )
 
 
 def test_ports_are_reserved_by_the_kernel(host: Host) -> None:

@@ -42,6 +42,8 @@ class Request:
     launch: LaunchParameters
     values: Mapping[str, Value]
     """The workload's own parameters."""
+    given: Mapping[str, Value]
+    """Those of them that the command line names."""
     words: tuple[str, ...]
     """The command line as given, for the workers to read again."""
 
@@ -62,12 +64,16 @@ def parse(words: Sequence[str]) -> Request:
         raise
     except ValueError as error:
         raise ArgumentError(str(error)) from None
+    missing = [p.name for p in workload.parameters if p.required and p.name not in given]
+    if missing:
+        raise ArgumentError(f"{workload.name} needs --{missing[0]}; it has no default")
     full = {p.name: given.get(p.name, p.default) for p in parameters}
     seconds = {p.name.replace("-", "_"): float(full[p.name]) for p in LAUNCH_PARAMETERS}
     return Request(
         workload=workload,
         launch=LaunchParameters(**seconds),
         values={p.name: full[p.name] for p in workload.parameters},
+        given={p.name: given[p.name] for p in workload.parameters if p.name in given},
         words=tuple(words),
     )
 

@@ -13,9 +13,11 @@ from trainium_catalogue.contract import (
     ENV_DEPLOYMENT,
     ENV_DEVICE,
     ENV_INSTANCE_TYPE,
+    ENV_LUSTRE,
     ENV_NEURON_RELEASE,
     ENV_NODE_ADDRESS,
     ENV_PROCESSES_PER_NODE,
+    ENV_REGION,
     ENV_RUN,
     RUN_NAME_PATTERN,
 )
@@ -29,6 +31,9 @@ ENV_ATTEMPT = "AWS_BATCH_JOB_ATTEMPT"
 ENV_NODE_INDEX = "AWS_BATCH_JOB_NODE_INDEX"
 ENV_NUM_NODES = "AWS_BATCH_JOB_NUM_NODES"
 ENV_MAIN_INDEX = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
+# docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html
+ENV_ARRAY_INDEX = "AWS_BATCH_JOB_ARRAY_INDEX"
+ENV_ARRAY_SIZE = "AWS_BATCH_JOB_ARRAY_SIZE"
 ENV_MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 
 _MULTI_NODE = (ENV_NODE_INDEX, ENV_NUM_NODES, ENV_MAIN_INDEX)
@@ -52,7 +57,7 @@ class NodeContract:
     """One node of one attempt of one job."""
 
     job_id: str
-    """Without the ``#N`` that Batch appends on the nodes of a multi-node job."""
+    """Without the ``#N`` or ``:N`` that Batch appends on nodes and children of an array."""
     attempt: int
     node_index: int
     num_nodes: int
@@ -63,6 +68,12 @@ class NodeContract:
     run: str
     deployment: str
     bucket: str | None
+    region: str | None
+    endpoint_url: str | None
+    """Of an emulator of AWS."""
+    lustre: str | None
+    array_index: int
+    array_size: int
     device: DeviceKind
     processes_per_node: int
     instance_type: InstanceType | None
@@ -96,6 +107,7 @@ def read_contract(
     env = {name: value for name, value in env.items() if value}
     node_index, num_nodes, main_index = _position(env)
     is_main = node_index == main_index
+    array_index, array_size = _share(env)
     device, instance_type, release = _hardware(env)
     if num_nodes > 1 and device is not DeviceKind.CPU:
         assert instance_type is not None
@@ -116,7 +128,7 @@ def read_contract(
         address = LOOPBACK
     else:
         address = find_address(None if is_main else main_address)
-    job_id = env.get(ENV_JOB_ID, "local").partition("#")[0]
+    job_id = re.split("[#:]", env.get(ENV_JOB_ID, "local"))[0]
     return NodeContract(
         job_id=job_id,
         attempt=_whole(env, ENV_ATTEMPT, default=1, least=1),
@@ -128,6 +140,12 @@ def read_contract(
         run=_run_name(env.get(ENV_RUN, job_id)),
         deployment=env.get(ENV_DEPLOYMENT, DEFAULT_DEPLOYMENT),
         bucket=env.get(ENV_BUCKET),
+        # The job definition sets AWS_REGION, which boto3 does not read.
+        region=env.get(ENV_REGION) or env.get("AWS_DEFAULT_REGION"),
+        endpoint_url=env.get("AWS_ENDPOINT_URL"),
+        lustre=env.get(ENV_LUSTRE),
+        array_index=array_index,
+        array_size=array_size,
         device=device,
         processes_per_node=_processes(env, device, instance_type),
         instance_type=instance_type,
@@ -155,6 +173,15 @@ def _position(env: Mapping[str, str]) -> tuple[int, int, int]:
                 f"{name}={value} is outside the job's {num_nodes} nodes; indices start at 0"
             )
     return node_index, num_nodes, main_index
+
+
+def _share(env: Mapping[str, str]) -> tuple[int, int]:
+    """Which child of an array job this is, of how many."""
+    size = _whole(env, ENV_ARRAY_SIZE, default=1, least=1)
+    index = _whole(env, ENV_ARRAY_INDEX, default=0)
+    if index >= size:
+        raise ContractError(f"{ENV_ARRAY_INDEX}={index} is outside an array job of {size}")
+    return index, size
 
 
 def _hardware(

@@ -190,6 +190,11 @@ def run_context(request: Request, node: NodeContract) -> RunContext:
         instance_type=node.instance_type.name if node.instance_type else None,
         neuron_release=node.release.name if node.release else None,
         bucket=node.bucket,
+        region=node.region,
+        endpoint_url=node.endpoint_url,
+        lustre=node.lustre,
+        array_index=node.array_index,
+        array_size=node.array_size,
         hang_limit_s=request.launch.hang_limit_s,
     )
 

@@ -33,6 +33,14 @@ class RunContext:
     instance_type: str | None
     neuron_release: str | None
     bucket: str | None
+    region: str | None
+    endpoint_url: str | None
+    """Of an emulator of AWS."""
+    lustre: str | None
+    """Mount point of FSx for Lustre."""
+    array_index: int
+    """Which share of an array job this is; 0 of 1 outside one."""
+    array_size: int
     hang_limit_s: float
 
     def write(self, scratch: Path) -> None:

@@ -69,22 +69,22 @@ def run(words: Sequence[str], env: Mapping[str, str], *, scratch: Path, progress
         Job(
             context=context,
             values=request.values,
+            given=request.given,
             device=device,
             progress=progress,
-            store=_store(request.workload.name, context, env, scratch),
+            store=_store(request.workload.name, context, scratch),
         )
     )
     device.close()
 
 
-def _store(workload: str, context: RunContext, env: Mapping[str, str], scratch: Path) -> Store:
+def _store(workload: str, context: RunContext, scratch: Path) -> Store:
     bucket = None
     if context.bucket is not None:
         bucket = Bucket(
             name=context.bucket,
-            # The job definition sets AWS_REGION, which boto3 does not read.
-            region=env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"),
-            endpoint_url=env.get("AWS_ENDPOINT_URL"),
+            region=context.region,
+            endpoint_url=context.endpoint_url,
         )
     return Store(
         root=_LOCAL_ROOT if bucket is None else scratch,

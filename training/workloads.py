@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from training.arguments import ArgumentError, Request
 from training.contract import NodeContract
 from training.sweep import Sweep
+from trainium_catalogue.models import PRESETS
+from trainium_catalogue.plan import TrainingPlan
 from trainium_catalogue.workloads import Value
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ class Job:
 
     context: RunContext
     values: Mapping[str, Value]
+    """Every parameter of the workload."""
+    given: Mapping[str, Value]
+    """Those that the user gave."""
     device: Device
     progress: Progress
     store: Store
@@ -45,8 +50,52 @@ def _load_all_reduce() -> Callable[[Job], None]:
     return run
 
 
+def _load_pretraining() -> Callable[[Job], None]:
+    from training.pretraining import run
+
+    return run
+
+
+def _load_verify() -> Callable[[Job], None]:
+    from training.verify import run
+
+    return run
+
+
+def _load_prepare() -> Callable[[Job], None]:
+    from training.data.prepare import run
+
+    return run
+
+
+def _load_tokenize() -> Callable[[Job], None]:
+    from training.data.tokenize import run
+
+    return run
+
+
+def _load_export() -> Callable[[Job], None]:
+    from training.export import run
+
+    return run
+
+
+def _anything(values: Mapping[str, Value], num_ranks: int) -> None:
+    """Nothing has to agree with anything else."""
+
+
 IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
-    {"all-reduce": Implementation(check=Sweep.from_values, load=_load_all_reduce)}
+    {
+        "all-reduce": Implementation(check=Sweep.from_values, load=_load_all_reduce),
+        **{
+            name: Implementation(check=TrainingPlan.from_values, load=_load_pretraining)
+            for name in PRESETS
+        },
+        "verify": Implementation(check=_anything, load=_load_verify),
+        "prepare": Implementation(check=_anything, load=_load_prepare),
+        "tokenize": Implementation(check=_anything, load=_load_tokenize),
+        "export": Implementation(check=_anything, load=_load_export),
+    }
 )
 
 

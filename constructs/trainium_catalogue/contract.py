@@ -2,7 +2,7 @@
 
 from typing import Final
 
-CONTRACT_VERSION: Final = "1"
+CONTRACT_VERSION: Final = "2"
 """Raised when a name below changes its meaning; the helper refuses another one."""
 
 DEFAULT_DEPLOYMENT: Final = "default"
@@ -15,6 +15,7 @@ SSM_MAX_NODES: Final = "max-nodes"
 SSM_NEURON_RELEASE: Final = "neuron-release"
 SSM_BUCKET: Final = "bucket"
 SSM_JOB_QUEUE: Final = "batch/job-queue"
+SSM_CPU_JOB_QUEUE: Final = "batch/cpu-job-queue"
 SSM_COMPUTE_ENVIRONMENT: Final = "batch/compute-environment"
 SSM_LOG_GROUP: Final = "batch/log-group"
 SSM_JOB_TIME_LIMIT_HOURS: Final = "batch/job-time-limit-hours"
@@ -27,6 +28,7 @@ SSM_BATCH_NAMES: Final = (
     SSM_NEURON_RELEASE,
     SSM_BUCKET,
     SSM_JOB_QUEUE,
+    SSM_CPU_JOB_QUEUE,
     SSM_COMPUTE_ENVIRONMENT,
     SSM_LOG_GROUP,
     SSM_JOB_TIME_LIMIT_HOURS,
@@ -57,6 +59,8 @@ ENV_BUCKET: Final = "TRAINIUM_BUCKET"
 # ECS sets no region on EC2, and boto3 needs one.
 ENV_REGION: Final = "AWS_REGION"
 ENV_RUN: Final = "TRAINIUM_RUN"
+ENV_LUSTRE: Final = "TRAINIUM_LUSTRE"
+"""Mount point of FSx for Lustre; unset without one."""
 # Only the rehearsal and laptops set these three.
 ENV_DEVICE: Final = "TRAINIUM_DEVICE"
 ENV_PROCESSES_PER_NODE: Final = "TRAINIUM_PROCESSES_PER_NODE"
@@ -68,17 +72,48 @@ TAG_RUN: Final = "trainium:run"
 TAG_WORKLOAD: Final = "trainium:workload"
 
 # --- the bucket --------------------------------------------------------------------------------
+TOKENIZERS_PREFIX: Final = "tokenizers/"
+CORPORA_PREFIX: Final = "corpora/"
 DATASETS_PREFIX: Final = "datasets/"
 RUNS_PREFIX: Final = "runs/"
 CACHE_PREFIX: Final = "cache/"
 EXPORT_PREFIX: Final = "export/"
 RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results")
+RUN_LOCK: Final = "lock.json"
+"""Which job trains under the run's name, and when it last said so."""
+RUN_CONFIG: Final = "run.json"
+"""What makes the run what it is: model, dataset, tokenizer, parameters."""
+RUN_STATUS: Final = "results/status.json"
+"""How far training is; written anew every few seconds."""
+TRAIN_METRICS: Final = "metrics/train.jsonl"
+
+DATASET_NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
+DATASET_NAME_HELP: Final = (
+    "a name of 1 to 100 letters, digits, dots, hyphens and underscores, a letter or digit first"
+)
+DATASET_MANIFEST: Final = "manifest.json"
+"""Written last: a dataset without it is not complete."""
+CHECKPOINT_MARKER: Final = "complete.json"
+"""Written last: a checkpoint without it is not complete."""
+
+LUSTRE_MOUNT: Final = "/fsx"
+"""Where the file system is mounted, on hosts and in containers."""
 
 
 def run_prefix(run: str, folder: str) -> str:
     """Key prefix of one of ``RUN_FOLDERS`` of a run, with its final slash."""
     assert folder in RUN_FOLDERS, folder
     return f"{RUNS_PREFIX}{run}/{folder}/"
+
+
+def run_key(run: str, file: str) -> str:
+    """Key of one of the files above of a run."""
+    return f"{RUNS_PREFIX}{run}/{file}"
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder of the checkpoint after ``step`` optimizer steps; names sort as steps do."""
+    return f"step-{step:08d}"
 
 
 def launch_command(workload: str) -> list[str]:

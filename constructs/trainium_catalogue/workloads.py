@@ -1,51 +1,40 @@
 """The workloads, and the parameters that a user may set on each.
 
-The job definitions are made from this table, the helper checks ``--set`` against it and the
+The job definitions are made from this table, the helper checks parameters against it and the
 launcher parses its command line with it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
 
+from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
+from trainium_catalogue.corpora import CORPORA
+from trainium_catalogue.models import PRESETS, Preset
+from trainium_catalogue.parameters import LAUNCH_PARAMETERS, Parameter, Value, parse_parameters
 from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.training_parameters import training_parameters
 
-Value = int | float | str | bool
+__all__ = [
+    "LAUNCH_PARAMETERS",
+    "WORKLOADS",
+    "Hardware",
+    "Parameter",
+    "Value",
+    "Workload",
+    "find_workload",
+    "parse_parameters",
+]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One command-line flag of a workload; its type is the type of its default."""
+class Hardware(StrEnum):
+    """What a workload runs on."""
 
-    name: str
-    """Kebab-case, without the leading dashes, with its unit."""
-    default: Value
-    help: str
-    minimum: float | None = None
-
-    def parse(self, text: str) -> Value:
-        """Read ``text`` as this parameter's type; ``ValueError`` says what would be right."""
-        value = self._convert(text)
-        if self.minimum is not None and isinstance(value, int | float) and value < self.minimum:
-            raise ValueError(f"{self.name}={text} is too small; the least is {self.minimum:g}")
-        return value
-
-    def _convert(self, text: str) -> Value:
-        if isinstance(self.default, bool):
-            if text.lower() in ("true", "false"):
-                return text.lower() == "true"
-            raise ValueError(f"{self.name}={text} is not a boolean; write true or false")
-        kind = type(self.default)
-        try:
-            value = kind(text)
-        except ValueError:
-            noun = {int: "a whole number", float: "a number"}[kind]
-            raise ValueError(
-                f"{self.name}={text} is not {noun}; the default is {self.default}"
-            ) from None
-        if isinstance(value, float) and value - value != 0:
-            raise ValueError(f"{self.name}={text} is not finite; the default is {self.default}")
-        return value
+    TRAINIUM = "trainium"
+    """Nodes of the deployment's instance type, as one multi-node job."""
+    CPU = "cpu"
+    """Ordinary instances: one container, or an array of independent ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,46 +43,39 @@ class Workload:
 
     name: str
     summary: str
-    min_nodes: int
-    default_nodes: int
+    hardware: Hardware = Hardware.TRAINIUM
+    min_nodes: int = 1
+    max_nodes: int | None = None
+    """None: as many as the deployment has."""
+    default_nodes: int = 1
+    is_array: bool = False
+    """A CPU workload that ``--nodes`` splits into an array job, each child a share of the input."""
     time_limit_hours: float
     """Default of a submission; the deployment's ``job_time_limit_hours`` caps it."""
     parameters: tuple[Parameter, ...]
+    preset: str | None = None
+    """The model that it pre-trains, from ``models.PRESETS``."""
 
 
-LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
-    Parameter(
-        name="peer-timeout-s",
-        default=30.0,
-        minimum=1,
-        help="seconds of silence after which a peer counts as lost",
-    ),
-    Parameter(
-        name="hang-limit-s",
-        default=600.0,
-        minimum=1,
-        help="seconds without progress of any worker after which the node counts as hung",
-    ),
-    Parameter(
-        name="join-timeout-s",
-        default=1800.0,
-        minimum=1,
-        help="seconds that nodes wait for each other at the start; children may start late",
-    ),
-    Parameter(
-        name="stop-grace-s",
-        default=90.0,
-        minimum=0,
-        help="seconds that workers have to end after SIGTERM",
-    ),
-)
-"""Parameters that the launcher understands for every workload."""
+_DATASET = DATASET_NAME_PATTERN
+_INPUT = rf"{_DATASET}|s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]/[^\s]*|/[^\s]+"
+
+
+def _pretraining(preset: Preset) -> Workload:
+    return Workload(
+        name=preset.name,
+        summary=preset.summary,
+        default_nodes=preset.default_nodes,
+        time_limit_hours=preset.time_limit_hours,
+        parameters=training_parameters(preset),
+        preset=preset.name,
+    )
+
 
 _WORKLOADS = (
     Workload(
         name="all-reduce",
         summary="correctness, latency and bandwidth of all-reduce over all nodes",
-        min_nodes=1,
         default_nodes=2,
         time_limit_hours=1.0,
         parameters=(
@@ -152,6 +134,130 @@ _WORKLOADS = (
             ),
         ),
     ),
+    *(_pretraining(preset) for preset in PRESETS.values()),
+    Workload(
+        name="verify",
+        summary="on one node: is this device, with this release, right? parity, resume, sums",
+        max_nodes=1,
+        time_limit_hours=2.0,
+        parameters=(
+            Parameter(
+                name="checks",
+                default="all",
+                pattern=r"all|[a-z-]+(,[a-z-]+)*",
+                pattern_help="all, or names of checks between commas",
+                help="which checks to run; the log lists them",
+            ),
+        ),
+    ),
+    Workload(
+        name="prepare",
+        summary="fetch a known corpus, check it, put it into the bucket as text",
+        hardware=Hardware.CPU,
+        time_limit_hours=4.0,
+        parameters=(
+            Parameter(
+                name="dataset",
+                default="",
+                required=True,
+                pattern="|".join(CORPORA),
+                pattern_help=" or ".join(CORPORA),
+                help="corpus to fetch: " + ", ".join(CORPORA),
+            ),
+            Parameter(
+                name="max-documents",
+                default=0,
+                minimum=0,
+                help="end after so many documents (0: all)",
+            ),
+        ),
+    ),
+    Workload(
+        name="tokenize",
+        summary="turn text, JSONL or Parquet into packed token shards",
+        hardware=Hardware.CPU,
+        is_array=True,
+        time_limit_hours=12.0,
+        parameters=(
+            Parameter(
+                name="input",
+                default="",
+                required=True,
+                pattern=_INPUT,
+                pattern_help="a corpus of the bucket, s3://bucket/prefix or an absolute path",
+                help="text to read: what prepare or upload put there, or any s3:// prefix",
+            ),
+            Parameter(
+                name="tokenizer",
+                default="",
+                required=True,
+                pattern=rf"{_DATASET}|s3://[^\s]+|/[^\s]+",
+                pattern_help="a tokenizer of the bucket, s3://bucket/key or an absolute path",
+                help="tokenizer.model (SentencePiece) or tokenizer.json, as uploaded",
+            ),
+            Parameter(
+                name="dataset",
+                default="",
+                required=True,
+                pattern=_DATASET,
+                pattern_help=DATASET_NAME_HELP,
+                help="name of the dataset to make",
+            ),
+            Parameter(
+                name="text-field",
+                default="text",
+                help="field of a JSONL line, or column of a Parquet file, that holds the text",
+            ),
+            Parameter(
+                name="shard-tokens",
+                default=2**26,
+                minimum=2**10,
+                maximum=2**31,
+                help="tokens of one shard of the dataset, about",
+            ),
+            Parameter(
+                name="processes",
+                default=0,
+                minimum=0,
+                maximum=1024,
+                help="worker processes (0: one for each core)",
+            ),
+            Parameter(
+                name="accelerate",
+                default=True,
+                help="use a faster tokenizer where a check finds it gives the same ids",
+            ),
+        ),
+    ),
+    Workload(
+        name="export",
+        summary="one file set in Hugging Face's layout from a run's newest checkpoint",
+        hardware=Hardware.CPU,
+        time_limit_hours=4.0,
+        parameters=(
+            Parameter(
+                name="run",
+                default="",
+                required=True,
+                pattern=r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}",
+                pattern_help="the name of a run",
+                help="run whose checkpoint is exported",
+            ),
+            Parameter(
+                name="step",
+                default=0,
+                minimum=0,
+                help="checkpoint to export (0: the newest complete one)",
+            ),
+            Parameter(
+                name="dtype",
+                default="bfloat16",
+                pattern="bfloat16|float32",
+                pattern_help="bfloat16 or float32",
+                help="type of the exported weights",
+            ),
+        ),
+    ),
 )
 
 WORKLOADS: Mapping[str, Workload] = MappingProxyType({w.name: w for w in _WORKLOADS})
@@ -164,19 +270,3 @@ def find_workload(name: str) -> Workload:
         return WORKLOADS[name]
     except KeyError:
         raise ValueError(f"unknown workload {name!r}; {did_you_mean(name, WORKLOADS)}") from None
-
-
-def parse_parameters(
-    assignments: Iterable[tuple[str, str]], parameters: Iterable[Parameter]
-) -> dict[str, Value]:
-    """Read ``(name, text)`` pairs against ``parameters``.
-
-    Returns only what was assigned. ``ValueError`` names the parameter, the value and the remedy.
-    """
-    known = {parameter.name: parameter for parameter in parameters}
-    values: dict[str, Value] = {}
-    for name, text in assignments:
-        if name not in known:
-            raise ValueError(f"unknown parameter {name!r}; {did_you_mean(name, known)}")
-        values[name] = known[name].parse(text)
-    return values

@@ -1,0 +1,108 @@
+"""One parameter of a workload, and how its text is read: on the desk and on the node alike."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trainium_catalogue.suggest import did_you_mean
+
+Value = int | float | str | bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One command-line flag of a workload; its type is the type of its default."""
+
+    name: str
+    """Kebab-case, without the leading dashes, with its unit."""
+    default: Value
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    required: bool = False
+    """Must be given: the default is only its type."""
+    pattern: str | None = None
+    """Regular expression that a text must match as a whole."""
+    pattern_help: str = ""
+    """``pattern`` in words."""
+
+    def parse(self, text: str) -> Value:
+        """Read ``text`` as this parameter's type; ``ValueError`` says what would be right."""
+        value = self._convert(text)
+        if isinstance(value, str):
+            if self.pattern is not None and not re.fullmatch(self.pattern, value):
+                raise ValueError(f"{self.name}={text} cannot be; it takes {self.pattern_help}")
+            return value
+        if self.minimum is not None and value < self.minimum:
+            raise ValueError(f"{self.name}={text} is too small; the least is {self.minimum:g}")
+        if self.maximum is not None and value > self.maximum:
+            raise ValueError(f"{self.name}={text} is too large; the most is {self.maximum:g}")
+        return value
+
+    def _convert(self, text: str) -> Value:
+        if isinstance(self.default, str):
+            return text
+        if isinstance(self.default, bool):
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+            raise ValueError(f"{self.name}={text} is not a boolean; write true or false")
+        kind = type(self.default)
+        try:
+            value = kind(text)
+        except ValueError:
+            noun = {int: "a whole number", float: "a number"}[kind]
+            raise ValueError(
+                f"{self.name}={text} is not {noun}; the default is {self.default}"
+            ) from None
+        if isinstance(value, float) and value - value != 0:
+            raise ValueError(f"{self.name}={text} is not finite; the default is {self.default}")
+        return value
+
+
+def parse_parameters(
+    assignments: Iterable[tuple[str, str]], parameters: Iterable[Parameter]
+) -> dict[str, Value]:
+    """Read ``(name, text)`` pairs against ``parameters``.
+
+    Returns only what was assigned. ``ValueError`` names the parameter, the value and the remedy.
+    """
+    known = {parameter.name: parameter for parameter in parameters}
+    values: dict[str, Value] = {}
+    for name, text in assignments:
+        if name not in known:
+            raise ValueError(f"unknown parameter {name!r}; {did_you_mean(name, known)}")
+        values[name] = known[name].parse(text)
+    return values
+
+
+LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
+    Parameter(
+        name="peer-timeout-s",
+        default=30.0,
+        minimum=1,
+        maximum=600,
+        help="seconds of silence after which a peer counts as lost",
+    ),
+    Parameter(
+        name="hang-limit-s",
+        default=600.0,
+        minimum=1,
+        maximum=86400,
+        help="seconds without progress of any worker after which the node counts as hung",
+    ),
+    Parameter(
+        name="join-timeout-s",
+        default=1800.0,
+        minimum=1,
+        maximum=86400,
+        help="seconds that nodes wait for each other at the start; children may start late",
+    ),
+    Parameter(
+        name="stop-grace-s",
+        default=90.0,
+        minimum=0,
+        maximum=3600,
+        help="seconds that workers have to end after SIGTERM",
+    ),
+)
+"""Parameters that the launcher understands for every workload."""

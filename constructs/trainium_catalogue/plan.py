@@ -1,0 +1,133 @@
+"""What follows from a model, a batch and a number of ranks: the arithmetic of a training run.
+
+The helper shows it before a job is submitted, the trainer logs it, and the full-size dry run
+compares it with what PyTorch really allocates.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainium_catalogue.models import ModelShape
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.training_parameters import SHAPE_FIELDS
+
+GIB = 1024**3
+BYTES_OF_STATE = 12
+"""Of a parameter in a checkpoint: fp32 master weight and AdamW's two moments."""
+
+
+def shape_of(values: Mapping[str, Value]) -> ModelShape:
+    """The model that the parameters of a training workload describe; ``ValueError`` if none."""
+    return ModelShape(**{field: int(values[name]) for name, field in SHAPE_FIELDS.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """A model on so many ranks; an object that exists divides without remainder."""
+
+    shape: ModelShape
+    num_ranks: int
+    tensor_parallel: int
+    global_batch: int
+    micro_batch: int
+    seq_len: int
+
+    @staticmethod
+    def from_values(values: Mapping[str, Value], num_ranks: int) -> "TrainingPlan":
+        """Check a training workload's parameters against each other and the ranks there are."""
+        return TrainingPlan(
+            shape=shape_of(values),
+            num_ranks=num_ranks,
+            tensor_parallel=int(values["tensor-parallel"]),
+            global_batch=int(values["global-batch"]),
+            micro_batch=int(values["micro-batch"]),
+            seq_len=int(values["seq-len"]),
+        )
+
+    def __post_init__(self) -> None:
+        """Refuse what leaves a remainder; the message names the parameters and the remedy."""
+        degree = self.tensor_parallel
+        if self.num_ranks % degree:
+            raise ValueError(
+                f"tensor-parallel={degree} does not divide the {self.num_ranks} ranks of the job; "
+                f"{_nearby(degree, self.num_ranks)}"
+            )
+        for name, number in (
+            ("num-heads", self.shape.num_attention_heads),
+            ("num-kv-heads", self.shape.num_key_value_heads),
+            ("intermediate-size", self.shape.intermediate_size),
+            ("vocab-size", self.shape.vocab_size),
+        ):
+            if number % degree:
+                raise ValueError(
+                    f"tensor-parallel={degree} does not divide {name}={number}; "
+                    f"{_nearby(degree, number)}"
+                )
+        at_once = self.data_parallel * self.micro_batch
+        if self.global_batch % at_once:
+            least = -(-self.global_batch // at_once) * at_once
+            raise ValueError(
+                f"global-batch={self.global_batch} is not a multiple of the {at_once} sequences "
+                f"computed at once ({self.data_parallel} data-parallel ranks of "
+                f"micro-batch={self.micro_batch}); set global-batch={least}, or change the number "
+                "of nodes or micro-batch"
+            )
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that compute different sequences."""
+        return self.num_ranks // self.tensor_parallel
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches of one optimizer step on each rank."""
+        return self.global_batch // (self.data_parallel * self.micro_batch)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of the global batch."""
+        return self.global_batch * self.seq_len
+
+    @property
+    def flops_per_token(self) -> int:
+        """Forward and backward pass, as PaLM counts: 6 N + 12 L H S.
+
+        N leaves the input embedding out, which is looked up and not multiplied; recomputed
+        activations do not count (arXiv 2204.02311, appendix B).
+        """
+        multiplied = self.shape.num_parameters - self.shape.num_embedding_parameters
+        attention = 12 * self.shape.num_hidden_layers * self.shape.hidden_size * self.seq_len
+        return 6 * multiplied + attention
+
+    @property
+    def parameters_per_rank(self) -> int:
+        """Of the model after tensor parallelism: norms are whole on every rank."""
+        norms = self.shape.hidden_size * (2 * self.shape.num_hidden_layers + 1)
+        return (self.shape.num_parameters - norms) // self.tensor_parallel + norms
+
+    @property
+    def optimizer_parameters_per_rank(self) -> int:
+        """Whose fp32 master weight and moments a rank holds (ZeRO-1), rounded up."""
+        return -(-self.parameters_per_rank // self.data_parallel)
+
+    @property
+    def state_bytes_per_rank(self) -> int:
+        """Weights in bf16, gradients in fp32, and the rank's part of the optimizer's state."""
+        return 6 * self.parameters_per_rank + BYTES_OF_STATE * self.optimizer_parameters_per_rank
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of a whole checkpoint, with master weights."""
+        return BYTES_OF_STATE * self.shape.num_parameters
+
+    def model_flops_utilization(self, tokens_per_second: float, *, peak_flops: float) -> float:
+        """Part of ``peak_flops``, of one rank, that the model's own arithmetic uses; 0 to 1."""
+        return tokens_per_second * self.flops_per_token / (peak_flops * self.num_ranks)
+
+
+def _nearby(degree: int, number: int) -> str:
+    fitting = [n for n in range(1, number + 1) if number % n == 0]
+    below = max(n for n in fitting if n <= degree)
+    above = min((n for n in fitting if n >= degree), default=below)
+    options = sorted({below, above})
+    return "set tensor-parallel=" + " or ".join(str(n) for n in options)

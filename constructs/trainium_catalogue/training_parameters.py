@@ -1,0 +1,130 @@
+"""The parameters of a pre-training workload; their defaults come from its preset."""
+
+from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
+from trainium_catalogue.models import Preset
+from trainium_catalogue.parameters import Parameter
+
+SHAPE_FIELDS = {
+    "vocab-size": "vocab_size",
+    "hidden-size": "hidden_size",
+    "intermediate-size": "intermediate_size",
+    "num-layers": "num_hidden_layers",
+    "num-heads": "num_attention_heads",
+    "num-kv-heads": "num_key_value_heads",
+}
+"""Parameter to field of ``ModelShape``."""
+
+FIXED_IN_A_RUN = (*SHAPE_FIELDS, "dataset", "seed", "global-batch", "seq-len")
+"""What makes a run what it is: another value needs another run name."""
+
+GRAPH_PARAMETERS = (
+    *SHAPE_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
+    "activation-checkpointing",
+)  # fmt: skip
+"""What decides the compiled graphs, beside the number of nodes and the Neuron release."""
+
+_CHECKPOINT_URI = r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?|/[^\s]*"
+
+
+def _shape(preset: Preset) -> tuple[Parameter, ...]:
+    return tuple(
+        Parameter(
+            name=name,
+            default=getattr(preset.shape, field),
+            minimum=1,
+            help=f"{field} of the model",
+        )
+        for name, field in SHAPE_FIELDS.items()
+    )
+
+
+def training_parameters(preset: Preset) -> tuple[Parameter, ...]:
+    """Every parameter of the workload that trains ``preset``."""
+    return (
+        Parameter(
+            name="dataset",
+            default="",
+            pattern=f"|{DATASET_NAME_PATTERN}",
+            pattern_help=DATASET_NAME_HELP,
+            help="tokenised dataset (see tokenize); a run that continues remembers its own",
+        ),
+        Parameter(name="max-steps", default=preset.max_steps, minimum=1, help="optimizer steps"),
+        Parameter(
+            name="steps-this-run",
+            default=0,
+            minimum=0,
+            help="end after this many steps, with a checkpoint, to continue later (0: max-steps)",
+        ),
+        Parameter(
+            name="global-batch",
+            default=preset.global_batch,
+            minimum=1,
+            help="sequences per optimizer step, over all ranks; any number of nodes keeps it",
+        ),
+        Parameter(
+            name="micro-batch",
+            default=preset.micro_batch,
+            minimum=1,
+            help="sequences that a rank computes at once; the rest of its share accumulates",
+        ),
+        Parameter(name="seq-len", default=preset.seq_len, minimum=8, help="tokens of one sequence"),
+        Parameter(
+            name="tensor-parallel",
+            default=preset.tensor_parallel,
+            minimum=1,
+            help="ranks that share each layer",
+        ),
+        Parameter(name="lr", default=preset.learning_rate, minimum=0, help="peak learning rate"),
+        Parameter(
+            name="warmup-steps",
+            default=preset.warmup_steps,
+            minimum=0,
+            help="steps of linear warm-up; afterwards the rate falls linearly to 0 at max-steps",
+        ),
+        Parameter(
+            name="weight-decay",
+            default=0.01,
+            minimum=0,
+            help="AdamW weight decay; norms and biases have none",
+        ),
+        Parameter(name="beta1", default=0.9, minimum=0, maximum=0.99999, help="AdamW beta1"),
+        Parameter(name="beta2", default=0.999, minimum=0, maximum=0.99999, help="AdamW beta2"),
+        Parameter(name="adam-eps", default=1e-6, minimum=1e-12, help="AdamW epsilon"),
+        Parameter(name="max-grad-norm", default=1.0, minimum=0, help="gradient clipping (0: none)"),
+        Parameter(name="seed", default=12349, minimum=0, help="of the weights and the data order"),
+        Parameter(
+            name="activation-checkpointing",
+            default=True,
+            help="recompute activations in the backward pass: less memory, more time",
+        ),
+        Parameter(
+            name="save-every",
+            default=preset.save_every,
+            minimum=0,
+            help="steps between checkpoints (0: only at the end)",
+        ),
+        Parameter(name="keep-last", default=3, minimum=1, help="newest checkpoints that are kept"),
+        Parameter(
+            name="keep-every",
+            default=0,
+            minimum=0,
+            help="checkpoints at multiples of this many steps are kept for good (0: none)",
+        ),
+        Parameter(name="async-save", default=True, help="train on while a checkpoint is uploaded"),
+        Parameter(
+            name="checkpoint-uri",
+            default="",
+            pattern=_CHECKPOINT_URI,
+            pattern_help="s3://bucket/prefix, or an absolute path such as /fsx/checkpoints",
+            help="where checkpoints go instead of the run's place in the deployment's bucket",
+        ),
+        Parameter(
+            name="log-every", default=preset.log_every, minimum=1, help="steps between log lines"
+        ),
+        Parameter(
+            name="compile-only",
+            default=False,
+            help="compile the graphs into the cache, train nothing (see submit --compile)",
+        ),
+        *_shape(preset),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from trainium_catalogue.workloads import (
 )
 
 PROGRAM = "python -m training.launch"
+_HELP_WIDTH = 100
 
 
 class ArgumentError(ValueError):
@@ -31,6 +33,7 @@ class LaunchParameters:
     peer_timeout_s: float
     hang_limit_s: float
     join_timeout_s: float
+    straggler_timeout_s: float
     stop_grace_s: float
 
 
@@ -107,8 +110,10 @@ def _assignments(
         yield name, value
 
 
-def help_text() -> str:
-    """What ``--help`` prints."""
+def help_text(words: Sequence[str] = ()) -> str:
+    """What ``--help`` prints: about one workload when ``words`` begin with its name."""
+    if words and words[0] in WORKLOADS:
+        return _workload_help(WORKLOADS[words[0]])
     lines = [
         f"usage: {PROGRAM} <workload> [--parameter value]...",
         "",
@@ -122,13 +127,10 @@ def help_text() -> str:
         "Parameters of every workload (default in brackets):",
         *_parameter_lines(LAUNCH_PARAMETERS),
     ]
-    for workload in WORKLOADS.values():
-        lines += [
-            "",
-            f"{workload.name}: {workload.summary}",
-            *_parameter_lines(workload.parameters),
-        ]
     lines += [
+        "",
+        f"Workloads ({PROGRAM} <workload> --help shows its parameters):",
+        *(f"  {workload.name:<12}  {workload.summary}" for workload in WORKLOADS.values()),
         "",
         "Environment: AWS_BATCH_* as Batch sets it; TRAINIUM_DEPLOYMENT, TRAINIUM_INSTANCE_TYPE,",
         "TRAINIUM_NEURON_RELEASE and TRAINIUM_BUCKET from the job definition, TRAINIUM_RUN from",
@@ -144,13 +146,34 @@ def help_text() -> str:
     return "\n".join(lines)
 
 
+def _workload_help(workload: Workload) -> str:
+    lines = [
+        f"usage: {PROGRAM} {workload.name} [--parameter value]...",
+        "",
+        workload.summary,
+        "",
+        "Parameters (default in brackets), beside those of every workload:",
+        *_parameter_lines(workload.parameters),
+    ]
+    return "\n".join(lines)
+
+
 def _parameter_lines(parameters: Iterable[Parameter]) -> list[str]:
-    rows = [(f"--{p.name}", f"{p.help} [{_shown(p.default)}]") for p in parameters]
+    rows = [(f"--{p.name}", f"{p.help} [{_shown(p)}]") for p in parameters]
     width = max(len(flag) for flag, _ in rows)
-    return [f"  {flag:<{width}}  {text}" for flag, text in rows]
+    return [
+        line
+        for flag, text in rows
+        for line in textwrap.wrap(
+            f"  {flag:<{width}}  {text}", _HELP_WIDTH, subsequent_indent=" " * (width + 4)
+        )
+    ]
 
 
-def _shown(value: Value) -> str:
+def _shown(parameter: Parameter) -> str:
+    value = parameter.default
+    if parameter.required:
+        return "required"
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -22,7 +22,7 @@ from training import settings
 from training.addresses import find_address, interface_of
 from training.arguments import ArgumentError, Request, help_text, parse
 from training.contract import ContractError, NodeContract, read_contract
-from training.failures import classify, describe
+from training.failures import describe
 from training.guardian import Guardian
 from training.host import Host, raise_file_limit
 from training.node import LocalNode
@@ -50,7 +50,7 @@ def say(message: str) -> None:
 def main(words: Sequence[str], env: Mapping[str, str]) -> int:
     """Run one node; returns its exit code."""
     if any(word in ("-h", "--help") for word in words):
-        print(help_text())
+        print(help_text(words))
         return ExitCode.OK
     try:
         request = parse(words)
@@ -75,9 +75,10 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
     try:
         decision = run_node(request, node, env, scratch=scratch, guardian=guardian, stop=stop)
     except Exception as error:
-        # A mistake in the launcher itself, or a host on which not even the launcher works.
+        # A host on which not even the launcher works, or a mistake in the launcher: in no case the
+        # workload's, so another attempt is worth its few seconds.
         traceback.print_exc()
-        decision = Verdict(code=classify(error), reason=f"the launcher failed: {describe(error)}")
+        decision = Verdict(code=ExitCode.HOST, reason=f"the launcher failed: {describe(error)}")
     finally:
         guardian.release()
         shutil.rmtree(scratch, ignore_errors=True)

@@ -6,6 +6,8 @@ import json
 import socket
 from typing import Any
 
+from training.verdict import Verdict
+
 Message = dict[str, Any]
 
 _MAX_LINE_BYTES = 256 * 1024
@@ -73,4 +75,19 @@ def _parse(line: bytes) -> Message:
         raise LinkLost("a line is not JSON") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise LinkLost("a line is not a launcher's message")
+    try:
+        _check(message)
+    except (KeyError, TypeError, ValueError):
+        raise LinkLost(f"a {message['type'][:20]} message is not of a launcher's form") from None
     return message
+
+
+def _check(message: Message) -> None:
+    """Raise when a field that a role will read is missing or of another type."""
+    match message["type"]:
+        case "verdict" | "stop":
+            Verdict.from_message(message)
+        case "hello" if message["problem"] is not None:
+            Verdict.from_message(message["problem"])
+        case "start":
+            int(message["port"])

@@ -1,10 +1,11 @@
-"""Result files and metrics of a run: written locally at once, and into the bucket at the end."""
+"""Result files and metrics of a run: written locally at once, into the bucket now and then."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from trainium_catalogue.contract import run_prefix
 
 _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
+_BETWEEN_UPLOADS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class Store:
     workload: str
     attempt: int
     bucket: Bucket | None
+    _uploaded_s: list[float] = field(default_factory=list, repr=False)
+    """When metrics were uploaded."""
 
     @property
     def result_key(self) -> str:
@@ -46,10 +50,11 @@ class Store:
         return f"{run_prefix(self.run, 'metrics')}{self.workload}.jsonl"
 
     def start_metrics(self) -> None:
-        """Begin an empty metrics file."""
+        """Begin an empty metrics file; a bucket that refuses it does so now, not at the end."""
         path = self._local(self.metrics_key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
+        self._upload((self.metrics_key,))
 
     def add_metrics(self, event: str, fields: Mapping[str, Any]) -> None:
         """Append one metrics line."""
@@ -63,6 +68,9 @@ class Store:
         }
         with self._local(self.metrics_key).open("a") as file:
             file.write(json.dumps(line) + "\n")
+        # Now and then, so that a job that fails leaves what it had measured.
+        if time.monotonic() - self._uploaded_s[-1] > _BETWEEN_UPLOADS_S:
+            self._upload((self.metrics_key,))
 
     def finish(self, result: Mapping[str, Any]) -> list[str]:
         """Write the result and put everything into the bucket; returns where it is."""
@@ -72,10 +80,16 @@ class Store:
         keys = (self.metrics_key, self.result_key)
         if self.bucket is None:
             return [str(self._local(key)) for key in keys]
+        self._upload(keys)
+        return [f"s3://{self.bucket.name}/{key}" for key in keys]
+
+    def _upload(self, keys: Iterable[str]) -> None:
+        self._uploaded_s.append(time.monotonic())
+        if self.bucket is None:
+            return
         client = _client(self.bucket)
         for key in keys:
             client.put_object(Bucket=self.bucket.name, Key=key, Body=self._local(key).read_bytes())
-        return [f"s3://{self.bucket.name}/{key}" for key in keys]
 
     def _local(self, key: str) -> Path:
         return self.root / key

@@ -72,8 +72,8 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="CCOM_SOCKET_IFNAME",
-        value=_efa(TASK_INTERFACE),
-        reason="bootstrap of collectives uses the task's interface, which peers can reach",
+        value=lambda node, system: (system.interface or TASK_INTERFACE) if uses_efa(node) else None,
+        reason="bootstrap of collectives uses the interface whose address peers know",
     ),
     Setting(
         name="PJRT_DEVICE",

@@ -92,6 +92,32 @@ class _Role:
         self._local.kill(self._guardian.beat)
 
 
+class _Patience:
+    """How long the main node waits for its children.
+
+    All hosts are there before Batch starts the main node, and children start, and pull the same
+    image, at about the same time: when one is here the others cannot be far.
+    """
+
+    def __init__(self, parameters: LaunchParameters, now_s: float) -> None:
+        self._parameters = parameters
+        self._join_s = now_s + parameters.join_timeout_s
+        self._straggler_s = float("inf")
+
+    def some_child_joined(self, now_s: float) -> None:
+        """From the first child on the others have less time."""
+        self._straggler_s = min(self._straggler_s, now_s + self._parameters.straggler_timeout_s)
+
+    def exhausted(self, now_s: float) -> str | None:
+        """The limit that has passed, in words, or None."""
+        if now_s > self._straggler_s:
+            limit_s = self._parameters.straggler_timeout_s
+            return f"{limit_s:g} s of the first one (straggler-timeout-s)"
+        if now_s > self._join_s:
+            return f"{self._parameters.join_timeout_s:g} s (join-timeout-s)"
+        return None
+
+
 class MainRole(_Role):
     """The node whose exit status is the job's: it collects verdicts and decides."""
 
@@ -104,7 +130,7 @@ class MainRole(_Role):
         joined = {self._node.node_index}
         if problem is not None:
             board.report(self._node.node_index, problem, time.monotonic())
-        deadline = time.monotonic() + self._parameters.join_timeout_s
+        patience = _Patience(self._parameters, time.monotonic())
         started = False
         wait_s = 0.0  # a job of one node has nobody to wait for
         while True:
@@ -117,8 +143,10 @@ class MainRole(_Role):
             if own is not None:
                 board.report(self._node.node_index, own, now)
             board.all_joined = len(joined) == self._node.num_nodes
-            if not board.all_joined and now > deadline:
-                board.report(self._node.node_index, self._absent(joined), now)
+            if len(joined) > 1:
+                patience.some_child_joined(now)
+            if not board.all_joined and (limit := patience.exhausted(now)):
+                board.report(self._node.node_index, self._absent(joined, limit), now)
             decision = board.decision(now)
             if decision is not None:
                 break
@@ -145,15 +173,15 @@ class MainRole(_Role):
         elif message["type"] == "verdict":
             board.report(event.node, Verdict.from_message(message), now)
 
-    def _absent(self, joined: set[int]) -> Verdict:
+    def _absent(self, joined: set[int], limit: str) -> Verdict:
         absent = sorted(set(range(self._node.num_nodes)) - joined)
         nodes = f"node {absent[0]}" if len(absent) == 1 else f"nodes {absent}"
         return Verdict(
             code=ExitCode.PREFLIGHT,
             reason=(
-                f"{nodes} did not join within {self._parameters.join_timeout_s:g} s "
-                "(join-timeout-s); the security group of the compute environment must admit "
-                "itself, and the log of that node, if there is one, tells more"
+                f"{nodes} did not join within {limit}; the security group of the compute "
+                "environment must admit itself, and the log of that node, if there is one, tells "
+                "more"
             ),
         )
 

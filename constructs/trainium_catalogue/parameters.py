@@ -98,6 +98,13 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
         help="seconds that nodes wait for each other at the start; children may start late",
     ),
     Parameter(
+        name="straggler-timeout-s",
+        default=600.0,
+        minimum=1,
+        maximum=86400,
+        help="seconds after the first child that the last one may join, within join-timeout-s",
+    ),
+    Parameter(
         name="stop-grace-s",
         default=90.0,
         minimum=0,

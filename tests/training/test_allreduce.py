@@ -153,6 +153,11 @@ ALONE = RunContext(
     instance_type=None,
     neuron_release=None,
     bucket=None,
+    region=None,
+    endpoint_url=None,
+    lustre=None,
+    array_index=0,
+    array_size=1,
     hang_limit_s=600,
 )
 
@@ -162,9 +167,11 @@ def run_alone(
 ) -> dict[str, Any]:
     """Run the workload on one rank; returns its result, which is written even when it raises."""
     store = Store(root=folder, run="alone", workload="all-reduce", attempt=1, bucket=None)
+    request = parse(["all-reduce", *words])
     job = Job(
         context=context,
-        values=parse(["all-reduce", *words]).values,
+        values=request.values,
+        given=request.given,
         device=device,
         progress=Progress(folder, local_rank=0, rank=0),
         store=store,

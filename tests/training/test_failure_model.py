@@ -132,6 +132,15 @@ def test_a_child_that_never_comes_ends_the_others_after_the_join_time_out(
     assert "node 2 did not join within 4 s" in large_cluster.log(3)
 
 
+def test_a_straggler_gets_less_time_once_another_child_is_here(large_cluster: Cluster) -> None:
+    large_cluster.start("--peer-timeout-s=3", "--straggler-timeout-s=2", nodes=[0, 1, 3])
+
+    assert large_cluster.end(within_s=BOUND_S) == {0: 70, 1: 70, 3: 70}, large_cluster.all_logs()
+    assert "node 2 did not join within 2 s of the first one (straggler-timeout-s)" in (
+        large_cluster.log(3)
+    )
+
+
 def test_a_child_alone_gives_up_after_the_join_time_out(cluster: Cluster) -> None:
     cluster.start("--join-timeout-s=2", nodes=[1])
 

@@ -127,7 +127,8 @@ def test_a_child_that_said_goodbye_is_not_lost(hub: Hub) -> None:
 
 def test_what_a_child_said_before_it_was_lost_is_heard(hub: Hub) -> None:
     spoke = join(hub, child(1))
-    spoke.send({"type": "verdict", "code": 1})
+    verdict = Verdict(code=ExitCode.WORKLOAD, reason="it failed")
+    spoke.send({"type": "verdict", **verdict.to_message()})
     spoke.close()
 
     events = collect(hub.poll, until=is_lost)
@@ -165,7 +166,18 @@ def test_a_second_node_of_the_same_index_is_refused(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"type": 1}\n', b"x" * 300_000, b""]
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[]\n",
+        b'{"type": 1}\n',
+        b'{"type": "hello"}\n',
+        b'{"type": "hello", "problem": {"code": 12}}\n',
+        b'{"type": "start", "port": []}\n',
+        b'{"type": "verdict", "code": 75}\n',
+        b"x" * 300_000,
+        b"",
+    ],
 )
 def test_what_no_launcher_sends_does_no_harm(hub: Hub, data: bytes) -> None:
     with socket.create_connection((MAIN.address, 41001)) as stranger:

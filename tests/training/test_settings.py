@@ -21,6 +21,14 @@ def test_two_trn1_nodes_use_efa() -> None:
     assert env["PJRT_DEVICE"] == "NEURON"
 
 
+def test_collectives_bootstrap_on_the_interface_that_peers_know() -> None:
+    system = System(kernel="6.1", interface="ens5")
+
+    env, _ = worker_environment({}, node_on("trn1.32xlarge", num_nodes=2), system)
+
+    assert env["CCOM_SOCKET_IFNAME"] == "ens5"
+
+
 def test_one_node_needs_no_efa() -> None:
     env, _ = worker_environment({}, node_on("trn1.32xlarge"), AWS)
 

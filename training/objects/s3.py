@@ -1,0 +1,277 @@
+"""Objects in an S3 bucket, through boto3."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from training.objects.faults import code_of, explained, is_transient, status_of
+from training.objects.interface import (
+    ObjectInfo,
+    ObjectMissing,
+    Objects,
+    OnBytes,
+    PreconditionFailed,
+    join,
+)
+from training.objects.retries import Patience, retrying
+
+T = TypeVar("T")
+
+_CONNECT_TIMEOUT_S = 10
+_READ_TIMEOUT_S = 60
+_PART_BYTES = 16 * 1024 * 1024
+_THREADS = 4
+"""Of one transfer: 32 ranks of a node transfer at once, so few are enough."""
+_DELETED_AT_ONCE = 1000  # the most that DeleteObjects takes
+
+
+class S3Objects:
+    """Objects of ``bucket`` below ``prefix``."""
+
+    def __init__(
+        self,
+        *,
+        bucket: str,
+        prefix: str,
+        region: str | None,
+        endpoint_url: str | None,
+        patience: Patience,
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = prefix.strip("/")
+        self._patience = patience
+        self._shared = _Client(region=region, endpoint_url=endpoint_url)
+
+    @property
+    def uri(self) -> str:
+        """The root."""
+        return f"s3://{join(self._bucket, self._prefix)}"
+
+    def put(
+        self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None
+    ) -> str:
+        """Write a small object at once, whole or not at all; returns its etag."""
+        conditions = {}
+        if if_absent:
+            conditions["IfNoneMatch"] = "*"
+        if if_match is not None:
+            conditions["IfMatch"] = if_match
+        failures = 0
+
+        def send(attempt: int) -> str:
+            nonlocal failures
+            try:
+                answer = self._client.put_object(**self._where(key), Body=data, **conditions)
+            except Exception as error:
+                if conditions and code_of(error) in ("NoSuchKey", "PreconditionFailed"):
+                    retried = failures + _botocore_retries(error) > 0
+                    # An earlier attempt of ours may have been carried out although its answer was
+                    # lost; then the object is the one that we wanted to write.
+                    if retried and (found := self._written(key, data)) is not None:
+                        return found
+                    raise PreconditionFailed(
+                        f"{self._name(key)} was written by somebody else"
+                    ) from None
+                failures += 1
+                raise
+            return str(answer["ETag"])
+
+        return self._do("write", key, send)
+
+    def _written(self, key: str, data: bytes) -> str | None:
+        """Etag of the object if it holds ``data``."""
+        try:
+            found, etag = self.get_with_etag(key)
+        except ObjectMissing:
+            return None
+        return etag if found == data else None
+
+    def get(self, key: str) -> bytes:
+        """All bytes of an object; ``ObjectMissing`` when there is none."""
+        return self.get_with_etag(key)[0]
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        """All bytes of an object and its etag; ``ObjectMissing`` when there is none."""
+
+        def receive(attempt: int) -> tuple[bytes, str]:
+            answer = self._client.get_object(**self._where(key))
+            return answer["Body"].read(), str(answer["ETag"])
+
+        return self._do("read", key, receive)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """``length`` bytes from ``start``, fewer where the object ends; ``ObjectMissing``."""
+        if length == 0:
+            return b""
+
+        def receive(attempt: int) -> bytes:
+            span = f"bytes={start}-{start + length - 1}"
+            try:
+                answer = self._client.get_object(**self._where(key), Range=span)
+            except Exception as error:
+                if status_of(error) == 416:  # begins behind the end
+                    return b""
+                raise
+            body: bytes = answer["Body"].read()
+            return body
+
+        return self._do("read", key, receive)
+
+    def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
+        """Upload a file in parts; readers see all of it or nothing."""
+
+        def send(attempt: int) -> None:
+            with self._transfers() as manager:
+                where = self._where(key)
+                future = manager.upload(
+                    str(path), where["Bucket"], where["Key"], subscribers=_subscribers(on_bytes)
+                )
+                future.result()
+
+        self._do("write", key, send)
+
+    def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
+        """Download in parts; ``path`` appears only when complete; ``ObjectMissing``."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+        def receive(attempt: int) -> None:
+            with self._transfers() as manager:
+                where = self._where(key)
+                # Writes beside the path and renames in the end.
+                future = manager.download(
+                    where["Bucket"], where["Key"], str(path), subscribers=_subscribers(on_bytes)
+                )
+                future.result()
+
+        self._do("read", key, receive)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object whose key begins with ``prefix``, in the order of keys."""
+        root = f"{self._prefix}/" if self._prefix else ""
+        more: dict[str, str] = {}
+        while True:
+
+            def receive(attempt: int, more: dict[str, str] = more) -> Any:
+                return self._client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=f"{root}{prefix}", **more
+                )
+
+            page = self._do("list", prefix, receive)
+            for entry in page.get("Contents", []):
+                yield ObjectInfo(
+                    key=entry["Key"][len(root) :],
+                    size=entry["Size"],
+                    etag=entry["ETag"],
+                    modified=entry["LastModified"],
+                )
+            if not page["IsTruncated"]:
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; one that is missing is no error."""
+        rest = list(keys)
+        while rest:
+            batch, rest = rest[:_DELETED_AT_ONCE], rest[_DELETED_AT_ONCE:]
+            names = [{"Key": join(self._prefix, key)} for key in batch]
+
+            def send(attempt: int, names: list[dict[str, str]] = names) -> None:
+                answer = self._client.delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": names, "Quiet": True}
+                )
+                if errors := answer.get("Errors"):
+                    raise _partial(errors[0])
+
+            self._do("delete", batch[0], send)
+
+    def at(self, prefix: str) -> Objects:
+        """The same storage with its root further down."""
+        below = object.__new__(S3Objects)
+        below._bucket, below._patience, below._shared = self._bucket, self._patience, self._shared
+        below._prefix = join(self._prefix, prefix.strip("/"))
+        return below
+
+    @property
+    def _client(self) -> Any:
+        return self._shared.get()
+
+    def _where(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": join(self._prefix, key)}
+
+    def _name(self, key: str) -> str:
+        return f"s3://{join(self._bucket, join(self._prefix, key))}"
+
+    def _do(self, verb: str, key: str, action: Callable[[int], T]) -> T:
+        """Retry what may pass; raise the rest as this package's errors."""
+        try:
+            return retrying(action, is_transient=is_transient, patience=self._patience)
+        except Exception as error:
+            told = explained(error, verb=verb, name=self._name(key), bucket=self._bucket)
+            if told is error:
+                raise
+            raise told from error
+
+    def _transfers(self) -> Any:
+        from boto3.s3.transfer import TransferConfig, TransferManager
+
+        config = TransferConfig(
+            multipart_threshold=_PART_BYTES,
+            multipart_chunksize=_PART_BYTES,
+            max_concurrency=_THREADS,
+        )
+        return TransferManager(self._client, config)
+
+
+class _Client:
+    """One boto3 client, made when first used; safe to share between threads once it is there."""
+
+    def __init__(self, *, region: str | None, endpoint_url: str | None) -> None:
+        self._region, self._endpoint_url = region, endpoint_url
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    def get(self) -> Any:
+        """The client."""
+        with self._lock:
+            if self._client is None:
+                self._client = self._make()
+            return self._client
+
+    def _make(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        config = Config(
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=_READ_TIMEOUT_S,
+            retries={"mode": "standard", "max_attempts": 5},
+            max_pool_connections=4 * _THREADS,
+            # An emulator has no name for each bucket.
+            s3={"addressing_style": "path"} if self._endpoint_url else {},
+        )
+        # A session of its own: the default one is not safe to use from several threads.
+        return boto3.session.Session().client(
+            "s3", region_name=self._region, endpoint_url=self._endpoint_url, config=config
+        )
+
+
+def _subscribers(on_bytes: OnBytes | None) -> list[Any]:
+    from boto3.s3.transfer import ProgressCallbackInvoker
+
+    return [] if on_bytes is None else [ProgressCallbackInvoker(on_bytes)]
+
+
+def _botocore_retries(error: Exception) -> int:
+    response = getattr(error, "response", {})
+    return int(response.get("ResponseMetadata", {}).get("RetryAttempts", 0))
+
+
+def _partial(entry: dict[str, str]) -> Exception:
+    """The error of one object among many, as if it had been alone."""
+    from botocore.exceptions import ClientError
+
+    kind: Callable[..., Exception] = ClientError
+    return kind({"Error": {"Code": entry["Code"], "Message": entry["Message"]}}, "DeleteObjects")

@@ -62,3 +62,17 @@ def test_launch_parameters_do_not_collide_with_workload_parameters() -> None:
 def test_an_unknown_workload_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"'allreduce'; did you mean 'all-reduce'\?"):
         find_workload("allreduce")
+
+
+TEXT = Parameter(name="dataset", default="", pattern="[a-z]+", pattern_help="letters", help="h")
+COUNT = Parameter(name="count", default=1, maximum=9, help="h")
+
+
+def test_a_text_that_does_not_match_is_refused_in_words() -> None:
+    with pytest.raises(ValueError, match=r"^dataset=a/b cannot be; it takes letters$"):
+        TEXT.parse("a/b")
+
+
+def test_a_value_above_the_most_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^count=10 is too large; the most is 9$"):
+        COUNT.parse("10")

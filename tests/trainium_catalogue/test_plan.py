@@ -1,0 +1,127 @@
+"""The arithmetic of a training run, against published figures and against itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainium_catalogue.models import PRESETS
+from trainium_catalogue.plan import GIB, TrainingPlan
+from trainium_catalogue.training_parameters import (
+    FIXED_IN_A_RUN,
+    GRAPH_PARAMETERS,
+    training_parameters,
+)
+
+LLAMA2_7B = {p.name: p.default for p in training_parameters(PRESETS["llama2-7b"])}
+LLAMA_TINY = {p.name: p.default for p in training_parameters(PRESETS["llama-tiny"])}
+
+
+def plan(num_ranks: int = 128, **changes: Any) -> TrainingPlan:
+    """Llama-2-7B on four trn1.32xlarge, with ``changes`` by parameter name (`_` for `-`)."""
+    values = {name.replace("_", "-"): value for name, value in changes.items()}
+    return TrainingPlan.from_values({**LLAMA2_7B, **values}, num_ranks)
+
+
+def test_llama2_7b_has_as_many_parameters_as_published() -> None:
+    """Hugging Face's model card of meta-llama/Llama-2-7b-hf: 6.74 B."""
+    assert PRESETS["llama2-7b"].shape.num_parameters == 6_738_415_616
+
+
+def test_the_reference_on_four_nodes() -> None:
+    """AWS's reference script computes DP = 32 x 4 / 8 and ACC_STEPS = 1024 / 1 / DP."""
+    made = plan()
+
+    assert (made.data_parallel, made.accumulation_steps) == (16, 64)
+    assert made.tokens_per_step == 4_194_304
+
+
+def test_model_flops_utilization_is_close_to_what_aws_publishes() -> None:
+    """81 sequences/s on 16 nodes: AWS's benchmark page says 30.8 %, with a formula of its own."""
+    made = plan(16 * 32)
+
+    utilization = made.model_flops_utilization(81 * 4096, peak_flops=95e12)
+
+    assert utilization == pytest.approx(0.308, abs=0.01)
+
+
+def test_llama2_7b_fits_a_core_of_trainium() -> None:
+    assert plan().state_bytes_per_rank < 8 * GIB
+
+
+def test_a_checkpoint_of_llama2_7b_is_81_gb() -> None:
+    assert plan().checkpoint_bytes == pytest.approx(80.9e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "changes", "message"),
+    [
+        (4, {}, "tensor-parallel=8 does not divide the 4 ranks of the job; set tensor-parallel=4"),
+        (96, {"tensor_parallel": 3}, "tensor-parallel=3 does not divide num-heads=32; set"),
+        (128, {"num_kv_heads": 4}, "tensor-parallel=8 does not divide num-kv-heads=4"),
+        (128, {"intermediate_size": 11012}, "does not divide intermediate-size=11012"),
+        (128, {"vocab_size": 32001}, "does not divide vocab-size=32001"),
+        (
+            96,
+            {},
+            "global-batch=1024 is not a multiple of the 12 sequences computed at once (12 "
+            "data-parallel ranks of micro-batch=1); set global-batch=1032",
+        ),
+        (128, {"hidden_size": 4100}, "hidden-size=4100 is not a multiple of num-heads=32"),
+        (128, {"hidden_size": 32 * 127}, "rotary embeddings need an even number"),
+        (128, {"num_kv_heads": 24}, "num-heads=32 is not a multiple of num-kv-heads=24"),
+    ],
+)
+def test_what_leaves_a_remainder_is_refused_with_a_remedy(
+    num_ranks: int, changes: dict[str, int], message: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        plan(num_ranks, **changes)
+
+    assert message in str(refused.value)
+
+
+@given(
+    nodes=st.sampled_from([1, 2, 4, 8, 16, 32]),
+    tensor_parallel=st.sampled_from([1, 2, 4, 8, 16, 32]),
+    micro_batch=st.sampled_from([1, 2, 4]),
+    multiple=st.integers(1, 9),
+)
+def test_every_plan_computes_the_whole_global_batch(
+    nodes: int, tensor_parallel: int, micro_batch: int, multiple: int
+) -> None:
+    at_once = 32 * nodes // tensor_parallel * micro_batch
+
+    made = plan(
+        32 * nodes,
+        tensor_parallel=tensor_parallel,
+        micro_batch=micro_batch,
+        global_batch=at_once * multiple,
+    )
+
+    assert made.accumulation_steps == multiple
+    assert made.data_parallel * made.micro_batch * made.accumulation_steps == made.global_batch
+
+
+@given(tensor_parallel=st.sampled_from([1, 2, 4, 8, 16, 32]))
+def test_ranks_hold_the_whole_model_between_them(tensor_parallel: int) -> None:
+    made = plan(tensor_parallel=tensor_parallel)
+
+    assert made.parameters_per_rank * tensor_parallel >= made.shape.num_parameters
+    held = made.optimizer_parameters_per_rank * made.data_parallel
+    assert 0 <= held - made.parameters_per_rank < made.data_parallel
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
+def test_every_preset_runs_on_one_node_and_on_four(preset: Any) -> None:
+    values = {p.name: p.default for p in training_parameters(preset)}
+
+    for num_nodes in (1, 4):
+        assert TrainingPlan.from_values(values, 32 * num_nodes).accumulation_steps >= 1
+
+
+def test_what_is_fixed_in_a_run_or_decides_graphs_is_a_parameter() -> None:
+    assert set(FIXED_IN_A_RUN) | set(GRAPH_PARAMETERS) <= set(LLAMA_TINY)

@@ -45,11 +45,17 @@ def test_every_environment_variable_is_documented() -> None:
 
 
 def test_every_bucket_prefix_is_documented() -> None:
-    prefixes = [contract.DATASETS_PREFIX, contract.CACHE_PREFIX, contract.EXPORT_PREFIX]
-    runs = [contract.run_prefix("<name>", folder) for folder in contract.RUN_FOLDERS]
+    tops = [
+        *(contract.TOKENIZERS_PREFIX, contract.CORPORA_PREFIX, contract.DATASETS_PREFIX),
+        *(contract.RUNS_PREFIX, contract.CACHE_PREFIX, contract.EXPORT_PREFIX),
+    ]
+    folders = [contract.run_prefix("<name>", folder) for folder in contract.RUN_FOLDERS]
+    files = [contract.run_key("<name>", name) for name in (contract.RUN_CONFIG, contract.RUN_LOCK)]
+    documented = first_column("Bucket")
 
-    assert all(f"`{prefix}" in PAGE for prefix in prefixes)
-    assert [cell for cell in first_column("Bucket") if cell.startswith("runs/")] == runs
+    assert list(dict.fromkeys(cell.partition("/")[0] + "/" for cell in documented)) == tops
+    in_runs = [cell for cell in documented if cell.startswith(contract.RUNS_PREFIX)]
+    assert [cell for cell in in_runs if "step-" not in cell] == [*files, *folders]
 
 
 @pytest.mark.parametrize("link", re.findall(r"\((schemas/[^)]+)\)", PAGE))

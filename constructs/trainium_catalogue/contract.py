@@ -58,9 +58,9 @@ ENV_NEURON_RELEASE: Final = "TRAINIUM_NEURON_RELEASE"
 ENV_BUCKET: Final = "TRAINIUM_BUCKET"
 # ECS sets no region on EC2, and boto3 needs one.
 ENV_REGION: Final = "AWS_REGION"
-ENV_RUN: Final = "TRAINIUM_RUN"
 ENV_LUSTRE: Final = "TRAINIUM_LUSTRE"
 """Mount point of FSx for Lustre; unset without one."""
+ENV_RUN: Final = "TRAINIUM_RUN"
 # Only the rehearsal and laptops set these three.
 ENV_DEVICE: Final = "TRAINIUM_DEVICE"
 ENV_PROCESSES_PER_NODE: Final = "TRAINIUM_PROCESSES_PER_NODE"

@@ -1,0 +1,23 @@
+"""The accelerators that the training loop runs on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training.contract import DeviceKind
+
+if TYPE_CHECKING:
+    from training.backends.base import Backend
+    from training.device import Device
+    from training.llama.config import TrainConfig
+
+
+def open_backend(config: TrainConfig, device: Device) -> Backend:
+    """The backend of a device whose ranks have already met."""
+    if device.kind is DeviceKind.XLA:
+        from training.backends.nxd import NxdBackend
+
+        return NxdBackend(config, device)
+    from training.backends.native import NativeBackend
+
+    return NativeBackend(config, device)

@@ -1,0 +1,76 @@
+"""What the training loop asks of an accelerator: one protocol, two implementations.
+
+``native`` is plain torch.distributed (gloo on CPUs, TorchNeuron on Trainium2 and later), ``nxd``
+is torch_xla with neuronx_distributed. Both run the same model with the same tensor-parallel plan.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from training.checkpoint import CheckpointInfo, Checkpoints
+
+
+class Backend(Protocol):
+    """One rank's share of the model, its optimizer and the collectives between the ranks.
+
+    Every rank calls every method in the same order. Scalars stay on the device until they are
+    fetched, so that a step that is not logged waits for nothing.
+    """
+
+    name: str
+    """``native`` or ``nxd``."""
+    checkpoint_format: str
+    """``dcp`` or ``nxd``: what ``save`` writes and ``load`` reads."""
+    rank: int
+    num_ranks: int
+    data_rank: int
+    """Which data-parallel share this rank computes; the ranks of one model share it."""
+    tracing_only: bool
+    """Graphs are extracted and nothing is computed: numbers mean nothing, and none are written."""
+    peak_flops: float | None
+    """Of one rank, dense bf16, per second; None where no peak is published (CPUs)."""
+
+    def build(self) -> None:
+        """Make the sharded model with its initial weights, and the optimizer."""
+
+    def forward_backward(self, tokens: torch.Tensor, *, is_last: bool) -> torch.Tensor:
+        """Add the gradients of one micro-batch; returns its part of the step's loss.
+
+        ``tokens`` is int64 ``[micro_batch, seq_len + 1]`` on the host: token i predicts i + 1.
+        The sum of what the calls of one step return is this data rank's mean loss. Gradients are
+        reduced over data-parallel ranks only when ``is_last``.
+        """
+
+    def clip_and_step(self, learning_rate: float) -> torch.Tensor:
+        """Clip, update the weights and drop the gradients; returns the norm before clipping."""
+
+    def mean_over_data(self, loss: torch.Tensor) -> float:
+        """Average over data-parallel ranks, fetched; the same on every rank."""
+
+    def fetch(self, scalar: torch.Tensor) -> float:
+        """A device scalar as a number."""
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether any rank says so; the same answer on every rank."""
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+
+    def save(
+        self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
+    ) -> None:
+        """Write a checkpoint with master weights and optimizer state.
+
+        Returns when training may change the weights again; ``checkpoints.wait()`` when the upload
+        is complete.
+        """
+
+    def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> None:
+        """Replace weights and optimizer state by a checkpoint's.
+
+        ``ValueError`` where the format does not fit the number of ranks.
+        """

@@ -1,0 +1,1 @@
+"""Pre-training of Llama models: configuration, model, tensor-parallel plan and the loop."""

@@ -1,0 +1,99 @@
+"""Everything that decides a training run, as one frozen value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trainium_catalogue.models import ModelShape
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.plan import TrainingPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """The parameters of a training workload; the names are those of the catalogue."""
+
+    plan: TrainingPlan
+    max_steps: int
+    steps_this_run: int
+    """0: up to ``max_steps``."""
+    learning_rate: float
+    """At the end of the warm-up."""
+    warmup_steps: int
+    weight_decay: float
+    """Not of norms and biases."""
+    beta1: float
+    beta2: float
+    adam_eps: float
+    max_grad_norm: float
+    """0: gradients are not clipped."""
+    seed: int
+    activation_checkpointing: bool
+    save_every: int
+    """0: only at the end."""
+    keep_last: int
+    keep_every: int
+    async_save: bool
+    checkpoint_uri: str
+    """Empty: the run's own place."""
+    log_every: int
+    compile_only: bool
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model."""
+        return self.plan.shape
+
+    @staticmethod
+    def from_values(values: Mapping[str, Value], num_ranks: int) -> TrainConfig:
+        """Read a workload's parameters; ``ValueError`` where they disagree with each other."""
+        return TrainConfig(
+            plan=TrainingPlan.from_values(values, num_ranks),
+            max_steps=int(values["max-steps"]),
+            steps_this_run=int(values["steps-this-run"]),
+            learning_rate=float(values["lr"]),
+            warmup_steps=int(values["warmup-steps"]),
+            weight_decay=float(values["weight-decay"]),
+            beta1=float(values["beta1"]),
+            beta2=float(values["beta2"]),
+            adam_eps=float(values["adam-eps"]),
+            max_grad_norm=float(values["max-grad-norm"]),
+            seed=int(values["seed"]),
+            activation_checkpointing=bool(values["activation-checkpointing"]),
+            save_every=int(values["save-every"]),
+            keep_last=int(values["keep-last"]),
+            keep_every=int(values["keep-every"]),
+            async_save=bool(values["async-save"]),
+            checkpoint_uri=str(values["checkpoint-uri"]),
+            log_every=int(values["log-every"]),
+            compile_only=bool(values["compile-only"]),
+        )
+
+    def last_step(self, done: int) -> int:
+        """The step at which a job ends that begins with ``done`` steps behind it."""
+        if self.steps_this_run:
+            return min(self.max_steps, done + self.steps_this_run)
+        return self.max_steps
+
+    def learning_rate_at(self, step: int) -> float:
+        """Of optimizer step ``step``, counted from 1.
+
+        Linear warm-up to the peak, which step ``warmup_steps`` has, then linear to 0, which the
+        step after the last one would have.
+        """
+        if step <= self.warmup_steps:
+            return self.learning_rate * step / self.warmup_steps
+        falling = self.max_steps - self.warmup_steps
+        return self.learning_rate * max(0, self.max_steps + 1 - step) / max(1, falling)
+
+    def positions(self, step: int, micro: int, data_rank: int) -> range:
+        """Positions in the data order that a data rank computes at once.
+
+        Step ``step``, counted from 0, of the run takes ``global_batch`` positions in a row, the
+        same for any number of ranks; ``micro`` counts the accumulation steps.
+        """
+        at_once = self.plan.data_parallel * self.plan.micro_batch
+        first = step * self.plan.global_batch + micro * at_once
+        first += data_rank * self.plan.micro_batch
+        return range(first, first + self.plan.micro_batch)

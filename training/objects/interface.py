@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -74,6 +76,13 @@ class Objects(Protocol):
 
     def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Upload a file of any size; readers see all of it or nothing."""
+
+    def create(self, key: str) -> AbstractContextManager[io.IOBase]:
+        """A stream to write a new object of any size to; nobody sees it before the block ends.
+
+        An exception in the block leaves nothing behind. S3 gets parts while they are written, so
+        the object is never whole on the disk or in memory: at most five parts of 16 MiB are.
+        """
 
     def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Download to ``path``, which appears only when complete; ``ObjectMissing``."""

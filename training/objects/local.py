@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import shutil
 import tempfile
@@ -73,6 +74,16 @@ class LocalObjects:
         target = self._path(key)
         with self._new_file(target) as part:
             _copy(path, part, on_bytes)
+            _sync(part)
+            part.replace(target)
+
+    @contextmanager
+    def create(self, key: str) -> Iterator[io.IOBase]:
+        """A stream to write a new object to; nobody sees it before the block ends."""
+        target = self._path(key)
+        with self._new_file(target) as part:
+            with part.open("wb") as file:
+                yield file
             _sync(part)
             part.replace(target)
 

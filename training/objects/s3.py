@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +18,7 @@ from training.objects.interface import (
     PreconditionFailed,
     join,
 )
+from training.objects.multipart import MultipartUpload
 from training.objects.retries import Patience, retrying
 
 T = TypeVar("T")
@@ -132,6 +135,23 @@ class S3Objects:
                 future.result()
 
         self._do("write", key, send)
+
+    @contextmanager
+    def create(self, key: str) -> Iterator[io.IOBase]:
+        """A stream to write a new object to; nobody sees it before the block ends."""
+        upload = MultipartUpload(
+            self._client,
+            self._where(key),
+            part_bytes=_PART_BYTES,
+            num_threads=_THREADS,
+            retry=lambda action: self._do("write", key, lambda attempt: action()),
+        )
+        try:
+            yield upload
+            upload.finish()
+        except BaseException:
+            upload.abort()
+            raise
 
     def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Download in parts; ``path`` appears only when complete; ``ObjectMissing``."""

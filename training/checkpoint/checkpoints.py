@@ -1,0 +1,259 @@
+"""The checkpoints of one run: saved beside training, found, verified, loaded, thinned out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from training.checkpoint.dcp import Reader, Writer
+from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable, SaveFailed
+from training.checkpoint.folders import Folders
+from training.checkpoint.marker import CheckpointInfo
+from training.checkpoint.pending import Pending
+from training.checkpoint.ranks import Ranks
+from training.objects import Objects
+from trainium_catalogue.contract import checkpoint_name
+
+_BEAT_S = 0.5
+
+
+def _quiet(text: str) -> None:
+    """Say nothing."""
+
+
+class Checkpoints:
+    """Checkpoints below ``objects``, in folders ``step-00000010`` with ``complete.json`` inside.
+
+    Every rank makes one at the same point of its program and calls the methods that say "all
+    ranks" in the same order. ``say`` gets lines for the log, on rank 0 only; ``report`` is called
+    at least every second while something is waited for; ``on_saved`` and ``on_failed`` are called
+    on every rank from the thread that saves.
+
+    Size: fp32 weights and AdamW's moments are 12 bytes a parameter, 81 GB for Llama-2-7B: 0.65 GB
+    for each of 128 ranks, 20 GB a node. An asynchronous save holds that once more in host memory
+    (a trn1.32xlarge has 512 GiB) until it is uploaded, and 80 MiB a rank of parts under way;
+    nothing goes to a local disk. There is one save under way at most.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        *,
+        keep_last: int,
+        keep_every: int,
+        say: Callable[[str], None] = _quiet,
+        report: Callable[[str], None] = _quiet,
+        on_saved: Callable[[CheckpointInfo], None] = lambda info: None,
+        on_failed: Callable[[int, str], None] = lambda step, reason: None,
+    ) -> None:
+        self._objects, self._report = objects, report
+        self._on_saved, self._on_failed = on_saved, on_failed
+        self._ranks = Ranks()
+        self._say = say if self._ranks.is_leader else _quiet
+        self._folders = Folders(objects, keep_last=keep_last, keep_every=keep_every, say=self._say)
+        self._pending: Pending | None = None
+
+    def latest(self, *, at_most: int | None = None) -> CheckpointInfo | None:
+        """All ranks: the newest complete checkpoint, or None; rank 0 decides.
+
+        Torn ones, and ones with files missing or of another size, are named and passed over.
+        """
+        return self._ranks.agree(lambda: self._folders.newest(at_most=at_most))
+
+    def load(self, state_dict: dict[str, Any], info: CheckpointInfo) -> CheckpointInfo:
+        """All ranks: fill ``state_dict`` in place; returns the checkpoint that it now holds.
+
+        That is ``info``, or the newest one before it whose checksums are right: damaged ones are
+        named and refused by all ranks together. ``CheckpointUnusable`` if none is left, or if the
+        state is of another model; storage's own errors if it cannot be read at all.
+        """
+        wanted: CheckpointInfo | None = info
+        refused = []
+        while wanted is not None:
+            reason = self._load(state_dict, wanted)
+            if reason is None:
+                return wanted
+            self._say(f"checkpoint {wanted.name} is refused: {reason}")
+            self._folders.refuse(wanted.step)
+            refused.append(wanted.name)
+            wanted = self.latest(at_most=wanted.step)
+        raise CheckpointUnusable(
+            f"no checkpoint of {self._objects.uri} can be loaded: {', '.join(refused)} "
+            f"{'is' if len(refused) == 1 else 'are'} damaged (last reason: {reason}); restore the "
+            "files, or start again under another run name"
+        )
+
+    def _load(self, state_dict: dict[str, Any], info: CheckpointInfo) -> str | None:
+        """Why it is damaged; None when it was loaded."""
+        if info.format != "dcp":
+            raise CheckpointUnusable(
+                f"checkpoint {info.name} has format {info.format}, which only the same Neuron "
+                "release line reads; continue on the instance type that wrote it, or export it"
+            )
+        done = 0
+
+        def count(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            self._report(f"loading {info.name}: {done >> 20} MiB")
+
+        reader = Reader(self._objects.at(info.name), info.files, count)
+        try:
+            dcp_load(
+                state_dict,
+                storage_reader=reader,
+                process_group=self._ranks.group,
+                no_dist=self._ranks.group is None,
+            )
+        except CheckpointException as error:
+            return _damage(info, error)
+        return None
+
+    def save(
+        self,
+        state_dict: dict[str, Any],
+        step: int,
+        meta: Mapping[str, Any],
+        *,
+        asynchronous: bool,
+    ) -> Pending:
+        """All ranks: save the state after ``step`` optimizer steps, with ``meta`` in the marker.
+
+        Asynchronous: returns when the state is copied, so that it may change again. A save that
+        is still under way is waited for first. It never raises for storage: ``on_failed`` hears
+        the step and the reason, and what was written is removed.
+        """
+        began = time.monotonic()
+        self.wait()
+        pending = Pending(step=step)
+        self._pending = pending
+        if asynchronous:
+            state_dict = BlockingAsyncStager().stage(state_dict)
+            thread = threading.Thread(
+                target=self._save,
+                args=(state_dict, pending, meta),
+                name=f"save-{step}",
+                daemon=True,
+            )
+            thread.start()
+        else:
+            self._save(state_dict, pending, meta)
+        pending.stall_s = time.monotonic() - began
+        return pending
+
+    def _save(self, state_dict: dict[str, Any], pending: Pending, meta: Mapping[str, Any]) -> None:
+        name = checkpoint_name(pending.step)
+        # Whoever waits for the end must find that the callbacks have been called.
+        try:
+            info = self._write(state_dict, pending.step, meta)
+            self._on_saved(info)
+            pending.complete(info)
+        except (Exception, CheckpointException) as error:
+            reason = _reason(error)
+            self._say(f"checkpoint {name} was not saved, training goes on: {reason}")
+            try:
+                self._on_failed(pending.step, reason)
+            finally:
+                pending.fail(SaveFailed(f"checkpoint {name} was not saved: {reason}"))
+
+    def _write(
+        self, state_dict: dict[str, Any], step: int, meta: Mapping[str, Any]
+    ) -> CheckpointInfo:
+        ranks, folders = self._ranks, self._folders
+
+        def begin() -> None:
+            folders.begin(step)
+
+        # Also holds the other ranks back until nothing of an earlier attempt is left.
+        ranks.agree(begin)
+        writer = Writer(self._objects.at(checkpoint_name(step)))
+        try:
+            dcp_save(
+                state_dict,
+                storage_writer=writer,
+                process_group=ranks.group,
+                no_dist=ranks.group is None,
+            )
+        except CheckpointException:
+            # A full disk stays full otherwise. Every rank has ended its part.
+            ranks.agree(lambda: _try(lambda: folders.discard(step)))
+            raise
+        gathered = ranks.gather(writer.sums)
+        files = {name: known for sums in gathered for name, known in sums.items()}
+        info = ranks.agree(lambda: folders.commit(step, meta, format="dcp", files=files))
+        self._clean()
+        return info
+
+    def _clean(self) -> None:
+        """Thin out on rank 0; a failure costs space and nothing else."""
+        if not self._ranks.is_leader:
+            return
+        try:
+            gone = self._folders.clean()
+        except Exception as error:
+            self._say(f"old checkpoints could not be deleted: {_reason(error)}")
+            return
+        if gone:
+            self._say(f"deleted checkpoints {', '.join(map(checkpoint_name, gone))}")
+
+    def wait(self) -> None:
+        """All ranks: return when the save under way is complete everywhere, or has failed."""
+        pending = self._pending
+        while pending is not None and not pending.wait(_BEAT_S):
+            self._report(f"waiting until {checkpoint_name(pending.step)} is saved")
+
+    def begin(self, step: int) -> str:
+        """Rank 0: make room for files that somebody else writes; returns the URI of their folder.
+
+        For neuronx_distributed, which writes to ``s3://`` itself: no rank may write before this
+        has returned, and ``commit`` follows when every rank has written.
+        """
+        return self._folders.begin(step).uri
+
+    def commit(self, step: int, meta: Mapping[str, Any], *, format: str = "nxd") -> CheckpointInfo:
+        """Rank 0: declare what ``begin`` has begun complete, with the files that lie there.
+
+        Sizes are recorded and checked by ``latest``; checksums are not, since nobody here has
+        seen the bytes. Old checkpoints are deleted as after ``save``.
+        """
+        info = self._folders.commit(step, meta, format=format)
+        self._clean()
+        return info
+
+
+def _try(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception:
+        return
+
+
+def _damage(info: CheckpointInfo, error: CheckpointException) -> str:
+    """Why the checkpoint is damaged; raises anything else that has kept it from being loaded."""
+    causes = [failure[0] for _, failure in sorted(error.failures.items())]
+    for cause in causes:
+        if isinstance(cause, CheckpointDamaged):
+            return str(cause)
+    for cause in causes:
+        if isinstance(cause, OSError):
+            raise cause from None
+    raise CheckpointUnusable(
+        f"checkpoint {info.name} does not fit the state to load: {_reason(causes[0])}; use "
+        "another run name for another model"
+    ) from causes[0]
+
+
+def _reason(error: BaseException) -> str:
+    """One line."""
+    if isinstance(error, CheckpointException):
+        rank, failure = min(error.failures.items())
+        return f"rank {rank}: {_reason(failure[0])}"
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

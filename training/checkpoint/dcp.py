@@ -1,0 +1,125 @@
+"""torch.distributed.checkpoint on ``Objects``, with a checksum for every chunk.
+
+Files, names and metadata are those of torch's own ``FileSystemWriter``: a folder copied to a disk
+is one that ``torch.distributed.checkpoint.FileSystemReader`` and torch's conversion tools read.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemBase,
+    FileSystemReader,
+    FileSystemWriter,
+)
+from torch.distributed.checkpoint.planner import LoadPlan
+
+from training.checkpoint.errors import CheckpointDamaged
+from training.checkpoint.streams import FileSum, SummingStream, VerifiedStream
+from training.objects import Objects
+
+Path = str | os.PathLike[str]
+
+
+class _Folder(FileSystemBase):
+    """One checkpoint's files, for torch's writer and reader.
+
+    Subclassing is how fsspec and s3torchconnector attach their storage; the class has the same
+    methods in torch 2.9 and 2.13 (torch/distributed/checkpoint/filesystem.py).
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        known: Mapping[str, FileSum] | None,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        self._objects, self._known, self._on_bytes = objects, known, on_bytes
+        self.sums: dict[str, FileSum] = {}
+        """Of the files written."""
+
+    @contextmanager
+    def create_stream(self, path: Path, mode: str) -> Iterator[io.IOBase]:
+        """A new file to write, or a known one to read."""
+        name = str(path)
+        if mode == "wb":
+            with self._objects.create(name) as target:
+                stream = SummingStream(target)
+                yield stream
+            self.sums[name] = stream.sum()
+            return
+        assert mode == "rb" and self._known is not None, mode
+        if name not in self._known:
+            raise CheckpointDamaged(f"{name} is not listed in the marker")
+        yield VerifiedStream(self._objects, name, self._known[name], on_bytes=self._on_bytes)
+
+    def concat_path(self, path: Path, suffix: str) -> str:
+        """Name of a file. Objects appear whole, so none needs a temporary name first."""
+        return suffix.removesuffix(".tmp")
+
+    def rename(self, path: Path, new_path: Path) -> None:
+        """Nothing: see ``concat_path``."""
+        assert path == new_path, (path, new_path)
+
+    def init_path(self, path: Path) -> str:
+        """The folder itself."""
+        return str(path)
+
+    def mkdir(self, path: Path) -> None:
+        """Folders come with their first file."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+        """Never found by name, only given."""
+        return False
+
+    def exists(self, path: Path) -> bool:
+        """The folder was emptied before the save began."""
+        return False
+
+    def rm_file(self, path: Path) -> None:
+        """Never called, for nothing exists."""
+        self._objects.delete([str(path)])
+
+
+class Writer(FileSystemWriter):
+    """Writes this rank's file, and on the coordinator ``.metadata``."""
+
+    def __init__(self, objects: Objects) -> None:
+        # Syncing is the storage's own business; an upload has no file descriptor.
+        super().__init__(objects.uri, sync_files=False)
+        self._folder = _Folder(objects, None, lambda count: None)
+        self.fs: Any = self._folder
+
+    @property
+    def sums(self) -> dict[str, FileSum]:
+        """Of the files that this rank has written."""
+        return self._folder.sums
+
+
+class Reader(FileSystemReader):
+    """Reads what this rank needs, in the order of the files, and verifies every byte."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        known: Mapping[str, FileSum],
+        on_bytes: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        super().__init__(objects.uri)
+        self.fs: Any = _Folder(objects, known, on_bytes)
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Sort by place, so that each chunk is fetched once."""
+
+        def place(item: Any) -> tuple[str, int]:
+            stored = self.storage_data[item.storage_index]
+            return stored.relative_path, stored.offset
+
+        return replace(plan, items=sorted(plan.items, key=place))

@@ -1,0 +1,131 @@
+"""The checkpoints of a run as they lie in storage; one process works on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from training.checkpoint.errors import CheckpointDamaged
+from training.checkpoint.marker import CheckpointInfo, now
+from training.checkpoint.retention import superfluous
+from training.checkpoint.streams import FileSum
+from training.objects import Objects
+from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
+
+_FOLDER = re.compile(r"step-(\d{8,})")
+Sizes = dict[str, int]
+"""Bytes of a folder's files, by name."""
+
+
+class Folders:
+    """Finds, completes and deletes checkpoints below ``objects``."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        *,
+        keep_last: int,
+        keep_every: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._objects, self._say = objects, say
+        self._keep_last, self._keep_every = keep_last, keep_every
+        self._refused: set[int] = set()
+
+    def listed(self) -> dict[int, Sizes]:
+        """Every checkpoint there is, torn ones included, by step."""
+        found: dict[int, Sizes] = {}
+        for entry in self._objects.list("step-"):
+            folder, _, name = entry.key.partition("/")
+            if name and (match := _FOLDER.fullmatch(folder)):
+                found.setdefault(int(match[1]), {})[name] = entry.size
+        return found
+
+    def newest(self, *, at_most: int | None = None) -> CheckpointInfo | None:
+        """The newest complete one that has not been refused; says what is wrong with newer ones."""
+        listed = self.listed()
+        for step in sorted(listed, reverse=True):
+            if step in self._refused or (at_most is not None and step > at_most):
+                continue
+            name = checkpoint_name(step)
+            try:
+                return self._examined(name, listed[step])
+            except CheckpointDamaged as error:
+                self._say(f"checkpoint {name} is refused: {error}")
+        return None
+
+    def refuse(self, step: int) -> None:
+        """Never offer it again."""
+        self._refused.add(step)
+
+    def _examined(self, name: str, sizes: Sizes) -> CheckpointInfo:
+        """Its marker; ``CheckpointDamaged`` if it is torn or a file has another size."""
+        if CHECKPOINT_MARKER not in sizes:
+            raise CheckpointDamaged(f"it is torn: there is no {CHECKPOINT_MARKER}")
+        data = self._objects.get(f"{name}/{CHECKPOINT_MARKER}")
+        info = CheckpointInfo.parse(data, folder=name)
+        for file, known in info.files.items():
+            if file not in sizes:
+                raise CheckpointDamaged(f"{file} is missing")
+            if sizes[file] != known.num_bytes:
+                raise CheckpointDamaged(
+                    f"{file} has {sizes[file]} bytes, {known.num_bytes} were written"
+                )
+        return info
+
+    def begin(self, step: int) -> Objects:
+        """Make room for a new checkpoint; returns where its files go.
+
+        A checkpoint of the same step, left by an attempt that was killed or refused as damaged,
+        goes first: marker before files, so that it is never complete and wrong.
+        """
+        self._remove(step, self.listed().get(step, {}))
+        return self._objects.at(checkpoint_name(step))
+
+    def commit(
+        self,
+        step: int,
+        meta: Mapping[str, Any],
+        *,
+        format: str,
+        files: Mapping[str, FileSum] | None = None,
+    ) -> CheckpointInfo:
+        """Declare the checkpoint complete; without ``files`` it has those that lie there."""
+        if files is None:
+            sizes = self.listed().get(step, {})
+            files = {name: FileSum(num_bytes=size) for name, size in sizes.items()}
+        if not files:
+            raise CheckpointDamaged(f"checkpoint {checkpoint_name(step)} has no files")
+        info = CheckpointInfo(step=step, format=format, time=now(), meta=meta, files=files)
+        self._objects.put(f"{info.name}/{CHECKPOINT_MARKER}", info.dump())
+        self._refused.discard(step)
+        return info
+
+    def clean(self) -> list[int]:
+        """Delete what need not be kept; returns the steps of it."""
+        listed = self.listed()
+        complete = {
+            step
+            for step, sizes in listed.items()
+            if CHECKPOINT_MARKER in sizes and step not in self._refused
+        }
+        gone = superfluous(
+            complete=complete,
+            torn=set(listed) - complete,
+            keep_last=self._keep_last,
+            keep_every=self._keep_every,
+        )
+        for step in gone:
+            self._remove(step, listed[step])
+        return gone
+
+    def discard(self, step: int) -> None:
+        """Remove what a failed save has left."""
+        self._remove(step, self.listed().get(step, {}))
+
+    def _remove(self, step: int, names: Sizes) -> None:
+        folder = checkpoint_name(step)
+        if CHECKPOINT_MARKER in names:
+            self._objects.delete([f"{folder}/{CHECKPOINT_MARKER}"])
+        self._objects.delete(f"{folder}/{name}" for name in names if name != CHECKPOINT_MARKER)

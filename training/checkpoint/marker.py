@@ -1,0 +1,116 @@
+"""``complete.json``: what a complete checkpoint consists of, written after everything else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
+from training.checkpoint.streams import FileSum
+from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
+
+SCHEMA = 1
+FORMATS = ("dcp", "nxd")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """One complete checkpoint."""
+
+    step: int
+    """Optimizer steps that it contains."""
+    format: str
+    """``dcp`` (torch.distributed.checkpoint) or ``nxd`` (neuronx_distributed)."""
+    time: str
+    """When it was complete, ISO 8601."""
+    meta: Mapping[str, Any]
+    """What the trainer says: model, tokenizer_sha256, world_size, tokens_total, ..."""
+    files: Mapping[str, FileSum]
+
+    @property
+    def name(self) -> str:
+        """Its folder."""
+        return checkpoint_name(self.step)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files together."""
+        return sum(known.num_bytes for known in self.files.values())
+
+    def refuse_other(self, *, model: Mapping[str, Any], tokenizer_sha256: str) -> None:
+        """``CheckpointUnusable`` unless it was made by that model on that tokenizer."""
+        mine = self.meta.get("model")
+        if mine is not None and dict(mine) != dict(model):
+            differing = [
+                f"{name}={mine.get(name)} (now {model.get(name)})"
+                for name in sorted({*mine, *model})
+                if mine.get(name) != model.get(name)
+            ]
+            raise CheckpointUnusable(
+                f"checkpoint {self.name} is of another model: {', '.join(differing)}; use another "
+                "run name for another model"
+            )
+        made_with = self.meta.get("tokenizer_sha256")
+        if made_with is not None and made_with != tokenizer_sha256:
+            raise CheckpointUnusable(
+                f"checkpoint {self.name} was trained with tokenizer {made_with[:12]}, the dataset "
+                f"has {tokenizer_sha256[:12]}; continue with the run's own dataset, or use another "
+                "run name"
+            )
+
+    def dump(self) -> bytes:
+        """The marker's bytes."""
+        document = {
+            **self.meta,
+            "schema": SCHEMA,
+            "format": self.format,
+            "step": self.step,
+            "time": self.time,
+            "files": {
+                name: {
+                    "bytes": known.num_bytes,
+                    "chunk_bytes": known.chunk_bytes,
+                    "crc32": list(known.crc32),
+                }
+                for name, known in sorted(self.files.items())
+            },
+        }
+        return json.dumps(document, indent=1).encode() + b"\n"
+
+    @staticmethod
+    def parse(data: bytes, *, folder: str) -> CheckpointInfo:
+        """Read a marker; ``CheckpointDamaged`` when it is none."""
+        try:
+            document = json.loads(data)
+            if document["schema"] != SCHEMA or document["format"] not in FORMATS:
+                raise CheckpointDamaged(
+                    f"{CHECKPOINT_MARKER} is of schema {document['schema']}, format "
+                    f"{document['format']}, which this version does not know"
+                )
+            info = CheckpointInfo(
+                step=document.pop("step"),
+                format=document.pop("format"),
+                time=document.pop("time"),
+                files={
+                    name: FileSum(
+                        num_bytes=known["bytes"],
+                        chunk_bytes=known["chunk_bytes"],
+                        crc32=tuple(known["crc32"]),
+                    )
+                    for name, known in document.pop("files").items()
+                },
+                meta={name: value for name, value in document.items() if name != "schema"},
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise CheckpointDamaged(f"{CHECKPOINT_MARKER} cannot be read") from None
+        if info.name != folder:
+            raise CheckpointDamaged(f"{CHECKPOINT_MARKER} is that of {info.name}")
+        return info
+
+
+def now() -> str:
+    """The time as a marker holds it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

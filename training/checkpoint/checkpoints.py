@@ -33,7 +33,8 @@ class Checkpoints:
 
     Every rank makes one at the same point of its program and calls the methods that say "all
     ranks" in the same order. ``say`` gets lines for the log, on rank 0 only; ``report`` is called
-    at least every second while something is waited for; ``on_saved`` and ``on_failed`` are called
+    at least every second while something is waited for; ``guard`` is called on rank 0 before a
+    checkpoint becomes complete and may raise to prevent it (a lost ``RunLock``); ``on_saved`` and ``on_failed`` are called
     on every rank from the thread that saves.
 
     Size: fp32 weights and AdamW's moments are 12 bytes a parameter, 81 GB for Llama-2-7B: 0.65 GB
@@ -50,10 +51,11 @@ class Checkpoints:
         keep_every: int,
         say: Callable[[str], None] = _quiet,
         report: Callable[[str], None] = _quiet,
+        guard: Callable[[], None] = lambda: None,
         on_saved: Callable[[CheckpointInfo], None] = lambda info: None,
         on_failed: Callable[[int, str], None] = lambda step, reason: None,
     ) -> None:
-        self._objects, self._report = objects, report
+        self._objects, self._report, self._guard = objects, report, guard
         self._on_saved, self._on_failed = on_saved, on_failed
         self._ranks = Ranks()
         self._say = say if self._ranks.is_leader else _quiet
@@ -187,7 +189,12 @@ class Checkpoints:
             raise
         gathered = ranks.gather(writer.sums)
         files = {name: known for sums in gathered for name, known in sums.items()}
-        info = ranks.agree(lambda: folders.commit(step, meta, format="dcp", files=files))
+
+        def commit() -> CheckpointInfo:
+            self._guard()
+            return folders.commit(step, meta, format="dcp", files=files)
+
+        info = ranks.agree(commit)
         self._clean()
         return info
 
@@ -223,6 +230,7 @@ class Checkpoints:
         Sizes are recorded and checked by ``latest``; checksums are not, since nobody here has
         seen the bytes. Old checkpoints are deleted as after ``save``.
         """
+        self._guard()
         info = self._folders.commit(step, meta, format=format)
         self._clean()
         return info

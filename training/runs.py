@@ -1,0 +1,145 @@
+"""A run: who may train under its name, and what makes it what it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from training.objects import ObjectMissing, Objects
+from training.runlock import RunLock, RunLocked, RunLost
+from trainium_catalogue.contract import RUN_CONFIG
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.training_parameters import FIXED_IN_A_RUN
+
+__all__ = ["RunConfig", "RunConfigError", "RunLock", "RunLocked", "RunLost"]
+
+_SCHEMA = 1
+# Where the checkpoints are belongs to a run as well: elsewhere it would begin again at step 0.
+_FIXED = (*FIXED_IN_A_RUN, "checkpoint-uri")
+_OF_ONE_SUBMISSION = frozenset({"steps-this-run", "compile-only"})
+"""Parameters that the next submission does not inherit."""
+
+
+class RunConfigError(ValueError):
+    """What is asked for does not fit the run under this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """``run.json``: a run's workload, parameters and data, as its latest submission left them."""
+
+    workload: str
+    values: Mapping[str, Value]
+    """Every parameter of the workload."""
+    created: str
+    """When the run began, ISO 8601."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What else is fixed and was found out, not given: ``tokenizer_sha256``, ``eos_id``, ..."""
+
+    @staticmethod
+    def load(objects: Objects) -> RunConfig | None:
+        """The run whose root ``objects`` is; None before its first submission."""
+        try:
+            document = json.loads(objects.get(RUN_CONFIG))
+        except ObjectMissing:
+            return None
+        except ValueError:
+            raise RunConfigError(
+                f"{objects.uri}/{RUN_CONFIG} is not JSON; restore it, or use another run name"
+            ) from None
+        if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
+            raise RunConfigError(
+                f"{objects.uri}/{RUN_CONFIG} was written by another version of this code; finish "
+                "the run with that version, or use another run name"
+            )
+        return RunConfig(
+            workload=document["workload"],
+            values=document["values"],
+            created=document["created"],
+            facts=document["facts"],
+        )
+
+    def save(self, objects: Objects) -> None:
+        """Write ``run.json``; the writer holds the run's lock."""
+        document = {
+            "schema": _SCHEMA,
+            "workload": self.workload,
+            "created": self.created,
+            "values": dict(self.values),
+            "facts": dict(self.facts),
+        }
+        objects.put(RUN_CONFIG, json.dumps(document, indent=2).encode() + b"\n")
+
+    @staticmethod
+    def settle(
+        stored: RunConfig | None,
+        *,
+        run: str,
+        workload: str,
+        values: Mapping[str, Value],
+        given: Mapping[str, Value],
+    ) -> RunConfig:
+        """What a submission means: its own words, then what the run remembers, then defaults.
+
+        ``values`` are all parameters with defaults filled in, ``given`` those that the user named.
+        ``RunConfigError`` where a parameter that makes the run what it is would change.
+        """
+        if stored is None:
+            return RunConfig(workload=workload, values=dict(values), created=_now())
+        if stored.workload != workload:
+            raise RunConfigError(
+                f"run {run} is a run of {stored.workload}, not of {workload}; submit "
+                f"{stored.workload}, or use another run name"
+            )
+        changed = [
+            f"{name}={given[name]} (the run has {stored.values[name]})"
+            for name in _FIXED
+            if name in given and name in stored.values and given[name] != stored.values[name]
+        ]
+        if changed:
+            raise RunConfigError(
+                f"run {run} cannot continue with {', '.join(changed)}; leave that out, or use "
+                "another run name"
+            )
+        remembered = {
+            name: value
+            for name, value in stored.values.items()
+            if name in values and name not in _OF_ONE_SUBMISSION
+        }
+        return RunConfig(
+            workload=workload,
+            values={**values, **remembered, **given},
+            created=stored.created,
+            facts=stored.facts,
+        )
+
+    def with_facts(self, *, run: str, facts: Mapping[str, Any]) -> RunConfig:
+        """The same with ``facts`` remembered; ``RunConfigError`` if one of them was otherwise."""
+        changed = [
+            f"{name}={_shown(value)} (the run has {_shown(self.facts[name])})"
+            for name, value in facts.items()
+            if name in self.facts and self.facts[name] != value
+        ]
+        if changed:
+            raise RunConfigError(
+                f"run {run} cannot continue with {', '.join(changed)}; use the dataset that the "
+                "run began with, or another run name"
+            )
+        return RunConfig(
+            workload=self.workload,
+            values=self.values,
+            created=self.created,
+            facts={**self.facts, **facts},
+        )
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 16 else f"{text[:12]}..."
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from training.llama.config import TrainConfig
 
 
-def open_backend(config: TrainConfig, device: Device) -> Backend:
-    """The backend of a device whose ranks have already met."""
+def open_backend(config: TrainConfig, device: Device, *, peak_flops: float | None) -> Backend:
+    """The backend of a device whose ranks have already met; ``peak_flops`` is one rank's."""
     if device.kind is DeviceKind.XLA:
         from training.backends.nxd import NxdBackend
 
-        return NxdBackend(config, device)
+        return NxdBackend(config, device, peak_flops=peak_flops)
     from training.backends.native import NativeBackend
 
-    return NativeBackend(config, device)
+    return NativeBackend(config, device, peak_flops=peak_flops)

@@ -69,8 +69,9 @@ class Backend(Protocol):
         is complete.
         """
 
-    def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> None:
-        """Replace weights and optimizer state by a checkpoint's.
+    def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
+        """Replace weights and optimizer state by a checkpoint's; returns the one they now hold.
 
-        ``ValueError`` where the format does not fit the number of ranks.
+        That is an earlier one where ``info`` is damaged. ``ValueError`` where the format does not
+        fit the number of ranks.
         """

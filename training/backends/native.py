@@ -1,0 +1,186 @@
+"""Plain torch.distributed: DTensor tensor parallelism, FSDP2 over data-parallel ranks.
+
+The same code runs on CPUs with gloo and on TorchNeuron's device ``neuron``.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
+
+from training.backends.optimizer import Adam, clip
+from training.contract import DeviceKind
+from training.llama.model import initial_weight, llama_config, meta_model, restore_buffers
+from training.llama.parallel import parallelize
+
+if TYPE_CHECKING:
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+    from training.checkpoint import CheckpointInfo, Checkpoints
+    from training.device import Device
+    from training.llama.config import TrainConfig
+
+_PRECISION = MixedPrecisionPolicy(
+    # fp32 parameters are the master weights; gradients are summed in fp32.
+    param_dtype=torch.bfloat16,
+    reduce_dtype=torch.float32,
+)
+
+
+class NativeBackend:
+    """One rank's share of a run; see ``Backend``."""
+
+    name = "native"
+    checkpoint_format = "dcp"
+    tracing_only = False
+
+    def __init__(self, config: TrainConfig, device: Device, *, peak_flops: float | None) -> None:
+        self._config = config
+        self._device = torch.device("cpu" if device.kind is DeviceKind.CPU else "neuron")
+        # bf16 arithmetic on CPUs without AMX is 75 times slower than fp32.
+        self._mixed = device.kind is not DeviceKind.CPU
+        self.rank, self.num_ranks = device.rank, device.num_ranks
+        self.peak_flops = peak_flops
+        plan = config.plan
+        self._degree, self._parts = plan.tensor_parallel, plan.data_parallel
+        # Neighbours share a model, so that its collectives stay on a node.
+        self.data_rank = self.rank // self._degree
+        self._mesh: DeviceMesh | None = None
+        if self.num_ranks > 1:
+            self._mesh = init_device_mesh(
+                self._device.type, (self._parts, self._degree), mesh_dim_names=("data", "tensor")
+            )
+
+    def build(self) -> None:
+        """Make the sharded model with its initial weights, and the optimizer."""
+        config = self._config
+        model = meta_model(llama_config(config.shape, seq_len=config.plan.seq_len))
+        if self._degree > 1:
+            parallelize(model, self._part("tensor"))
+        model.to_empty(device=self._device)
+        for name, parameter in model.named_parameters():
+            _fill(parameter, initial_weight(name, parameter.size(), seed=config.seed))
+        restore_buffers(model, self._device)
+        if config.activation_checkpointing:
+            model.gradient_checkpointing_enable(
+                # There is no dropout whose random numbers would have to be repeated.
+                {"use_reentrant": False, "preserve_rng_state": False}
+            )
+        if self._shards:
+            self._shard(model)
+        self._model: LlamaForCausalLM = model
+        self._adam = Adam(model, config)
+
+    @property
+    def _shards(self) -> bool:
+        return self._parts > 1 or self._mixed
+
+    def _shard(self, model: LlamaForCausalLM) -> None:
+        """Optimizer state, gradients and master weights by data rank (ZeRO-2)."""
+        policy = _PRECISION if self._mixed else MixedPrecisionPolicy()
+        mesh = self._part("data")
+        for layer in model.model.layers:
+            # Weights stay gathered from forward to backward: one gathering a step, as in ZeRO-1.
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+    def _part(self, name: str) -> DeviceMesh:
+        if self._mesh is None:
+            self._mesh = init_device_mesh(
+                self._device.type, (1, 1), mesh_dim_names=("data", "tensor")
+            )
+        return self._mesh[name]
+
+    def forward_backward(self, tokens: torch.Tensor, *, is_last: bool) -> torch.Tensor:
+        """Add the gradients of one micro-batch; returns its part of the step's loss."""
+        if self._shards:
+            sharded = cast(FSDPModule, self._model)
+            sharded.set_requires_gradient_sync(is_last)
+            # Else every micro-batch would gather the same weights again.
+            sharded.set_reshard_after_backward(is_last)
+        placed = tokens.to(self._device)
+        with self._loss_context():
+            logits = self._model(input_ids=placed[:, :-1], use_cache=False).logits
+            loss = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1).float(), placed[:, 1:].flatten()
+            )
+            loss = loss / self._config.plan.accumulation_steps
+            loss.backward()  # type: ignore[no-untyped-call]
+        return _local(loss.detach())
+
+    def _loss_context(self) -> AbstractContextManager[None]:
+        # The logits of the whole vocabulary are never together on one rank.
+        return loss_parallel() if self._degree > 1 else nullcontext()
+
+    def clip_and_step(self, learning_rate: float) -> torch.Tensor:
+        """Clip, update the weights and drop the gradients; returns the norm before clipping."""
+        norm = clip(self._model.parameters(), self._config.max_grad_norm)
+        self._adam.step(learning_rate)
+        return norm
+
+    def mean_over_data(self, loss: torch.Tensor) -> float:
+        """Average over data-parallel ranks, fetched; the same on every rank."""
+        if self._parts > 1:
+            loss = loss.clone()
+            dist.all_reduce(loss, group=self._part("data").get_group())
+            loss /= self._parts
+        return self.fetch(loss)
+
+    def fetch(self, scalar: torch.Tensor) -> float:
+        """A device scalar as a number."""
+        return float(scalar.item())
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether any rank says so; the same answer on every rank."""
+        if self.num_ranks == 1:
+            return flag
+        shared = torch.tensor([int(flag)], dtype=torch.int32, device=self._device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return bool(shared.item())
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self.any_rank(False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Master weights and moments by name of the parameter, sharded as they are here."""
+        weights = dict(self._model.named_parameters())
+        return {"model": weights, "optimizer": self._adam.state(weights)}
+
+    def save(
+        self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
+    ) -> None:
+        """Write a checkpoint with master weights and optimizer state."""
+        checkpoints.save(self.state_dict(), step, meta, asynchronous=asynchronous)
+
+    def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
+        """Replace weights and optimizer state by a checkpoint's, whatever topology wrote it."""
+        loaded = checkpoints.load(self.state_dict(), info)
+        self._adam.restore_step(loaded.step)
+        return loaded
+
+
+@torch.no_grad()
+def _fill(parameter: torch.Tensor, whole: torch.Tensor) -> None:
+    """Keep this rank's part of a parameter's value."""
+    if isinstance(parameter, DTensor):
+        part = distribute_tensor(
+            whole.to(parameter.device),
+            parameter.device_mesh,
+            parameter.placements,
+            src_data_rank=None,  # every rank has the whole: nothing is sent
+        )
+        parameter.to_local().copy_(part.to_local())
+    else:
+        parameter.copy_(whole)
+
+
+def _local(scalar: torch.Tensor) -> torch.Tensor:
+    return scalar.full_tensor() if isinstance(scalar, DTensor) else scalar

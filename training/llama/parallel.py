@@ -1,0 +1,88 @@
+"""The tensor-parallel plan of Llama: one table, executed by DTensor or by neuronx_distributed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+
+class Split(StrEnum):
+    """How the ranks of one model share a module."""
+
+    COLWISE = "colwise"
+    """Each has a part of the outputs; the result stays split."""
+    ROWWISE = "rowwise"
+    """Each has a part of the inputs; results are summed."""
+    VOCAB_IN = "vocab-in"
+    """Input embedding: each has a part of the vocabulary; results are summed."""
+    VOCAB_OUT = "vocab-out"
+    """Output projection: each has a part of the vocabulary, and the loss is computed on parts."""
+
+
+def tensor_parallel_plan(config: LlamaConfig) -> dict[str, Split]:
+    """Module name, with ``*`` for a layer's number, to how it is split.
+
+    The layers are as Hugging Face's configuration says; it leaves both ends of the model whole.
+    """
+    layers = {f"model.{name}": Split(how) for name, how in config.base_model_tp_plan.items()}
+    return {"model.embed_tokens": Split.VOCAB_IN, **layers, "lm_head": Split.VOCAB_OUT}
+
+
+def split_modules(
+    model: LlamaForCausalLM, plan: dict[str, Split]
+) -> Iterator[tuple[str, nn.Module, Split]]:
+    """Every module that ``plan`` names, with its full name."""
+    patterns = [
+        (re.compile(re.escape(name).replace(r"\*", r"\d+")), how) for name, how in plan.items()
+    ]
+    for name, module in model.named_modules():
+        for pattern, how in patterns:
+            if pattern.fullmatch(name):
+                yield name, module, how
+
+
+def _style(split: Split) -> ParallelStyle:
+    match split:
+        case Split.COLWISE:
+            return ColwiseParallel()
+        case Split.ROWWISE:
+            return RowwiseParallel()
+        case Split.VOCAB_IN:
+            return RowwiseParallel(input_layouts=Replicate())
+        case Split.VOCAB_OUT:
+            return ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+
+
+def parallelize(model: LlamaForCausalLM, mesh: DeviceMesh) -> None:
+    """Split a model on the meta device over the ranks of ``mesh``, by DTensor."""
+    plan = tensor_parallel_plan(model.config)
+    styles = {name: _style(how) for name, _, how in split_modules(model, plan)}
+    # No rank's values are sent to the others: on the meta device there are none.
+    parallelize_module(model, mesh, styles, src_data_rank=None)
+
+
+def split_dimension(how: Split) -> int:
+    """Which dimension of a weight, ``[outputs, inputs]`` or ``[vocabulary, hidden]``, is split."""
+    return 1 if how is Split.ROWWISE else 0
+
+
+def part_of(whole: torch.Tensor, how: Split, *, index: int, parts: int) -> torch.Tensor:
+    """The ``index``-th of ``parts`` equal parts of a weight."""
+    return whole.chunk(parts, dim=split_dimension(how))[index]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from training.objects import ObjectMissing, Objects
+from training.objects import ObjectMissing, Objects, open_objects
 from training.runlock import RunLock, RunLocked, RunLost
-from trainium_catalogue.contract import RUN_CONFIG
+from trainium_catalogue.contract import RUN_CONFIG, run_prefix
 from trainium_catalogue.parameters import Value
 from trainium_catalogue.training_parameters import FIXED_IN_A_RUN
 
-__all__ = ["RunConfig", "RunConfigError", "RunLock", "RunLocked", "RunLost"]
+__all__ = ["RunConfig", "RunConfigError", "RunLock", "RunLocked", "RunLost", "checkpoint_root"]
 
 _SCHEMA = 1
 # Where the checkpoints are belongs to a run as well: elsewhere it would begin again at step 0.
@@ -134,6 +134,24 @@ class RunConfig:
             created=self.created,
             facts={**self.facts, **facts},
         )
+
+
+def checkpoint_root(
+    bucket: Objects,
+    run: str,
+    config: RunConfig,
+    *,
+    region: str | None,
+    endpoint_url: str | None,
+) -> Objects:
+    """Where the checkpoints of a run are: its place in the bucket, or below ``checkpoint-uri``.
+
+    The run's name is part of the path in either case, so that runs that share a URI stay apart.
+    """
+    uri = str(config.values.get("checkpoint-uri", ""))
+    if not uri:
+        return bucket.at(run_prefix(run, "checkpoints"))
+    return open_objects(uri, region=region, endpoint_url=endpoint_url).at(run)
 
 
 def _shown(value: Any) -> str:

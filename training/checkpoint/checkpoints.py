@@ -34,8 +34,8 @@ class Checkpoints:
     Every rank makes one at the same point of its program and calls the methods that say "all
     ranks" in the same order. ``say`` gets lines for the log, on rank 0 only; ``report`` is called
     at least every second while something is waited for; ``guard`` is called on rank 0 before a
-    checkpoint becomes complete and may raise to prevent it (a lost ``RunLock``); ``on_saved`` and ``on_failed`` are called
-    on every rank from the thread that saves.
+    checkpoint becomes complete and may raise to prevent it (a lost ``RunLock``); ``on_saved`` and
+    ``on_failed`` are called on every rank, from the thread that saves, and then ``wait`` returns.
 
     Size: fp32 weights and AdamW's moments are 12 bytes a parameter, 81 GB for Llama-2-7B: 0.65 GB
     for each of 128 ranks, 20 GB a node. An asynchronous save holds that once more in host memory

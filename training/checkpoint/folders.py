@@ -55,6 +55,14 @@ class Folders:
                 self._say(f"checkpoint {name} is refused: {error}")
         return None
 
+    def complete(self) -> set[int]:
+        """Steps of which there is a marker, and that have not been refused."""
+        return {
+            step
+            for step, sizes in self.listed().items()
+            if CHECKPOINT_MARKER in sizes and step not in self._refused
+        }
+
     def refuse(self, step: int) -> None:
         """Never offer it again."""
         self._refused.add(step)

@@ -6,6 +6,7 @@ from typing import Any
 
 from training.objects.interface import (
     ObjectMissing,
+    PreconditionFailed,
     StorageError,
     StorageRefused,
     StorageUnavailable,
@@ -98,6 +99,8 @@ def explained(error: Exception, *, verb: str, name: str, bucket: str) -> Excepti
         return StorageUnavailable(
             f"cannot {verb} {name}: {reason}; S3 kept failing, a later attempt may succeed"
         )
+    if code in ("412", "PreconditionFailed"):
+        return PreconditionFailed(f"{name} was written anew while it was being read")
     if code is not None:
         return StorageRefused(f"cannot {verb} {name}: {error}; the request itself is refused")
     return error

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from training.objects.download import PART_PREFIX
 from training.objects.interface import (
     ObjectInfo,
     ObjectMissing,
@@ -20,8 +21,6 @@ from training.objects.interface import (
     PreconditionFailed,
 )
 
-_PART_PREFIX = ".part-"
-"""Of files that are being written; they are no objects yet."""
 _COPY_BYTES = 8 * 1024 * 1024
 
 
@@ -104,7 +103,7 @@ class LocalObjects:
             for name in names:
                 path = Path(folder) / name
                 key = path.relative_to(self._root).as_posix()
-                if name.startswith(_PART_PREFIX) or not key.startswith(prefix):
+                if name.startswith(PART_PREFIX) or not key.startswith(prefix):
                     continue
                 try:
                     status = path.stat()
@@ -150,7 +149,7 @@ class LocalObjects:
         while True:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                handle, name = tempfile.mkstemp(prefix=_PART_PREFIX, dir=target.parent)
+                handle, name = tempfile.mkstemp(prefix=PART_PREFIX, dir=target.parent)
                 break
             except FileNotFoundError:
                 continue  # another process has just deleted the empty folder

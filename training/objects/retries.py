@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long one operation may be retried, and how fast.
+    """How long one request may be retried, and how fast.
 
-    This comes on top of botocore's own five attempts, which take a few seconds and are too few
-    for a bucket that answers SlowDown while S3 splits its partitions: that takes minutes
+    botocore's own retries end after seconds, too soon for a bucket that answers SlowDown while S3
+    splits its partitions: that takes minutes
     (docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html).
     """
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from training.objects.download import download
 from training.objects.faults import code_of, explained, is_transient, status_of
 from training.objects.interface import (
     ObjectInfo,
@@ -62,23 +63,19 @@ class S3Objects:
             conditions["IfNoneMatch"] = "*"
         if if_match is not None:
             conditions["IfMatch"] = if_match
-        failures = 0
 
         def send(attempt: int) -> str:
-            nonlocal failures
             try:
                 answer = self._client.put_object(**self._where(key), Body=data, **conditions)
             except Exception as error:
                 if conditions and code_of(error) in ("NoSuchKey", "PreconditionFailed"):
-                    retried = failures + _botocore_retries(error) > 0
                     # An earlier attempt of ours may have been carried out although its answer was
                     # lost; then the object is the one that we wanted to write.
-                    if retried and (found := self._written(key, data)) is not None:
+                    if attempt and (found := self._written(key, data)) is not None:
                         return found
                     raise PreconditionFailed(
                         f"{self._name(key)} was written by somebody else"
                     ) from None
-                failures += 1
                 raise
             return str(answer["ETag"])
 
@@ -125,16 +122,12 @@ class S3Objects:
 
     def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Upload a file in parts; readers see all of it or nothing."""
-
-        def send(attempt: int) -> None:
-            with self._transfers() as manager:
-                where = self._where(key)
-                future = manager.upload(
-                    str(path), where["Bucket"], where["Key"], subscribers=_subscribers(on_bytes)
-                )
-                future.result()
-
-        self._do("write", key, send)
+        with self.create(key) as stream, path.open("rb") as file:
+            target: Any = stream
+            while part := file.read(_PART_BYTES):
+                target.write(part)
+                if on_bytes is not None:
+                    on_bytes(len(part))
 
     @contextmanager
     def create(self, key: str) -> Iterator[io.IOBase]:
@@ -155,18 +148,31 @@ class S3Objects:
 
     def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Download in parts; ``path`` appears only when complete; ``ObjectMissing``."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        found = self._do("read", key, lambda _: self._client.head_object(**self._where(key)))
 
-        def receive(attempt: int) -> None:
-            with self._transfers() as manager:
-                where = self._where(key)
-                # Writes beside the path and renames in the end.
-                future = manager.download(
-                    where["Bucket"], where["Key"], str(path), subscribers=_subscribers(on_bytes)
+        def fetch(start: int, length: int) -> bytes:
+            span = f"bytes={start}-{start + length - 1}"
+
+            def receive(attempt: int) -> bytes:
+                answer = self._client.get_object(
+                    # All parts of one object, though somebody may replace it meanwhile.
+                    **self._where(key),
+                    Range=span,
+                    IfMatch=found["ETag"],
                 )
-                future.result()
+                part: bytes = answer["Body"].read()
+                return part
 
-        self._do("read", key, receive)
+            return self._do("read", key, receive)
+
+        download(
+            fetch,
+            size=found["ContentLength"],
+            path=path,
+            part_bytes=_PART_BYTES,
+            num_threads=_THREADS,
+            on_bytes=on_bytes or (lambda count: None),
+        )
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key begins with ``prefix``, in the order of keys."""
@@ -234,16 +240,6 @@ class S3Objects:
                 raise
             raise told from error
 
-    def _transfers(self) -> Any:
-        from boto3.s3.transfer import TransferConfig, TransferManager
-
-        config = TransferConfig(
-            multipart_threshold=_PART_BYTES,
-            multipart_chunksize=_PART_BYTES,
-            max_concurrency=_THREADS,
-        )
-        return TransferManager(self._client, config)
-
 
 class _Client:
     """One boto3 client, made when first used; safe to share between threads once it is there."""
@@ -267,7 +263,8 @@ class _Client:
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
-            retries={"mode": "standard", "max_attempts": 5},
+            # One place decides what is repeated, how often and how long (``Patience``).
+            retries={"mode": "standard", "total_max_attempts": 1},
             max_pool_connections=4 * _THREADS,
             # An emulator has no name for each bucket.
             s3={"addressing_style": "path"} if self._endpoint_url else {},
@@ -276,17 +273,6 @@ class _Client:
         return boto3.session.Session().client(
             "s3", region_name=self._region, endpoint_url=self._endpoint_url, config=config
         )
-
-
-def _subscribers(on_bytes: OnBytes | None) -> list[Any]:
-    from boto3.s3.transfer import ProgressCallbackInvoker
-
-    return [] if on_bytes is None else [ProgressCallbackInvoker(on_bytes)]
-
-
-def _botocore_retries(error: Exception) -> int:
-    response = getattr(error, "response", {})
-    return int(response.get("ResponseMetadata", {}).get("RetryAttempts", 0))
 
 
 def _partial(entry: dict[str, str]) -> Exception:

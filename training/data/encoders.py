@@ -1,0 +1,144 @@
+"""Text to ids, by the fastest way that gives the ids of the plain tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.data.probes import PROBES
+from training.data.vocabulary import Vocabulary
+from training.data.words import WordIds, splits_at_spaces, with_word_split
+
+Ids = NDArray[Any]
+"""Token ids in the type of the shards."""
+
+_CHECKED_AT_FIRST = 32
+"""Documents of each part that are encoded twice; then one of every batch."""
+_LONGEST_CHECKED = 65_536
+"""Characters; a longer document would make its check take longer than what it saves."""
+
+
+class Encoder(Protocol):
+    """Encodes documents."""
+
+    @property
+    def name(self) -> str:
+        """For the log."""
+
+    def encode(self, texts: Sequence[str]) -> Ids:
+        """Ids of each text, every one followed by EOS, as one array."""
+
+
+class ParityError(Exception):
+    """A faster encoder gave other ids than the plain tokenizer."""
+
+
+class PlainEncoder:
+    """``tokenizers`` as it is: what the others must agree with."""
+
+    name = "tokenizers"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_str(vocabulary.json)
+        self._eos = vocabulary.eos_id
+        self._dtype = np.dtype(vocabulary.dtype)
+
+    def encode(self, texts: Sequence[str]) -> Ids:
+        """Ids of each text, every one followed by EOS, as one array."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return np.concatenate([np.array([*e.ids, self._eos], self._dtype) for e in encodings])
+
+
+class WordEncoder:
+    """``tokenizers`` for each word that is new, a table for all others; exact by its check."""
+
+    name = "tokenizers, words remembered"
+
+    def __init__(self, vocabulary: Vocabulary, plain: PlainEncoder) -> None:
+        from tokenizers import Tokenizer
+
+        document = json.loads(vocabulary.json)
+        if not splits_at_spaces(document):
+            raise ParityError("words of this vocabulary are not independent of each other")
+        self._plain = plain
+        self._dtype = np.dtype(vocabulary.dtype)
+        self._words = WordIds(Tokenizer.from_str(vocabulary.json).model, self._dtype)
+        self._eos = np.array([vocabulary.eos_id], self._dtype).tobytes()
+        self._added = tuple(token["content"] for token in document["added_tokens"])
+
+    def encode(self, texts: Sequence[str]) -> Ids:
+        """Ids of each text, every one followed by EOS, as one array."""
+        pieces = []
+        for text in texts:
+            if any(token in text for token in self._added):
+                pieces.append(self._plain.encode([text]).tobytes())
+            else:
+                pieces += (self._words.encode(text), self._eos)
+        return np.frombuffer(b"".join(pieces), self._dtype)
+
+
+class FastEncoder:
+    """``fastokens``, which is young: only inside ``Checked``."""
+
+    name = "fastokens"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        import fastokens
+
+        document = json.loads(vocabulary.json)
+        split = splits_at_spaces(document)
+        text = with_word_split(document) if split else vocabulary.json
+        self._tokenizer = fastokens.Tokenizer.from_json_str(text)
+        self._eos = vocabulary.eos_id
+        self._dtype = np.dtype(vocabulary.dtype)
+
+    def encode(self, texts: Sequence[str]) -> Ids:
+        """Ids of each text, every one followed by EOS, as one array."""
+        ids, offsets = self._tokenizer.encode_batch_flat(list(texts))
+        flat = np.frombuffer(ids, "<u4")
+        ends = np.frombuffer(offsets, "<u8")[1:]
+        return np.insert(flat.astype(self._dtype), ends.astype(np.int64), self._eos)
+
+
+class Checked:
+    """An encoder whose ids are compared with the plain tokenizer's, now and then."""
+
+    def __init__(self, encoder: Encoder, plain: PlainEncoder) -> None:
+        self._encoder, self._plain = encoder, plain
+        self._at_first = _CHECKED_AT_FIRST
+        self.name = encoder.name
+        self._compare(PROBES)
+
+    def encode(self, texts: Sequence[str]) -> Ids:
+        """Ids of each text, every one followed by EOS; ``ParityError`` when any compared differ."""
+        some = [text for text in texts if len(text) <= _LONGEST_CHECKED]
+        self._compare(some[: self._at_first])
+        self._at_first = 1
+        return self._encoder.encode(texts)
+
+    def _compare(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            if not np.array_equal(self._encoder.encode([text]), self._plain.encode([text])):
+                raise ParityError(f"{self.name} gives other ids than tokenizers for {text[:40]!r}")
+
+
+def encoders(vocabulary: Vocabulary, *, accelerate: bool) -> list[Encoder]:
+    """What can encode with this vocabulary, fastest first; the last one is plain."""
+    plain = PlainEncoder(vocabulary)
+    found: list[Encoder] = []
+    if accelerate:
+        try:
+            found.append(Checked(FastEncoder(vocabulary), plain))
+        # Not installed, a kind of tokenizer it does not know, or other ids.
+        except Exception as error:
+            print(f"fastokens is not used: {type(error).__name__}: {error}", flush=True)
+    with suppress(ParityError):  # most vocabularies, and those have words of their own
+        found.append(Checked(WordEncoder(vocabulary, plain), plain))
+    return [*found, plain]

@@ -1,0 +1,75 @@
+"""Which sequence a training step reads: a pure function of seed and position, without state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+U64 = NDArray[np.uint64]
+
+_ROUNDS = 6
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+"""Of splitmix64's finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
+OOPSLA 2014), which turns a counter into numbers that pass statistical tests."""
+
+
+def sequence_index(*, seed: int, position: int, num_sequences: int) -> int:
+    """Index in [0, num_sequences) of the sequence at ``position`` of the run.
+
+    ``position`` is step * global_batch + place in the batch, from 0, so it depends neither on
+    ranks nor on nodes. Every epoch, that is every ``num_sequences`` positions from 0 on, visits
+    each sequence once, in an order of its own. ``ValueError`` when there is no sequence.
+    """
+    if position < 0:
+        raise ValueError(f"position {position} is negative; positions count from 0")
+    found = sequence_indices(
+        seed=seed, positions=np.array([position], np.uint64), num_sequences=num_sequences
+    )
+    return int(found[0])
+
+
+def sequence_indices(
+    *, seed: int, positions: NDArray[Any], num_sequences: int
+) -> NDArray[np.int64]:
+    """``sequence_index`` of many positions at once, in the shape of ``positions``."""
+    if num_sequences < 1:
+        raise ValueError(
+            f"the dataset holds {num_sequences} sequences of this length; "
+            "use a shorter sequence length or more text"
+        )
+    epochs, places = np.divmod(positions.astype(np.uint64), np.uint64(num_sequences))
+    keys = _mix(_mix(np.full_like(epochs, seed % 2**64)) ^ epochs)
+    return _permute(places, keys, num_sequences).astype(np.int64)
+
+
+def _permute(places: U64, keys: U64, size: int) -> U64:
+    """A permutation of [0, size) chosen by the key, without a table of it.
+
+    A Feistel network permutes [0, 2^(2h)), the smallest such range that holds ``size``; a result
+    outside [0, size) is put in again until it falls inside, which keeps it a permutation
+    (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). The
+    range is at most four times as large, so that takes four rounds in the mean.
+    """
+    half = max(1, -(-(size - 1).bit_length() // 2))
+    result = _feistel(places, keys, half)
+    while (outside := result >= size).any():
+        result[outside] = _feistel(result[outside], keys[outside], half)
+    return result
+
+
+def _feistel(values: U64, keys: U64, half: int) -> U64:
+    shift, mask = np.uint64(half), np.uint64(2**half - 1)
+    left, right = values >> shift, values & mask
+    for number in range(_ROUNDS):
+        # The key moves along a Weyl sequence from round to round.
+        round_keys = keys + np.uint64(number * 0x9E3779B97F4A7C15 % 2**64)
+        left, right = right, left ^ (_mix(right ^ round_keys) & mask)
+    return (left << shift) | right
+
+
+def _mix(values: U64) -> U64:
+    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
+        values = (values ^ (values >> np.uint64(shift))) * multiplier
+    return values ^ (values >> np.uint64(31))

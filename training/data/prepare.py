@@ -1,0 +1,66 @@
+"""The prepare workload: a known corpus, fetched and checked, put into the bucket as JSONL."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.data import api_docs, wikicorpus
+from training.data.corpus import write_corpus
+from training.data.places import Place
+from training.data.wikicorpus import RAW_ENGLISH, Archive
+from trainium_catalogue.contract import CORPORA_PREFIX
+
+if TYPE_CHECKING:
+    from training.workloads import Job
+
+
+def run(job: Job) -> None:
+    """Run the workload."""
+    context = job.context
+    if context.array_index:
+        return  # one child is enough, and two would write the same files
+    prepare(
+        str(job.values["dataset"]),
+        Place.of(context.bucket, region=context.region, endpoint_url=context.endpoint_url),
+        max_documents=int(job.values["max-documents"]),
+        report=job.progress.report,
+    )
+
+
+def prepare(
+    name: str,
+    place: Place,
+    *,
+    max_documents: int,
+    report: Callable[[str], None],
+    archive: Archive = RAW_ENGLISH,
+) -> int:
+    """Put corpus ``name`` of the catalogue into ``place``; returns the number of documents.
+
+    With ``max_documents`` above 0 only so many are kept. ``archive`` is what wikicorpus is made of.
+    """
+    objects = place.open(f"{place.root}/{CORPORA_PREFIX}{name}")
+    with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
+        scratch = Path(folder)
+        if name == "wikicorpus":
+            path = scratch / "archive.tgz"
+            wikicorpus.fetch(archive, path, report)
+            print(f"prepare: fetched {archive.url}, sha256 as expected", flush=True)
+            source = {"url": archive.url, "sha256": archive.sha256}
+            documents = wikicorpus.documents(path)
+        else:
+            assert name == "aws-api-docs", name
+            import botocore
+
+            source = {"package": "botocore", "version": botocore.__version__}
+            documents = api_docs.documents()
+        kept: Iterable[Mapping[str, str]] = documents
+        if max_documents:
+            kept = itertools.islice(documents, max_documents)
+        total = write_corpus(objects, kept, scratch, source=source, report=report)
+    print(f"prepare: {objects.uri} is complete: {total:,} documents", flush=True)
+    return total

@@ -16,6 +16,7 @@ from training.failures import classify, describe
 from training.processes import die_with_parent
 from training.progress import ENV_SCRATCH, Progress, RunContext
 from training.results import Bucket, Store
+from training.stopping import Stopped, StopSwitch
 from training.workloads import IMPLEMENTATIONS, Job
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -31,7 +32,13 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> None:
     progress = Progress(scratch, local_rank=int(env["LOCAL_RANK"]), rank=rank)
     progress.report("starting")
 
+    stop = StopSwitch()
+
     def leave(number: int, frame: object) -> None:
+        # A second request means: at once.
+        if stop.deferred and not stop.requested:
+            stop.requested = True
+            return
         print(f"rank {rank}: stopped on request", flush=True)
         time.sleep(_LEAVE_TOGETHER_S)
         # Ending in order would wait for peers that are leaving as well.
@@ -39,7 +46,11 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> None:
 
     signal.signal(signal.SIGTERM, leave)
     try:
-        run(words, env, scratch=scratch, progress=progress)
+        run(words, env, scratch=scratch, progress=progress, stop=stop)
+    except Stopped:
+        print(f"rank {rank}: stopped on request", flush=True)
+        time.sleep(_LEAVE_TOGETHER_S)
+        os._exit(ExitCode.STOPPED)
     except BaseException as error:
         # First of all, while every connection is still open: peers whose connections break report
         # that, and this is the better evidence.
@@ -51,7 +62,14 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> None:
     progress.finish()
 
 
-def run(words: Sequence[str], env: Mapping[str, str], *, scratch: Path, progress: Progress) -> None:
+def run(
+    words: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    scratch: Path,
+    progress: Progress,
+    stop: StopSwitch,
+) -> None:
     """Open the device and run the workload on it."""
     request = parse(words)
     context = RunContext.read(scratch)
@@ -73,6 +91,7 @@ def run(words: Sequence[str], env: Mapping[str, str], *, scratch: Path, progress
             device=device,
             progress=progress,
             store=_store(request.workload.name, context, scratch),
+            stop=stop,
         )
     )
     device.close()

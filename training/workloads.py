@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from training.arguments import ArgumentError, Request
 from training.contract import NodeContract
+from training.stopping import StopSwitch
 from training.sweep import Sweep
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.plan import TrainingPlan
@@ -32,6 +33,8 @@ class Job:
     device: Device
     progress: Progress
     store: Store
+    stop: StopSwitch = field(default_factory=StopSwitch)
+    """A workload that defers it may end later than at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 Sizes, cards and zones: ``aws ec2 describe-instance-types`` and
 ``describe-instance-type-offerings --location-type availability-zone-id`` (as recorded in
 moto's dump of those APIs), memory of Trainium2 chips: the Neuron documentation's trn2 page.
+Peaks: 190 TFLOP/s a Trainium chip of two cores (AWS's MFU of its Llama-2 figures, 3,040 a node),
+667 a Trainium2 chip of eight (the Neuron documentation's architecture pages).
 Prices are estimates from public price lists; see ``usd_per_hour_estimate``.
 """
 
@@ -52,6 +54,8 @@ class InstanceType:
     num_logical_cores: int
     """Logical NeuronCores at the default LNC: one process each."""
     hbm_gib_per_device: int
+    peak_bf16_tflops_per_core: float
+    """Of a physical NeuronCore, dense: what model FLOPs utilization is a part of."""
     num_network_cards: int
     num_efa_interfaces: int
     enis_per_card: int
@@ -83,6 +87,12 @@ class InstanceType:
     def processes_per_node(self) -> int:
         """One worker per logical NeuronCore."""
         return self.num_logical_cores
+
+    @property
+    def peak_flops_per_process(self) -> float:
+        """Dense bf16, of one worker's logical core, per second."""
+        cores = self.num_neuron_cores / self.num_logical_cores
+        return self.peak_bf16_tflops_per_core * cores * 1e12
 
     @property
     def container_vcpus(self) -> int:
@@ -154,6 +164,7 @@ _TYPES = (
         num_neuron_cores=2,
         num_logical_cores=2,
         hbm_gib_per_device=32,
+        peak_bf16_tflops_per_core=95.0,
         num_network_cards=1,
         num_efa_interfaces=0,
         enis_per_card=4,
@@ -175,6 +186,7 @@ _TYPES = (
         num_neuron_cores=32,
         num_logical_cores=32,
         hbm_gib_per_device=32,
+        peak_bf16_tflops_per_core=95.0,
         num_network_cards=8,
         num_efa_interfaces=8,
         enis_per_card=5,
@@ -199,6 +211,7 @@ _TYPES = (
         num_neuron_cores=32,
         num_logical_cores=32,
         hbm_gib_per_device=32,
+        peak_bf16_tflops_per_core=95.0,
         num_network_cards=16,
         num_efa_interfaces=16,
         enis_per_card=5,
@@ -220,6 +233,7 @@ _TYPES = (
         num_neuron_cores=8,
         num_logical_cores=4,
         hbm_gib_per_device=96,
+        peak_bf16_tflops_per_core=83.4,
         num_network_cards=1,
         num_efa_interfaces=1,
         enis_per_card=2,
@@ -241,6 +255,7 @@ _TYPES = (
         num_neuron_cores=128,
         num_logical_cores=64,
         hbm_gib_per_device=96,
+        peak_bf16_tflops_per_core=83.4,
         num_network_cards=16,
         num_efa_interfaces=16,
         enis_per_card=2,
@@ -261,6 +276,7 @@ _TYPES = (
         num_neuron_cores=128,
         num_logical_cores=64,
         hbm_gib_per_device=96,
+        peak_bf16_tflops_per_core=83.4,
         num_network_cards=16,
         num_efa_interfaces=16,
         enis_per_card=2,

@@ -1,0 +1,130 @@
+"""The training loop: one for every model size, device and number of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from training.llama.watch import Stopwatch, Watch
+from training.objects import StorageUnavailable
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.backends.base import Backend
+    from training.checkpoint import Checkpoints
+    from training.llama.config import TrainConfig
+    from training.stopping import StopSwitch
+
+
+class Diverged(ValueError):
+    """The loss is no number any more: more steps would train nothing."""
+
+
+class Ending(StrEnum):
+    """Why the loop ended."""
+
+    FINISHED = "finished"
+    """All steps of the run are made."""
+    PAUSED = "paused"
+    """All steps of this job are made; the run has more."""
+    STOPPED = "stopped"
+    """On request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """One rank's way through the steps of a job; every rank runs the same."""
+
+    config: TrainConfig
+    backend: Backend
+    batch: Callable[[range], torch.Tensor]
+    """Positions in the data order to int64 ``[positions, seq_len + 1]``."""
+    checkpoints: Checkpoints | None
+    """None: nothing is saved."""
+    meta: dict[str, Any]
+    """What every checkpoint of this job says about itself."""
+    watch: Watch
+    stop: StopSwitch
+    report: Callable[[str], None]
+    check: Callable[[], None] = lambda: None
+    """Raises when this job may not go on."""
+
+    def run(self, done: int) -> Ending:
+        """Train from ``done`` steps on; returns when the last save is complete everywhere."""
+        config, last = self.config, self.config.last_step(done)
+        ending = Ending.FINISHED if last == config.max_steps else Ending.PAUSED
+        saved = done
+        for step in range(done + 1, last + 1):
+            self.check()
+            clock = Stopwatch()
+            loss, norm, data_s = self._step(step, last)
+            stopping = self.backend.any_rank(self.stop.requested)
+            ends = stopping or step == last
+            saves = ends or (config.save_every > 0 and step % config.save_every == 0)
+            logs = saves or step % config.log_every == 0 or step == done + 1
+            # Numbers come from the device, and with them the end of its work.
+            mean = self.backend.mean_over_data(loss) if logs else 0.0
+            length = self.backend.fetch(norm) if logs else 0.0
+            self.watch.count(step_s=clock.seconds, data_s=data_s)
+            if logs:
+                self._log(step, mean, length)
+            if saves:
+                self._save(step, asynchronous=config.async_save and not ends)
+                saved = step
+            if stopping and step < last:
+                ending = Ending.STOPPED
+            if ends:
+                break
+        self._complete(saved)
+        return ending
+
+    def _complete(self, step: int) -> None:
+        """Wait for the last save, on every rank."""
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+        # The main node leaves first, and its end ends the others: not before all have saved.
+        self.backend.barrier()
+        if (reason := self.watch.failed_saves.get(step)) is not None:
+            # Another attempt makes the steps since the last complete checkpoint once more.
+            raise StorageUnavailable(
+                f"the last checkpoint, of step {step}, was not saved: {reason}"
+            )
+
+    def _step(self, step: int, last: int) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """One optimizer step: loss of this data rank, norm of the gradients, data's seconds."""
+        config, backend = self.config, self.backend
+        data_s = 0.0
+        total: torch.Tensor | None = None
+        count = config.plan.accumulation_steps
+        for micro in range(count):
+            self.report(f"step {step} of {last}")
+            waiting = Stopwatch()
+            tokens = self.batch(config.positions(step - 1, micro, backend.data_rank))
+            data_s += waiting.seconds
+            part = backend.forward_backward(tokens, is_last=micro == count - 1)
+            total = part if total is None else total + part
+        assert total is not None
+        return total, backend.clip_and_step(config.learning_rate_at(step)), data_s
+
+    def _log(self, step: int, loss: float, norm: float) -> None:
+        rate = self.config.learning_rate_at(step)
+        self.watch.log(step, loss=loss, lr=rate, grad_norm=norm)
+        if not (math.isfinite(loss) and math.isfinite(norm)) and not self.backend.tracing_only:
+            raise Diverged(
+                f"the loss of step {step} is {loss} and the gradient norm {norm}; continue from "
+                "the last checkpoint with a smaller lr, or look at the data"
+            )
+
+    def _save(self, step: int, *, asynchronous: bool) -> None:
+        if self.checkpoints is None or self.backend.tracing_only:
+            return
+        self.report(f"saving step {step}")
+        self.watch.tell("saving")
+        clock = Stopwatch()
+        meta = {**self.meta, "tokens_total": step * self.config.plan.tokens_per_step}
+        self.backend.save(self.checkpoints, step, meta, asynchronous=asynchronous)
+        self.watch.save_began(step, stall_s=clock.seconds)

@@ -1,0 +1,71 @@
+"""CloudWatch metrics as log lines: the embedded metric format.
+
+docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from training.metrics import StepRecord
+
+NAMESPACE = "Trainium/Training"
+_METRICS = (
+    ("Loss", "loss", "None"),
+    ("LearningRate", "lr", "None"),
+    ("GradientNorm", "grad_norm", "None"),
+    ("SequencesPerSecond", "sequences_per_second", "Count/Second"),
+    ("TokensPerSecond", "tokens_per_second", "Count/Second"),
+    ("ModelFlopsUtilization", "mfu", "None"),
+    ("StepTime", "step_s", "Seconds"),
+    ("DataTime", "data_s", "Seconds"),
+)
+_BETWEEN_LINES_S = 60.0
+"""A custom metric has a value a minute; more lines cost and show nothing more."""
+
+
+def embedded_metrics(
+    record: StepRecord, *, deployment: str, run: str, workload: str, time_ms: int
+) -> str:
+    """One log line that CloudWatch turns into metrics."""
+    fields = record.fields()
+    known = [(name, field, unit) for name, field, unit in _METRICS if fields[field] is not None]
+    document = {
+        "_aws": {
+            "Timestamp": time_ms,
+            "CloudWatchMetrics": [
+                {
+                    "Namespace": NAMESPACE,
+                    # Two names at most: every combination of values is a metric that is paid for.
+                    "Dimensions": [["Deployment", "Run"]],
+                    "Metrics": [{"Name": name, "Unit": unit} for name, _, unit in known],
+                }
+            ],
+        },
+        "Deployment": deployment,
+        "Run": run,
+        "Workload": workload,
+        "Step": record.step,
+        **{name: fields[field] for name, field, _ in known},
+    }
+    return json.dumps(document)
+
+
+class Pacer:
+    """Lets one line through a minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_s = float("-inf")
+
+    def due(self) -> bool:
+        """Whether a line may be written now; if so, the next one may in a minute."""
+        now = self._clock()
+        if now - self._last_s < _BETWEEN_LINES_S:
+            return False
+        self._last_s = now
+        return True

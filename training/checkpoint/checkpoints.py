@@ -108,12 +108,15 @@ class Checkpoints:
 
         reader = Reader(self._objects.at(info.name), info.files, count)
         try:
+            self._ranks.agree(reader.verify_metadata)
             dcp_load(
                 state_dict,
                 storage_reader=reader,
                 process_group=self._ranks.group,
                 no_dist=self._ranks.group is None,
             )
+        except CheckpointDamaged as error:
+            return str(error)
         except CheckpointException as error:
             return _damage(info, error)
         return None

@@ -21,8 +21,11 @@ from torch.distributed.checkpoint.filesystem import (
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from training.checkpoint.errors import CheckpointDamaged
-from training.checkpoint.streams import FileSum, SummingStream, VerifiedStream
+from training.checkpoint.streams import CHUNK_BYTES, FileSum, SummingStream, VerifiedStream
 from training.objects import Objects
+
+METADATA = ".metadata"
+"""The file that says which tensor is where."""
 
 Path = str | os.PathLike[str]
 
@@ -51,7 +54,13 @@ class _Folder(FileSystemBase):
         if mode == "wb":
             with self._objects.create(name) as target:
                 stream = SummingStream(target)
-                yield stream
+                try:
+                    yield stream
+                except Exception:
+                    # torch.save reports a failed write as an unexpected position in its archive.
+                    if stream.failure is not None:
+                        raise stream.failure from None
+                    raise
             self.sums[name] = stream.sum()
             return
         assert mode == "rb" and self._known is not None, mode
@@ -114,6 +123,16 @@ class Reader(FileSystemReader):
     ) -> None:
         super().__init__(objects.uri)
         self.fs: Any = _Folder(objects, known, on_bytes)
+
+    def verify_metadata(self) -> None:
+        """``CheckpointDamaged`` if what says where everything is cannot be trusted.
+
+        While loading, torch takes that for a checkpoint of its other kind, one with metadata of
+        each rank, and complains that it has none (state_dict_loader.py, ``local_step``).
+        """
+        with self.fs.create_stream(METADATA, "rb") as stream:
+            while stream.read(CHUNK_BYTES):
+                pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Sort by place, so that each chunk is fetched once."""

@@ -34,6 +34,8 @@ class SummingStream(io.RawIOBase):
         super().__init__()
         self._target: Any = target
         self._chunk_bytes = chunk_bytes
+        self.failure: Exception | None = None
+        """Why a write has failed."""
         self._finished: list[int] = []
         self._crc32 = 0
         self._size = 0
@@ -50,9 +52,13 @@ class SummingStream(io.RawIOBase):
         """Write all of ``data``."""
         view = memoryview(data).cast("B")
         at = 0
-        while at < len(view):
-            # A raw target may take less than it is given.
-            at += self._target.write(view[at:])
+        try:
+            while at < len(view):
+                # A raw target may take less than it is given.
+                at += self._target.write(view[at:])
+        except Exception as error:
+            self.failure = error
+            raise
         rest = view
         while len(rest):
             piece = rest[: self._chunk_bytes - self._size % self._chunk_bytes]

@@ -62,7 +62,9 @@ class _DcpWeights:
     ) -> None:
         self._objects, self._info, self._on_bytes = objects, info, on_bytes
         self._shapes = shapes
-        stored = self._reader().read_metadata().state_dict_metadata
+        reader = self._reader()
+        reader.verify_metadata()
+        stored = reader.read_metadata().state_dict_metadata
         for prefix in _PREFIXES:
             missing = [name for name in shapes if f"{prefix}{name}" not in stored]
             if not missing:

@@ -29,7 +29,7 @@ _READ_TIMEOUT_S = 60
 _PART_BYTES = 16 * 1024 * 1024
 _THREADS = 4
 """Of one transfer: 32 ranks of a node transfer at once, so few are enough."""
-_DELETED_AT_ONCE = 1000  # the most that DeleteObjects takes
+_AT_ONCE = 1000  # the most that ListObjectsV2 gives and DeleteObjects takes
 
 
 class S3Objects:
@@ -182,7 +182,7 @@ class S3Objects:
 
             def receive(attempt: int, more: dict[str, str] = more) -> Any:
                 return self._client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=f"{root}{prefix}", **more
+                    Bucket=self._bucket, Prefix=f"{root}{prefix}", MaxKeys=_AT_ONCE, **more
                 )
 
             page = self._do("list", prefix, receive)
@@ -201,7 +201,7 @@ class S3Objects:
         """Delete objects; one that is missing is no error."""
         rest = list(keys)
         while rest:
-            batch, rest = rest[:_DELETED_AT_ONCE], rest[_DELETED_AT_ONCE:]
+            batch, rest = rest[:_AT_ONCE], rest[_AT_ONCE:]
             names = [{"Key": join(self._prefix, key)} for key in batch]
 
             def send(attempt: int, names: list[dict[str, str]] = names) -> None:

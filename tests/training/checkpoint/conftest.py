@@ -1,0 +1,74 @@
+"""An S3 emulator on loopback, straight and through a proxy that injects faults."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.training.checkpoint.faulty import FaultyProxy, faulty_proxy
+from training.objects import Objects, Patience, open_objects
+
+REGION = "us-east-1"
+BUCKET = "bucket"
+QUICK = Patience(total_s=20, first_delay_s=0.01, longest_delay_s=0.05)
+_SERIAL = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """Address of an emulator that has a bucket."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "none")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "none")
+        boto3.client("s3", endpoint_url=url, region_name=REGION).create_bucket(Bucket=BUCKET)
+        yield url
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def shared_proxy(endpoint: str) -> Iterator[FaultyProxy]:
+    with faulty_proxy(endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(shared_proxy: FaultyProxy) -> FaultyProxy:
+    """The emulator behind faults; none at first."""
+    shared_proxy.reset(lambda request: None)
+    return shared_proxy
+
+
+@pytest.fixture
+def bucket(endpoint: str) -> Objects:
+    """An empty place in the emulator's bucket."""
+    uri = f"s3://{BUCKET}/{next(_SERIAL)}"
+    return open_objects(uri, region=REGION, endpoint_url=endpoint, patience=QUICK)
+
+
+@pytest.fixture
+def faulty_bucket(proxy: FaultyProxy) -> Objects:
+    """An empty place in the bucket, reached through the proxy."""
+    uri = f"s3://{BUCKET}/{next(_SERIAL)}"
+    return open_objects(uri, region=REGION, endpoint_url=proxy.url, patience=QUICK)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Objects:
+    """An empty folder."""
+    return open_objects(str(tmp_path / "root"), region=None, endpoint_url=None)
+
+
+@pytest.fixture(params=["bucket", "folder"])
+def objects(request: pytest.FixtureRequest) -> Objects:
+    """Either kind of storage: they behave alike."""
+    storage: Objects = request.getfixturevalue(request.param)
+    return storage

@@ -1,0 +1,467 @@
+"""Checkpoints of one rank: saved beside training, complete with their marker, verified."""
+
+from __future__ import annotations
+
+import json
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.training.checkpoint.conftest import BUCKET, REGION
+from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, first_time
+from training.checkpoint import CheckpointInfo, Checkpoints, CheckpointUnusable, SaveFailed
+from training.checkpoint.marker import CheckpointInfo as Info
+from training.objects import Objects, Patience, StorageUnavailable, open_objects
+from trainium_catalogue.contract import CHECKPOINT_MARKER
+
+META = {"model": {"hidden_size": 64}, "tokenizer_sha256": "a" * 64, "world_size": 1}
+FILE = "__0_0.distcp"
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def state(value: float, *, rows: int = 300) -> dict[str, Any]:
+    """About 1 MB that can be told from another value's."""
+    return {
+        "model": {"w": torch.full((rows, 1000), value), "b": torch.full((7,), value)},
+        "optimizer": {"step": torch.tensor(value)},
+        "seen": value,
+    }
+
+
+class Recorder:
+    """Everything that checkpoints say."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.saved: list[int] = []
+        self.failed: list[tuple[int, str]] = []
+
+    def open(self, objects: Objects, *, keep_last: int = 3, keep_every: int = 0) -> Checkpoints:
+        return Checkpoints(
+            objects,
+            keep_last=keep_last,
+            keep_every=keep_every,
+            say=self.lines.append,
+            on_saved=lambda info: self.saved.append(info.step),
+            on_failed=lambda step, reason: self.failed.append((step, reason)),
+        )
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+def save(checkpoints: Checkpoints, *steps: int) -> CheckpointInfo:
+    for step in steps:
+        checkpoints.save(state(step), step, META, asynchronous=False)
+    info = checkpoints.latest()
+    assert info is not None
+    return info
+
+
+def flip(objects: Objects, key: str, *, at: int = 1000) -> None:
+    data = bytearray(objects.get(key))
+    data[at] ^= 1
+    objects.put(key, bytes(data))
+
+
+def folders(objects: Objects) -> set[str]:
+    return {info.key.split("/")[0] for info in objects.list()}
+
+
+def assert_holds(loaded: dict[str, Any], value: float) -> None:
+    assert loaded["seen"] == value
+    assert bool((loaded["model"]["w"] == value).all())
+    assert float(loaded["optimizer"]["step"]) == value
+
+
+def test_what_is_saved_is_what_is_loaded(objects: Objects, recorder: Recorder) -> None:
+    info = save(recorder.open(objects), 10)
+    loaded = state(0)
+
+    assert recorder.open(objects).load(loaded, info) == info
+    assert_holds(loaded, 10)
+    assert info.meta == META
+    assert info.num_bytes > 1_200_000
+
+
+def test_a_run_without_checkpoints_has_no_latest(objects: Objects, recorder: Recorder) -> None:
+    assert recorder.open(objects).latest() is None
+
+
+def test_training_may_change_the_state_as_soon_as_an_asynchronous_save_returns(
+    objects: Objects, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(objects)
+    training = state(10)
+
+    pending = checkpoints.save(training, 10, META, asynchronous=True)
+    training["model"]["w"].fill_(-1)
+    training["optimizer"]["step"].fill_(-1)
+    checkpoints.wait()
+
+    assert pending.info is not None and pending.error is None
+    loaded = state(0)
+    checkpoints.load(loaded, pending.info)
+    assert_holds(loaded, 10)
+
+
+def test_a_save_waits_for_the_one_before_it_and_counts_the_wait(
+    proxy: FaultyProxy, faulty_bucket: Objects, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(faulty_bucket)
+    proxy.reset(lambda request: Fault.SLOW)
+
+    first = checkpoints.save(state(10), 10, META, asynchronous=True)
+    second = checkpoints.save(state(20), 20, META, asynchronous=True)
+    checkpoints.wait()
+
+    assert recorder.saved == [10, 20]
+    assert second.stall_s > 0.3 > first.stall_s
+
+
+def test_the_marker_is_written_after_every_other_file(
+    proxy: FaultyProxy, faulty_bucket: Objects, recorder: Recorder
+) -> None:
+    order: list[str] = []
+
+    def record(request: Request) -> None:
+        if request.method == "PUT":
+            order.append(request.path.rsplit("/")[-1])
+
+    proxy.reset(record)
+    save(recorder.open(faulty_bucket), 10)
+
+    assert order[-1] == CHECKPOINT_MARKER
+    assert sorted(order[:-1]) == [".metadata", FILE]
+
+
+def test_storage_that_fails_now_and_then_loses_nothing(
+    proxy: FaultyProxy, faulty_bucket: Objects, recorder: Recorder
+) -> None:
+    proxy.reset(
+        first_time(Fault.SLOW_DOWN, Fault.RESET, Fault.LOST_ANSWER, Fault.CUT_BODY, Fault.SLOW)
+    )
+    checkpoints = recorder.open(faulty_bucket)
+    loaded = state(0)
+
+    checkpoints.load(loaded, save(checkpoints, 10))
+
+    assert_holds(loaded, 10)
+    assert (recorder.saved, recorder.failed) == ([10], [])
+    assert {fault for fault, _ in proxy.injected} >= {Fault.SLOW_DOWN, Fault.RESET, Fault.CUT_BODY}
+
+
+def impatient(proxy: FaultyProxy, name: str) -> Objects:
+    return open_objects(
+        f"s3://{BUCKET}/{name}",
+        region=REGION,
+        endpoint_url=proxy.url,
+        patience=Patience(total_s=0.2, first_delay_s=0.02, longest_delay_s=0.05),
+    )
+
+
+def test_a_failed_save_is_reported_and_the_next_one_tries_again(
+    proxy: FaultyProxy, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(impatient(proxy, "failed-save"))
+    proxy.reset(lambda request: Fault.SLOW_DOWN if request.method == "PUT" else None)
+
+    pending = checkpoints.save(state(10), 10, META, asynchronous=True)
+    checkpoints.wait()
+    proxy.reset(lambda request: None)
+    info = save(checkpoints, 20)
+
+    assert isinstance(pending.error, SaveFailed) and pending.info is None
+    ((step, reason),) = recorder.failed
+    assert step == 10 and "SlowDown" in reason and "\n" not in reason
+    assert recorder.lines[0].startswith(
+        "checkpoint step-00000010 was not saved, training goes on: rank 0: cannot write s3://"
+    )
+    assert (info.step, recorder.saved) == (20, [20])
+
+
+def test_storage_that_stays_away_during_a_load_is_not_blamed_on_the_checkpoint(
+    proxy: FaultyProxy, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(impatient(proxy, "failed-load"))
+    info = save(checkpoints, 10)
+    proxy.reset(lambda request: Fault.INTERNAL_ERROR if FILE in request.path else None)
+
+    with pytest.raises(StorageUnavailable, match="InternalError"):
+        checkpoints.load(state(0), info)
+    assert recorder.lines == []
+
+
+def test_a_full_disk_fails_the_save_and_leaves_nothing(folder: Objects, recorder: Recorder) -> None:
+    checkpoints = recorder.open(folder)
+    save(checkpoints, 10)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, before[1]))
+    try:
+        checkpoints.save(state(20), 20, META, asynchronous=True)
+        checkpoints.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    ((step, reason),) = recorder.failed
+    assert step == 20 and "File too large" in reason
+    assert folders(folder) == {"step-00000010"}
+
+
+def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(
+    objects: Objects, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(objects)
+    save(checkpoints, 10, 20)
+    objects.delete([f"step-00000020/{CHECKPOINT_MARKER}"])
+
+    info = recorder.open(objects).latest()
+
+    assert info is not None and info.step == 10
+    assert recorder.lines == [
+        f"checkpoint step-00000020 is refused: it is torn: there is no {CHECKPOINT_MARKER}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"{", "complete.json cannot be read"),
+        (b"[]", "complete.json cannot be read"),
+        (b'{"schema": 1, "format": "dcp"}', "complete.json cannot be read"),
+        (b'{"schema": 2, "format": "dcp"}', "complete.json is of schema 2, format dcp, which"),
+    ],
+)
+def test_a_marker_that_makes_no_sense_is_refused(
+    folder: Objects, recorder: Recorder, data: bytes, reason: str
+) -> None:
+    save(recorder.open(folder), 10)
+    folder.put(f"step-00000010/{CHECKPOINT_MARKER}", data)
+
+    assert recorder.open(folder).latest() is None
+    assert reason in recorder.lines[0]
+
+
+def test_a_marker_of_another_step_is_refused(folder: Objects, recorder: Recorder) -> None:
+    info = save(recorder.open(folder), 10)
+    folder.put(f"step-00000030/{CHECKPOINT_MARKER}", info.dump())
+
+    found = recorder.open(folder).latest()
+
+    assert found is not None and found.step == 10
+    assert recorder.lines == [
+        "checkpoint step-00000030 is refused: complete.json is that of step-00000010"
+    ]
+
+
+def test_a_missing_and_a_short_file_are_noticed_before_anything_is_loaded(
+    objects: Objects, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(objects)
+    save(checkpoints, 10, 20, 30)
+    objects.delete([f"step-00000030/{FILE}"])
+    objects.put(f"step-00000020/{FILE}", objects.get(f"step-00000020/{FILE}")[:-1])
+
+    info = checkpoints.latest()
+
+    assert info is not None and info.step == 10
+    assert recorder.lines[0] == f"checkpoint step-00000030 is refused: {FILE} is missing"
+    assert "bytes, " in recorder.lines[1] and "were written" in recorder.lines[1]
+
+
+@pytest.mark.parametrize("name", [FILE, ".metadata"])
+def test_a_flipped_bit_is_named_and_the_checkpoint_before_is_loaded(
+    objects: Objects, recorder: Recorder, name: str
+) -> None:
+    checkpoints = recorder.open(objects)
+    info = save(checkpoints, 10, 20)
+    flip(objects, f"step-00000020/{name}", at=100)
+    loaded = state(0)
+
+    used = checkpoints.load(loaded, info)
+
+    assert used.step == 10
+    assert_holds(loaded, 10)
+    (line,) = recorder.lines
+    assert line.startswith(f"checkpoint step-00000020 is refused: {name} has other bytes")
+
+
+def test_a_damaged_checkpoint_is_not_offered_again_but_saved_anew(
+    folder: Objects, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(folder)
+    info = save(checkpoints, 10, 20)
+    flip(folder, f"step-00000020/{FILE}")
+    checkpoints.load(state(0), info)
+
+    before = checkpoints.latest()
+    after = save(checkpoints, 20)
+
+    assert before is not None and (before.step, after.step) == (10, 20)
+    loaded = state(0)
+    assert checkpoints.load(loaded, after).step == 20
+    assert_holds(loaded, 20)
+
+
+def test_when_every_checkpoint_is_damaged_training_does_not_begin_again_silently(
+    folder: Objects, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(folder)
+    info = save(checkpoints, 10, 20)
+    for name in ("step-00000010", "step-00000020"):
+        flip(folder, f"{name}/{FILE}")
+
+    with pytest.raises(
+        CheckpointUnusable,
+        match=r"step-00000020, step-00000010 are damaged .*start again under another run name",
+    ):
+        checkpoints.load(state(0), info)
+
+
+def test_another_model_is_refused_with_its_tensor(folder: Objects, recorder: Recorder) -> None:
+    checkpoints = recorder.open(folder)
+    info = save(checkpoints, 10)
+
+    with pytest.raises(
+        CheckpointUnusable, match=r"step-00000010 does not fit .*model\.w; use another run name"
+    ):
+        checkpoints.load(state(0, rows=100), info)
+
+
+def test_another_model_and_another_tokenizer_are_refused_by_the_marker(
+    folder: Objects, recorder: Recorder
+) -> None:
+    info = save(recorder.open(folder), 10)
+
+    info.refuse_other(model={"hidden_size": 64}, tokenizer_sha256="a" * 64)
+    with pytest.raises(CheckpointUnusable, match=r"another model: hidden_size=64 \(now 32\)"):
+        info.refuse_other(model={"hidden_size": 32}, tokenizer_sha256="a" * 64)
+    with pytest.raises(CheckpointUnusable, match="tokenizer aaaaaaaaaaaa, the dataset has bbbbbb"):
+        info.refuse_other(model={"hidden_size": 64}, tokenizer_sha256="b" * 64)
+
+
+def test_the_last_ones_and_every_mth_are_kept(objects: Objects, recorder: Recorder) -> None:
+    save(recorder.open(objects, keep_last=2, keep_every=20), 10, 20, 30, 40, 50)
+
+    assert folders(objects) == {"step-00000020", "step-00000040", "step-00000050"}
+
+
+def test_a_torn_checkpoint_goes_when_a_newer_one_is_complete(
+    objects: Objects, recorder: Recorder
+) -> None:
+    objects.put("step-00000005/__3_0.distcp", b"left by a killed job")
+    objects.put("step-00000099/__3_0.distcp", b"may be being written")
+
+    save(recorder.open(objects), 10)
+
+    assert folders(objects) == {"step-00000010", "step-00000099"}
+
+
+def test_nothing_of_an_earlier_attempt_is_left_in_a_step_that_is_saved_again(
+    objects: Objects, recorder: Recorder
+) -> None:
+    objects.put("step-00000010/__7_0.distcp", b"of a larger job")
+
+    info = save(recorder.open(objects), 10)
+
+    assert sorted(info.files) == [".metadata", FILE]
+    assert sorted(entry.key for entry in objects.list()) == [
+        "step-00000010/.metadata",
+        f"step-00000010/{FILE}",
+        f"step-00000010/{CHECKPOINT_MARKER}",
+    ]
+
+
+def test_old_checkpoints_that_cannot_be_deleted_do_not_fail_the_save(
+    proxy: FaultyProxy, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(impatient(proxy, "undeletable"), keep_last=1)
+    save(checkpoints, 10)
+    proxy.reset(lambda request: Fault.SLOW_DOWN if request.path.endswith("?delete") else None)
+
+    info = save(checkpoints, 20)
+
+    assert (info.step, recorder.failed) == (20, [])
+    assert recorder.lines[0].startswith("old checkpoints could not be deleted: ")
+
+
+def test_a_lost_lock_keeps_a_checkpoint_from_becoming_complete(
+    folder: Objects, recorder: Recorder
+) -> None:
+    def guard() -> None:
+        raise ValueError("this job no longer holds run x")
+
+    checkpoints = Checkpoints(folder, keep_last=1, keep_every=0, guard=guard)
+
+    pending = checkpoints.save(state(10), 10, META, asynchronous=False)
+
+    assert "no longer holds run x" in str(pending.error)
+    assert checkpoints.latest() is None
+
+
+def test_callbacks_have_been_called_when_the_wait_is_over(folder: Objects) -> None:
+    called = threading.Event()
+    checkpoints = Checkpoints(folder, keep_last=1, keep_every=0, on_saved=lambda info: called.set())
+
+    checkpoints.save(state(10), 10, META, asynchronous=True)
+    checkpoints.wait()
+
+    assert called.is_set()
+
+
+def test_files_that_somebody_else_has_written_become_a_checkpoint(
+    objects: Objects, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(objects, keep_last=1)
+    save(checkpoints, 10)
+    objects.put("step-00000020/stale", b"of a killed attempt")
+
+    uri = checkpoints.begin(20)
+    assert uri == f"{objects.uri}/step-00000020"
+    objects.put("step-00000020/model/dp_rank_00_tp_rank_00_pp_rank_00.pt", b"weights")
+    checkpoints.commit(20, META)
+
+    info = checkpoints.latest()
+    assert info is not None and info.format == "nxd"
+    assert list(info.files) == ["model/dp_rank_00_tp_rank_00_pp_rank_00.pt"]
+    assert folders(objects) == {"step-00000020"}
+    with pytest.raises(CheckpointUnusable, match="has format nxd, which only"):
+        checkpoints.load(state(0), info)
+
+
+def test_nothing_written_is_no_checkpoint(folder: Objects, recorder: Recorder) -> None:
+    checkpoints = recorder.open(folder)
+    checkpoints.begin(20)
+
+    with pytest.raises(Exception, match="checkpoint step-00000020 has no files"):
+        checkpoints.commit(20, META)
+
+
+def test_torchs_own_tools_read_the_files(
+    folder: Objects, recorder: Recorder, tmp_path: Path
+) -> None:
+    info = save(recorder.open(folder), 10)
+
+    dcp_to_torch_save(f"{folder.uri}/{info.name}", tmp_path / "whole.pt")
+
+    assert_holds(torch.load(tmp_path / "whole.pt", weights_only=False), 10)
+
+
+def test_the_marker_says_what_it_was_told_and_what_it_found(
+    folder: Objects, recorder: Recorder
+) -> None:
+    info = save(recorder.open(folder), 10)
+    document = json.loads(folder.get(f"step-00000010/{CHECKPOINT_MARKER}"))
+
+    assert document | META == document
+    assert (document["schema"], document["format"], document["step"]) == (1, "dcp", 10)
+    assert sorted(document["files"][FILE]) == ["bytes", "chunk_bytes", "crc32"]
+    assert Info.parse(info.dump(), folder="step-00000010") == info

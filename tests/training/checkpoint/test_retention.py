@@ -1,0 +1,34 @@
+"""Which checkpoints are kept."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.checkpoint.retention import superfluous
+
+steps = st.sets(st.integers(0, 60))
+
+
+@given(steps, steps, st.integers(1, 5), st.integers(0, 20))
+def test_the_newest_and_the_multiples_stay_and_nothing_else(
+    complete: set[int], torn: set[int], keep_last: int, keep_every: int
+) -> None:
+    torn -= complete
+    gone = superfluous(complete=complete, torn=torn, keep_last=keep_last, keep_every=keep_every)
+    stay = complete - set(gone)
+
+    newest = set(sorted(complete)[-keep_last:])
+    multiples = {step for step in complete if keep_every and step % keep_every == 0}
+    assert stay == newest | multiples
+    assert torn & set(gone) == {step for step in torn if complete and step < max(complete)}
+
+
+@given(steps, st.integers(1, 5), st.integers(0, 20))
+def test_thinning_out_again_finds_nothing(
+    complete: set[int], keep_last: int, keep_every: int
+) -> None:
+    gone = superfluous(complete=complete, torn=(), keep_last=keep_last, keep_every=keep_every)
+    stay = complete - set(gone)
+
+    assert superfluous(complete=stay, torn=(), keep_last=keep_last, keep_every=keep_every) == []

@@ -1,0 +1,157 @@
+"""One rank of the tests of checkpoints of several ranks; its last line is a JSON result."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+
+from training.checkpoint import Checkpoints
+from training.objects import LocalObjects
+
+SIZES = {"column": (64, 48), "row": (32, 128), "norm": (40,)}
+LAYOUTS: dict[str, tuple[Placement, Placement]] = {
+    # Data-parallel ranks divide rows (FSDP), tensor-parallel ranks outputs or inputs.
+    "column": (Shard(0), Shard(0)),
+    "row": (Shard(0), Shard(1)),
+    "norm": (Shard(0), Replicate()),
+}
+
+
+def whole(name: str, step: int) -> torch.Tensor:
+    size = SIZES[name]
+    return torch.arange(torch.Size(size).numel(), dtype=torch.float32).reshape(size) + step
+
+
+def state(step: int, mesh: DeviceMesh) -> dict[str, Any]:
+    model = {n: distribute_tensor(whole(n, step), mesh, LAYOUTS[n]) for n in SIZES}
+    moments = {n: distribute_tensor(-whole(n, step), mesh, LAYOUTS[n]) for n in SIZES}
+    return {"model": model, "optimizer": {**moments, "step": torch.tensor(float(step))}}
+
+
+def holds(loaded: dict[str, Any], step: int) -> bool:
+    return all(
+        torch.equal(loaded["model"][n].full_tensor(), whole(n, step))
+        and torch.equal(loaded["optimizer"][n].full_tensor(), -whole(n, step))
+        for n in SIZES
+    ) and bool(loaded["optimizer"]["step"] == step)
+
+
+def mesh_of(data: int, tensor: int) -> DeviceMesh:
+    return init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
+
+
+def save_at_four(root: Path) -> dict[str, Any]:
+    """A save, one that a single rank cannot write, one that is damaged afterwards, a load."""
+    rank = dist.get_rank()
+    mesh = mesh_of(2, 2)
+    failed: list[tuple[int, str]] = []
+    lines: list[str] = []
+    checkpoints = Checkpoints(
+        LocalObjects(root),
+        keep_last=3,
+        keep_every=0,
+        say=lines.append,
+        on_failed=lambda step, reason: failed.append((step, reason)),
+    )
+    training = state(10, mesh)
+    checkpoints.save(training, 10, {}, asynchronous=True)
+    training["model"]["row"].to_local().fill_(-7)
+    checkpoints.wait()
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 3:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, before[1]))
+    checkpoints.save(state(20, mesh), 20, {}, asynchronous=True)
+    checkpoints.wait()
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    dist.barrier()
+    left = sorted(path.name for path in root.iterdir())
+
+    checkpoints.save(state(30, mesh), 30, {}, asynchronous=False)
+    latest = checkpoints.latest()
+    assert latest is not None
+    if rank == 0:
+        # A part that rank 2 has written and rank 2 alone will read.
+        path = root / latest.name / "__2_0.distcp"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    dist.barrier()
+    loaded = state(0, mesh)
+    used = checkpoints.load(loaded, latest)
+    return {
+        "failed": failed,
+        "left": left,
+        "latest": latest.step,
+        "used": used.step,
+        "holds": holds(loaded, 10),
+        "files": sorted(used.files),
+        "lines": lines,
+    }
+
+
+def load_at_two(root: Path) -> dict[str, Any]:
+    """The same checkpoint into two other topologies."""
+    found = {}
+    checkpoints = Checkpoints(LocalObjects(root), keep_last=3, keep_every=0)
+    for data, tensor in ((2, 1), (1, 2)):
+        info = checkpoints.latest(at_most=10)
+        assert info is not None
+        loaded = state(0, mesh_of(data, tensor))
+        checkpoints.load(loaded, info)
+        found[f"{data}x{tensor}"] = holds(loaded, 10)
+    return found
+
+
+class Stuck(LocalObjects):
+    """Storage that takes some bytes and then nothing."""
+
+    @contextmanager
+    def create(self, key: str) -> Iterator[io.IOBase]:
+        with super().create(key) as stream:
+            if "step-00000020" in str(self.uri):
+                print("stuck", flush=True)
+                time.sleep(60)
+            yield stream
+
+    def at(self, prefix: str) -> Stuck:
+        return Stuck(Path(self.uri) / prefix)
+
+
+def be_killed_while_saving(root: Path) -> dict[str, Any]:
+    """Never gets to its end."""
+    mesh = mesh_of(2, 1)
+    storage = Stuck(root) if dist.get_rank() == 1 else LocalObjects(root)
+    checkpoints = Checkpoints(storage, keep_last=3, keep_every=0, say=lambda text: print(text))
+    checkpoints.save(state(10, mesh), 10, {}, asynchronous=True)
+    checkpoints.save(state(20, mesh), 20, {}, asynchronous=True)
+    checkpoints.wait()
+    return {"waited": True}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    action = {
+        "save-at-four": save_at_four,
+        "load-at-two": load_at_two,
+        "be-killed-while-saving": be_killed_while_saving,
+    }[sys.argv[1]]
+    result = action(Path(sys.argv[2]))
+    print(json.dumps(result), flush=True)
+    dist.destroy_process_group()

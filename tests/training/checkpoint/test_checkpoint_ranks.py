@@ -1,0 +1,146 @@
+"""Checkpoints of several ranks, as real processes: any topology, one decision for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.checkpoint.rank_program import SIZES, whole
+from training.checkpoint import Checkpoints
+from training.objects import LocalObjects
+from training.ports import reserve_port
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = Path(__file__).with_name("rank_program.py")
+
+
+def start(action: str, root: Path, num_ranks: int) -> list[subprocess.Popen[str]]:
+    with reserve_port(0) as port:
+        return [
+            subprocess.Popen(
+                [sys.executable, str(PROGRAM), action, str(root)],
+                env={
+                    "PATH": os.environ["PATH"],
+                    "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+                    "OMP_NUM_THREADS": "1",
+                    "GLOO_SOCKET_IFNAME": "lo",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                    "WORLD_SIZE": str(num_ranks),
+                    "RANK": str(rank),
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(num_ranks)
+        ]
+
+
+def results(action: str, root: Path, num_ranks: int) -> list[dict[str, Any]]:
+    processes = start(action, root, num_ranks)
+    try:
+        outputs = [process.communicate(timeout=90)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [p.returncode for p in processes] == [0] * num_ranks, "\n---\n".join(outputs)
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def saved(root: Path) -> list[dict[str, Any]]:
+    """What each of four ranks, TP 2 x DP 2, has found."""
+    return results("save-at-four", root, 4)
+
+
+def test_every_rank_writes_a_file_of_its_own(saved: list[dict[str, Any]]) -> None:
+    assert saved[0]["files"] == [".metadata", *(f"__{rank}_0.distcp" for rank in range(4))]
+
+
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(
+    saved: list[dict[str, Any]],
+) -> None:
+    for found in saved:
+        ((step, reason),) = found["failed"]
+        assert step == 20
+        assert reason.startswith("rank 3: ") and "File too large" in reason
+        assert found["left"] == ["step-00000010"]
+
+
+def test_damage_that_one_rank_sees_makes_all_ranks_load_the_checkpoint_before(
+    saved: list[dict[str, Any]],
+) -> None:
+    assert [(f["latest"], f["used"], f["holds"]) for f in saved] == [(30, 10, True)] * 4
+
+
+def test_only_rank_0_speaks(saved: list[dict[str, Any]]) -> None:
+    assert [bool(found["lines"]) for found in saved] == [True, False, False, False]
+    assert saved[0]["lines"][1].startswith(
+        "checkpoint step-00000030 is refused: __2_0.distcp has other bytes"
+    )
+
+
+def test_two_ranks_load_what_four_have_saved_in_either_topology(
+    root: Path, saved: list[dict[str, Any]]
+) -> None:
+    assert results("load-at-two", root, 2) == [{"2x1": True, "1x2": True}] * 2
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_rank_loads_what_four_have_saved(root: Path, saved: list[dict[str, Any]]) -> None:
+    checkpoints = Checkpoints(LocalObjects(root), keep_last=3, keep_every=0)
+    info = checkpoints.latest(at_most=10)
+    assert info is not None
+    loaded = {
+        "model": {name: torch.zeros(size) for name, size in SIZES.items()},
+        "optimizer": {name: torch.zeros(size) for name, size in SIZES.items()},
+    }
+
+    checkpoints.load(loaded, info)
+
+    for name in SIZES:
+        assert torch.equal(loaded["model"][name], whole(name, 10))
+        assert torch.equal(loaded["optimizer"][name], -whole(name, 10))
+
+
+@pytest.fixture
+def victims(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    processes = start("be-killed-while-saving", tmp_path, 2)
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_rank_killed_while_it_saves_leaves_no_complete_checkpoint(
+    tmp_path: Path, victims: list[subprocess.Popen[str]]
+) -> None:
+    stdout = victims[1].stdout
+    assert stdout is not None
+    while "stuck" not in (line := stdout.readline()):
+        assert line, "the rank has ended"
+    time.sleep(0.2)
+
+    victims[1].kill()
+    output = victims[0].communicate(timeout=60)[0]
+
+    assert "checkpoint step-00000020 was not saved" in output
+    lines: list[str] = []
+    checkpoints = Checkpoints(LocalObjects(tmp_path), keep_last=3, keep_every=0, say=lines.append)
+    info = checkpoints.latest()
+    assert info is not None and info.step == 10

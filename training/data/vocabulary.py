@@ -64,7 +64,8 @@ def fetch_vocabulary(value: str, folder: Path, place: Place) -> Vocabulary:
 def read_vocabulary(path: Path) -> Vocabulary:
     """Read a tokenizer from a file; ``DatasetError`` when it is none that can be used."""
     data = path.read_bytes()
-    text = _from_json(data, path.name) if data[:1] == b"{" else _from_sentencepiece(path)
+    found = _from_json(data, path.name) if data[:1] == b"{" else _from_sentencepiece(path)
+    text = _canonical(found)
     from tokenizers import Tokenizer
 
     try:
@@ -92,17 +93,14 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 def _from_json(data: bytes, name: str) -> str:
     try:
-        document = json.loads(data)
-        model = document["model"]["type"]
+        model = json.loads(data)["model"]["type"]
     except (ValueError, KeyError, TypeError):
         raise DatasetError(
             f"{name} is no tokenizer.json: it has no model; upload the file of that name "
             "(tokenizer_config.json is another one), or tokenizer.model"
         ) from None
     assert isinstance(model, str), model
-    # Padding and truncation are of a batch for inference; they would add ids or drop them.
-    document["padding"] = document["truncation"] = None
-    return json.dumps(document, ensure_ascii=False)
+    return data.decode()
 
 
 def _from_sentencepiece(path: Path) -> str:
@@ -146,3 +144,11 @@ def _from_sentencepiece(path: Path) -> str:
         shutil.copyfile(path, Path(folder) / "tokenizer.model")
         fast = transformers.LlamaTokenizerFast.from_pretrained(folder, local_files_only=True)
     return str(fast.backend_tokenizer.to_str())
+
+
+def _canonical(text: str) -> str:
+    """The same tokenizer, written in one way, so that its sha256 stands for its ids."""
+    document = json.loads(text)
+    # Padding and truncation are of a batch for inference; they would add ids or drop them.
+    document["padding"] = document["truncation"] = None
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))

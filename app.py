@@ -24,7 +24,7 @@ def build(app: cdk.App, config: AppConfig) -> None:
     # No account: a template is the same whoever synthesises it, and there is nothing to look up.
     env = cdk.Environment(region=config.region)
     network = NetworkStack(app, name("network"), config=config, env=env)
-    storage = StorageStack(app, name("storage"), config=config, env=env)
+    storage = StorageStack(app, name("storage"), config=config, network=network, env=env)
     image = ImageStack(app, name("image"), config=config, env=env) if config.builds_image else None
     BatchStack(
         app,

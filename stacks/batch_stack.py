@@ -15,8 +15,10 @@ from stacks.image_stack import ImageStack
 from stacks.network_stack import NetworkStack
 from stacks.storage_stack import StorageStack
 from trainium_catalogue import contract
-from trainium_catalogue.workloads import WORKLOADS, Workload
+from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 from trainium_constructs import (
+    CpuComputeEnvironment,
+    CpuJob,
     EfaLaunchTemplate,
     HostSetup,
     JobExecutionRole,
@@ -28,6 +30,7 @@ from trainium_constructs import (
     TrainingImage,
     TrainingQueue,
     TrainiumComputeEnvironment,
+    grant_data_uris,
     private_repository,
 )
 
@@ -77,7 +80,9 @@ class BatchStack(cdk.Stack):
             instance_type=config.instance,
             layout=config.efa_layout,
             security_group=network.network.security_group,
-            host=HostSetup(instance_type=config.instance, release=config.release),
+            host=HostSetup(
+                instance_type=config.instance, release=config.release, lustre=storage.lustre
+            ),
             root_volume_gib=config.root_volume_gib,
             reservation=_reservation(config),
         )
@@ -97,7 +102,26 @@ class BatchStack(cdk.Stack):
         self.queue = TrainingQueue(
             self,
             "Jobs",
-            environment=self.compute,
+            environment_arn=self.compute.arn,
+            runnable_time_limit=cdk.Duration.minutes(config.runnable_time_limit_minutes),
+        )
+        self.cpu = CpuComputeEnvironment(
+            self,
+            "CpuCompute",
+            vpc=network.network.vpc,
+            subnet=network.network.subnet,
+            instance_types=config.cpu_instance_types,
+            max_vcpus=config.cpu_max_vcpus,
+            spot=config.cpu_spot,
+            instance_tags={
+                "Name": f"{construct_id}-cpu",
+                contract.TAG_DEPLOYMENT: config.deployment,
+            },
+        )
+        self.cpu_queue = TrainingQueue(
+            self,
+            "CpuJobs",
+            environment_arn=self.cpu.arn,
             runnable_time_limit=cdk.Duration.minutes(config.runnable_time_limit_minutes),
         )
         image_uri, repository = self._image()
@@ -129,35 +153,52 @@ class BatchStack(cdk.Stack):
 
     def _define(
         self, workload: Workload, image_uri: str, execution_role: JobExecutionRole
-    ) -> MultiNodeTrainingJob:
+    ) -> MultiNodeTrainingJob | CpuJob:
         config = self._config
-        job = MultiNodeTrainingJob(
-            self,
-            workload.name,
-            workload=workload,
-            instance_type=config.instance,
-            image_uri=image_uri,
-            max_nodes=config.max_nodes,
-            time_limit=cdk.Duration.minutes(
+        common: dict[str, Any] = {
+            "workload": workload,
+            "image_uri": image_uri,
+            "time_limit": cdk.Duration.minutes(
                 round(60 * min(workload.time_limit_hours, config.job_time_limit_hours))
             ),
-            environment={
-                contract.ENV_DEPLOYMENT: config.deployment,
-                contract.ENV_INSTANCE_TYPE: config.instance_type,
-                contract.ENV_NEURON_RELEASE: config.neuron_release,
-                contract.ENV_BUCKET: self._storage.bucket.bucket.bucket_name,
-                # ECS on EC2 tells a container its credentials but not its region.
-                contract.ENV_REGION: self.region,
-            },
-            execution_role=execution_role.role,
-            log_group=self.logs.log_group,
-            tags={
+            "execution_role": execution_role.role,
+            "log_group": self.logs.log_group,
+            "tags": {
                 contract.TAG_DEPLOYMENT: config.deployment,
                 contract.TAG_WORKLOAD: workload.name,
             },
-        )
-        self._storage.bucket.grant_results(job.job_role)
+        }
+        job: MultiNodeTrainingJob | CpuJob
+        if workload.hardware is Hardware.CPU:
+            environment = {**self._environment(), contract.ENV_DEVICE: "cpu"}
+            job = CpuJob(self, workload.name, environment=environment, **common)
+        else:
+            lustre = {contract.ENV_LUSTRE: contract.LUSTRE_MOUNT} if self._storage.lustre else {}
+            job = MultiNodeTrainingJob(
+                self,
+                workload.name,
+                instance_type=config.instance,
+                max_nodes=min(config.max_nodes, workload.max_nodes or config.max_nodes),
+                environment={
+                    **self._environment(),
+                    contract.ENV_INSTANCE_TYPE: config.instance_type,
+                    contract.ENV_NEURON_RELEASE: config.neuron_release,
+                    **lustre,
+                },
+                host_folder=contract.LUSTRE_MOUNT if lustre else None,
+                **common,
+            )
+        self._storage.bucket.grant(job.job_role, workload)
+        grant_data_uris(job.job_role, workload, config.data_uris)
         return job
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            contract.ENV_DEPLOYMENT: self._config.deployment,
+            contract.ENV_BUCKET: self._storage.bucket.bucket.bucket_name,
+            # ECS on EC2 tells a container its credentials but not its region.
+            contract.ENV_REGION: self.region,
+        }
 
     def _published(self) -> dict[str, str]:
         """What this stack knows; the stacks of the network and the bucket publish theirs."""
@@ -168,6 +209,7 @@ class BatchStack(cdk.Stack):
             contract.SSM_MAX_NODES: str(config.max_nodes),
             contract.SSM_NEURON_RELEASE: config.neuron_release,
             contract.SSM_JOB_QUEUE: self.queue.arn,
+            contract.SSM_CPU_JOB_QUEUE: self.cpu_queue.arn,
             contract.SSM_COMPUTE_ENVIRONMENT: self.compute.arn,
             contract.SSM_LOG_GROUP: self.logs.log_group.log_group_name,
             contract.SSM_JOB_TIME_LIMIT_HOURS: str(config.job_time_limit_hours),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from trainium_catalogue import contract
 from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
 from trainium_catalogue.corpora import CORPORA
 from trainium_catalogue.models import PRESETS, Preset
@@ -55,6 +56,13 @@ class Workload:
     parameters: tuple[Parameter, ...]
     preset: str | None = None
     """The model that it pre-trains, from ``models.PRESETS``."""
+    reads: tuple[str, ...] = ()
+    """Prefixes of the bucket that its role may list and read."""
+    writes: tuple[str, ...] = ()
+    """Prefixes that it may also write and delete; its results and metrics are always writable."""
+    reads_data_uris: bool = False
+    """May read the deployment's ``data_uris``, storage outside its bucket."""
+    writes_data_uris: bool = False
 
 
 _DATASET = DATASET_NAME_PATTERN
@@ -69,6 +77,10 @@ def _pretraining(preset: Preset) -> Workload:
         time_limit_hours=preset.time_limit_hours,
         parameters=training_parameters(preset),
         preset=preset.name,
+        reads=(contract.DATASETS_PREFIX,),
+        writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
+        reads_data_uris=True,
+        writes_data_uris=True,  # checkpoint-uri
     )
 
 
@@ -140,6 +152,7 @@ _WORKLOADS = (
         summary="on one node: is this device, with this release, right? parity, resume, sums",
         max_nodes=1,
         time_limit_hours=2.0,
+        writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
         parameters=(
             Parameter(
                 name="checks",
@@ -154,6 +167,7 @@ _WORKLOADS = (
         name="prepare",
         summary="fetch a known corpus, check it, put it into the bucket as text",
         hardware=Hardware.CPU,
+        writes=(contract.CORPORA_PREFIX,),
         time_limit_hours=4.0,
         parameters=(
             Parameter(
@@ -177,6 +191,9 @@ _WORKLOADS = (
         summary="turn text, JSONL or Parquet into packed token shards",
         hardware=Hardware.CPU,
         is_array=True,
+        reads=(contract.CORPORA_PREFIX, contract.TOKENIZERS_PREFIX),
+        writes=(contract.DATASETS_PREFIX,),
+        reads_data_uris=True,
         time_limit_hours=12.0,
         parameters=(
             Parameter(
@@ -233,6 +250,9 @@ _WORKLOADS = (
         name="export",
         summary="one file set in Hugging Face's layout from a run's newest checkpoint",
         hardware=Hardware.CPU,
+        reads=(contract.RUNS_PREFIX, contract.DATASETS_PREFIX, contract.TOKENIZERS_PREFIX),
+        writes=(contract.EXPORT_PREFIX,),
+        reads_data_uris=True,
         time_limit_hours=4.0,
         parameters=(
             Parameter(

@@ -2,6 +2,8 @@
 
 from trainium_constructs.compute import TrainingQueue, TrainiumComputeEnvironment
 from trainium_constructs.contract import PublishedContract
+from trainium_constructs.cpu_compute import CpuComputeEnvironment
+from trainium_constructs.cpu_job import CpuJob
 from trainium_constructs.host_setup import HostSetup
 from trainium_constructs.images import (
     ImageRepository,
@@ -12,16 +14,21 @@ from trainium_constructs.images import (
 from trainium_constructs.job import JobExecutionRole, MultiNodeTrainingJob
 from trainium_constructs.launch_template import EfaLaunchTemplate, Reservation
 from trainium_constructs.log_group import RetainedLogs
+from trainium_constructs.lustre import LustreFileSystem, LustreMount
 from trainium_constructs.network import EfaNetwork, EfaSecurityGroup, NodeVpc
-from trainium_constructs.storage import TrainingBucket
+from trainium_constructs.storage import TrainingBucket, grant_data_uris
 
 __all__ = [
+    "CpuComputeEnvironment",
+    "CpuJob",
     "EfaLaunchTemplate",
     "EfaNetwork",
     "EfaSecurityGroup",
     "HostSetup",
     "ImageRepository",
     "JobExecutionRole",
+    "LustreFileSystem",
+    "LustreMount",
     "MultiNodeTrainingJob",
     "NodeVpc",
     "OwnRepositorySynthesizer",
@@ -32,5 +39,6 @@ __all__ = [
     "TrainingImage",
     "TrainingQueue",
     "TrainiumComputeEnvironment",
+    "grant_data_uris",
     "private_repository",
 ]

@@ -26,6 +26,22 @@ BLOCKED_REASONS = (
 )
 
 
+def instance_profile(scope: Construct) -> tuple[iam.Role, iam.CfnInstanceProfile]:
+    """What the ECS agent of a host may do, and nothing that a job needs."""
+    role = iam.Role(
+        scope,
+        "InstanceRole",
+        assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
+        managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name(INSTANCE_POLICY)],
+    )
+    acknowledge_managed_policy(
+        role,
+        INSTANCE_POLICY,
+        "AWS keeps this policy in step with what the ECS agent needs; jobs have roles of their own",
+    )
+    return role, iam.CfnInstanceProfile(scope, "InstanceProfile", roles=[role.role_name])
+
+
 class TrainiumComputeEnvironment(Construct):
     """Nodes that Batch starts for jobs, close to each other, and stops afterwards."""
 
@@ -64,21 +80,7 @@ class TrainiumComputeEnvironment(Construct):
         super().__init__(scope, construct_id)
         if not 0 <= min_vcpus <= max_vcpus:
             raise ValueError(f"min_vcpus must be 0 to max_vcpus={max_vcpus}, got {min_vcpus}")
-        self.instance_role = iam.Role(
-            self,
-            "InstanceRole",
-            assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
-            managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name(INSTANCE_POLICY)],
-        )
-        acknowledge_managed_policy(
-            self.instance_role,
-            INSTANCE_POLICY,
-            "AWS keeps this policy in step with what the ECS agent needs; jobs have roles of "
-            "their own",
-        )
-        profile = iam.CfnInstanceProfile(
-            self, "InstanceProfile", roles=[self.instance_role.role_name]
-        )
+        self.instance_role, profile = instance_profile(self)
         group = (
             ec2.PlacementGroup(
                 self, "PlacementGroup", strategy=ec2.PlacementGroupStrategy.CLUSTER
@@ -149,7 +151,7 @@ class TrainingQueue(Construct):
         scope: Construct,
         construct_id: str,
         *,
-        environment: TrainiumComputeEnvironment,
+        environment_arn: str,
         runnable_time_limit: cdk.Duration,
     ) -> None:
         """Create the queue; a job that cannot start is cancelled after ``runnable_time_limit``."""
@@ -161,7 +163,7 @@ class TrainingQueue(Construct):
             state="ENABLED",
             compute_environment_order=[
                 batch.CfnJobQueue.ComputeEnvironmentOrderProperty(
-                    order=1, compute_environment=environment.arn
+                    order=1, compute_environment=environment_arn
                 )
             ],
             job_state_time_limit_actions=[

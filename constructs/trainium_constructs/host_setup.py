@@ -8,10 +8,12 @@ from email.mime.text import MIMEText
 from importlib.resources import files
 from shlex import quote
 
+from trainium_catalogue.contract import LUSTRE_MOUNT
 from trainium_catalogue.instances import InstanceType
 from trainium_catalogue.ports import RESERVED_PORTS
 from trainium_catalogue.releases import NeuronRelease
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
+from trainium_constructs.lustre import LustreMount
 
 # The installer that the EC2 User Guide tells to use (Get started with EFA and MPI, step 3).
 EFA_VERSION = "1.47.0"
@@ -44,6 +46,7 @@ class HostSetup:
 
     instance_type: InstanceType
     release: NeuronRelease
+    lustre: LustreMount | None = None
     efa_version: str = EFA_VERSION
     efa_key_fingerprint: str = EFA_KEY_FINGERPRINT
     """Forty hexadecimal digits: what the fetched key has to have."""
@@ -52,6 +55,9 @@ class HostSetup:
         """The whole shell script."""
         instance, release = self.instance_type, self.release
         settings = {
+            "LUSTRE_DNS_NAME": self.lustre.dns_name if self.lustre else "",
+            "LUSTRE_MOUNT_NAME": self.lustre.mount_name if self.lustre else "",
+            "LUSTRE_PATH": LUSTRE_MOUNT,
             "NEURON_RELEASE": release.name,
             "NEURON_DEVICES": str(instance.num_neuron_devices),
             "EFA_INTERFACES": str(instance.num_efa_interfaces),

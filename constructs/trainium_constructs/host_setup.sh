@@ -19,6 +19,7 @@ readonly CONSOLE="${TRAINIUM_CONSOLE:-/dev/console}"
 readonly EFA_URL="${TRAINIUM_EFA_URL:-https://efa-installer.amazonaws.com}"
 readonly DEVICE_WAIT_S="${TRAINIUM_DEVICE_WAIT_S:-60}"
 readonly FETCH_RETRIES="${TRAINIUM_FETCH_RETRIES:-5}"
+readonly GIVE_UP_AFTER="5min"
 
 readonly PROGRAM="${ROOT}/usr/local/sbin/trainium-host"
 readonly STATE="${ROOT}/var/lib/trainium"
@@ -30,8 +31,15 @@ say() {
   { echo "trainium: $*" >"${CONSOLE}"; } 2>/dev/null || true
 }
 
+# A host that never joins is billed all the same: it ends itself, which leaves time to read why.
+give_up() {
+  say "HOST NOT READY, the ECS agent stays stopped: $*; the host ends in ${GIVE_UP_AFTER}"
+  systemd-run --quiet --on-active="${GIVE_UP_AFTER}" systemctl poweroff || true
+}
+
 die() {
-  say "HOST NOT READY, the ECS agent stays stopped: $*"
+  trap - ERR
+  give_up "$*"
   exit 1
 }
 
@@ -176,6 +184,18 @@ END
   modprobe neuron || die "cannot load the Neuron driver"
 }
 
+mount_lustre() {
+  local folder="${ROOT}${LUSTRE_PATH}"
+  if [[ -z "${LUSTRE_DNS_NAME}" ]] || mountpoint --quiet "${folder}"; then
+    return
+  fi
+  # From Amazon Linux's own repository: the one that fits the kernel of the image.
+  dnf install --assumeyes lustre-client || die "cannot install lustre-client"
+  mkdir -p "${folder}"
+  mount -t lustre -o relatime,flock "${LUSTRE_DNS_NAME}@tcp:/${LUSTRE_MOUNT_NAME}" "${folder}" ||
+    die "cannot mount ${LUSTRE_DNS_NAME}: its security group must admit TCP 988 and 1018-1023"
+}
+
 wait_for_devices() {
   local waited
   for ((waited = 0; waited < DEVICE_WAIT_S; waited++)); do
@@ -197,16 +217,19 @@ verify() {
   found="$(efa_devices)"
   ((found == EFA_INTERFACES)) ||
     die "${found} of ${EFA_INTERFACES} EFA interfaces in ${DEV}/infiniband"
+  [[ -z "${LUSTRE_DNS_NAME}" ]] || mountpoint --quiet "${ROOT}${LUSTRE_PATH}" ||
+    die "${LUSTRE_PATH} is not mounted"
 }
 
 setup() {
   guard_agent
   mkdir -p "${STATE}"
   rm -f "${STATE}/ready"
-  trap 'say "HOST NOT READY, the ECS agent stays stopped: line ${LINENO} of setup failed"' ERR
+  trap 'give_up "line ${LINENO} of setup failed"' ERR
   configure
   install_driver
   install_efa
+  mount_lustre
   wait_for_devices
   verify
   touch "${STATE}/ready"

@@ -23,6 +23,8 @@ LOG_STREAM_PREFIX = "node"
 # Batch evaluates no more rules than this.
 MAX_RETRY_RULES = 5
 
+_HOST_VOLUME = "host"
+
 _RuleProperty = batch.CfnJobDefinition.EvaluateOnExitProperty
 
 
@@ -38,6 +40,30 @@ def retry_rules() -> list[batch.CfnJobDefinition.EvaluateOnExitProperty]:
     ]
     assert len(rules) <= MAX_RETRY_RULES, rules
     return rules
+
+
+def environment_pairs(
+    environment: Mapping[str, str],
+) -> list[batch.CfnJobDefinition.EnvironmentProperty]:
+    """Environment of a container, as Batch takes it."""
+    return [
+        batch.CfnJobDefinition.EnvironmentProperty(name=name, value=value)
+        for name, value in environment.items()
+    ]
+
+
+def log_configuration(
+    log_group: logs.ILogGroup,
+) -> batch.CfnJobDefinition.LogConfigurationProperty:
+    """One stream for each container, in ``log_group``."""
+    return batch.CfnJobDefinition.LogConfigurationProperty(
+        log_driver="awslogs",
+        options={
+            "awslogs-group": log_group.log_group_name,
+            "awslogs-region": cdk.Stack.of(log_group).region,
+            "awslogs-stream-prefix": LOG_STREAM_PREFIX,
+        },
+    )
 
 
 class JobExecutionRole(Construct):
@@ -78,6 +104,7 @@ class MultiNodeTrainingJob(Construct):
         environment: Mapping[str, str],
         execution_role: iam.IRole,
         log_group: logs.ILogGroup,
+        host_folder: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
         """Define the job.
@@ -93,6 +120,7 @@ class MultiNodeTrainingJob(Construct):
             environment: What every node finds in its environment.
             execution_role: With what the ECS agent pulls the image and writes the log.
             log_group: Where the nodes log.
+            host_folder: Folder of the host that the container sees under the same name.
             tags: Tags of the jobs.
         """
         super().__init__(scope, construct_id)
@@ -122,6 +150,7 @@ class MultiNodeTrainingJob(Construct):
                             job_role=self.job_role,
                             execution_role=execution_role,
                             log_group=log_group,
+                            host_folder=host_folder,
                         ),
                     )
                 ],
@@ -149,6 +178,7 @@ def _container(
     job_role: iam.IRole,
     execution_role: iam.IRole,
     log_group: logs.ILogGroup,
+    host_folder: str | None,
 ) -> batch.CfnJobDefinition.ContainerPropertiesProperty:
     requirement = batch.CfnJobDefinition.ResourceRequirementProperty
     ulimit = batch.CfnJobDefinition.UlimitProperty
@@ -162,20 +192,25 @@ def _container(
             requirement(type="VCPU", value=str(instance_type.container_vcpus)),
             requirement(type="MEMORY", value=str(instance_type.container_memory_mib)),
         ],
-        environment=[
-            batch.CfnJobDefinition.EnvironmentProperty(name=name, value=value)
-            for name, value in environment.items()
-        ],
+        environment=environment_pairs(environment),
         job_role_arn=job_role.role_arn,
         execution_role_arn=execution_role.role_arn,
-        log_configuration=batch.CfnJobDefinition.LogConfigurationProperty(
-            log_driver="awslogs",
-            options={
-                "awslogs-group": log_group.log_group_name,
-                "awslogs-region": cdk.Stack.of(log_group).region,
-                "awslogs-stream-prefix": LOG_STREAM_PREFIX,
-            },
-        ),
+        log_configuration=log_configuration(log_group),
+        volumes=[
+            batch.CfnJobDefinition.VolumesProperty(
+                name=_HOST_VOLUME,
+                host=batch.CfnJobDefinition.VolumesHostProperty(source_path=host_folder),
+            )
+        ]
+        if host_folder
+        else None,
+        mount_points=[
+            batch.CfnJobDefinition.MountPointsProperty(
+                source_volume=_HOST_VOLUME, container_path=host_folder
+            )
+        ]
+        if host_folder
+        else None,
         linux_parameters=batch.CfnJobDefinition.LinuxParametersProperty(
             # Reaps what a killed launcher leaves.
             init_process_enabled=True,

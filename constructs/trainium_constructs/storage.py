@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from trainium_catalogue.contract import CACHE_PREFIX, RUNS_PREFIX
+from trainium_catalogue.workloads import Workload
 from trainium_constructs.nag import (
     acknowledge,
     acknowledge_wildcard,
@@ -21,6 +24,8 @@ NONCURRENT_EXPIRY = cdk.Duration.days(30)
 UPLOAD_EXPIRY = cdk.Duration.days(7)
 
 RESULT_FOLDERS = ("metrics", "logs", "results")
+_READ = ("s3:GetObject",)
+_WRITE = ("s3:PutObject", "s3:AbortMultipartUpload")
 
 
 class TrainingBucket(Construct):
@@ -80,16 +85,55 @@ class TrainingBucket(Construct):
         )
         self.bucket = bucket
 
-    def grant_results(self, role: iam.Role) -> None:
-        """Let ``role`` write what every run writes, and read or list nothing."""
-        keys = [f"{RUNS_PREFIX}*/{folder}/*" for folder in RESULT_FOLDERS]
+    def grant(self, role: iam.Role, workload: Workload) -> None:
+        """Let ``role`` touch what the workload needs, and nothing else."""
+        # A run is named by who submits it, so a role can be narrowed to runs, not to one of them.
+        results = [f"{RUNS_PREFIX}*/{folder}/*" for folder in RESULT_FOLDERS]
+        reads = [f"{prefix}*" for prefix in (*workload.reads, *workload.writes)]
+        writes = [f"{prefix}*" for prefix in workload.writes]
+        self._allow(role, _WRITE, results)
+        self._allow(role, _READ, reads)
+        self._allow(role, (*_WRITE, "s3:DeleteObject"), writes)
+        if reads:
+            iam.Grant.add_to_principal(
+                grantee=role,
+                actions=["s3:ListBucket"],
+                resource_arns=[self.bucket.bucket_arn],
+                conditions={"StringLike": {"s3:prefix": reads}},
+            ).assert_success()
+
+    def _allow(self, role: iam.Role, actions: Sequence[str], keys: Sequence[str]) -> None:
+        if not keys:
+            return
         iam.Grant.add_to_principal(
             grantee=role,
-            actions=["s3:PutObject", "s3:AbortMultipartUpload"],
+            actions=list(actions),
             resource_arns=[self.bucket.arn_for_objects(key) for key in keys],
         ).assert_success()
         arn = spelling_of(self.bucket.bucket_arn, owner=self, reader=role)
         for key in keys:
             acknowledge_wildcard(
-                role, f"{arn}/{key}", "a run is named by who submits it, long after the role exists"
+                role, f"{arn}/{key}", "names are given by who submits, long after the role exists"
             )
+
+
+def grant_data_uris(role: iam.Role, workload: Workload, uris: Sequence[str]) -> None:
+    """Let ``role`` touch storage outside the deployment, where the workload has a use for it."""
+    for uri in uris if workload.reads_data_uris else ():
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        bucket_arn = f"arn:{cdk.Aws.PARTITION}:s3:::{bucket}"
+        objects = f"{bucket_arn}/{prefix}*"
+        writes = (*_WRITE, "s3:DeleteObject") if workload.writes_data_uris else ()
+        role.add_to_policy(iam.PolicyStatement(actions=[*_READ, *writes], resources=[objects]))
+        role.add_to_policy(
+            iam.PolicyStatement(
+                actions=["s3:ListBucket"],
+                resources=[bucket_arn],
+                conditions={"StringLike": {"s3:prefix": f"{prefix}*"}},
+            )
+        )
+        acknowledge_wildcard(
+            role,
+            f"arn:<AWS::Partition>:s3:::{bucket}/{prefix}*",
+            "the deployment's data_uris name this prefix",
+        )

@@ -11,13 +11,18 @@ from stacks.config.keys import Derived, key
 from stacks.config.names import (
     LOG_RETENTION_DAYS,
     bucket_name,
+    cpu_instance_type,
+    data_uri,
     deployment_name,
     image_reference,
+    lustre_dns_name,
+    lustre_mount_name,
     orchestrator,
     region_name,
     zone,
 )
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
+from trainium_catalogue.cpu_instances import DEFAULT_CPU_INSTANCE_TYPES
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 
@@ -207,6 +212,49 @@ class ContextKeys:
         kinds.one_number_of(LOG_RETENTION_DAYS, whose="the periods of CloudWatch Logs"),
         default=30,
         help="days that CloudWatch keeps the logs of the nodes",
+    )
+    cpu_instance_types: tuple[str, ...] = key(
+        kinds.words(cpu_instance_type, noun="list"),
+        default=DEFAULT_CPU_INSTANCE_TYPES,
+        help="types that data and export jobs may run on; several give Spot more to choose from",
+    )
+    cpu_spot: bool = key(
+        kinds.boolean(),
+        default=True,
+        help="run data and export jobs on Spot instances; a job whose instance is taken back is "
+        "retried and goes on",
+    )
+    cpu_max_vcpus: int = key(
+        kinds.whole_number(1, 100_000),
+        default=64,
+        help="ceiling of the CPU environment over all its jobs, 16 vCPUs each",
+    )
+    lustre_gib: int = key(
+        kinds.whole_number(0, 1_000_000),
+        default=0,
+        help="size of a new FSx for Lustre file system, mounted on every node at /fsx and billed "
+        "while it exists; 0 makes none, and no workload needs one",
+    )
+    lustre_mbps_per_tib: int = key(
+        kinds.one_number_of({125, 250, 500, 1000}, whose="the throughputs of PERSISTENT_2"),
+        default=250,
+        help="throughput of that file system in MB/s for each TiB",
+    )
+    lustre_dns_name: str | None = key(
+        kinds.optional(lustre_dns_name()),
+        default=None,
+        help="existing FSx for Lustre file system to mount instead, with `lustre_mount_name`",
+    )
+    lustre_mount_name: str | None = key(
+        kinds.optional(lustre_mount_name()),
+        default=None,
+        help="mount name of `lustre_dns_name`",
+    )
+    data_uris: tuple[str, ...] = key(
+        kinds.maybe_words(data_uri, noun="list"),
+        default=(),
+        help="`s3://bucket/prefix` outside the deployment that jobs may use: tokenize reads "
+        "there, `--checkpoint-uri` may point there",
     )
     bucket_name: str | None = key(
         kinds.optional(bucket_name()),

@@ -178,6 +178,16 @@ def words(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]
     return Kind(noun=noun, read=read)
 
 
+def maybe_words(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]]:
+    """A list as ``words`` reads it, that may be empty."""
+    filled = words(read_each, noun=noun)
+
+    def read(value: object) -> tuple[str, ...]:
+        return () if value in ((), []) else filled.read(value)
+
+    return Kind(noun=noun, read=read)
+
+
 def _items(value: object) -> Iterable[object]:
     if isinstance(value, list | tuple):
         return value

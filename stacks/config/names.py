@@ -6,6 +6,7 @@ import re
 
 from stacks.config.kinds import Kind, matching, text
 from stacks.config.refusal import Unfit
+from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
 from trainium_catalogue.suggest import did_you_mean
 
 LOG_RETENTION_DAYS = frozenset(
@@ -93,6 +94,44 @@ def image_reference() -> Kind[str]:
         return reference
 
     return Kind(noun=well_formed.noun, read=read)
+
+
+def cpu_instance_type(name: str) -> str:
+    """Accept an x86-64 type that holds a CPU job."""
+    if name not in CPU_INSTANCE_TYPES:
+        raise Unfit(
+            f"names {name!r}, which is not a known x86-64 type with room for a job of 16 vCPUs and "
+            "56 GiB",
+            did_you_mean(name, CPU_INSTANCE_TYPES),
+        )
+    return name
+
+
+def data_uri(uri: str) -> str:
+    """Accept a prefix in a bucket."""
+    if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.'()/-]*)?", uri):
+        raise Unfit(f"names {uri!r}, which is not a prefix in a bucket", "write s3://bucket/prefix")
+    return uri
+
+
+def lustre_dns_name() -> Kind[str]:
+    """As FSx shows it."""
+    return matching(
+        r"fs-[0-9a-f]{8,17}\.fsx\.[a-z0-9-]+\.amazonaws\.com(\.cn)?",
+        noun="DNS name",
+        reason="is not the DNS name of a file system",
+        remedy="give one such as fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+    )
+
+
+def lustre_mount_name() -> Kind[str]:
+    """As FSx shows it."""
+    return matching(
+        r"[a-z0-9]{4,16}",
+        noun="mount name",
+        reason="is not a mount name",
+        remedy="give what FSx shows as the mount name, for example fqgwbbmv",
+    )
 
 
 def bucket_name() -> Kind[str]:

@@ -33,6 +33,8 @@ def _default(value: object) -> str:
             return "none"
         case bool():
             return str(value).lower()
+        case ():
+            return "none"
         case tuple():
             return f"`{','.join(map(str, value))}`"
         case StrEnum():

@@ -48,6 +48,18 @@ def _warnings(config: AppConfig) -> Iterator[tuple[str, str]]:
             f"{setting('security_group_id', config.security_group_id)} cannot be checked: EFA and "
             "the tasks need all traffic from the group to itself, in and out",
         )
+    if config.lustre_gib and config.security_group_id is not None:
+        yield (
+            "lustreGroup",
+            f"{setting('security_group_id', config.security_group_id)} is not changed: it must "
+            "admit the file system's group on TCP 988 and 1018-1023, in and out",
+        )
+    if config.lustre_gib:
+        yield (
+            "lustre",
+            f"{setting('lustre_gib', config.lustre_gib)} is billed by the hour while it exists, "
+            "and destroy deletes it with what has not been exported to the bucket",
+        )
     if config.ami_id is not None:
         yield (
             "hostImage",

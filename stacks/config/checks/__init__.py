@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from stacks.config.checks import hardware, network, software
+from stacks.config.checks import hardware, network, software, storage
 from stacks.config.refusal import ConfigError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ CHECKS: tuple[Check, ...] = (
     *hardware.CHECKS,
     *network.CHECKS,
     *software.CHECKS,
+    *storage.CHECKS,
 )
 """In this order: a later check relies on the earlier ones."""
 

@@ -1,0 +1,119 @@
+"""The compute environment of data and export jobs: ordinary instances, Spot by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aws_cdk import aws_batch as batch
+from aws_cdk import aws_ec2 as ec2
+from constructs import Construct
+
+from trainium_constructs.compute import instance_profile
+from trainium_constructs.launch_template import ROOT_DEVICE
+
+ROOT_VOLUME_GIB = 200
+"""The training image unpacked, and the shards that a job works on."""
+
+
+class CpuComputeEnvironment(Construct):
+    """Instances that Batch starts for CPU jobs, in the nodes' subnet, and stops afterwards."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        vpc: ec2.IVpc,
+        subnet: ec2.ISubnet,
+        instance_types: Sequence[str],
+        max_vcpus: int,
+        spot: bool,
+        instance_tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create the environment.
+
+        Args:
+            scope: Parent of the environment.
+            construct_id: Id of the environment.
+            vpc: Where the instances live.
+            subnet: Private, with a way to ECR, S3 and the internet.
+            instance_types: What Batch may choose from.
+            max_vcpus: Ceiling over all jobs that run at the same time.
+            spot: Take spare capacity, which EC2 may take back; such a job is retried.
+            instance_tags: Tags of the instances.
+        """
+        super().__init__(scope, construct_id)
+        group = ec2.SecurityGroup(
+            self, "Group", vpc=vpc, description="CPU jobs: HTTPS out", allow_all_outbound=False
+        )
+        group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTPS, "HTTPS")
+        # Corpora are published on plain HTTP too; what is fetched is checked by its sha256.
+        group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTP, "HTTP")
+        self.instance_role, profile = instance_profile(self)
+        template = _launch_template(self, group)
+        # L1: the L2 drops the launch template's version.
+        self.environment = batch.CfnComputeEnvironment(
+            self,
+            "Environment",
+            type="MANAGED",
+            state="ENABLED",
+            replace_compute_environment=False,
+            compute_resources=batch.CfnComputeEnvironment.ComputeResourcesProperty(
+                type="SPOT" if spot else "EC2",
+                allocation_strategy=(
+                    "SPOT_PRICE_CAPACITY_OPTIMIZED" if spot else "BEST_FIT_PROGRESSIVE"
+                ),
+                instance_types=list(instance_types),
+                instance_role=profile.attr_arn,
+                minv_cpus=0,
+                maxv_cpus=max_vcpus,
+                subnets=[subnet.subnet_id],
+                launch_template=batch.CfnComputeEnvironment.LaunchTemplateSpecificationProperty(
+                    launch_template_id=template.ref, version=template.attr_latest_version_number
+                ),
+                # Without an image id Batch takes AWS's ECS-optimised image.
+                ec2_configuration=[
+                    batch.CfnComputeEnvironment.Ec2ConfigurationObjectProperty(
+                        image_type="ECS_AL2023"
+                    )
+                ],
+                tags=dict(instance_tags or {}),
+            ),
+            update_policy=batch.CfnComputeEnvironment.UpdatePolicyProperty(
+                terminate_jobs_on_update=False, job_execution_timeout_minutes=30
+            ),
+        )
+        self.environment.node.add_dependency(self.instance_role)
+
+    @property
+    def arn(self) -> str:
+        """ARN of the environment."""
+        return self.environment.attr_compute_environment_arn
+
+
+def _launch_template(scope: Construct, group: ec2.ISecurityGroup) -> ec2.CfnLaunchTemplate:
+    template = ec2.CfnLaunchTemplate
+    return ec2.CfnLaunchTemplate(
+        scope,
+        "Template",
+        launch_template_data=template.LaunchTemplateDataProperty(
+            security_group_ids=[group.security_group_id],
+            block_device_mappings=[
+                template.BlockDeviceMappingProperty(
+                    device_name=ROOT_DEVICE,
+                    ebs=template.EbsProperty(
+                        volume_type="gp3",
+                        volume_size=ROOT_VOLUME_GIB,
+                        encrypted=True,
+                        delete_on_termination=True,
+                    ),
+                )
+            ],
+            metadata_options=template.MetadataOptionsProperty(
+                http_endpoint="enabled",
+                http_tokens="required",
+                # A container on the bridge is one hop away, and takes its role from ECS.
+                http_put_response_hop_limit=1,
+            ),
+        ),
+    )

@@ -1,0 +1,100 @@
+"""The job definition of a CPU workload: one container on an ordinary instance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import aws_cdk as cdk
+from aws_cdk import aws_batch as batch
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from trainium_catalogue.contract import ATTEMPTS, launch_command
+from trainium_catalogue.cpu_instances import JOB_MEMORY_MIB, JOB_VCPUS
+from trainium_catalogue.workloads import Workload
+from trainium_constructs.host_setup import NOFILE
+from trainium_constructs.job import environment_pairs, log_configuration, retry_rules
+
+_USER = "nobody"
+_SHARED_MEMORY_MIB = 4096
+
+
+class CpuJob(Construct):
+    """How one CPU workload runs; a submission may make an array of it."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        workload: Workload,
+        image_uri: str,
+        time_limit: cdk.Duration,
+        environment: Mapping[str, str],
+        execution_role: iam.IRole,
+        log_group: logs.ILogGroup,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Define the job.
+
+        Args:
+            scope: Parent of the definition.
+            construct_id: Id of the definition.
+            workload: What runs.
+            image_uri: The training image, which runs on any x86-64 host.
+            time_limit: Time of one attempt.
+            environment: What the container finds in its environment.
+            execution_role: With what the ECS agent pulls the image and writes the log.
+            log_group: Where the container logs.
+            tags: Tags of the jobs.
+        """
+        super().__init__(scope, construct_id)
+        self.job_role = iam.Role(
+            self, "JobRole", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
+        )
+        requirement = batch.CfnJobDefinition.ResourceRequirementProperty
+        # L1, as the multi-node definition beside it: both are made from the same parts.
+        self.definition = batch.CfnJobDefinition(
+            self,
+            "Definition",
+            type="container",
+            platform_capabilities=["EC2"],
+            propagate_tags=True,
+            tags=dict(tags or {}),
+            container_properties=batch.CfnJobDefinition.ContainerPropertiesProperty(
+                image=image_uri,
+                command=launch_command(workload.name),
+                # There is no Neuron device that only root may open.
+                user=_USER,
+                resource_requirements=[
+                    requirement(type="VCPU", value=str(JOB_VCPUS)),
+                    requirement(type="MEMORY", value=str(JOB_MEMORY_MIB)),
+                ],
+                environment=environment_pairs(environment),
+                job_role_arn=self.job_role.role_arn,
+                execution_role_arn=execution_role.role_arn,
+                log_configuration=log_configuration(log_group),
+                linux_parameters=batch.CfnJobDefinition.LinuxParametersProperty(
+                    init_process_enabled=True, shared_memory_size=_SHARED_MEMORY_MIB
+                ),
+                ulimits=[
+                    batch.CfnJobDefinition.UlimitProperty(
+                        name="nofile", soft_limit=NOFILE, hard_limit=NOFILE
+                    )
+                ],
+            ),
+            timeout=batch.CfnJobDefinition.TimeoutProperty(
+                attempt_duration_seconds=round(time_limit.to_seconds())
+            ),
+            retry_strategy=batch.CfnJobDefinition.RetryStrategyProperty(
+                # A Spot instance that is taken away ends as a lost host does.
+                attempts=ATTEMPTS,
+                evaluate_on_exit=retry_rules(),
+            ),
+        )
+
+    @property
+    def arn(self) -> str:
+        """ARN of the definition, with its revision."""
+        return self.definition.ref

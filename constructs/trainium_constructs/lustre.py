@@ -1,0 +1,138 @@
+"""FSx for Lustre beside the nodes: fast, shared, linked to the datasets in the bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_fsx as fsx
+from constructs import Construct
+
+from trainium_catalogue.contract import DATASETS_PREFIX
+from trainium_constructs.network import EfaNetwork
+
+PORTS = ((988, 988), (1018, 1023))
+"""TCP, between clients and servers and among servers (FSx for Lustre User Guide, limiting
+access with VPC security groups)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LustreMount:
+    """What a host needs in order to mount a file system."""
+
+    dns_name: str
+    mount_name: str
+
+
+class LustreFileSystem(Construct):
+    """A persistent file system in the nodes' subnet; it goes when its stack goes."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        network: EfaNetwork,
+        opens_nodes: bool,
+        capacity_gib: int,
+        mbps_per_tib: int,
+        bucket_name: str,
+    ) -> None:
+        """Create the file system and link it to the bucket.
+
+        Args:
+            scope: Parent of the file system.
+            construct_id: Id of the file system.
+            network: The nodes' subnet and group.
+            opens_nodes: Add rules for Lustre to the nodes' group. False for a group that is not
+                ours to change; it must admit the ports of Lustre by itself.
+            capacity_gib: 1200, 2400, or more in steps of 2400.
+            mbps_per_tib: Throughput: 125, 250, 500 or 1000 MB/s for each TiB.
+            bucket_name: Bucket whose datasets appear in the file system, and the other way round.
+        """
+        super().__init__(scope, construct_id)
+        group = ec2.SecurityGroup(
+            self,
+            "Group",
+            vpc=network.vpc,
+            description="FSx for Lustre: its clients and itself",
+            allow_all_outbound=False,
+        )
+        _open(self, group.security_group_id, network.security_group.security_group_id, opens_nodes)
+        # L1: the L2 keeps file systems behind when their stack is destroyed.
+        self.file_system = fsx.CfnFileSystem(
+            self,
+            "FileSystem",
+            file_system_type="LUSTRE",
+            file_system_type_version="2.15",
+            storage_capacity=capacity_gib,
+            storage_type="SSD",
+            subnet_ids=[network.subnet.subnet_id],
+            security_group_ids=[group.security_group_id],
+            lustre_configuration=fsx.CfnFileSystem.LustreConfigurationProperty(
+                deployment_type="PERSISTENT_2",
+                per_unit_storage_throughput=mbps_per_tib,
+                data_compression_type="LZ4",
+                # What is kept lies in the bucket.
+                automatic_backup_retention_days=0,
+            ),
+        )
+        self.file_system.apply_removal_policy(cdk.RemovalPolicy.DESTROY)
+        cdk.Tags.of(self.file_system).add("Name", self.node.path)
+        policy = fsx.CfnDataRepositoryAssociation
+        everything = ["NEW", "CHANGED", "DELETED"]
+        association = fsx.CfnDataRepositoryAssociation(
+            self,
+            "Datasets",
+            file_system_id=self.file_system.ref,
+            file_system_path=f"/{DATASETS_PREFIX.rstrip('/')}",
+            data_repository_path=f"s3://{bucket_name}/{DATASETS_PREFIX}",
+            batch_import_meta_data_on_create=True,
+            s3=policy.S3Property(
+                auto_import_policy=policy.AutoImportPolicyProperty(events=everything),
+                auto_export_policy=policy.AutoExportPolicyProperty(events=everything),
+            ),
+        )
+        association.apply_removal_policy(cdk.RemovalPolicy.DESTROY)
+
+    @property
+    def mount(self) -> LustreMount:
+        """For the hosts."""
+        return LustreMount(
+            dns_name=self.file_system.attr_dns_name,
+            mount_name=self.file_system.attr_lustre_mount_name,
+        )
+
+
+def _open(scope: Construct, servers: str, clients: str, opens_clients: bool) -> None:
+    """Let servers and clients talk on Lustre's ports, both ways, and servers among themselves.
+
+    Rules of their own, beside the file system: inside the groups they would tie the network stack
+    to this one, which already depends on it.
+    """
+    pairs = [(servers, servers, "Servers"), (servers, clients, "ServersClients")]
+    if opens_clients:
+        pairs.append((clients, servers, "ClientsServers"))
+    for group, peer, name in pairs:
+        for low, high in PORTS:
+            ec2.CfnSecurityGroupIngress(
+                scope,
+                f"{name}In{low}",
+                group_id=group,
+                source_security_group_id=peer,
+                ip_protocol="tcp",
+                from_port=low,
+                to_port=high,
+                description="Lustre",
+            )
+            ec2.CfnSecurityGroupEgress(
+                scope,
+                f"{name}Out{low}",
+                group_id=group,
+                destination_security_group_id=peer,
+                ip_protocol="tcp",
+                from_port=low,
+                to_port=high,
+                description="Lustre",
+            )

@@ -1,0 +1,72 @@
+"""What FSx for Lustre and the CPU instances allow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stacks.config.refusal import PREFIX, ConfigError, refuse
+from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
+
+if TYPE_CHECKING:
+    from stacks.config.app_config import AppConfig
+
+
+def _lustre_has_a_size_that_is_sold(config: AppConfig) -> ConfigError | None:
+    size = config.lustre_gib
+    if size in (0, 1200) or size % 2400 == 0:
+        return None
+    below = 1200 if size < 2400 else size // 2400 * 2400
+    above = 1200 if size < 1200 else (size // 2400 + 1) * 2400
+    options = f"{PREFIX}lustre_gib={below}" + (f" or {above}" if above != below else "")
+    return refuse(
+        config,
+        "lustre_gib",
+        "is not a size of FSx for Lustre, which come as 1200, 2400 and steps of 2400",
+        f"use {options}",
+    )
+
+
+def _existing_lustre_is_whole(config: AppConfig) -> ConfigError | None:
+    names = ("lustre_dns_name", "lustre_mount_name")
+    given = [name for name in names if getattr(config, name) is not None]
+    if len(given) != 1:
+        return None
+    (missing,) = set(names) - set(given)
+    return refuse(
+        config,
+        given[0],
+        f"describes an existing file system without {PREFIX}{missing}",
+        f"add {PREFIX}{missing}, or leave both out",
+    )
+
+
+def _one_lustre(config: AppConfig) -> ConfigError | None:
+    if not config.lustre_gib or config.lustre_dns_name is None:
+        return None
+    return refuse(
+        config,
+        "lustre_gib",
+        f"asks for a new file system, and {PREFIX}lustre_dns_name={config.lustre_dns_name} is one",
+        "leave one of the two out",
+    )
+
+
+def _cpu_job_fits_ceiling(config: AppConfig) -> ConfigError | None:
+    smallest = min(CPU_INSTANCE_TYPES[name][0] for name in config.cpu_instance_types)
+    if config.cpu_max_vcpus >= smallest:
+        return None
+    return refuse(
+        config,
+        "cpu_max_vcpus",
+        f"is less than the {smallest} vCPU of the smallest of {PREFIX}cpu_instance_types: no "
+        "instance could start",
+        f"use {PREFIX}cpu_max_vcpus={smallest} or more",
+    )
+
+
+CHECKS = (
+    _lustre_has_a_size_that_is_sold,
+    _existing_lustre_is_whole,
+    _one_lustre,
+    _cpu_job_fits_ceiling,
+)

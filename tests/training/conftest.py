@@ -63,6 +63,7 @@ class Cluster:
     def start(
         self,
         *flags: str,
+        workload: str = "all-reduce",
         nodes: Sequence[int] | None = None,
         prefix: Sequence[str] = (),
         extra: Mapping[str, str] | None = None,
@@ -71,7 +72,7 @@ class Cluster:
         for index in range(self.num_nodes) if nodes is None else nodes:
             with self.log_path(index).open("wb") as log:
                 self.nodes[index] = subprocess.Popen(
-                    [*prefix, sys.executable, "-m", "training.launch", "all-reduce", *flags],
+                    [*prefix, sys.executable, "-m", "training.launch", workload, *flags],
                     env={**self.environment(index), **(extra or {})},
                     cwd=self.folder,
                     stdout=log,

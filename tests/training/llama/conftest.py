@@ -1,0 +1,188 @@
+"""Tiny runs: on one rank in this process, and the data they train on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from training.arguments import parse
+from training.contract import DeviceKind
+from training.data.manifest import Manifest, Shard, Source
+from training.objects import Objects, open_objects
+from training.progress import Progress, RunContext
+from training.results import Store
+from training.stopping import StopSwitch
+from training.workloads import Job
+
+TINY = (
+    *("--vocab-size=256", "--hidden-size=32", "--intermediate-size=64", "--num-layers=2"),
+    *("--seq-len=16", "--global-batch=8", "--micro-batch=2", "--warmup-steps=2", "--lr=0.01"),
+)
+"""Shape and batch of every run here, beside what a test says."""
+
+_CONTEXT = RunContext(
+    run="tiny",
+    deployment="default",
+    job_id="job",
+    attempt=1,
+    node_index=0,
+    num_nodes=1,
+    processes_per_node=1,
+    device="cpu",
+    instance_type=None,
+    neuron_release=None,
+    bucket=None,
+    region=None,
+    endpoint_url=None,
+    lustre=None,
+    array_index=0,
+    array_size=1,
+    hang_limit_s=600,
+)
+
+
+def write_dataset(
+    objects: Objects,
+    *,
+    num_tokens: int = 3000,
+    vocab_size: int = 256,
+    tokenizer: str = "b" * 64,
+    seed: int = 0,
+) -> None:
+    """A dataset as tokenize leaves it: skewed random ids, so that there is something to learn."""
+    ids = np.random.default_rng(seed).zipf(1.5, num_tokens) % vocab_size
+    data = ids.astype("<u2").tobytes()
+    shard = Shard(
+        name="shard-00000.bin",
+        tokens=num_tokens,
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+    manifest = Manifest(
+        dtype="uint16",
+        vocab_size=vocab_size,
+        eos_id=2,
+        bos=False,
+        tokenizer="tokenizer.model",
+        tokenizer_file_sha256="a" * 64,
+        tokenizer_sha256=tokenizer,
+        num_tokens=num_tokens,
+        documents=1,
+        empty_documents=0,
+        source=Source(uri="none", files=1, bytes=1, text_field="text"),
+        shards=(shard,),
+    )
+    objects.put(shard.name, data)
+    objects.put("manifest.json", manifest.to_json())
+
+
+@dataclass
+class LoneDevice:
+    """A group of one rank."""
+
+    kind: DeviceKind = DeviceKind.CPU
+    rank: int = 0
+    num_ranks: int = 1
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
+        return
+
+    def synchronize(self) -> None:
+        return
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def close(self) -> None:
+        return
+
+
+class Watched(Progress):
+    """Calls back with every report."""
+
+    def __init__(self, scratch: Path, on_report: Callable[[str], None]) -> None:
+        super().__init__(scratch, local_rank=0, rank=0)
+        self._on_report = on_report
+
+    def report(self, step: str) -> None:
+        self._on_report(step)
+        super().report(step)
+
+
+@dataclass
+class Laptop:
+    """Runs on one rank, in this process, without a bucket."""
+
+    folder: Path
+
+    @property
+    def objects(self) -> Objects:
+        return open_objects(str(self.folder), region=None, endpoint_url=None)
+
+    def train(
+        self,
+        *words: str,
+        run: str = "tiny",
+        on_report: Callable[[str], None] = lambda text: None,
+        stop: StopSwitch | None = None,
+        tiny: bool = True,
+        **context: Any,
+    ) -> None:
+        """One job of ``run``."""
+        from training.pretraining import run as train
+
+        shape = (*TINY, "--tensor-parallel=1", "--dataset=words") if tiny else ()
+        given = {word.partition("=")[0] for word in words}
+        defaults = [word for word in shape if word.partition("=")[0] not in given]
+        request = parse(["llama-tiny", *defaults, *words])
+        train(
+            Job(
+                context=replace(_CONTEXT, run=run, **context),
+                values=request.values,
+                given=request.given,
+                device=LoneDevice(),
+                progress=Watched(self.folder, on_report),
+                store=Store(
+                    root=self.folder, run=run, workload="llama-tiny", attempt=1, bucket=None
+                ),
+                stop=stop or StopSwitch(),
+            )
+        )
+
+    def file(self, key: str, run: str = "tiny") -> Path:
+        return self.folder / "runs" / run / key
+
+    def lines(self, run: str = "tiny", event: str | None = None) -> list[dict[str, Any]]:
+        """Of train.jsonl."""
+        text = self.file("metrics/train.jsonl", run).read_text()
+        lines = [json.loads(line) for line in text.splitlines()]
+        return [line for line in lines if event in (None, line["event"])]
+
+    def losses(self, run: str = "tiny") -> list[float]:
+        steps = self.lines(run, "step")
+        assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
+        return [line["loss"] for line in steps]
+
+    def status(self, run: str = "tiny") -> dict[str, Any]:
+        document = json.loads(self.file("results/status.json", run).read_text())
+        assert isinstance(document, dict)
+        return document
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
+    """A folder with a dataset named ``words``; every test names a run of its own."""
+    laptop = Laptop(tmp_path_factory.mktemp("laptop"))
+    write_dataset(laptop.objects.at("datasets/words"))
+    return laptop

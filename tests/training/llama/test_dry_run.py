@@ -1,0 +1,135 @@
+"""Llama-2-7B on 128 ranks, sharded by the code that trains, without any of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from training.llama.dry_run import DoesNotFit, DryRun, Memory, activation_bytes, dry_run, main
+from trainium_catalogue.instances import find_instance_type
+from trainium_catalogue.models import PRESETS
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.plan import GIB
+from trainium_catalogue.workloads import find_workload
+
+TRN1 = find_instance_type("trn1.32xlarge")
+
+
+def defaults(name: str, **changed: Value) -> dict[str, Value]:
+    values = {p.name: p.default for p in find_workload(name).parameters}
+    return values | {key.replace("_", "-"): value for key, value in changed.items()}
+
+
+@pytest.fixture(scope="module")
+def full_size() -> DryRun:
+    return dry_run("llama2-7b", defaults("llama2-7b"), num_nodes=4, instance_type=TRN1)
+
+
+def test_llama2_7b_is_split_over_8_times_16_ranks(full_size: DryRun) -> None:
+    assert (full_size.plan.num_ranks, full_size.plan.tensor_parallel) == (128, 8)
+    assert full_size.plan.data_parallel == 16
+
+
+def test_the_plan_counts_the_parameters_that_pytorch_shards(full_size: DryRun) -> None:
+    assert full_size.shards.tensor_parallel == full_size.plan.parameters_per_rank == 842_534_912
+    assert full_size.shards.data_parallel == full_size.plan.optimizer_parameters_per_rank
+    assert full_size.shards.data_parallel == 52_658_432
+
+
+def test_the_plan_counts_the_bytes_of_a_rank_and_of_a_checkpoint(full_size: DryRun) -> None:
+    memory, plan = full_size.memory, full_size.plan
+    assert memory.weights + memory.gradients + memory.optimizer == plan.state_bytes_per_rank
+    moments_and_masters = 12 * sum(
+        rows * columns if columns else rows
+        for rows, columns in [
+            (32000, 4096), (32000, 4096), (4096, 0),
+            *[(4096, 4096)] * 4 * 32, *[(11008, 4096)] * 3 * 32, *[(4096, 0)] * 2 * 32,
+        ]
+    )  # fmt: skip
+    assert plan.checkpoint_bytes == moments_and_masters
+
+
+def test_each_matrix_is_split_along_the_dimension_of_the_plan(full_size: DryRun) -> None:
+    shapes = full_size.shards.shapes
+    layer = "model.layers.31"
+    assert shapes[f"{layer}.self_attn.q_proj.weight"] == (512, 4096)
+    assert shapes[f"{layer}.self_attn.o_proj.weight"] == (4096, 512)
+    assert shapes[f"{layer}.mlp.gate_proj.weight"] == (1376, 4096)
+    assert shapes[f"{layer}.mlp.down_proj.weight"] == (4096, 1376)
+    assert shapes["model.embed_tokens.weight"] == (4000, 4096)
+    assert shapes["lm_head.weight"] == (4000, 4096)
+    assert shapes["model.norm.weight"] == (4096,)
+
+
+def test_llama2_7b_fits_the_memory_of_a_trn1_core(full_size: DryRun) -> None:
+    assert full_size.memory.available == 16 * GIB
+    assert full_size.memory.total < 10 * GIB
+    full_size.memory.refuse_too_much(full_size.plan, activation_checkpointing=True)
+
+
+def test_the_estimate_of_activations_is_above_what_was_measured(full_size: DryRun) -> None:
+    # torch.distributed._tools.mem_tracker under FakeTensorMode saw 3.8 to 4.1 GiB of weights and
+    # activations with checkpointing, and 13.6 GiB without.
+    measured, without = 4.1 * GIB, 13.6 * GIB
+    memory = full_size.memory
+    assert measured <= memory.weights + memory.activations < 1.3 * measured
+    rest = activation_bytes(full_size.plan, activation_checkpointing=False)
+    assert without <= memory.weights + rest < 2.2 * without
+
+
+def test_it_takes_seconds(full_size: DryRun) -> None:
+    assert full_size.seconds < 60
+
+
+@pytest.mark.parametrize(
+    ("changed", "remedy"),
+    [
+        ({"activation_checkpointing": False}, "activation-checkpointing=true"),
+        ({"micro_batch": 8}, "lower micro-batch"),
+        ({"num_layers": 128, "global_batch": 1024}, "raise tensor-parallel"),
+    ],
+)
+def test_a_run_that_does_not_fit_is_refused_with_a_remedy(
+    full_size: DryRun, changed: dict[str, Value], remedy: str
+) -> None:
+    values = defaults("llama2-7b", **changed)
+    outcome = dry_run("llama2-7b", values, num_nodes=4, instance_type=TRN1)
+    with pytest.raises(DoesNotFit, match=remedy):
+        outcome.memory.refuse_too_much(
+            outcome.plan,
+            activation_checkpointing=bool(values["activation-checkpointing"]),
+        )
+
+
+def test_what_fits_exactly_is_not_refused(full_size: DryRun) -> None:
+    exact = Memory(weights=1, gradients=2, optimizer=3, activations=4, available=10)
+    exact.refuse_too_much(full_size.plan, activation_checkpointing=True)
+
+
+def test_the_small_presets_fit_their_default_number_of_nodes() -> None:
+    for name in ("llama-small", "llama-tiny"):
+        outcome = dry_run(
+            name, defaults(name), num_nodes=PRESETS[name].default_nodes, instance_type=TRN1
+        )
+        outcome.memory.refuse_too_much(outcome.plan, activation_checkpointing=True)
+        assert outcome.agrees
+
+
+def test_the_command_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["llama-tiny", "--nodes", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["num_ranks"] == 32
+    assert document["plan_agrees"] is True
+
+
+def test_the_command_refuses_ranks_that_cannot_share_a_layer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["llama-tiny", "--set", "tensor-parallel=3"]) == 2
+    assert "tensor-parallel=3 does not divide" in capsys.readouterr().err
+
+
+def test_the_command_ends_with_2_when_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["llama-small", "--set", "micro-batch=64", "--nodes", "1"]) == 2
+    assert "a rank needs" in capsys.readouterr().err

@@ -1,0 +1,278 @@
+"""Runs on one rank: what they write, how they continue, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.training.llama.conftest import write_dataset
+from tests.training.test_allreduce import validator
+from training.data.manifest import DatasetError
+from training.objects import StorageUnavailable
+from training.runlock import Holder, RunLocked
+from training.runs import RunConfigError
+from training.stopping import Stopped, StopSwitch
+
+if TYPE_CHECKING:
+    from tests.training.llama.conftest import Laptop
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def whole(laptop: Laptop) -> list[float]:
+    """Losses of an uninterrupted run."""
+    laptop.train(f"--max-steps={STEPS}", "--save-every=2", run="whole")
+    return laptop.losses("whole")
+
+
+def test_the_loss_begins_at_that_of_guessing_and_falls(whole: list[float]) -> None:
+    assert len(whole) == STEPS
+    assert whole[0] == pytest.approx(math.log(256), abs=0.1)
+    assert whole[-1] < whole[0] - 0.5
+
+
+def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(
+    laptop: Laptop, whole: list[float]
+) -> None:
+    for steps in (1, 3, 9):
+        laptop.train(f"--max-steps={STEPS}", f"--steps-this-run={steps}", run="pieces")
+
+    assert laptop.losses("pieces") == whole
+    resumed = laptop.lines("pieces", "resume")
+    assert [line["step"] for line in resumed] == [1, 4]
+
+
+def test_a_run_remembers_its_parameters(laptop: Laptop, whole: list[float]) -> None:
+    laptop.train(f"--max-steps={STEPS}", "--steps-this-run=3", run="remembers")
+    laptop.train("--steps-this-run=3", run="remembers", tiny=False)
+
+    assert laptop.losses("remembers") == whole
+
+
+def test_accumulation_and_checkpointing_of_activations_change_no_loss(
+    laptop: Laptop, whole: list[float]
+) -> None:
+    laptop.train("--max-steps=3", "--micro-batch=8", run="at-once")
+    laptop.train("--max-steps=3", "--activation-checkpointing=false", run="stored")
+
+    # The learning rate of the first steps is in warm-up and the same.
+    assert laptop.losses("at-once")[:2] == pytest.approx(whole[:2], abs=1e-5)
+    assert laptop.losses("stored") == pytest.approx(laptop.losses("at-once"), abs=1e-5)
+
+
+def test_steps_made_again_replace_the_earlier_lines(laptop: Laptop, whole: list[float]) -> None:
+    laptop.train(f"--max-steps={STEPS}", "--save-every=2", run="again")
+    for name in ("step-00000006", "step-00000004"):
+        shutil.rmtree(laptop.file(f"checkpoints/{name}", "again"))
+
+    laptop.train(run="again", tiny=False)
+
+    assert laptop.losses("again") == whole
+    (resume,) = laptop.lines("again", "resume")
+    assert (resume["step"], resume["dropped"]) == (2, STEPS - 2)
+
+
+def test_every_line_and_the_status_are_as_their_schemas_say(
+    laptop: Laptop, whole: list[float]
+) -> None:
+    for line in laptop.lines("whole"):
+        validator("train-metrics-line.schema.json").validate(line)
+    status = laptop.status("whole")
+    validator("run-status.schema.json").validate(status)
+    assert (status["state"], status["step"], status["last_checkpoint_step"]) == (
+        "finished", STEPS, STEPS,
+    )  # fmt: skip
+    assert status["loss"] == whole[-1]
+
+
+def test_tensorboard_has_the_scalars_of_the_reference(laptop: Laptop, whole: list[float]) -> None:
+    events = EventAccumulator(str(laptop.file("logs/tensorboard", "whole")))
+    events.Reload()
+
+    assert set(events.Tags()["scalars"]) == {
+        "step loss", "learning rate", "throughput", "grad-norm",
+    }  # fmt: skip
+    assert [scalar.value for scalar in events.Scalars("step loss")] == pytest.approx(whole)
+
+
+def test_the_results_have_the_names_of_the_reference(laptop: Laptop, whole: list[float]) -> None:
+    results = json.loads(laptop.file("results/results.json", "whole").read_text())["results"]
+
+    assert results["parameters"]["Data parallel degree"] == 1
+    assert results["parameters"]["Dataset"] == "words"
+    named = {metric["MetricName"]: metric for metric in results["metrics"]}
+    assert set(named) == {
+        "Loss", "Throughput", "Final loss", "Time to train", "Average throughput",
+        "Peak throughput",
+    }  # fmt: skip
+    assert named["Final loss"]["MeasuredValue"] == round(whole[-1], 4)
+
+
+def test_a_request_to_stop_saves_at_the_next_step(laptop: Laptop, whole: list[float]) -> None:
+    stop = StopSwitch()
+
+    def ask(text: str) -> None:
+        if text.startswith("step 2 of"):
+            assert stop.deferred
+            stop.requested = True
+
+    with pytest.raises(Stopped):
+        laptop.train(f"--max-steps={STEPS}", run="stopped", on_report=ask, stop=stop)
+
+    assert laptop.status("stopped")["state"] == "stopped"
+    assert laptop.status("stopped")["last_checkpoint_step"] == 2
+    laptop.train(run="stopped", tiny=False)
+    assert laptop.losses("stopped") == whole
+
+
+def test_a_finished_run_ends_at_once(laptop: Laptop, whole: list[float]) -> None:
+    laptop.train(run="whole", tiny=False)
+
+    assert laptop.losses("whole") == whole
+    assert laptop.status("whole")["state"] == "finished"
+
+
+def test_only_the_first_save_of_two_is_lost_when_storage_fails_once(
+    laptop: Laptop, tmp_path: Path, whole: list[float]
+) -> None:
+    place = tmp_path / "checkpoints"
+    (place / "fails").mkdir(parents=True)
+
+    def spoil(text: str) -> None:
+        if text == "saving step 2":
+            shutil.rmtree(place / "fails")
+            (place / "fails").write_text("a file where a folder is wanted")
+        elif text == "saving step 4":
+            (place / "fails").unlink()
+
+    laptop.train(
+        f"--max-steps={STEPS}", "--save-every=2", f"--checkpoint-uri={place}", "--async-save=false",
+        run="fails", on_report=spoil,
+    )  # fmt: skip
+
+    assert laptop.losses("fails") == whole
+    (failed,) = laptop.lines("fails", "save-failed")
+    assert failed["step"] == 2
+    assert laptop.status("fails")["failed_saves"] == 1
+    assert [line["step"] for line in laptop.lines("fails", "saved")] == [4, 6]
+
+
+def test_a_last_save_that_fails_fails_the_job(laptop: Laptop, tmp_path: Path) -> None:
+    (tmp_path / "lost").mkdir()
+
+    def spoil(text: str) -> None:
+        if text == "saving step 2":
+            (tmp_path / "lost").rmdir()
+            (tmp_path / "lost").write_text("a file where a folder is wanted")
+
+    with pytest.raises(StorageUnavailable, match=r"the last checkpoint, of step 2, was not saved"):
+        laptop.train("--max-steps=2", f"--checkpoint-uri={tmp_path}", run="lost", on_report=spoil)
+
+    assert laptop.status("lost")["state"] == "failed"
+
+
+def test_a_flipped_bit_costs_one_checkpoint_only(
+    laptop: Laptop, whole: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    laptop.train(f"--max-steps={STEPS}", "--save-every=2", "--steps-this-run=4", run="flipped")
+    (path,) = laptop.file("checkpoints/step-00000004", "flipped").glob("*.distcp")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+    laptop.train(run="flipped", tiny=False)
+
+    assert "checkpoint step-00000004 is refused" in capfd.readouterr().out
+    assert laptop.losses("flipped") == whole
+
+
+def test_compiling_makes_three_steps_and_leaves_nothing(
+    laptop: Laptop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    laptop.train("--compile-only", run="compiled")
+
+    assert not laptop.file("", "compiled").exists()
+    assert "compile: 3 steps were made" in capfd.readouterr().out
+
+
+def test_a_new_run_without_a_dataset_is_refused(laptop: Laptop) -> None:
+    with pytest.raises(ValueError, match="run none is new and names no dataset; submit with"):
+        laptop.train("--tensor-parallel=1", run="none", tiny=False)
+
+
+def test_a_dataset_that_is_not_there_is_refused(laptop: Laptop) -> None:
+    with pytest.raises(DatasetError, match=r"datasets/nothing holds no complete dataset"):
+        laptop.train("--dataset=nothing", run="nothing")
+
+
+def test_a_missing_shard_is_named(laptop: Laptop) -> None:
+    write_dataset(laptop.objects.at("datasets/torn"))
+    (laptop.folder / "datasets/torn/shard-00000.bin").unlink()
+
+    with pytest.raises(DatasetError, match=r"shard shard-00000\.bin of .*torn is missing"):
+        laptop.train("--dataset=torn", run="torn")
+
+
+def test_ids_outside_the_vocabulary_are_refused(laptop: Laptop) -> None:
+    with pytest.raises(DatasetError, match="ids up to 255 and the model's vocabulary only 128"):
+        laptop.train("--vocab-size=128", run="narrow")
+
+
+def test_another_tokenizer_is_refused(laptop: Laptop) -> None:
+    write_dataset(laptop.objects.at("datasets/changes"))
+    laptop.train("--max-steps=2", "--steps-this-run=1", "--dataset=changes", run="changes")
+    write_dataset(laptop.objects.at("datasets/changes"), tokenizer="c" * 64)
+
+    with pytest.raises(RunConfigError, match=r"cannot continue with tokenizer_sha256=cccccccccccc"):
+        laptop.train(run="changes", tiny=False)
+
+
+def test_another_model_is_refused(laptop: Laptop, whole: list[float]) -> None:
+    with pytest.raises(RunConfigError, match=r"cannot continue with hidden-size=64 \(the run has"):
+        laptop.train("--hidden-size=64", run="whole", tiny=False)
+
+
+def test_a_second_job_under_a_run_that_is_trained_is_refused(
+    laptop: Laptop, whole: list[float]
+) -> None:
+    objects = laptop.objects.at("runs/held")
+    holder = Holder(
+        job_id="first", attempt=1, node="", since="then", heartbeat="0", heartbeat_s=0.5
+    )
+    ended = threading.Event()
+
+    def renew() -> None:
+        for beat in range(1000):
+            objects.put("lock.json", json.dumps(asdict(holder) | {"heartbeat": str(beat)}).encode())
+            if ended.wait(0.1):
+                return
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    while not laptop.file("lock.json", "held").exists():
+        time.sleep(0.01)
+    try:
+        with pytest.raises(RunLocked, match="run held is being trained by job first"):
+            laptop.train(run="held")
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_loss_that_is_no_number_ends_the_run_without_a_checkpoint(laptop: Laptop) -> None:
+    with pytest.raises(ValueError, match=r"step \d is .* and the gradient norm nan; continue from.*smaller lr"):
+        laptop.train("--lr=1e30", "--max-steps=5", "--warmup-steps=0", "--max-grad-norm=0",
+                     run="diverges")  # fmt: skip
+
+    assert laptop.status("diverges")["state"] == "failed"
+    assert laptop.lines("diverges", "saved") == []

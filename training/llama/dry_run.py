@@ -1,0 +1,295 @@
+"""A run at its full size without hardware: what every rank holds, checked against its memory.
+
+    python -m training.llama.dry_run llama2-7b --nodes 4 --instance-type trn1.32xlarge
+
+The model is built on the meta device and sharded over a fake process group of all ranks by the
+code that trains, so the shapes are PyTorch's own and not this repository's arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+# Registers the process group "fake"; torchtitan's dry runs rely on it too.
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from training.llama.model import llama_config, meta_model
+from training.llama.parallel import parallelize
+from trainium_catalogue.instances import InstanceType, find_instance_type
+from trainium_catalogue.models import PRESETS
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.plan import GIB, TrainingPlan
+from trainium_catalogue.workloads import find_workload, parse_parameters
+
+_BF16, _FP32 = 2, 4
+
+
+class DoesNotFit(ValueError):
+    """The run needs more memory than a rank has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """What one rank holds of the parameters, as PyTorch shards them."""
+
+    tensor_parallel: int
+    """Elements after tensor parallelism: weights and gradients."""
+    data_parallel: int
+    """Elements after sharding over data-parallel ranks too: master weights and moments."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shape of each parameter on this rank, after tensor parallelism."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one rank, by what they are for."""
+
+    weights: int
+    """bf16, after tensor parallelism."""
+    gradients: int
+    """fp32, accumulated over micro-batches."""
+    optimizer: int
+    """fp32 master weights and two moments, of this rank's part."""
+    activations: int
+    """At the peak of one micro-batch; an estimate without the compiler's own buffers."""
+    available: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    def refuse_too_much(self, plan: TrainingPlan, *, activation_checkpointing: bool) -> None:
+        """``DoesNotFit``, with the remedy, unless the rank has the memory."""
+        if self.total <= self.available:
+            return
+        state = self.total - self.activations
+        if state > self.available:
+            remedy = "raise tensor-parallel, or take more nodes so that the optimizer is split more"
+        elif not activation_checkpointing:
+            remedy = "set activation-checkpointing=true"
+        else:
+            remedy = "lower micro-batch or seq-len, or raise tensor-parallel"
+        raise DoesNotFit(
+            f"a rank needs {self.total / GIB:.1f} GiB (weights, gradients and optimizer "
+            f"{state / GIB:.1f}, activations {self.activations / GIB:.1f}) at "
+            f"tensor-parallel={plan.tensor_parallel}, micro-batch={plan.micro_batch}, "
+            f"seq-len={plan.seq_len}, and has {self.available / GIB:.0f} GiB; {remedy}"
+        )
+
+
+def measure_shards(plan: TrainingPlan) -> Shards:
+    """Build and shard the model as rank 0 of ``plan.num_ranks``; needs no process group yet."""
+    assert not dist.is_initialized()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_ranks)
+    try:
+        mesh = init_device_mesh(
+            "cpu",
+            (plan.data_parallel, plan.tensor_parallel),
+            mesh_dim_names=("data", "tensor"),
+        )
+        model = meta_model(llama_config(plan.shape, seq_len=plan.seq_len))
+        if plan.tensor_parallel > 1:
+            parallelize(model, mesh["tensor"])
+        shapes = {name: _local(p).shape for name, p in model.named_parameters()}
+        if plan.data_parallel > 1:
+            for layer in model.model.layers:
+                fully_shard(layer, mesh=mesh["data"], reshard_after_forward=False)
+            fully_shard(model, mesh=mesh["data"], reshard_after_forward=False)
+        sharded = sum(_local(p).numel() for p in model.parameters())
+    finally:
+        dist.destroy_process_group()
+    return Shards(
+        tensor_parallel=sum(shape.numel() for shape in shapes.values()),
+        data_parallel=sharded,
+        shapes={name: tuple(shape) for name, shape in shapes.items()},
+    )
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def activation_bytes(plan: TrainingPlan, *, activation_checkpointing: bool) -> int:
+    """Peak of one micro-batch on one rank, beside the weights; an upper estimate.
+
+    With checkpointing the inputs of all layers stay and one layer is recomputed at a time; without
+    it every layer's intermediate results stay. Attention scores stay in bf16 and, as the softmax's
+    result, in fp32, for the code that NxD runs fuses nothing; kernels that keep no scores need
+    less.
+    """
+    shape, degree = plan.shape, plan.tensor_parallel
+    tokens = plan.micro_batch * plan.seq_len
+    hidden = tokens * shape.hidden_size * _BF16
+    heads = shape.num_attention_heads // degree
+    scores = plan.micro_batch * heads * plan.seq_len**2
+    local = tokens * shape.hidden_size // degree * _BF16
+    wide = tokens * shape.intermediate_size // degree * _BF16
+    # Two norms (fp32 inside) and two residual sums; queries, keys, values and the attention's
+    # result; gate, activation, up and product; scores before and after the softmax.
+    layer = 2 * (hidden + 2 * hidden) + 2 * hidden + 4 * local + 4 * wide
+    layer += scores * (_BF16 + _FP32)
+    # Logits, their softmax and their gradient.
+    head = tokens * shape.vocab_size // degree * (_BF16 + 2 * _FP32)
+    kept = shape.num_hidden_layers * (hidden if activation_checkpointing else layer)
+    # A layer's backward pass holds about as much again as its forward pass has left.
+    return kept + max(layer * (2 if activation_checkpointing else 1), head)
+
+
+def rank_memory(
+    plan: TrainingPlan,
+    shards: Shards,
+    instance_type: InstanceType,
+    *,
+    activation_checkpointing: bool,
+) -> Memory:
+    """What a rank needs and has."""
+    hbm_gib = instance_type.hbm_gib_per_device * instance_type.num_neuron_devices
+    return Memory(
+        weights=_BF16 * shards.tensor_parallel,
+        gradients=_FP32 * shards.tensor_parallel,
+        optimizer=3 * _FP32 * shards.data_parallel,
+        activations=activation_bytes(plan, activation_checkpointing=activation_checkpointing),
+        available=hbm_gib * GIB // instance_type.num_logical_cores,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """The outcome: PyTorch's numbers beside the plan's."""
+
+    workload: str
+    num_nodes: int
+    instance_type: str
+    plan: TrainingPlan
+    shards: Shards
+    memory: Memory
+    seconds: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the arithmetic that plans are made with is PyTorch's."""
+        return (
+            self.plan.parameters_per_rank == self.shards.tensor_parallel
+            and self.plan.optimizer_parameters_per_rank == self.shards.data_parallel
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """A table: what, and how much."""
+        plan, memory = self.plan, self.memory
+        return [
+            ("ranks", f"{plan.num_ranks} on {self.num_nodes} x {self.instance_type}"),
+            ("tensor x data parallel", f"{plan.tensor_parallel} x {plan.data_parallel}"),
+            (
+                "global batch",
+                f"{plan.global_batch} = {plan.data_parallel} x {plan.micro_batch} x "
+                f"{plan.accumulation_steps}; {plan.tokens_per_step:,} tokens a step",
+            ),
+            ("parameters", f"{plan.shape.num_parameters:,}"),
+            ("  of a rank", f"{self.shards.tensor_parallel:,}"),
+            ("  of its optimizer", f"{self.shards.data_parallel:,}"),
+            ("weights, bf16", _gib(memory.weights)),
+            ("gradients, fp32", _gib(memory.gradients)),
+            ("master weights, moments", _gib(memory.optimizer)),
+            ("activations (estimate)", _gib(memory.activations)),
+            ("sum", f"{_gib(memory.total)} of {memory.available / GIB:.0f} GiB"),
+            ("checkpoint", f"{plan.checkpoint_bytes / 1e9:.1f} GB"),
+            ("arithmetic of the plan", "the same" if self.agrees else "rounded differently"),
+        ]
+
+    def document(self) -> dict[str, object]:
+        """The same for programs."""
+        return {
+            "workload": self.workload,
+            "num_nodes": self.num_nodes,
+            "instance_type": self.instance_type,
+            "num_ranks": self.plan.num_ranks,
+            "tensor_parallel": self.plan.tensor_parallel,
+            "data_parallel": self.plan.data_parallel,
+            "accumulation_steps": self.plan.accumulation_steps,
+            "num_parameters": self.plan.shape.num_parameters,
+            "parameters_per_rank": self.shards.tensor_parallel,
+            "optimizer_parameters_per_rank": self.shards.data_parallel,
+            "memory_bytes": {**dataclasses.asdict(self.memory), "total": self.memory.total},
+            "checkpoint_bytes": self.plan.checkpoint_bytes,
+            "plan_agrees": self.agrees,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB"
+
+
+def dry_run(
+    workload: str, values: Mapping[str, Value], *, num_nodes: int, instance_type: InstanceType
+) -> DryRun:
+    """Shard the model of a training workload over the ranks of so many nodes."""
+    began = time.perf_counter()
+    plan = TrainingPlan.from_values(values, num_nodes * instance_type.processes_per_node)
+    shards = measure_shards(plan)
+    memory = rank_memory(
+        plan,
+        shards,
+        instance_type,
+        activation_checkpointing=bool(values["activation-checkpointing"]),
+    )
+    return DryRun(
+        workload=workload,
+        num_nodes=num_nodes,
+        instance_type=instance_type.name,
+        plan=plan,
+        shards=shards,
+        memory=memory,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the table; 0 when the run fits, 2 with a reason when it cannot be."""
+    parser = argparse.ArgumentParser(prog="python -m training.llama.dry_run", description=__doc__)
+    parser.add_argument("workload", choices=PRESETS)
+    parser.add_argument("--nodes", type=int, default=None)
+    parser.add_argument("--instance-type", default="trn1.32xlarge")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    options = parser.parse_args(words)
+    try:
+        workload = find_workload(options.workload)
+        given = [assignment.partition("=")[::2] for assignment in options.set]
+        values = {p.name: p.default for p in workload.parameters}
+        values |= parse_parameters(given, workload.parameters)
+        outcome = dry_run(
+            workload.name,
+            values,
+            num_nodes=options.nodes or workload.default_nodes,
+            instance_type=find_instance_type(options.instance_type),
+        )
+        if options.json:
+            print(json.dumps(outcome.document(), indent=1))
+        else:
+            width = max(len(what) for what, _ in outcome.rows())
+            print("\n".join(f"{what:<{width}}  {much}" for what, much in outcome.rows()))
+        outcome.memory.refuse_too_much(
+            outcome.plan, activation_checkpointing=bool(values["activation-checkpointing"])
+        )
+    except ValueError as error:
+        print(f"dry run: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

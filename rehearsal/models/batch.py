@@ -1,4 +1,4 @@
-"""Batch: compute environments without a service role, multi-node job definitions, deletes."""
+"""Batch: compute environments without a service role, job definitions, updates, deletes."""
 
 from typing import Any
 
@@ -6,9 +6,10 @@ from moto.batch.models import JobDefinition, batch_backends
 from moto.batch.utils import lowercase_first_key
 from moto.cloudformation.exceptions import ValidationError
 from moto.core.common_models import CloudFormationModel
+from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
-from rehearsal.models.spi import Contribution, Place, Properties
+from rehearsal.models.spi import Change, Contribution, Place, Properties
 
 SERVICE = "batch.amazonaws.com"
 
@@ -28,7 +29,19 @@ def _service_linked_role(properties: Properties, place: Place) -> None:
     properties["ServiceRole"] = role.arn
 
 
-class MultiNodeJobDefinition(CloudFormationModel):
+def _complete_environment(properties: Properties, place: Place) -> None:
+    _service_linked_role(properties, place)
+    resources = properties["ComputeResources"]
+    if "SecurityGroupIds" not in resources:
+        # moto asks for groups; on AWS those of the launch template do.
+        template = ec2_backends[place.account_id][place.region].get_launch_template(
+            resources["LaunchTemplate"]["LaunchTemplateId"]
+        )
+        data = template.latest_version().data
+        resources["SecurityGroupIds"] = data["SecurityGroupIds"]
+
+
+class AnyJobDefinition(CloudFormationModel):
     """AWS::Batch::JobDefinition: moto's own registration, with the type and time-out it drops."""
 
     @staticmethod
@@ -50,7 +63,10 @@ class MultiNodeJobDefinition(CloudFormationModel):
     ) -> Any:
         properties = cloudformation_json["Properties"]
         lowered = lowercase_first_key(
-            {key: properties.get(key, {}) for key in ("RetryStrategy", "Timeout", "NodeProperties")}
+            {
+                key: properties.get(key, {})
+                for key in ("RetryStrategy", "Timeout", "NodeProperties", "ContainerProperties")
+            }
         )
         return _backend(Place(account_id=account_id, region=region_name)).register_job_definition(
             def_name=properties.get("JobDefinitionName", resource_name),
@@ -58,8 +74,8 @@ class MultiNodeJobDefinition(CloudFormationModel):
             _type=properties["Type"],
             tags=properties.get("Tags", {}),
             retry_strategy=lowered["retryStrategy"],
-            container_properties=None,
-            node_properties=lowered["nodeProperties"],
+            container_properties=lowered["containerProperties"] or None,
+            node_properties=lowered["nodeProperties"] or None,
             eks_properties=None,
             timeout=lowered["timeout"],
             platform_capabilities=properties.get("PlatformCapabilities", []),
@@ -76,7 +92,10 @@ def get_arn(self: Any, attribute_name: str) -> str:
 
 def describe_with_nodes(definition: JobDefinition) -> dict[str, Any]:
     """DescribeJobDefinitions as moto has it, with the node properties that it leaves out."""
-    return {**_describe(definition), "nodeProperties": definition.node_properties}
+    described: dict[str, Any] = _describe(definition)
+    if definition.node_properties is not None:
+        described["nodeProperties"] = definition.node_properties
+    return described
 
 
 _describe = JobDefinition.describe
@@ -89,10 +108,46 @@ def _keep_queue_extras(queue: Any, properties: Properties, place: Place) -> None
     ]
 
 
+def _update_environment(environment: Any, change: Change, _: Place) -> Any:
+    """In place: an environment that is replaced on AWS would have another ARN."""
+    change.refuse_others(
+        "AWS::Batch::ComputeEnvironment", frozenset({"ComputeResources", "State", "Tags"})
+    )
+    environment.compute_resources = lowercase_first_key(change.properties["ComputeResources"])
+    environment.state = change.properties.get("State", "ENABLED")
+    return environment
+
+
+def _update_queue(queue: Any, change: Change, place: Place) -> Any:
+    properties = change.properties
+    order = [lowercase_first_key(entry) for entry in properties["ComputeEnvironmentOrder"]]
+    _backend(place).update_job_queue(
+        queue.name, properties["Priority"], properties.get("State"), order, None
+    )
+    return queue
+
+
+def _update_definition(definition: Any, change: Change, place: Place) -> Any:
+    """A new revision; the old one is deregistered, as CloudFormation does."""
+    made = AnyJobDefinition.create_from_cloudformation_json(
+        definition.name,
+        {"Properties": change.properties},
+        account_id=place.account_id,
+        region_name=place.region,
+    )
+    _backend(place).deregister_job_definition(definition.arn)
+    return made
+
+
 CONTRIBUTION = Contribution(
-    models={"AWS::Batch::JobDefinition": MultiNodeJobDefinition},
-    before={"AWS::Batch::ComputeEnvironment": _service_linked_role},
+    models={"AWS::Batch::JobDefinition": AnyJobDefinition},
+    before={"AWS::Batch::ComputeEnvironment": _complete_environment},
     after={"AWS::Batch::JobQueue": _keep_queue_extras},
+    update={
+        "AWS::Batch::ComputeEnvironment": _update_environment,
+        "AWS::Batch::JobQueue": _update_queue,
+        "AWS::Batch::JobDefinition": _update_definition,
+    },
     delete={
         "AWS::Batch::ComputeEnvironment": lambda env, _, place: _backend(
             place

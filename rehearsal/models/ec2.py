@@ -8,7 +8,7 @@ from moto.ec2 import ec2_backends
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 from moto.ec2.responses import EC2Response
 
-from rehearsal.models.spi import Contribution, Place, Properties, Resource
+from rehearsal.models.spi import Change, Contribution, Place, Properties, Resource
 
 PLACEMENT_GROUPS: dict[Place, dict[str, str]] = {}
 """Strategy of every placement group, by place and name; moto has no back-end for them."""
@@ -98,6 +98,25 @@ def _honour_inline_egress(group: Any, properties: Properties, place: Place) -> N
         )
 
 
+def _update_group(group: Any, change: Change, place: Place) -> Any:
+    """Its rules in both directions; anything else replaces a group on AWS."""
+    change.refuse_others(
+        "AWS::EC2::SecurityGroup",
+        frozenset({"SecurityGroupEgress", "SecurityGroupIngress", "Tags"}),
+    )
+    backend = _backend(place)
+    for rule in group.rehearsal_properties.get("SecurityGroupIngress", []):
+        backend.revoke_security_group_ingress(group.id, **_rule(rule, "SourceSecurityGroupId"))
+    for rule in change.properties.get("SecurityGroupIngress", []):
+        backend.authorize_security_group_ingress(group.id, **_rule(rule, "SourceSecurityGroupId"))
+    everywhere = {"IpProtocol": "-1", "CidrIp": "0.0.0.0/0"}
+    for rule in group.rehearsal_properties.get("SecurityGroupEgress", [everywhere]):
+        backend.revoke_security_group_egress(group.id, **_rule(rule, "DestinationSecurityGroupId"))
+    # As after a creation: _honour_inline_egress takes it away when the template has its own.
+    backend.authorize_security_group_egress(group.id, **_rule(everywhere, ""))
+    return group
+
+
 # --- the network ---------------------------------------------------------------------------------
 
 
@@ -160,6 +179,7 @@ CONTRIBUTION = Contribution(
     },
     before={"AWS::EC2::Subnet": _name_the_zone},
     after={"AWS::EC2::SecurityGroup": _honour_inline_egress},
+    update={"AWS::EC2::SecurityGroup": _update_group},
     delete={
         "AWS::EC2::PlacementGroup": _delete_placement_group,
         "AWS::EC2::SecurityGroupEgress": _delete_egress,

@@ -1,5 +1,6 @@
 """Registers the models with moto, and makes moto refuse what nothing understands."""
 
+import copy
 import tomllib
 import traceback
 from collections.abc import Mapping
@@ -14,12 +15,15 @@ from moto.core.common_models import CloudFormationModel
 from moto.core.exceptions import ServiceException
 from moto.ec2.responses import EC2Response
 
-from rehearsal.models import batch, ec2, parameters, storage
-from rehearsal.models.spi import After, Before, Contribution, Delete, Place
+from rehearsal.models import access, batch, ec2, lustre, parameters, storage
+from rehearsal.models.spi import After, Before, Change, Contribution, Delete, Place, Update
+from rehearsal.models.updates import resolved_properties, update_stack_resources
 
 _CONTRIBUTIONS: tuple[Contribution, ...] = (
+    access.CONTRIBUTION,
     batch.CONTRIBUTION,
     ec2.CONTRIBUTION,
+    lustre.CONTRIBUTION,
     parameters.CONTRIBUTION,
     storage.CONTRIBUTION,
 )
@@ -29,6 +33,7 @@ MODELS: Mapping[str, type[CloudFormationModel]] = {
 }
 BEFORE: Mapping[str, Before] = {name: f for c in _CONTRIBUTIONS for name, f in c.before.items()}
 AFTER: Mapping[str, After] = {name: f for c in _CONTRIBUTIONS for name, f in c.after.items()}
+UPDATE: Mapping[str, Update] = {name: f for c in _CONTRIBUTIONS for name, f in c.update.items()}
 DELETE: Mapping[str, Delete] = {name: f for c in _CONTRIBUTIONS for name, f in c.delete.items()}
 
 UNDERSTOOD: Mapping[str, frozenset[str]] = {
@@ -40,6 +45,11 @@ UNDERSTOOD: Mapping[str, frozenset[str]] = {
 """Properties of each type that have an effect here, or are known to have none."""
 
 _WITHOUT_EFFECT = frozenset({"AWS::CDK::Metadata"})
+
+_UPDATED_BY_MOTO = frozenset(
+    {"AWS::EC2::LaunchTemplate", "AWS::IAM::Policy", "AWS::Lambda::Function", "AWS::SSM::Parameter"}
+)
+"""Types whose update in moto keeps the resource and all that it does not change."""
 
 
 def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
@@ -92,17 +102,19 @@ def _create(
     if kind in _WITHOUT_EFFECT:
         return None
     place = Place(account_id=account_id, region=region_name)
-    resolved = parsing.clean_json({"Properties": {}, **resource_json}, resources_map)
-    properties = resolved["Properties"]
+    resolved = resolved_properties(resource_json, resources_map)
+    properties = copy.deepcopy(resolved)
     if kind in BEFORE:
         BEFORE[kind](properties, place)
-    resource = _moto_create(logical_id, resolved, resources_map, account_id, region_name)
+    complete = {**resource_json, "Properties": properties}
+    resource = _moto_create(logical_id, complete, resources_map, account_id, region_name)
     if resource is None:
         return None
     if kind in AFTER:
         AFTER[kind](resource, properties, place)
     # Deletes see what was created, whatever the references say by then.
     resource.rehearsal_properties = properties
+    resource.rehearsal_resolved = resolved
     return resource
 
 
@@ -155,19 +167,33 @@ def _update(
     account_id: str,
     region_name: str,
 ) -> Any:
-    """Update by moto's model; where it has none, moto would forget the resource in silence."""
+    """Update by our function, else by moto's model where that is right; never by chance."""
     kind = resource_json["Type"]
-    if kind in _WITHOUT_EFFECT:
-        return None
-    model = model_of(kind)
-    assert model is not None
-    if hasattr(model.update_from_cloudformation_json, "__isabstractmethod__"):
+    place = Place(account_id=account_id, region=region_name)
+    old = resources_map._parsed_resources[logical_id]
+    resolved = resolved_properties(resource_json, resources_map)
+    properties = copy.deepcopy(resolved)
+    if kind in BEFORE:
+        BEFORE[kind](properties, place)
+    if kind in UPDATE:
+        changed = {
+            key
+            for key in {*resolved, *old.rehearsal_resolved}
+            if resolved.get(key) != old.rehearsal_resolved.get(key)
+        }
+        resource = UPDATE[kind](old, Change(properties=properties, changed=changed), place)
+    elif kind in _UPDATED_BY_MOTO:
+        complete = {**resource_json, "Properties": properties}
+        resource = _moto_update(logical_id, complete, resources_map, account_id, region_name)
+    else:
         raise ValidationError(
             message=f"{logical_id}: the rehearsal cannot update {kind} in place; take it down first"
         )
-    resource = _moto_update(logical_id, resource_json, resources_map, account_id, region_name)
-    resolved = parsing.clean_json({"Properties": {}, **resource_json}, resources_map)
-    resource.rehearsal_properties = resolved["Properties"]
+    resource.cf_resource_type, resource.logical_resource_id = kind, logical_id
+    if kind in AFTER:
+        AFTER[kind](resource, properties, place)
+    resource.rehearsal_properties = properties
+    resource.rehearsal_resolved = resolved
     return resource
 
 
@@ -175,7 +201,7 @@ _moto_update = parsing.parse_and_update_resource
 
 
 def _update_parameters(
-    self: CloudFormationBackend, instance: Any, incoming: list[dict[str, Any]]
+    self: CloudFormationBackend, instance: Any, incoming_params: list[dict[str, Any]]
 ) -> dict[str, str]:
     """moto knows only previous values that were given, not those that were defaults."""
     known = {**instance.resource_map.resolved_parameters, **instance.parameters}
@@ -183,7 +209,7 @@ def _update_parameters(
         parameter["ParameterKey"]: known[parameter["ParameterKey"]]
         if parameter.get("UsePreviousValue")
         else parameter["ParameterValue"]
-        for parameter in incoming
+        for parameter in incoming_params
     }
 
 
@@ -212,6 +238,7 @@ def install() -> None:
     parsing.parse_and_update_resource = _update
     parsing.ResourceMap._delete_resource = _delete_resource
     parsing.ResourceMap.delete = _delete_stack_resources
+    parsing.ResourceMap.update = update_stack_resources
     CloudFormationBackend._resolve_update_parameters = _update_parameters
     CloudFormationBackend.create_stack = _checked(CloudFormationBackend.create_stack)
     CloudFormationBackend.update_stack = _checked(CloudFormationBackend.update_stack)

@@ -1,9 +1,11 @@
 """What a file of this package contributes: models, hooks around moto's own models, deleters."""
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
+from moto.cloudformation.exceptions import ValidationError
 from moto.core.common_models import CloudFormationModel
 
 Properties = dict[str, Any]
@@ -26,12 +28,34 @@ Delete = Callable[[Any, Properties, Place], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What an update asks for."""
+
+    properties: Properties
+    changed: AbstractSet[str]
+    """Names of the properties that differ, or were added or removed."""
+
+    def refuse_others(self, kind: str, known: AbstractSet[str]) -> None:
+        """Fail on a property that an update here would not reach."""
+        if unknown := sorted(self.changed - known):
+            raise ValidationError(
+                message=f"the rehearsal cannot change {', '.join(unknown)} of {kind} in place; "
+                "take it down first"
+            )
+
+
+Update = Callable[[Any, Change, Place], Any]
+"""Changes the resource, or makes one in its place, and returns what there is now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
     """Additions to moto, by CloudFormation type."""
 
     models: Mapping[str, type[CloudFormationModel]] = field(default_factory=dict)
     before: Mapping[str, Before] = field(default_factory=dict)
     after: Mapping[str, After] = field(default_factory=dict)
+    update: Mapping[str, Update] = field(default_factory=dict)
     delete: Mapping[str, Delete] = field(default_factory=dict)
 
 

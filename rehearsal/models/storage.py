@@ -5,9 +5,10 @@ from typing import Any
 
 from moto.cloudformation.exceptions import ValidationError
 from moto.ecr.models import ecr_backends
+from moto.s3.cloud_formation import cfn_to_api_encryption
 from moto.s3.models import s3_backends
 
-from rehearsal.models.spi import Contribution, Place, Properties, Resource
+from rehearsal.models.spi import Change, Contribution, Place, Properties, Resource
 
 
 def _s3(place: Place) -> Any:
@@ -34,6 +35,30 @@ class BucketPolicy(Resource):
             properties["Bucket"], json.dumps({**document, "Statement": kept}).encode()
         )
         return cls(name)
+
+
+def _update_bucket_policy(policy: Any, change: Change, place: Place) -> Any:
+    return BucketPolicy.create(policy.physical_resource_id, change.properties, place)
+
+
+def _update_bucket(bucket: Any, change: Change, place: Place) -> Any:
+    """What moto keeps of a bucket: encryption and tags."""
+    change.refuse_others(
+        "AWS::S3::Bucket", frozenset({"BucketEncryption", "LifecycleConfiguration", "Tags"})
+    )
+    if "Tags" in change.changed:
+        tags = {tag["Key"]: tag["Value"] for tag in change.properties.get("Tags", [])}
+        _s3(place).put_bucket_tagging(bucket.name, tags)
+    if "BucketEncryption" in change.changed:
+        encryption = cfn_to_api_encryption(change.properties["BucketEncryption"])
+        _s3(place).put_bucket_encryption(bucket.name, encryption)
+    return bucket
+
+
+def _update_log_group(group: Any, change: Change, _: Place) -> Any:
+    change.refuse_others("AWS::Logs::LogGroup", frozenset({"RetentionInDays", "Tags"}))
+    group.retention_in_days = change.properties.get("RetentionInDays")
+    return group
 
 
 def _delete_bucket_policy(_: Any, properties: Properties, place: Place) -> None:
@@ -70,6 +95,13 @@ CONTRIBUTION = Contribution(
     models={
         "AWS::S3::BucketPolicy": BucketPolicy,
         "Custom::S3AutoDeleteObjects": S3AutoDeleteObjects,
+    },
+    update={
+        "AWS::S3::Bucket": _update_bucket,
+        "AWS::S3::BucketPolicy": _update_bucket_policy,
+        "AWS::Logs::LogGroup": _update_log_group,
+        # Its properties name the bucket, which keeps its name.
+        "Custom::S3AutoDeleteObjects": lambda custom, _, place: custom,
     },
     delete={
         "AWS::S3::BucketPolicy": _delete_bucket_policy,

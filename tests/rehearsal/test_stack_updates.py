@@ -1,0 +1,143 @@
+"""Stacks that are deployed a second time: real updates against the real server."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.exceptions
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+Client = Callable[[str], Any]
+Json = dict[str, Any]
+PARAMETERS = {"Version": {"Type": "String", "Default": "1"}}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Clients of a server of this module's own."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "rehearsal.server"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdout is not None
+        events = (json.loads(line) for line in server.stdout)
+        endpoint = next(event["endpoint"] for event in events if event["event"] == "ready")
+
+        def make(service: str) -> Any:
+            return boto3.client(
+                service, endpoint_url=endpoint, region_name="us-west-2",
+                aws_access_key_id="x", aws_secret_access_key="x",
+            )  # fmt: skip
+
+        yield make
+        server.terminate()
+
+
+def template(resources: Json) -> str:
+    return json.dumps({"Parameters": PARAMETERS, "Resources": resources})
+
+
+def create(client: Client, name: str, resources: Json) -> None:
+    client("cloudformation").create_stack(StackName=name, TemplateBody=template(resources))
+
+
+def update(client: Client, name: str, resources: Json) -> None:
+    """As the CDK CLI does it: previous values of the parameters that it was not given."""
+    client("cloudformation").update_stack(
+        StackName=name,
+        TemplateBody=template(resources),
+        Parameters=[{"ParameterKey": "Version", "UsePreviousValue": True}],
+    )
+
+
+def value(name: str, text: Any) -> Json:
+    properties = {"Name": name, "Type": "String", "Value": text}
+    return {"Type": "AWS::SSM::Parameter", "Properties": properties}
+
+
+def read(client: Client, name: str) -> str:
+    return str(client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
+
+
+def definition(command: str) -> Json:
+    container = {
+        "Image": "x",
+        "Command": [command],
+        "ResourceRequirements": [
+            {"Type": "VCPU", "Value": "1"},
+            {"Type": "MEMORY", "Value": "512"},
+        ],
+    }
+    properties = {"Type": "container", "ContainerProperties": container}
+    return {"Type": "AWS::Batch::JobDefinition", "Properties": properties}
+
+
+def test_an_update_changes_a_property_adds_a_resource_and_takes_one_away(client: Client) -> None:
+    create(client, "values", {"Kept": value("/u/kept", "1"), "Gone": value("/u/gone", "1")})
+
+    update(client, "values", {"Kept": value("/u/kept", "2"), "Added": value("/u/added", "1")})
+
+    assert (read(client, "/u/kept"), read(client, "/u/added")) == ("2", "1")
+    with pytest.raises(botocore.exceptions.ClientError, match="ParameterNotFound"):
+        read(client, "/u/gone")
+
+
+def test_what_refers_to_a_replaced_resource_is_updated_too(client: Client) -> None:
+    publishes = value("/u/definition", {"Ref": "Definition"})
+    create(client, "revisions", {"Definition": definition("a"), "Publishes": publishes})
+    first = read(client, "/u/definition")
+
+    update(client, "revisions", {"Definition": definition("b"), "Publishes": publishes})
+
+    second = read(client, "/u/definition")
+    described = client("batch").describe_job_definitions(jobDefinitions=[first, second])
+    found = {
+        entry["jobDefinitionArn"]: (entry["status"], entry["containerProperties"]["command"])
+        for entry in described["jobDefinitions"]
+    }
+    assert found == {first: ("INACTIVE", ["a"]), second: ("ACTIVE", ["b"])}
+
+
+def test_rules_of_a_security_group_follow_the_template(client: Client) -> None:
+    def resources(port: int) -> Json:
+        rule = {"CidrIp": "0.0.0.0/0", "FromPort": port, "ToPort": port, "IpProtocol": "tcp"}
+        group = {
+            "GroupDescription": "x",
+            "VpcId": {"Ref": "Vpc"},
+            "SecurityGroupEgress": [rule],
+        }
+        return {
+            "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.7.0.0/16"}},
+            "Group": {"Type": "AWS::EC2::SecurityGroup", "Properties": group},
+        }
+
+    create(client, "group", resources(443))
+    update(client, "group", resources(8443))
+
+    described = client("ec2").describe_security_groups()["SecurityGroups"]
+    (group,) = [entry for entry in described if entry["Description"] == "x"]
+    assert [rule.get("ToPort") for rule in group["IpPermissionsEgress"]] == [8443]
+
+
+def test_what_cannot_be_changed_in_place_is_refused_and_named(client: Client) -> None:
+    vpc = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.8.0.0/16"}}
+    create(client, "vpc", {"Vpc": vpc})
+    other = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.9.0.0/16"}}
+
+    with pytest.raises(botocore.exceptions.ClientError, match=r"Vpc: .* cannot update"):
+        update(client, "vpc", {"Vpc": other})
+
+
+def test_an_updated_stack_is_deleted_with_all_that_it_has_by_then(client: Client) -> None:
+    create(client, "end", {"One": value("/u/one", "1")})
+    update(client, "end", {"One": value("/u/one", "2"), "Two": value("/u/two", "1")})
+
+    client("cloudformation").delete_stack(StackName="end")
+
+    names = [p["Name"] for p in client("ssm").describe_parameters()["Parameters"]]
+    assert not {"/u/one", "/u/two"} & set(names)

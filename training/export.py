@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
 from training.checkpoint.folders import Folders
-from training.objects import ObjectMissing, Objects, StorageRefused, open_objects
+from training.data.manifest import TOKENIZER_FILE
+from training.data.places import Place
+from training.objects import ObjectMissing, Objects, StorageRefused
 from training.runs import RunConfig, checkpoint_root
 from trainium_catalogue.contract import (
+    DATASET_MANIFEST,
     DATASETS_PREFIX,
     EXPORT_PREFIX,
     RUNS_PREFIX,
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from training.checkpoint.marker import CheckpointInfo
     from training.workloads import Job
 
-_RECEIPT = "export.json"
+RECEIPT = "export.json"
 """Written last: what was exported."""
 
 
@@ -36,78 +40,105 @@ class ExportError(ValueError):
     """There is nothing to export as asked."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to export, and how."""
+
+    run: str
+    step: int
+    """0: the newest complete checkpoint."""
+    dtype: str
+    """``bfloat16`` or ``float32``."""
+    max_file_size: str = "5GB"
+    """Of a file of weights, as transformers cuts them."""
+
+
 def run(job: Job) -> None:
     """Export ``--run``, at ``--step`` or the newest complete checkpoint, as ``--dtype``."""
     if job.device.rank != 0:
         return
     context = job.context
-    name, step = str(job.values["run"]), int(job.values["step"])
-    bucket = open_objects(
-        f"s3://{context.bucket}" if context.bucket else "build",
-        region=context.region,
-        endpoint_url=context.endpoint_url,
+    place = Place.of(context.bucket, region=context.region, endpoint_url=context.endpoint_url)
+    order = Order(
+        run=str(job.values["run"]),
+        step=int(job.values["step"]),
+        dtype=str(job.values["dtype"]),
     )
-    config = RunConfig.load(bucket.at(f"{RUNS_PREFIX}{name}"))
+    export(order, place, report=job.progress.report)
+
+
+def export(order: Order, place: Place, *, report: Callable[[str], None]) -> dict[str, Any]:
+    """Write the files; returns the receipt, which is written last."""
+    bucket = place.open(place.root)
+    config = RunConfig.load(bucket.at(f"{RUNS_PREFIX}{order.run}"))
     if config is None:
-        raise ExportError(f"there is no run {name} in {bucket.uri}; python -m jobs list shows runs")
+        raise ExportError(f"there is no run {order.run} in {bucket.uri}; see: jobs list")
     checkpoints = checkpoint_root(
-        bucket,
-        name,
-        config,
-        region=context.region,
-        endpoint_url=context.endpoint_url,
+        bucket, order.run, config, region=place.region, endpoint_url=place.endpoint_url
     )
     # Nothing is deleted here, so the numbers do not matter.
     folders = Folders(checkpoints, keep_last=1, keep_every=0, say=_say)
-    target = bucket.at(f"{EXPORT_PREFIX}{name}")
+    target = bucket.at(f"{EXPORT_PREFIX}{order.run}")
     refused: list[str] = []
     while True:
-        info = _chosen(folders, name, step=step, refused=refused)
+        info = _chosen(folders, order, refused)
         try:
-            files = _export(job, config, info, source=checkpoints.at(info.name), target=target)
+            source = checkpoints.at(info.name)
+            files = _export_model(order, config, info, source=source, target=target, report=report)
             break
         except CheckpointDamaged as error:
             _say(f"checkpoint {info.name} is refused: {error}")
-            if step:
+            if order.step:
                 raise CheckpointUnusable(
                     f"checkpoint {info.name} is damaged: {error}; export another --step"
                 ) from None
             folders.refuse(info.step)
             refused.append(info.name)
-    files |= _export_tokenizer(job, config, bucket=bucket, target=target)
+    report("exporting the tokenizer")
+    files |= _export_tokenizer(config, bucket=bucket, target=target)
     receipt = {
-        "run": name,
+        "run": order.run,
         "step": info.step,
-        "dtype": str(job.values["dtype"]),
+        "dtype": order.dtype,
         "tokens_total": info.meta.get("tokens_total"),
         "files": dict(sorted(files.items())),
     }
-    stale = {entry.key for entry in target.list()} - {*files, _RECEIPT}
+    stale = {entry.key for entry in target.list()} - {*files, RECEIPT}
     target.delete(sorted(stale))
-    target.put(_RECEIPT, json.dumps(receipt, indent=2).encode() + b"\n")
-    _say(f"{info.name} of run {name} is in {target.uri}: {sum(files.values())} bytes")
+    target.put(RECEIPT, json.dumps(receipt, indent=2).encode() + b"\n")
+    _say(f"{info.name} of run {order.run} is in {target.uri}: {sum(files.values())} bytes")
+    return receipt
 
 
 def _say(text: str) -> None:
     print(f"export: {text}", flush=True)
 
 
-def _chosen(folders: Folders, run: str, *, step: int, refused: list[str]) -> CheckpointInfo:
+def _chosen(folders: Folders, order: Order, refused: list[str]) -> CheckpointInfo:
     """The checkpoint to export."""
-    info = folders.newest(at_most=step or None)
-    if info is not None and step in (0, info.step):
+    info = folders.newest(at_most=order.step or None)
+    if info is not None and order.step in (0, info.step):
         return info
-    if step:
+    if order.step:
         complete = ", ".join(map(str, sorted(folders.complete()))) or "none"
         raise ExportError(
-            f"run {run} has no complete {checkpoint_name(step)}; complete are the steps: {complete}"
+            f"run {order.run} has no complete {checkpoint_name(order.step)}; complete are the "
+            f"steps: {complete}"
         )
     why = f"; {', '.join(refused)} cannot be read" if refused else ""
-    raise ExportError(f"run {run} has no complete checkpoint{why}; export it when it has saved one")
+    raise ExportError(
+        f"run {order.run} has no complete checkpoint{why}; export it when it has saved one"
+    )
 
 
-def _export(
-    job: Job, config: RunConfig, info: CheckpointInfo, *, source: Objects, target: Objects
+def _export_model(
+    order: Order,
+    config: RunConfig,
+    info: CheckpointInfo,
+    *,
+    source: Objects,
+    target: Objects,
+    report: Callable[[str], None],
 ) -> dict[str, int]:
     """Write configuration and weights; returns the files with their sizes."""
     import torch
@@ -119,7 +150,7 @@ def _export(
     from training.llama.model import llama_config, meta_model
     from training.llama.parallel import split_dimension, split_modules, tensor_parallel_plan
 
-    dtype = getattr(torch, str(job.values["dtype"]))
+    dtype: torch.dtype = getattr(torch, order.dtype)
     if info.format == "nxd" and dtype is not torch.bfloat16:
         raise ExportError(
             f"checkpoint {info.name} was written by NxD, whose fp32 weights are cut up by "
@@ -136,7 +167,7 @@ def _export(
     def count(num_bytes: int) -> None:
         nonlocal done
         done += num_bytes
-        job.progress.report(f"exporting {info.name}: {done >> 20} MiB")
+        report(f"exporting {info.name}: {done >> 20} MiB")
 
     weights = open_weights(
         source,
@@ -148,7 +179,7 @@ def _export(
     plan = split_torch_state_dict_into_shards(
         {name: tensor.detach() for name, tensor in whole.items()},
         filename_pattern="model{suffix}.safetensors",
-        max_shard_size="5GB",
+        max_shard_size=order.max_file_size,
     )
     files: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="trainium-export-") as scratch:
@@ -171,23 +202,26 @@ def _export(
         if eos_id is not None:
             model_config.eos_token_id = eos_id
         model_config.use_cache = True  # for generation; training has no use for one
-        model_config.torch_dtype = dtype
         model_config.architectures = ["LlamaForCausalLM"]
-        model_config.save_pretrained(folder)
+        # transformers has written "dtype" since 4.56; whoever is older reads "torch_dtype".
+        document = {
+            **model_config.to_diff_dict(),
+            "dtype": order.dtype,
+            "torch_dtype": order.dtype,
+        }
+        (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
         GenerationConfig.from_model_config(model_config).save_pretrained(folder)
         for path in sorted(folder.iterdir()):
             move(path)
     return files
 
 
-def _export_tokenizer(
-    job: Job, config: RunConfig, *, bucket: Objects, target: Objects
-) -> Mapping[str, int]:
+def _export_tokenizer(config: RunConfig, *, bucket: Objects, target: Objects) -> Mapping[str, int]:
     """Write the tokenizer that made the dataset's ids; without the dataset there is none."""
     dataset = bucket.at(f"{DATASETS_PREFIX}{config.values['dataset']}")
     try:
-        manifest: dict[str, Any] = json.loads(dataset.get("manifest.json"))
-        text = dataset.get("tokenizer.json").decode()
+        manifest: dict[str, Any] = json.loads(dataset.get(DATASET_MANIFEST))
+        text = dataset.get(TOKENIZER_FILE).decode()
     except (ObjectMissing, StorageRefused) as error:
         _say(f"the tokenizer is not exported: {error}")
         return {}
@@ -200,7 +234,6 @@ def _export_tokenizer(
         return {}
     files = {}
     with tempfile.TemporaryDirectory(prefix="trainium-export-") as scratch:
-        job.progress.report("exporting the tokenizer")
         for path in write_tokenizer(text, manifest, Path(scratch)):
             target.put_file(path.name, path)
             files[path.name] = path.stat().st_size

@@ -41,6 +41,8 @@ def torchrun_command(
         # Nothing is redirected, but torchrun makes the folder, and would leave one in /tmp.
         f"--log-dir={log_folder}",
         "-m",
+        # Else argparse takes a workload's --run for an abbreviation of torchrun's --run-path.
+        "--",
         WORKER_MODULE,
         *words,
     ]

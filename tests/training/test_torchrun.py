@@ -44,7 +44,7 @@ def test_a_child_of_four_nodes() -> None:
         "--nnodes=4", "--nproc-per-node=32", "--node-rank=2",
         "--rdzv-backend=static", "--rdzv-id=job-2",
         "--master-addr=10.0.0.1", "--master-port=41000", "--local-addr=10.0.0.2",
-        "--max-restarts=0", "--log-dir=/tmp/scratch", "-m", "training.worker",
+        "--max-restarts=0", "--log-dir=/tmp/scratch", "-m", "--", "training.worker",
         "all-reduce", "--iterations=3",
     ]  # fmt: skip
 
@@ -60,6 +60,6 @@ def test_the_node_at_the_masters_address_has_rank_0(data: st.DataObject, num_nod
 
 
 def test_every_flag_exists_in_the_oldest_torch() -> None:
-    words = command(index=0, main=0, num_nodes=2)[3:-3]
+    words = command(index=0, main=0, num_nodes=2)[3:-4]
 
     assert {word.partition("=")[0] for word in words} <= FLAGS_OF_TORCH_2_9

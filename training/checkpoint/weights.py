@@ -65,12 +65,13 @@ class _DcpWeights:
         reader = self._reader()
         reader.verify_metadata()
         stored = reader.read_metadata().state_dict_metadata
-        for prefix in _PREFIXES:
-            missing = [name for name in shapes if f"{prefix}{name}" not in stored]
-            if not missing:
-                self._prefix = prefix
-                break
-        else:
+        candidates = {
+            prefix: [name for name in shapes if f"{prefix}{name}" not in stored]
+            for prefix in _PREFIXES
+        }
+        self._prefix = min(candidates, key=lambda prefix: len(candidates[prefix]))
+        missing = candidates[self._prefix]
+        if missing:
             raise CheckpointUnusable(
                 f"checkpoint {info.name} has no {missing[0]}, which the model of the run needs; "
                 "was it written by another version of this code?"

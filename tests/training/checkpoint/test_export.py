@@ -1,0 +1,337 @@
+"""A run's checkpoint as a model that transformers loads, with the same logits."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+from training.checkpoint import Checkpoints, CheckpointUnusable
+from training.checkpoint.folders import Folders
+from training.data.places import Place
+from training.export import ExportError, Order, export
+from training.llama.model import llama_config
+from training.llama.parallel import part_of, split_modules, tensor_parallel_plan
+from training.objects import LocalObjects, Objects
+from training.runs import RunConfig
+from trainium_catalogue.plan import shape_of
+from trainium_catalogue.workloads import WORKLOADS
+
+ROOT = Path(__file__).resolve().parents[3]
+VALUES = {p.name: p.default for p in WORKLOADS["llama-tiny"].parameters} | {
+    "vocab-size": 96,
+    "dataset": "books",
+}
+SHAPE = shape_of(VALUES)
+TEXT = ["the quick brown fox jumps over the lazy dog"] * 10
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def model(seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(llama_config(SHAPE, seq_len=128)).eval()
+
+
+def in_bfloat16(of: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Weights alone: rotary frequencies stay as they are, as where transformers loads a model."""
+    for parameter in of.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return of
+
+
+def logits(of: Any) -> torch.Tensor:
+    with torch.no_grad():
+        result: torch.Tensor = of(input_ids=torch.arange(64)[None]).logits
+    return result
+
+
+def write_dataset(bucket: Objects) -> None:
+    """A tokenizer that puts a BOS in front, and a manifest by which training had none."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.train_from_iterator(
+        TEXT, trainers.BpeTrainer(vocab_size=96, special_tokens=["<unk>", "<s>", "</s>"])
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    bucket.put("datasets/books/tokenizer.json", tokenizer.to_str().encode())
+    manifest = {"tokenizer_sha256": "a" * 64, "eos_id": 2, "bos": False}
+    bucket.put("datasets/books/manifest.json", json.dumps(manifest).encode())
+
+
+def write_run(bucket: Objects, name: str) -> Objects:
+    """A run's configuration; returns where its checkpoints go."""
+    config = RunConfig(
+        workload="llama-tiny",
+        values=VALUES,
+        created="2026-01-01",
+        facts={"tokenizer_sha256": "a" * 64, "eos_id": 2},
+    )
+    config.save(bucket.at(f"runs/{name}"))
+    return bucket.at(f"runs/{name}/checkpoints")
+
+
+def save(checkpoints: Objects, *steps: int) -> None:
+    saver = Checkpoints(checkpoints, keep_last=9, keep_every=0)
+    for step in steps:
+        weights = dict(model(step).named_parameters())
+        moments = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        state = {"model": weights, "optimizer": {"exp_avg": moments}}
+        meta = {"model": asdict(SHAPE), "tokens_total": step * 4096}
+        saver.save(state, step, meta, asynchronous=False)
+
+
+def order(
+    name: str = "my-run", *, step: int = 0, dtype: str = "float32", size: str = "5GB"
+) -> Order:
+    return Order(run=name, step=step, dtype=dtype, max_file_size=size)
+
+
+def run_export(root: Path, wanted: Order) -> dict[str, Any]:
+    return export(wanted, Place(root=str(root)), report=lambda text: None)
+
+
+def loaded(root: Path, name: str = "my-run") -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        root / "export" / name, torch_dtype="auto", local_files_only=True
+    )
+
+
+def names(root: Path, name: str = "my-run") -> list[str]:
+    return sorted(path.name for path in (root / "export" / name).iterdir())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A bucket's content with a run of two checkpoints."""
+    bucket = LocalObjects(tmp_path)
+    write_dataset(bucket)
+    save(write_run(bucket, "my-run"), 10, 20)
+    return tmp_path
+
+
+def test_the_workload_exports_what_transformers_loads_with_the_same_logits(root: Path) -> None:
+    (root / "build").symlink_to(root)
+    done = subprocess.run(
+        [sys.executable, "-m", "training.launch", "export", "--run=my-run", "--dtype=float32"],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+            "TRAINIUM_DEVICE": "cpu",
+        },
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert torch.equal(logits(loaded(root)), logits(model(20)))
+    assert "export: step-00000020 of run my-run is in " in done.stdout
+
+
+def test_files_are_cut_where_they_become_too_large(root: Path) -> None:
+    receipt = run_export(root, order(size="50KB"))
+
+    files = [name for name in names(root) if name.startswith("model-")]
+    assert len(files) > 2
+    assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
+    assert torch.equal(logits(loaded(root)), logits(model(20)))
+    assert sorted([*receipt["files"], "export.json"]) == names(root)
+
+
+def test_a_checkpoint_is_exported_by_its_step_and_in_half_the_bytes(root: Path) -> None:
+    run_export(root, order(step=10, dtype="bfloat16"))
+
+    exported = loaded(root)
+    config = json.loads((root / "export/my-run/config.json").read_text())
+    assert exported.dtype is torch.bfloat16
+    assert torch.equal(logits(exported), logits(in_bfloat16(model(10))))
+    assert (config["torch_dtype"], config["use_cache"]) == ("bfloat16", True)
+    assert config["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_the_tokenizer_gives_the_ids_that_training_saw(root: Path) -> None:
+    run_export(root, order())
+
+    tokenizer = AutoTokenizer.from_pretrained(root / "export/my-run", local_files_only=True)
+    ids = tokenizer("the lazy dog")["input_ids"]
+    assert 1 not in ids
+    assert tokenizer.decode(ids).split() == ["the", "lazy", "dog"]
+    assert tokenizer.eos_token == "</s>"
+
+
+def test_without_its_dataset_a_run_is_exported_without_tokenizer(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "datasets/books/manifest.json").unlink()
+
+    run_export(root, order())
+
+    assert "tokenizer.json" not in names(root)
+    assert "the tokenizer is not exported: there is no " in capsys.readouterr().out
+
+
+def test_another_tokenizer_is_not_exported(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = root / "datasets/books/manifest.json"
+    path.write_text(path.read_text().replace("aaaa", "bbbb"))
+
+    run_export(root, order())
+
+    assert "tokenizer.json" not in names(root)
+    assert "dataset books was made anew with another one since" in capsys.readouterr().out
+
+
+def test_what_an_earlier_export_left_goes(root: Path) -> None:
+    run_export(root, order(size="50KB"))
+    run_export(root, order())
+
+    assert "model.safetensors" in names(root)
+    assert [name for name in names(root) if "-of-" in name or "index" in name] == []
+
+
+def flip(root: Path, step: int) -> None:
+    path = root / f"runs/my-run/checkpoints/step-{step:08}/__0_0.distcp"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 4] ^= 1
+    path.write_bytes(data)
+
+
+def test_of_a_damaged_checkpoint_the_one_before_is_exported(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(root, 20)
+
+    assert run_export(root, order())["step"] == 10
+    assert torch.equal(logits(loaded(root)), logits(model(10)))
+    assert "checkpoint step-00000020 is refused: __0_0.distcp has" in capsys.readouterr().out
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused(root: Path) -> None:
+    flip(root, 20)
+
+    with pytest.raises(CheckpointUnusable, match=r"step-00000020 is damaged: .* another --step"):
+        run_export(root, order(step=20))
+
+
+def test_when_all_are_damaged_they_are_named(root: Path) -> None:
+    flip(root, 10)
+    flip(root, 20)
+
+    with pytest.raises(
+        ExportError, match="no complete checkpoint; step-00000020, step-00000010 cannot be read"
+    ):
+        run_export(root, order())
+
+
+def test_an_unknown_run_and_an_unknown_step_are_refused(root: Path) -> None:
+    with pytest.raises(ExportError, match="there is no run other in "):
+        run_export(root, order("other"))
+    with pytest.raises(
+        ExportError, match="no complete step-00000015; complete are the steps: 10, 20"
+    ):
+        run_export(root, order(step=15))
+
+
+def test_a_checkpoint_of_another_model_is_refused(root: Path) -> None:
+    document = json.loads((root / "runs/my-run/run.json").read_text())
+    document["values"]["intermediate-size"] = 64
+    (root / "runs/my-run/run.json").write_text(json.dumps(document))
+
+    with pytest.raises(
+        CheckpointUnusable, match=r"is of another model: .* is \[192, 64\], run\.js"
+    ):
+        run_export(root, order())
+
+
+def test_a_checkpoint_without_a_tensor_is_refused(root: Path) -> None:
+    document = json.loads((root / "runs/my-run/run.json").read_text())
+    document["values"]["num-layers"] = 3
+    (root / "runs/my-run/run.json").write_text(json.dumps(document))
+
+    with pytest.raises(CheckpointUnusable, match=r"has no model\.layers\.2\."):
+        run_export(root, order())
+
+
+def write_nxd(checkpoints: Objects, step: int, *, parts: int, folder: Path) -> None:
+    """Files as neuronx_distributed's save_checkpoint names them, one a tensor-parallel rank."""
+    source = model(step)
+    split = {
+        f"{name}.weight": how
+        for name, _, how in split_modules(source, tensor_parallel_plan(source.config))
+    }
+    folders = Folders(checkpoints, keep_last=9, keep_every=0, say=lambda text: None)
+    target = folders.begin(step)
+    for index in range(parts):
+        state = {
+            name: part_of(tensor.detach(), split[name], index=index, parts=parts).clone()
+            if name in split
+            else tensor.detach()
+            for name, tensor in source.named_parameters()
+        }
+        torch.save(state, folder / "part.pt")
+        target.put_file(f"model/dp_rank_00_tp_rank_{index:02}_pp_rank_00.pt", folder / "part.pt")
+        target.put(f"optim/dp_rank_00_tp_rank_{index:02}_pp_rank_00.pt", b"moments")
+    folders.commit(step, {"model": asdict(SHAPE)}, format="nxd")
+
+
+@pytest.fixture
+def nxd_root(tmp_path: Path) -> Path:
+    """A bucket's content with a run that NxD has saved at TP 2."""
+    bucket = LocalObjects(tmp_path / "bucket")
+    write_nxd(write_run(bucket, "my-run"), 30, parts=2, folder=tmp_path)
+    return tmp_path / "bucket"
+
+
+def test_the_parts_of_nxds_tensor_parallel_ranks_are_joined(nxd_root: Path) -> None:
+    run_export(nxd_root, order(dtype="bfloat16"))
+
+    assert torch.equal(logits(loaded(nxd_root)), logits(in_bfloat16(model(30))))
+
+
+def test_nxds_fp32_weights_are_refused(nxd_root: Path) -> None:
+    with pytest.raises(ExportError, match="cut up by data-parallel rank; export it with --dtype"):
+        run_export(nxd_root, order())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("model/dp_rank_00_tp_rank_00_pp_rank_01.pt", "was written with pipeline parallelism"),
+        ("model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors/t_0.pt", "with NxD's use_xser"),
+    ],
+)
+def test_other_layouts_of_nxd_are_refused(nxd_root: Path, name: str, message: str) -> None:
+    checkpoints = LocalObjects(nxd_root).at("runs/my-run/checkpoints")
+    folders = Folders(checkpoints, keep_last=9, keep_every=0, say=lambda text: None)
+    checkpoints.put(f"step-00000030/{name}", b"")
+    checkpoints.delete(["step-00000030/complete.json"])
+    folders.commit(30, {}, format="nxd")
+
+    with pytest.raises(CheckpointUnusable, match=f"{message}.*neuronx_distributed's own converter"):
+        run_export(nxd_root, order(dtype="bfloat16"))
+
+
+def test_a_missing_rank_of_nxd_is_damage(nxd_root: Path) -> None:
+    checkpoints = LocalObjects(nxd_root).at("runs/my-run/checkpoints")
+    folders = Folders(checkpoints, keep_last=9, keep_every=0, say=lambda text: None)
+    checkpoints.delete(
+        ["step-00000030/complete.json", "step-00000030/model/dp_rank_00_tp_rank_00_pp_rank_00.pt"]
+    )
+    folders.commit(30, {}, format="nxd")
+
+    with pytest.raises(ExportError, match="no complete checkpoint; step-00000030 cannot be read"):
+        run_export(nxd_root, order(dtype="bfloat16"))

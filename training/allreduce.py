@@ -20,7 +20,6 @@ from training.allreduce_report import (
 from training.payload import compare, tile
 from training.results import now_utc
 from training.sweep import (
-    BYTES_PER_ELEMENT,
     BarResult,
     BarStatus,
     Sweep,
@@ -34,6 +33,7 @@ from training.sweep import (
     sum_pattern,
 )
 from training.workloads import Job
+from trainium_catalogue.sweep_rules import BYTES_PER_ELEMENT
 
 _CHECK_BYTES = 2**20
 """Payload of the first check, which is made in int32 as well."""

@@ -12,15 +12,11 @@ from training.objects import ObjectMissing, Objects, open_objects
 from training.runlock import RunLock, RunLocked, RunLost
 from trainium_catalogue.contract import RUN_CONFIG, run_prefix
 from trainium_catalogue.parameters import Value
-from trainium_catalogue.training_parameters import FIXED_IN_A_RUN
+from trainium_catalogue.run_rules import settle_values
 
 __all__ = ["RunConfig", "RunConfigError", "RunLock", "RunLocked", "RunLost", "checkpoint_root"]
 
 _SCHEMA = 1
-# Where the checkpoints are belongs to a run as well: elsewhere it would begin again at step 0.
-_FIXED = (*FIXED_IN_A_RUN, "checkpoint-uri")
-_OF_ONE_SUBMISSION = frozenset({"steps-this-run", "compile-only"})
-"""Parameters that the next submission does not inherit."""
 
 
 class RunConfigError(ValueError):
@@ -89,29 +85,20 @@ class RunConfig:
         """
         if stored is None:
             return RunConfig(workload=workload, values=dict(values), created=_now())
-        if stored.workload != workload:
-            raise RunConfigError(
-                f"run {run} is a run of {stored.workload}, not of {workload}; submit "
-                f"{stored.workload}, or use another run name"
+        try:
+            settled = settle_values(
+                run=run,
+                workload=workload,
+                stored_workload=stored.workload,
+                stored=stored.values,
+                values=values,
+                given=given,
             )
-        changed = [
-            f"{name}={given[name]} (the run has {stored.values[name]})"
-            for name in _FIXED
-            if name in given and name in stored.values and given[name] != stored.values[name]
-        ]
-        if changed:
-            raise RunConfigError(
-                f"run {run} cannot continue with {', '.join(changed)}; leave that out, or use "
-                "another run name"
-            )
-        remembered = {
-            name: value
-            for name, value in stored.values.items()
-            if name in values and name not in _OF_ONE_SUBMISSION
-        }
+        except ValueError as error:
+            raise RunConfigError(str(error)) from None
         return RunConfig(
             workload=workload,
-            values={**values, **remembered, **given},
+            values=settled,
             created=stored.created,
             facts=stored.facts,
         )

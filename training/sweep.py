@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from trainium_catalogue.sweep_rules import check_sweep
 from trainium_catalogue.workloads import Value
-
-BYTES_PER_ELEMENT = 4
-"""fp32 and int32."""
 
 TIME_DEFINITION = (
     "one time per iteration: wall clock of the slowest rank from the call until the result is in "
@@ -42,7 +40,8 @@ class Sweep:
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> Sweep:
         """Check parameters against each other; ``ValueError`` names value and remedy."""
-        sweep = Sweep(
+        check_sweep(values, num_ranks)
+        return Sweep(
             min_bytes=int(values["min-bytes"]),
             max_bytes=int(values["max-bytes"]),
             size_factor=int(values["size-factor"]),
@@ -53,22 +52,6 @@ class Sweep:
             require_bar=bool(values["require-bar"]),
             inject_error_rank=int(values["inject-error-rank"]),
         )
-        if sweep.min_bytes % BYTES_PER_ELEMENT:
-            raise ValueError(
-                f"min-bytes={sweep.min_bytes} is not a multiple of {BYTES_PER_ELEMENT}, the size "
-                f"of an element; the nearest is {max(4, round(sweep.min_bytes / 4) * 4)}"
-            )
-        if sweep.max_bytes < sweep.min_bytes:
-            raise ValueError(
-                f"max-bytes={sweep.max_bytes} is below min-bytes={sweep.min_bytes}; "
-                "raise the one or lower the other"
-            )
-        if sweep.inject_error_rank >= num_ranks:
-            raise ValueError(
-                f"inject-error-rank={sweep.inject_error_rank} does not exist; "
-                f"the job has ranks 0 to {num_ranks - 1}"
-            )
-        return sweep
 
     def sizes(self) -> list[int]:
         """Payloads in bytes, from the smallest up, each ``size_factor`` times the one before."""

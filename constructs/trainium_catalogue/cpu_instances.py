@@ -9,6 +9,8 @@ from types import MappingProxyType
 JOB_VCPUS = 16
 JOB_MEMORY_MIB = 57_344
 """56 GiB: what the ECS agent of a 64 GiB instance registers, with room to spare."""
+USD_PER_JOB_HOUR_ESTIMATE = 0.77
+"""On-demand list price of an m6i.4xlarge in us-east-1; Spot costs less. For orientation only."""
 
 _GIB = 1024
 _FAMILIES = {"m5": 4, "m5a": 4, "m6a": 4, "m6i": 4, "m7a": 4, "m7i": 4} | {

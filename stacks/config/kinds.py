@@ -183,7 +183,7 @@ def maybe_words(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str
     filled = words(read_each, noun=noun)
 
     def read(value: object) -> tuple[str, ...]:
-        return () if value in ((), []) else filled.read(value)
+        return () if value in ((), [], "", "[]") else filled.read(value)
 
     return Kind(noun=noun, read=read)
 

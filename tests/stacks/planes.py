@@ -27,8 +27,10 @@ def missing_rules(network: Template, batch: Template) -> list[str]:
 
 def _interfaces(batch: Template) -> Iterator[tuple[str, list[Any]]]:
     found = {"AWS::EC2::LaunchTemplate": 0, "AWS::Batch::ComputeEnvironment": 0}
-    for resource in batch["Resources"].values():
+    for logical_id, resource in batch["Resources"].items():
         properties = resource.get("Properties", {})
+        if logical_id.startswith("Cpu"):  # those instances talk to no other
+            continue
         if resource["Type"] in found:
             found[resource["Type"]] += 1
         if resource["Type"] == "AWS::EC2::LaunchTemplate":

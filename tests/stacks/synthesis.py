@@ -47,17 +47,18 @@ class Deployment:
             if resource["Type"] == resource_type
         ]
 
-    def only(self, part: str, resource_type: str) -> dict[str, Any]:
-        """Properties of the one resource of a type."""
-        (properties,) = self.resources(part, resource_type)
+    def only(self, part: str, resource_type: str, start: str = "") -> dict[str, Any]:
+        """Properties of the one resource of a type whose logical id begins with ``start``."""
+        (logical_id,) = self.logical_ids(part, resource_type, start)
+        properties: dict[str, Any] = self.templates[part]["Resources"][logical_id]["Properties"]
         return properties
 
-    def logical_ids(self, part: str, resource_type: str) -> list[str]:
-        """Logical ids of every resource of a type."""
+    def logical_ids(self, part: str, resource_type: str, start: str = "") -> list[str]:
+        """Logical ids of every resource of a type that begin with ``start``."""
         return [
             logical_id
             for logical_id, resource in self.templates[part]["Resources"].items()
-            if resource["Type"] == resource_type
+            if resource["Type"] == resource_type and logical_id.startswith(start)
         ]
 
     def text(self, part: str) -> str:

@@ -8,20 +8,61 @@ import pytest
 
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract
+from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
 from trainium_catalogue.exit_codes import EXIT_CODES
-from trainium_catalogue.workloads import WORKLOADS
+from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 RESERVATION = "cr-0123456789abcdef0"
 
 
 def job(made: Deployment) -> dict[str, Any]:
-    return made.only("batch", "AWS::Batch::JobDefinition")
+    return made.only("batch", "AWS::Batch::JobDefinition", "allreduce")
 
 
 def node(made: Deployment) -> dict[str, Any]:
     (node_range,) = job(made)["NodeProperties"]["NodeRangeProperties"]
     container: dict[str, Any] = node_range["Container"]
     return container
+
+
+def container_of(definition: dict[str, Any]) -> dict[str, Any]:
+    container: dict[str, Any]
+    if definition["Type"] == "multinode":
+        container = definition["NodeProperties"]["NodeRangeProperties"][0]["Container"]
+    else:
+        container = definition["ContainerProperties"]
+    return container
+
+
+RESULTS = ["/runs/*/logs/*", "/runs/*/metrics/*", "/runs/*/results/*"]
+
+
+def statements(made: Deployment, workload: str) -> list[dict[str, Any]]:
+    """Of the role of a workload's jobs."""
+    (policy,) = (
+        policy
+        for policy in made.resources("batch", "AWS::IAM::Policy")
+        if policy["PolicyName"].startswith(f"{workload}JobRole")
+    )
+    found: list[dict[str, Any]] = policy["PolicyDocument"]["Statement"]
+    return found
+
+
+def rights(made: Deployment, workload: str) -> dict[str, list[str]]:
+    """Action to the keys of the deployment's bucket that it is allowed on."""
+    found: dict[str, set[str]] = {}
+    for statement in statements(made, workload):
+        if statement["Action"] == "s3:ListBucket":
+            continue
+        actions = statement["Action"]
+        resources = statement["Resource"]
+        for action in [actions] if isinstance(actions, str) else actions:
+            keys = {
+                resource["Fn::Join"][1][1]
+                for resource in (resources if isinstance(resources, list) else [resources])
+            }
+            found.setdefault(action, set()).update(keys)
+    return {action: sorted(keys) for action, keys in found.items()}
 
 
 @pytest.fixture
@@ -34,7 +75,7 @@ class TestJobDefinition:
 
     def test_every_workload_has_one(self, made: Deployment) -> None:
         commands = [
-            definition["NodeProperties"]["NodeRangeProperties"][0]["Container"]["Command"]
+            container_of(definition)["Command"]
             for definition in made.resources("batch", "AWS::Batch::JobDefinition")
         ]
 
@@ -120,16 +161,51 @@ class TestRights:
     """What a job may do."""
 
     def test_all_reduce_may_write_its_results_and_nothing_else(self, made: Deployment) -> None:
-        (policy,) = (
-            policy
-            for policy in made.resources("batch", "AWS::IAM::Policy")
-            if "JobRole" in policy["PolicyName"]
-        )
-        (statement,) = policy["PolicyDocument"]["Statement"]
-        prefixes = sorted(resource["Fn::Join"][1][1] for resource in statement["Resource"])
+        assert rights(made, "allreduce") == {
+            "s3:AbortMultipartUpload": RESULTS,
+            "s3:PutObject": RESULTS,
+        }
 
-        assert statement["Action"] == ["s3:AbortMultipartUpload", "s3:PutObject"]
-        assert prefixes == ["/runs/*/logs/*", "/runs/*/metrics/*", "/runs/*/results/*"]
+    def test_training_reads_datasets_and_writes_runs_and_the_cache(self, made: Deployment) -> None:
+        found = rights(made, "llama27b")
+
+        assert found["s3:GetObject"] == ["/cache/*", "/datasets/*", "/runs/*"]
+        assert set(found["s3:PutObject"]) == {"/cache/*", "/runs/*", *RESULTS}
+        assert found["s3:DeleteObject"] == ["/cache/*", "/runs/*"]
+
+    def test_tokenising_reads_text_and_writes_datasets(self, made: Deployment) -> None:
+        found = rights(made, "tokenize")
+
+        assert found["s3:GetObject"] == ["/corpora/*", "/datasets/*", "/tokenizers/*"]
+        assert set(found["s3:PutObject"]) == {"/datasets/*", *RESULTS}
+
+    def test_an_export_changes_no_run(self, made: Deployment) -> None:
+        found = rights(made, "export")
+
+        assert set(found["s3:PutObject"]) == {"/export/*", *RESULTS}
+        assert found["s3:DeleteObject"] == ["/export/*"]
+
+    def test_a_job_lists_only_what_it_may_read(self, made: Deployment) -> None:
+        (statement,) = (
+            statement
+            for statement in statements(made, "tokenize")
+            if statement["Action"] == "s3:ListBucket"
+        )
+
+        assert statement["Condition"] == {
+            "StringLike": {"s3:prefix": ["corpora/*", "tokenizers/*", "datasets/*"]}
+        }
+
+    def test_data_elsewhere_is_open_to_who_has_a_use_for_it(self) -> None:
+        made = deployment(data_uris="s3://their-bucket/text")
+
+        outside = {
+            name
+            for name in WORKLOADS
+            if "their-bucket" in str(statements(made, name.replace("-", "")))
+        }
+
+        assert outside == {"llama2-7b", "llama-small", "llama-tiny", "tokenize", "export"}
 
     def test_the_job_has_a_role_of_its_own(self, made: Deployment) -> None:
         container = node(made)
@@ -187,12 +263,62 @@ class TestContract:
             parameter["Name"].removeprefix("/trainium/default/batch/"): parameter["Value"]
             for parameter in made.resources("batch", "AWS::SSM::Parameter")
         }
-        (queue,) = made.logical_ids("batch", "AWS::Batch::JobQueue")
-        (environment,) = made.logical_ids("batch", "AWS::Batch::ComputeEnvironment")
-        (definition,) = made.logical_ids("batch", "AWS::Batch::JobDefinition")
+        (queue,) = made.logical_ids("batch", "AWS::Batch::JobQueue", "JobsQueue")
+        (environment,) = made.logical_ids(
+            "batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment"
+        )
+        (definition,) = made.logical_ids("batch", "AWS::Batch::JobDefinition", "allreduce")
 
         assert values["job-queue"] == {"Fn::GetAtt": [queue, "JobQueueArn"]}
         assert values["compute-environment"] == {
             "Fn::GetAtt": [environment, "ComputeEnvironmentArn"]
         }
         assert values["job-definitions/all-reduce"] == {"Ref": definition}
+
+
+class TestCpuJobs:
+    """Data and export jobs."""
+
+    def test_each_runs_as_one_container_without_a_device(self, made: Deployment) -> None:
+        for workload in WORKLOADS.values():
+            if workload.hardware is not Hardware.CPU:
+                continue
+            definition = made.only("batch", "AWS::Batch::JobDefinition", workload.name)
+            container = definition["ContainerProperties"]
+            environment = {pair["Name"]: pair["Value"] for pair in container["Environment"]}
+
+            assert environment[contract.ENV_DEVICE] == "cpu"
+            assert "Devices" not in container["LinuxParameters"]
+            assert container["User"] != "root"
+
+    def test_a_job_fits_on_every_type_that_may_be_chosen(self, made: Deployment) -> None:
+        container = made.only("batch", "AWS::Batch::JobDefinition", "tokenize")[
+            "ContainerProperties"
+        ]
+        needs = {need["Type"]: int(need["Value"]) for need in container["ResourceRequirements"]}
+
+        for vcpus, memory_mib in CPU_INSTANCE_TYPES.values():
+            assert needs["VCPU"] <= vcpus
+            # The agent registers less than the instance has.
+            assert needs["MEMORY"] <= memory_mib * 0.95
+
+    def test_spot_is_taken_unless_it_is_declined(self) -> None:
+        def kind(**keys: object) -> tuple[str, str]:
+            compute = deployment(**keys).only(
+                "batch", "AWS::Batch::ComputeEnvironment", "CpuCompute"
+            )["ComputeResources"]
+            return compute["Type"], compute["AllocationStrategy"]
+
+        assert kind() == ("SPOT", "SPOT_PRICE_CAPACITY_OPTIMIZED")
+        assert kind(cpu_spot=False) == ("EC2", "BEST_FIT_PROGRESSIVE")
+
+    def test_nothing_is_billed_while_nothing_runs(self, made: Deployment) -> None:
+        compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "CpuCompute")
+
+        assert compute["ComputeResources"]["MinvCpus"] == 0
+
+    def test_its_instances_take_https_out_and_nothing_in(self, made: Deployment) -> None:
+        group = made.only("batch", "AWS::EC2::SecurityGroup", "CpuCompute")
+
+        assert "SecurityGroupIngress" not in group
+        assert {rule["FromPort"] for rule in group["SecurityGroupEgress"]} <= {80, 443}

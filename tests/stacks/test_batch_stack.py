@@ -14,14 +14,16 @@ RESERVATION = "cr-0123456789abcdef0"
 
 
 def compute(made: Deployment) -> dict[str, Any]:
-    resources: dict[str, Any] = made.only("batch", "AWS::Batch::ComputeEnvironment")[
-        "ComputeResources"
-    ]
+    resources: dict[str, Any] = made.only(
+        "batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment"
+    )["ComputeResources"]
     return resources
 
 
 def launch(made: Deployment) -> dict[str, Any]:
-    data: dict[str, Any] = made.only("batch", "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+    data: dict[str, Any] = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")[
+        "LaunchTemplateData"
+    ]
     return data
 
 
@@ -37,7 +39,7 @@ class TestNodes:
         assert compute(made)["Type"] == "EC2"
 
     def test_the_newest_launch_template_is_used_by_number(self, made: Deployment) -> None:
-        (logical_id,) = made.logical_ids("batch", "AWS::EC2::LaunchTemplate")
+        (logical_id,) = made.logical_ids("batch", "AWS::EC2::LaunchTemplate", "Node")
 
         assert compute(made)["LaunchTemplate"] == {
             "LaunchTemplateId": {"Ref": logical_id},
@@ -47,13 +49,13 @@ class TestNodes:
     def test_a_change_of_the_template_updates_the_environment_in_place(
         self, made: Deployment
     ) -> None:
-        environment = made.only("batch", "AWS::Batch::ComputeEnvironment")
+        environment = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
 
         assert environment["ReplaceComputeEnvironment"] is False
         assert compute(made)["AllocationStrategy"] == "BEST_FIT_PROGRESSIVE"
 
     def test_running_jobs_survive_an_update(self, made: Deployment) -> None:
-        environment = made.only("batch", "AWS::Batch::ComputeEnvironment")
+        environment = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
 
         assert environment["UpdatePolicy"]["TerminateJobsOnUpdate"] is False
 
@@ -155,7 +157,9 @@ class TestQueue:
     """How jobs wait."""
 
     def test_a_job_that_cannot_start_is_cancelled_whatever_the_reason(self) -> None:
-        queue = deployment(runnable_time_limit_minutes=20).only("batch", "AWS::Batch::JobQueue")
+        queue = deployment(runnable_time_limit_minutes=20).only(
+            "batch", "AWS::Batch::JobQueue", "JobsQueue"
+        )
 
         assert queue["JobStateTimeLimitActions"] == [
             {"Action": "CANCEL", "State": "RUNNABLE", "Reason": reason, "MaxTimeSeconds": 1200}
@@ -163,9 +167,13 @@ class TestQueue:
         ]
 
     def test_the_queue_leads_to_the_environment(self, made: Deployment) -> None:
-        (environment,) = made.logical_ids("batch", "AWS::Batch::ComputeEnvironment")
+        (environment,) = made.logical_ids(
+            "batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment"
+        )
 
-        assert made.only("batch", "AWS::Batch::JobQueue")["ComputeEnvironmentOrder"] == [
+        assert made.only("batch", "AWS::Batch::JobQueue", "JobsQueue")[
+            "ComputeEnvironmentOrder"
+        ] == [
             {
                 "Order": 1,
                 "ComputeEnvironment": {"Fn::GetAtt": [environment, "ComputeEnvironmentArn"]},

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from stacks.config import AppConfig, ConfigError
 from stacks.config.keys import keys_of
 from stacks.config.names import LOG_RETENTION_DAYS
+from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import NEURON_RELEASES
 
@@ -67,6 +68,16 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "runnable_time_limit_minutes": st.integers(10, 1440),
     "job_time_limit_hours": st.integers(1, 720),
     "log_retention_days": st.sampled_from(sorted(LOG_RETENTION_DAYS)),
+    "cpu_instance_types": st.lists(
+        st.sampled_from(sorted(CPU_INSTANCE_TYPES)), min_size=1, max_size=3, unique=True
+    ),
+    "cpu_spot": st.booleans(),
+    "cpu_max_vcpus": st.integers(1, 512),
+    "lustre_gib": st.sampled_from([0, 1200, 2400, 3600, 4800]),
+    "lustre_mbps_per_tib": st.sampled_from([125, 250, 500, 1000]),
+    "lustre_dns_name": st.just("fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"),
+    "lustre_mount_name": st.from_regex(r"[a-z0-9]{8}", fullmatch=True),
+    "data_uris": st.lists(st.just("s3://a-bucket/a/prefix"), max_size=1),
     "bucket_name": st.from_regex(r"[a-z][a-z0-9-]{1,20}[a-z0-9]", fullmatch=True),
     "retain_data": st.booleans(),
 }

@@ -94,7 +94,7 @@ def test_the_image_is_pushed_to_that_repository_with_that_role(made: Deployment)
 
 def test_the_job_runs_the_image_that_is_pushed(made: Deployment) -> None:
     (destination,) = image_asset(made)["destinations"].values()
-    job = made.only("batch", "AWS::Batch::JobDefinition")
+    job = made.only("batch", "AWS::Batch::JobDefinition", "allreduce")
     image = job["NodeProperties"]["NodeRangeProperties"][0]["Container"]["Image"]["Fn::Sub"]
 
     assert image.endswith(f"/{destination['repositoryName']}:{destination['imageTag']}")

@@ -51,13 +51,13 @@ _linted: set[str] = set()
 
 
 def container(made: Deployment) -> dict[str, Any]:
-    definition = made.only("batch", "AWS::Batch::JobDefinition")
+    definition = made.only("batch", "AWS::Batch::JobDefinition", "allreduce")
     properties: dict[str, Any] = definition["NodeProperties"]["NodeRangeProperties"][0]["Container"]
     return properties
 
 
 def host_script(made: Deployment) -> str:
-    data = made.only("batch", "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+    data = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
     text = data["UserData"]["Fn::Base64"]
     assert isinstance(text, str)
     return text
@@ -99,7 +99,9 @@ def test_cfn_lint_finds_nothing_whatever_is_switched(keys: dict[str, object]) ->
 
 def test_cfn_lint_would_find_something() -> None:
     made = deployment()
-    made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]["MaxVcpus"] = 1
+    made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")["ComputeResources"][
+        "MaxVcpus"
+    ] = 1
 
     assert [line for line in findings(made) if "MaxVcpus" in line]
 
@@ -157,7 +159,7 @@ def test_every_zone_and_release_gives_sound_templates(keys: dict[str, object]) -
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_hosts_have_one_interface_for_every_efa_card(keys: dict[str, object]) -> None:
     made = deployment(**keys)
-    data = made.only("batch", "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+    data = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
 
     interfaces = [
         (nic["NetworkCardIndex"], nic["DeviceIndex"], nic["InterfaceType"])
@@ -173,7 +175,7 @@ def test_hosts_have_one_interface_for_every_efa_card(keys: dict[str, object]) ->
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_as_many_efa_devices_are_mapped_as_hosts_have_interfaces(keys: dict[str, object]) -> None:
     made = deployment(**keys)
-    data = made.only("batch", "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+    data = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
     efa = [nic for nic in data["NetworkInterfaces"] if nic["InterfaceType"].startswith("efa")]
 
     mapped = [device["HostPath"] for device in container(made)["LinuxParameters"]["Devices"]]
@@ -210,7 +212,9 @@ def test_the_container_fits_on_its_host(keys: dict[str, object]) -> None:
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_job_environment_and_host_are_of_one_type(keys: dict[str, object]) -> None:
     made = deployment(**keys)
-    compute = made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]
+    compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")[
+        "ComputeResources"
+    ]
 
     assert compute["InstanceTypes"] == [keys["instance_type"]]
     assert container(made)["InstanceType"] == keys["instance_type"]
@@ -219,7 +223,9 @@ def test_job_environment_and_host_are_of_one_type(keys: dict[str, object]) -> No
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_the_environment_holds_whole_nodes(keys: dict[str, object]) -> None:
     made = deployment(**keys)
-    compute = made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]
+    compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")[
+        "ComputeResources"
+    ]
 
     assert compute["MaxvCpus"] == made.config.max_nodes * made.config.instance.num_vcpus
 
@@ -247,7 +253,7 @@ def test_there_is_a_worker_for_every_core_that_is_mapped(keys: dict[str, object]
 
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_a_job_definition_is_within_what_batch_takes(keys: dict[str, object]) -> None:
-    definition = deployment(**keys).only("batch", "AWS::Batch::JobDefinition")
+    definition = deployment(**keys).only("batch", "AWS::Batch::JobDefinition", "allreduce")
 
     # 24 KiB (AWS Batch service quotas).
     assert len(str(definition)) < 24 * 1024

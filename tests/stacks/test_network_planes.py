@@ -54,11 +54,8 @@ def test_every_single_interface_needs_the_group() -> None:
     made = deployment()
     for card in range(made.config.instance.num_efa_interfaces):
         mutant = copy.deepcopy(made.templates["batch"])
-        (template,) = (
-            resource["Properties"]["LaunchTemplateData"]
-            for resource in mutant["Resources"].values()
-            if resource["Type"] == "AWS::EC2::LaunchTemplate"
-        )
+        (logical_id,) = made.logical_ids("batch", "AWS::EC2::LaunchTemplate", "Node")
+        template = mutant["Resources"][logical_id]["Properties"]["LaunchTemplateData"]
         del template["NetworkInterfaces"][card]["Groups"]
 
         missing = missing_rules(made.templates["network"], mutant)
@@ -68,7 +65,7 @@ def test_every_single_interface_needs_the_group() -> None:
 
 def test_tasks_need_the_group_of_the_compute_environment() -> None:
     made = deployment()
-    compute = made.only("batch", "AWS::Batch::ComputeEnvironment")
+    compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
     del compute["ComputeResources"]["SecurityGroupIds"]
 
     missing = missing_rules(made.templates["network"], made.templates["batch"])

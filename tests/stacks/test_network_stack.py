@@ -168,7 +168,9 @@ def test_an_existing_network_gets_nothing_but_the_security_group() -> None:
 
 def test_an_existing_security_group_is_used_as_it_is() -> None:
     made = deployment(**EXISTING, security_group_id="sg-12345678")
-    compute = made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]
+    compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")[
+        "ComputeResources"
+    ]
 
     assert made.resources("network", "AWS::EC2::SecurityGroupIngress") == []
     assert compute["SecurityGroupIds"] == ["sg-12345678"]
@@ -176,7 +178,9 @@ def test_an_existing_security_group_is_used_as_it_is() -> None:
 
 def test_nodes_start_in_the_existing_subnet() -> None:
     made = deployment(**EXISTING)
-    compute = made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]
+    compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")[
+        "ComputeResources"
+    ]
 
     assert compute["Subnets"] == ["subnet-12345678"]
 

@@ -1,0 +1,101 @@
+"""FSx for Lustre: its shape, its ports, its mount, and that destroy takes it along."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.stacks.synthesis import Deployment, checked, deployment
+from trainium_catalogue.contract import ENV_LUSTRE, LUSTRE_MOUNT
+
+DNS_NAME = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"
+
+
+@pytest.fixture
+def made() -> Deployment:
+    return checked(lustre_gib=2400, lustre_mbps_per_tib=500)
+
+
+def container(made: Deployment) -> dict[str, Any]:
+    definition = made.only("batch", "AWS::Batch::JobDefinition", "allreduce")
+    found: dict[str, Any] = definition["NodeProperties"]["NodeRangeProperties"][0]["Container"]
+    return found
+
+
+def test_there_is_none_unless_it_is_asked_for() -> None:
+    plain = deployment()
+
+    assert plain.resources("storage", "AWS::FSx::FileSystem") == []
+    assert "Volumes" not in container(plain)
+
+
+def test_it_is_persistent_and_of_the_size_that_was_asked_for(made: Deployment) -> None:
+    found = made.only("storage", "AWS::FSx::FileSystem")
+
+    assert (found["FileSystemTypeVersion"], found["StorageCapacity"]) == ("2.15", 2400)
+    assert found["LustreConfiguration"]["DeploymentType"] == "PERSISTENT_2"
+    assert found["LustreConfiguration"]["PerUnitStorageThroughput"] == 500
+
+
+def test_it_lies_in_the_subnet_of_the_nodes(made: Deployment) -> None:
+    found = made.only("storage", "AWS::FSx::FileSystem")
+    compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
+
+    assert found["SubnetIds"] == compute["ComputeResources"]["Subnets"]
+
+
+def test_destroy_takes_it_along(made: Deployment) -> None:
+    kinds = ("AWS::FSx::FileSystem", "AWS::FSx::DataRepositoryAssociation")
+    resources = made.templates["storage"]["Resources"].values()
+
+    assert {r["DeletionPolicy"] for r in resources if r["Type"] in kinds} == {"Delete"}
+
+
+def test_lustre_ports_are_open_both_ways_and_no_others(made: Deployment) -> None:
+    for direction in ("Ingress", "Egress"):
+        rules = made.resources("storage", f"AWS::EC2::SecurityGroup{direction}")
+
+        assert {(rule["FromPort"], rule["ToPort"]) for rule in rules} == {(988, 988), (1018, 1023)}
+        assert len(rules) == 6  # servers to servers, to clients, and clients to servers
+
+
+def test_an_existing_group_is_not_changed() -> None:
+    made = deployment(
+        lustre_gib=1200,
+        vpc_id="vpc-12345678",
+        subnet_id="subnet-12345678",
+        subnet_cidr="10.0.0.0/20",
+        security_group_id="sg-12345678",
+    )
+
+    rules = made.resources("storage", "AWS::EC2::SecurityGroupIngress")
+
+    assert "sg-12345678" not in {str(rule["GroupId"]) for rule in rules}
+    assert "lustreGroup" in str([warning.id for warning in made.config.warnings])
+
+
+def test_datasets_of_the_bucket_appear_in_it_and_the_other_way_round(made: Deployment) -> None:
+    link = made.only("storage", "AWS::FSx::DataRepositoryAssociation")
+
+    assert link["FileSystemPath"] == "/datasets"
+    assert link["DataRepositoryPath"]["Fn::Join"][1][-1] == "/datasets/"
+    assert link["S3"]["AutoImportPolicy"] == link["S3"]["AutoExportPolicy"]
+
+
+def test_the_container_sees_what_the_host_has_mounted(made: Deployment) -> None:
+    found = container(made)
+    environment = {pair["Name"]: pair["Value"] for pair in found["Environment"]}
+
+    assert environment[ENV_LUSTRE] == LUSTRE_MOUNT
+    assert found["Volumes"][0]["Host"]["SourcePath"] == LUSTRE_MOUNT
+    assert found["MountPoints"][0]["ContainerPath"] == LUSTRE_MOUNT
+
+
+def test_an_existing_file_system_is_mounted_and_nothing_is_made() -> None:
+    made = deployment(lustre_dns_name=DNS_NAME, lustre_mount_name="fqgwbbmv")
+    script = str(made.only("batch", "AWS::EC2::LaunchTemplate", "Node"))
+
+    assert made.resources("storage", "AWS::FSx::FileSystem") == []
+    assert f"readonly LUSTRE_DNS_NAME={DNS_NAME}" in script
+    assert "readonly LUSTRE_MOUNT_NAME=fqgwbbmv" in script

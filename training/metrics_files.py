@@ -23,6 +23,7 @@ RESULTS = "results/results.json"
 TENSORBOARD = "logs/tensorboard"
 _BETWEEN_UPLOADS_S = 5.0
 _CLOSING_S = 60.0
+_SECURING_S = 5.0
 
 
 class RunFiles:
@@ -107,6 +108,13 @@ class RunFiles:
         self._status.update(fields)
         document = {**self._status, "time": now_utc()}
         self._uploads.offer(RUN_STATUS, json.dumps(document, indent=2).encode() + b"\n", now=now)
+
+    def secure(self) -> None:
+        """Wait, not for long, until the lines so far are uploaded.
+
+        Before a checkpoint is: whoever continues from it would miss them.
+        """
+        self._uploads.flush(TRAIN_METRICS, within_s=_SECURING_S)
 
     def finish(self, *, parameters: Mapping[str, Any], log_every: int) -> None:
         """Write results.json and upload what is left."""

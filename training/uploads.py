@@ -24,7 +24,7 @@ class Uploads:
         self._due: dict[str, tuple[float, Path | bytes]] = {}
         """Key to when it may go and what it is."""
         self._sent_s: dict[str, float] = {}
-        self._busy = False
+        self._busy: str | None = None
         self._closing = False
         self._complained_s = float("-inf")
         self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
@@ -39,13 +39,27 @@ class Uploads:
             self._due[key] = (due, content)
             self._changed.notify_all()
 
+    def flush(self, key: str, *, within_s: float) -> bool:
+        """Wait until what was offered under ``key`` was tried; whether it was, in time."""
+        deadline = time.monotonic() + within_s
+        with self._changed:
+            if key in self._due:
+                self._due[key] = (0.0, self._due[key][1])
+                self._changed.notify_all()
+            while key in self._due or self._busy == key:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
     def close(self, *, within_s: float) -> bool:
         """Upload what is left; whether that was done in time."""
         deadline = time.monotonic() + within_s
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-            while self._due or self._busy:
+            while self._due or self._busy is not None:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -61,12 +75,12 @@ class Uploads:
                     self._changed.wait(self._pause_s())
                 content = self._due.pop(key)[1]
                 self._sent_s[key] = time.monotonic()
-                self._busy = True
+                self._busy = key
             try:
                 self._send(key, content)
             finally:
                 with self._changed:
-                    self._busy = False
+                    self._busy = None
                     self._changed.notify_all()
 
     def _next(self) -> str | None:

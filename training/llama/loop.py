@@ -105,8 +105,7 @@ class Loop:
             waiting = Stopwatch()
             tokens = self.batch(config.positions(step - 1, micro, backend.data_rank))
             data_s += waiting.seconds
-            part = backend.forward_backward(tokens, is_last=micro == count - 1)
-            total = part if total is None else total + part
+            total = backend.forward_backward(tokens, is_last=micro == count - 1)
         assert total is not None
         return total, backend.clip_and_step(config.learning_rate_at(step)), data_s
 
@@ -123,7 +122,7 @@ class Loop:
         if self.checkpoints is None or self.backend.tracing_only:
             return
         self.report(f"saving step {step}")
-        self.watch.tell("saving")
+        self.watch.before_save()
         clock = Stopwatch()
         meta = {**self.meta, "tokens_total": step * self.config.plan.tokens_per_step}
         self.backend.save(self.checkpoints, step, meta, asynchronous=asynchronous)

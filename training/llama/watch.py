@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from training.metrics import StepRecord, Window
 
@@ -89,15 +89,17 @@ class Watch:
             },
         )
 
-    def tell(self, state: str, **fields: Any) -> None:
-        """The run's state has changed."""
+    def before_save(self) -> None:
+        """A checkpoint will be taken."""
         if self._files is not None:
-            self._files.status(now=True, state=state, **fields)
+            self._files.status(now=True, state="saving")
+            self._files.secure()
 
     def save_began(self, step: int, *, stall_s: float) -> None:
         """A checkpoint was copied, or written, while training stood still for ``stall_s``."""
         if self._files is not None:
             self._files.event("save", {"step": step, "checkpoint_s": round(stall_s, 4)})
+            self._files.status(state="training")
 
     def saved(self, info: CheckpointInfo) -> None:
         """A checkpoint is complete; may come from another thread."""

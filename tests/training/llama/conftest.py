@@ -24,7 +24,7 @@ from training.workloads import Job
 
 TINY = (
     *("--vocab-size=256", "--hidden-size=32", "--intermediate-size=64", "--num-layers=2"),
-    *("--seq-len=16", "--global-batch=8", "--micro-batch=2", "--warmup-steps=2", "--lr=0.01"),
+    *("--seq-len=16", "--global-batch=8", "--micro-batch=4", "--warmup-steps=2", "--lr=0.01"),
 )
 """Shape and batch of every run here, beside what a test says."""
 
@@ -186,3 +186,9 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
     laptop = Laptop(tmp_path_factory.mktemp("laptop"))
     write_dataset(laptop.objects.at("datasets/words"))
     return laptop
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Threads that wait for each other take longer than such small matrices."""
+    torch.set_num_threads(1)

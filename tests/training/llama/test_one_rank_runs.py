@@ -270,7 +270,9 @@ def test_a_second_job_under_a_run_that_is_trained_is_refused(
 
 
 def test_a_loss_that_is_no_number_ends_the_run_without_a_checkpoint(laptop: Laptop) -> None:
-    with pytest.raises(ValueError, match=r"step \d is .* and the gradient norm nan; continue from.*smaller lr"):
+    with pytest.raises(
+        ValueError, match=r"step \d is .* and the gradient norm nan; continue from.*smaller lr"
+    ):
         laptop.train("--lr=1e30", "--max-steps=5", "--warmup-steps=0", "--max-grad-norm=0",
                      run="diverges")  # fmt: skip
 

@@ -1,0 +1,216 @@
+"""Jobs of several processes against an emulated bucket: killed in every way, and on other ranks.
+
+One chain of attempts, since each costs seconds of imports; what it must equal is one run that
+nobody disturbs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, faulty_proxy
+from tests.training.conftest import Cluster
+from tests.training.llama.conftest import TINY, write_dataset
+from training.objects import Objects, open_objects
+
+if TYPE_CHECKING:
+    from tests.training.llama.conftest import Laptop
+
+STEPS = 24
+BUCKET = "bucket"
+WORDS = (*TINY, "--dataset=words", f"--max-steps={STEPS}", "--save-every=2")
+SEED = random.SystemRandom().randrange(1000)
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[FaultyProxy]:
+    """An emulated S3 with a bucket, behind a proxy that injects faults: none at first."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch, faulty_proxy(f"http://{host}:{port}") as proxy:
+        patch.setenv("AWS_ACCESS_KEY_ID", "none")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "none")
+        client = boto3.client("s3", endpoint_url=proxy.url, region_name="us-east-1")
+        client.create_bucket(Bucket=BUCKET)
+        yield proxy
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def bucket(proxy: FaultyProxy) -> Objects:
+    """The bucket, with a dataset."""
+    objects = open_objects(f"s3://{BUCKET}", region="us-east-1", endpoint_url=proxy.url)
+    write_dataset(objects.at("datasets/words"))
+    return objects
+
+
+@dataclass
+class Run:
+    """Attempts of one job under one run's name."""
+
+    name: str
+    bucket: Objects
+    proxy: FaultyProxy
+    cluster: Cluster
+    attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def start(self, *words: str, processes: int = 1) -> None:
+        self.cluster.start(
+            *WORDS,
+            "--peer-timeout-s=5",
+            *words,
+            workload="llama-tiny",
+            extra={
+                "TRAINIUM_RUN": self.name,
+                "TRAINIUM_PROCESSES_PER_NODE": str(processes),
+                "TRAINIUM_BUCKET": BUCKET,
+                "AWS_ENDPOINT_URL": self.proxy.url,
+                "AWS_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": "none",
+                "AWS_SECRET_ACCESS_KEY": "none",
+                "AWS_BATCH_JOB_ATTEMPT": str(next(self.attempts)),
+            },
+        )
+
+    def end(self) -> dict[int, int]:
+        return self.cluster.end(within_s=90)
+
+    def reach(self, step: int) -> None:
+        self.cluster.wait_for(f"training: step {step} of", node=0)
+
+    def lines(self, event: str) -> list[dict[str, Any]]:
+        text = self.bucket.get(f"runs/{self.name}/metrics/train.jsonl").decode()
+        return [line for line in map(json.loads, text.splitlines()) if line["event"] == event]
+
+    def losses(self) -> list[float]:
+        steps = self.lines("step")
+        assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
+        return [line["loss"] for line in steps]
+
+
+@pytest.fixture(scope="module")
+def make_run(
+    proxy: FaultyProxy, bucket: Objects, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Run]]:
+    clusters: list[Cluster] = []
+
+    def make(name: str, *, num_nodes: int = 2) -> Run:
+        cluster = Cluster(tmp_path_factory.mktemp(name), num_nodes=num_nodes)
+        clusters.append(cluster)
+        return Run(name=name, bucket=bucket, proxy=proxy, cluster=cluster)
+
+    yield make
+    for cluster in clusters:
+        cluster.kill()
+
+
+@pytest.fixture(scope="module")
+def whole(make_run: Callable[..., Run]) -> list[float]:
+    """Losses of a run of two nodes that nobody disturbs."""
+    run = make_run("whole")
+    run.start("--tensor-parallel=2", "--keep-every=4")
+    assert run.end() == {0: 0, 1: 0}, run.cluster.all_logs()
+    return run.losses()
+
+
+def test_a_run_killed_in_every_way_has_exactly_the_losses_of_a_whole_one(
+    make_run: Callable[..., Run], whole: list[float]
+) -> None:
+    steps = random.Random(SEED)
+    run = make_run("killed")
+    tensor = "--tensor-parallel=2"
+    print(f"seed {SEED}")
+
+    run.start(tensor)
+    run.reach(steps.randrange(2, 5))
+    os.kill(run.cluster.worker(1), signal.SIGKILL)
+    assert run.end() == {0: 75, 1: 75}, run.cluster.all_logs()
+
+    run.start(tensor)
+    run.reach(steps.randrange(7, 9))
+    os.kill(run.cluster.launcher(1), signal.SIGKILL)
+    assert run.end() == {0: 75, 1: 137}, run.cluster.all_logs()
+
+    run.start(tensor)
+    run.reach(steps.randrange(11, 13))
+    os.kill(run.cluster.launcher(0), signal.SIGKILL)
+    assert run.end() == {0: 137, 1: 75}, run.cluster.all_logs()
+
+    # During a save: its files are there, its marker never comes.
+    def refuse(request: Request) -> Fault | None:
+        is_late = (
+            "/step-0000001" in request.path
+            and request.path >= "/bucket/runs/killed/checkpoints/step-00000016"
+        )
+        return (
+            Fault.SLOW_DOWN
+            if is_late and "complete.json" in request.path and request.method == "PUT"
+            else None
+        )
+
+    run.proxy.reset(refuse)
+    run.start(tensor)
+    deadline = time.monotonic() + 60
+    while not run.proxy.injected:
+        assert time.monotonic() < deadline, run.cluster.all_logs()
+        time.sleep(0.02)
+    os.kill(run.cluster.worker(0), signal.SIGKILL)
+    assert run.end() == {0: 75, 1: 75}, run.cluster.all_logs()
+    run.proxy.reset(lambda request: None)
+
+    run.start(tensor)
+    run.reach(steps.randrange(19, 21))
+    os.kill(run.cluster.launcher(0), signal.SIGTERM)
+    assert run.end() == {0: 143, 1: 143}, run.cluster.all_logs()
+    stopped = run.cluster.log(0)
+    status = json.loads(run.bucket.get("runs/killed/results/status.json"))
+    assert (status["state"], status["last_checkpoint_step"]) == ("stopped", status["step"])
+
+    run.start(tensor)
+    assert run.end() == {0: 0, 1: 0}, run.cluster.all_logs()
+
+    assert "step-00000016" in stopped  # named as torn
+    assert run.losses() == whole
+    assert len(run.lines("resume")) == 5
+
+
+def test_a_run_continues_on_other_ranks_and_loses_nothing(
+    make_run: Callable[..., Run], bucket: Objects, whole: list[float], laptop: Laptop
+) -> None:
+    """From tensor parallel 2 to tensor parallel 2 x data parallel 2, and to one process."""
+    for name in ("more", "fewer"):
+        target = bucket.at(f"runs/{name}")
+        for info in list(bucket.at("runs/whole").list()):
+            if "step-00000012" in info.key or info.key in ("run.json", "metrics/train.jsonl"):
+                target.put(info.key, bucket.get(f"runs/whole/{info.key}"))
+    more, fewer = make_run("more", num_nodes=1), make_run("fewer", num_nodes=1)
+    more.start("--tensor-parallel=2", processes=4)
+    fewer.start("--tensor-parallel=1")
+    assert more.end() == {0: 0}, more.cluster.all_logs()
+    assert fewer.end() == {0: 0}, fewer.cluster.all_logs()
+
+    for run in (more, fewer):
+        assert run.losses() == pytest.approx(whole, abs=1e-5)
+        (resume,) = run.lines("resume")
+        assert resume["step"] == 12
+    assert "2 x data parallel 2" in more.cluster.log(0)
+
+
+def test_one_process_has_the_losses_of_several(laptop: Laptop, whole: list[float]) -> None:
+    laptop.train(f"--max-steps={STEPS}", run="alone")
+
+    assert laptop.losses("alone") == pytest.approx(whole, abs=1e-5)

@@ -38,11 +38,11 @@ class Backend(Protocol):
         """Make the sharded model with its initial weights, and the optimizer."""
 
     def forward_backward(self, tokens: torch.Tensor, *, is_last: bool) -> torch.Tensor:
-        """Add the gradients of one micro-batch; returns its part of the step's loss.
+        """Add the gradients of one micro-batch; returns the step's loss so far.
 
         ``tokens`` is int64 ``[micro_batch, seq_len + 1]`` on the host: token i predicts i + 1.
-        The sum of what the calls of one step return is this data rank's mean loss. Gradients are
-        reduced over data-parallel ranks only when ``is_last``.
+        After the last micro-batch it is this data rank's mean loss. Gradients are reduced over
+        data-parallel ranks only when ``is_last``.
         """
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:

@@ -52,6 +52,7 @@ class NativeBackend:
         self._degree, self._parts = plan.tensor_parallel, plan.data_parallel
         # Neighbours share a model, so that its collectives stay on a node.
         self.data_rank = self.rank // self._degree
+        self._loss: torch.Tensor | None = None
         self._mesh: DeviceMesh | None = None
         if self.num_ranks > 1:
             self._mesh = init_device_mesh(
@@ -99,7 +100,7 @@ class NativeBackend:
         return self._mesh[name]
 
     def forward_backward(self, tokens: torch.Tensor, *, is_last: bool) -> torch.Tensor:
-        """Add the gradients of one micro-batch; returns its part of the step's loss."""
+        """Add the gradients of one micro-batch; returns the step's loss so far."""
         if self._shards:
             sharded = cast(FSDPModule, self._model)
             sharded.set_requires_gradient_sync(is_last)
@@ -113,7 +114,9 @@ class NativeBackend:
             )
             loss = loss / self._config.plan.accumulation_steps
             loss.backward()  # type: ignore[no-untyped-call]
-        return _local(loss.detach())
+        part = _local(loss.detach())
+        self._loss = part if self._loss is None else self._loss + part
+        return self._loss
 
     def _loss_context(self) -> AbstractContextManager[None]:
         # The logits of the whole vocabulary are never together on one rank.
@@ -123,6 +126,7 @@ class NativeBackend:
         """Clip, update the weights and drop the gradients; returns the norm before clipping."""
         norm = clip(self._model.parameters(), self._config.max_grad_norm)
         self._adam.step(learning_rate)
+        self._loss = None
         return norm
 
     def mean_over_data(self, loss: torch.Tensor) -> float:

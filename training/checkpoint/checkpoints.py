@@ -38,9 +38,9 @@ class Checkpoints:
     ``on_failed`` are called on every rank, from the thread that saves, and then ``wait`` returns.
 
     Size: fp32 weights and AdamW's moments are 12 bytes a parameter, 81 GB for Llama-2-7B: 0.65 GB
-    for each of 128 ranks, 20 GB a node. An asynchronous save holds that once more in host memory
-    (a trn1.32xlarge has 512 GiB) until it is uploaded, and 80 MiB a rank of parts under way;
-    nothing goes to a local disk. There is one save under way at most.
+    for each of 128 ranks, 20 GB a node. From the first asynchronous save on, that is held once
+    more in host memory (a trn1.32xlarge has 512 GiB); 80 MiB a rank of parts are under way at most,
+    and nothing goes to a local disk. There is one save under way at most.
     """
 
     def __init__(
@@ -61,6 +61,12 @@ class Checkpoints:
         self._say = say if self._ranks.is_leader else _quiet
         self._folders = Folders(objects, keep_last=keep_last, keep_every=keep_every, say=self._say)
         self._pending: Pending | None = None
+        self._stager = BlockingAsyncStager()
+
+    @property
+    def uri(self) -> str:
+        """Of the folder that the checkpoints are in."""
+        return self._objects.uri
 
     def latest(self, *, at_most: int | None = None) -> CheckpointInfo | None:
         """All ranks: the newest complete checkpoint, or None; rank 0 decides.
@@ -140,7 +146,7 @@ class Checkpoints:
         pending = Pending(step=step)
         self._pending = pending
         if asynchronous:
-            state_dict = BlockingAsyncStager().stage(state_dict)
+            state_dict = self._staged(state_dict)
             thread = threading.Thread(
                 target=self._save,
                 args=(state_dict, pending, meta),
@@ -152,6 +158,16 @@ class Checkpoints:
             self._save(state_dict, pending, meta)
         pending.stall_s = time.monotonic() - began
         return pending
+
+    def _staged(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy on the host, in the memory of the copy before: new memory costs more to get.
+
+        The stager's own cache would be pinned memory, which there is not on CPUs.
+        """
+        staged: dict[str, Any] = self._stager.stage(state_dict)
+        self._stager.cache_staged_state_dict = True
+        self._stager.state_dict_cache = staged
+        return staged
 
     def _save(self, state_dict: dict[str, Any], pending: Pending, meta: Mapping[str, Any]) -> None:
         name = checkpoint_name(pending.step)
@@ -235,8 +251,15 @@ class Checkpoints:
         """
         self._guard()
         info = self._folders.commit(step, meta, format=format)
+        self._on_saved(info)
         self._clean()
         return info
+
+    def abandon(self, step: int, reason: str) -> None:
+        """Rank 0: remove what ``begin`` has begun; ``on_failed`` hears why."""
+        self._say(f"checkpoint {checkpoint_name(step)} was not saved, training goes on: {reason}")
+        self._on_failed(step, reason)
+        _try(lambda: self._folders.discard(step))
 
 
 def _try(action: Callable[[], None]) -> None:

@@ -1,0 +1,97 @@
+"""Hugging Face's Llama with neuronx_distributed's parallel modules in the plan's places."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from training.llama.model import initial_weight, llama_config, meta_model, restore_buffers
+from training.llama.parallel import Split, part_of, split_modules, tensor_parallel_plan
+
+if TYPE_CHECKING:
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+    from training.llama.config import TrainConfig
+
+_META = torch.device("meta")
+_HOST = torch.device("cpu")
+
+
+def parallel_module(module: nn.Module, how: Split) -> nn.Module:
+    """NxD's counterpart of one module, in bf16 on the meta device."""
+    from neuronx_distributed.parallel_layers import (
+        ColumnParallelLinear,
+        ParallelEmbedding,
+        RowParallelLinear,
+    )
+
+    if how is Split.VOCAB_IN:
+        assert isinstance(module, nn.Embedding)
+        return ParallelEmbedding(
+            module.num_embeddings, module.embedding_dim, device=_META, dtype=torch.bfloat16
+        )
+    assert isinstance(module, nn.Linear) and module.bias is None
+    if how is Split.ROWWISE:
+        return RowParallelLinear(
+            module.in_features,
+            module.out_features,
+            bias=False,
+            input_is_parallel=True,
+            dtype=torch.bfloat16,
+            device=_META,
+        )
+    # The logits stay split too: parallel_cross_entropy takes them so.
+    return ColumnParallelLinear(
+        module.in_features,
+        module.out_features,
+        bias=False,
+        gather_output=False,
+        dtype=torch.bfloat16,
+        device=_META,
+    )
+
+
+class Builder:
+    """Makes one rank's part of the model, first without memory and then weight by weight.
+
+    No worker ever holds more than its own bf16 part (1.6 GiB of Llama-2-7B at a tensor-parallel
+    degree of 8) and one whole matrix in fp32 (0.5 GiB): 70 GiB for the 32 workers of a node,
+    where 32 full copies would be 800.
+    """
+
+    def __init__(self, config: TrainConfig, *, rank: int) -> None:
+        self._config = config
+        self._degree = config.plan.tensor_parallel
+        self._index = rank % self._degree
+        self._names: dict[nn.Module, str] = {}
+        self._whole: dict[str, torch.Size] = {}
+        self._splits: dict[str, Split] = {}
+
+    def model(self) -> LlamaForCausalLM:
+        """The model on the meta device: what NxD calls ``model_fn``."""
+        config = self._config
+        # Eager attention computes the softmax in fp32, as AWS's own Llama does.
+        model = meta_model(
+            llama_config(config.shape, seq_len=config.plan.seq_len, attention="eager")
+        )
+        model.to(torch.bfloat16)
+        self._whole = {name: parameter.size() for name, parameter in model.named_parameters()}
+        for name, module, how in list(split_modules(model, tensor_parallel_plan(model.config))):
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, parallel_module(module, how))
+            self._splits[f"{name}.weight"] = how
+        restore_buffers(model, _HOST)
+        self._names = {module: name for name, module in model.named_modules()}
+        return model
+
+    def fill(self, module: nn.Module, device: torch.device) -> None:
+        """Give a module's own parameters their values: what NxD calls ``param_init_fn``."""
+        for leaf, parameter in module.named_parameters(recurse=False):
+            name = f"{self._names[module]}.{leaf}"
+            value = initial_weight(name, self._whole[name], seed=self._config.seed)
+            if name in self._splits:
+                value = part_of(value, self._splits[name], index=self._index, parts=self._degree)
+            with torch.no_grad():
+                parameter.copy_(value)

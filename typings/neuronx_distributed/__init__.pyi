@@ -1,0 +1,61 @@
+# src/neuronx_distributed/trainer/trainer.py and trainer/checkpoint.py, v2.28.0.
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+def neuronx_distributed_config(
+    tensor_parallel_size: int = ...,
+    pipeline_parallel_size: int = ...,
+    expert_parallel_size: int = ...,
+    context_parallel_size: int = ...,
+    pipeline_config: dict[str, Any] | None = ...,
+    optimizer_config: dict[str, Any] | None = ...,
+    activation_checkpoint_config: Any = ...,
+    pad_model: bool = ...,
+    sequence_parallel: bool = ...,
+    model_init_config: dict[str, Any] | None = ...,
+    lora_config: Any = ...,
+    mixed_precision_config: dict[str, Any] | None = ...,
+    sequential_move_factor: int = ...,
+    lnc_size: int = ...,
+) -> dict[str, Any]: ...
+def initialize_parallel_model(
+    nxd_config: dict[str, Any],
+    model_fn: Callable[..., torch.nn.Module],
+    include_buffers: bool = ...,
+    *model_args: Any,
+    **model_kwargs: Any,
+) -> torch.nn.Module: ...
+def initialize_parallel_optimizer(
+    nxd_config: dict[str, Any],
+    optimizer_class: type[torch.optim.Optimizer],
+    parameters: Iterable[Any],
+    **defaults: Any,
+) -> Any: ...
+def save_checkpoint(
+    checkpoint_dir_str: str,
+    tag: str,
+    model: Any = ...,
+    optimizer: Any = ...,
+    scheduler: Any = ...,
+    user_content: Any = ...,
+    num_workers: int = ...,
+    use_xser: bool = ...,
+    num_kept_ckpts: int | None = ...,
+    async_save: bool = ...,
+    zero1_optimizer: bool = ...,
+    use_zero1_dcp: bool = ...,
+    avoid_saving_lower_precision_weights: bool = ...,
+) -> None: ...
+def load_checkpoint(
+    path: str,
+    tag: str | None = ...,
+    model: torch.nn.Module | None = ...,
+    optimizer: Any = ...,
+    scheduler: Any = ...,
+    num_workers: int = ...,
+    strict: bool = ...,
+    use_zero1_dcp: bool = ...,
+) -> Any: ...
+def finalize_checkpoint() -> None: ...

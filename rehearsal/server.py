@@ -56,6 +56,10 @@ def options(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m rehearsal.server", description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
     parser.add_argument("--processes-per-node", type=int, default=1)
+    parser.add_argument(
+        "--processes-of", action="append", default=[], metavar="WORKLOAD=N",
+        help="processes per node of one workload; repeatable",
+    )  # fmt: skip
     parser.add_argument("--addresses", default="127.0.0", help="nodes are <addresses>.2 and up")
     parser.add_argument("--stop-timeout-s", type=float, default=120.0)
     parser.add_argument("--runnable-clock", type=float, default=1.0)
@@ -81,6 +85,10 @@ def main(words: Sequence[str]) -> None:
         Settings(
             endpoint=endpoint,
             processes_per_node=given.processes_per_node,
+            processes_of={
+                name: int(number)
+                for name, _, number in (pair.partition("=") for pair in given.processes_of)
+            },
             addresses=given.addresses,
             stop_timeout_s=given.stop_timeout_s,
             runnable_clock=given.runnable_clock,

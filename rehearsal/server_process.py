@@ -87,12 +87,15 @@ def server_command(
     *,
     processes_per_node: int,
     addresses: str,
+    processes_of: Mapping[str, int] | None = None,
     runnable_clock: float = 1.0,
     containers: ContainerNodes | None = None,
 ) -> tuple[str, ...]:
     """The server's command line."""
     command = [sys.executable, "-m", "rehearsal.server", "--port", "0"]
     command += ["--processes-per-node", str(processes_per_node), "--addresses", addresses]
+    for name, number in (processes_of or {}).items():
+        command += ["--processes-of", f"{name}={number}"]
     if runnable_clock != 1.0:
         command += ["--runnable-clock", f"{runnable_clock:g}"]
     if containers is not None:

@@ -1,1 +1,1 @@
-"""Runs multi-node Batch jobs as AWS Batch would, with local process groups for nodes."""
+"""Runs Batch jobs as AWS Batch would, with local process groups for nodes and containers."""

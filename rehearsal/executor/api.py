@@ -9,13 +9,16 @@ from moto.batch.exceptions import ClientException
 from moto.batch.responses import BatchResponse
 from moto.batch.utils import JobStatus
 
-from rehearsal.executor.job import MultiNodeJob
-from rehearsal.executor.overrides import InvalidOverride, node_properties
+from rehearsal.executor.job import ArrayJob, ContainerJob, Job, MultiNodeJob
+from rehearsal.executor.overrides import InvalidOverride, container_properties, node_properties
 from rehearsal.executor.scheduler import Scheduler
 
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 DEFAULT_LISTED = "RUNNING"
 PAGE = 100
+ARRAY_SIZES = range(2, 10_001)
+"""AWS Batch user guide, array jobs."""
+MAX_DEPENDENCIES = 20
 
 
 def install(scheduler: Scheduler) -> None:
@@ -58,31 +61,72 @@ def _submit(request: BatchResponse, scheduler: Scheduler) -> dict[str, str]:
     definition = backend.get_job_definition(request._get_param("jobDefinition"))
     if definition is None or definition.status != "ACTIVE":
         raise ClientException(f"JobDefinition {request._get_param('jobDefinition')} is not active")
-    if definition.type != "multinode":
-        raise ClientException("the rehearsal runs multi-node jobs only")
-    try:
-        properties = node_properties(
-            definition.node_properties, request._get_param("nodeOverrides") or {}
-        )
-    except InvalidOverride as refusal:
-        raise ClientException(str(refusal)) from None
     timeout = request._get_param("timeout") or definition.timeout or {}
     seconds = timeout.get("attemptDurationSeconds")
     if seconds is not None and int(seconds) < 60:
         raise ClientException("attemptDurationSeconds must be at least 60")
-    job = MultiNodeJob(
-        name=name,
-        region=request.region,
-        account_id=request.current_account,
-        queue_arn=queue.arn,
-        definition_arn=definition.arn,
-        properties=properties,
-        retry_strategy=request._get_param("retryStrategy") or definition.retry_strategy or {},
-        timeout_s=None if seconds is None else int(seconds),
-        tags=request._get_param("tags") or {},
-    )
+    common: dict[str, Any] = {
+        "name": name,
+        "region": request.region,
+        "account_id": request.current_account,
+        "queue_arn": queue.arn,
+        "definition_arn": definition.arn,
+        "retry_strategy": request._get_param("retryStrategy") or definition.retry_strategy or {},
+        "timeout_s": None if seconds is None else int(seconds),
+        "tags": request._get_param("tags") or {},
+        "depends_on": _dependencies(request._get_param("dependsOn") or [], scheduler),
+    }
+    try:
+        job = _job(request, definition, common)
+    except InvalidOverride as refusal:
+        raise ClientException(str(refusal)) from None
     scheduler.submit(job)
     return {"jobId": job.job_id, "jobName": job.name, "jobArn": job.arn}
+
+
+def _job(request: BatchResponse, definition: Any, common: dict[str, Any]) -> Job:
+    size = (request._get_param("arrayProperties") or {}).get("size")
+    for given, kind in (("nodeOverrides", "multinode"), ("containerOverrides", "container")):
+        if request._get_param(given) and definition.type != kind:
+            raise ClientException(f"{given} must not be given for a {definition.type} job")
+    if definition.type == "multinode":
+        if size is not None:
+            raise ClientException("a multi-node parallel job cannot be an array job")
+        properties = node_properties(
+            definition.node_properties, request._get_param("nodeOverrides") or {}
+        )
+        return MultiNodeJob(properties=properties, **common)
+    properties = container_properties(
+        definition.container_properties, request._get_param("containerOverrides") or {}
+    )
+    if size is None:
+        return ContainerJob(properties=properties, **common)
+    if int(size) not in ARRAY_SIZES:
+        raise ClientException("Array Job size must be between 2 and 10000")
+    parent = ArrayJob(**common)
+    parent.children = [
+        ContainerJob(
+            properties=properties,
+            job_id=f"{parent.job_id}:{index}",
+            array_index=index,
+            array_size=int(size),
+            **common,
+        )
+        for index in range(int(size))
+    ]
+    return parent
+
+
+def _dependencies(given: list[dict[str, str]], scheduler: Scheduler) -> tuple[str, ...]:
+    """Ids of the jobs that must succeed first."""
+    if len(given) > MAX_DEPENDENCIES:
+        raise ClientException(f"a job can depend on {MAX_DEPENDENCIES} jobs at most")
+    for entry in given:
+        if "type" in entry:
+            raise ClientException("the rehearsal does not understand types of dependencies")
+        if scheduler.get(_own_id(entry["jobId"])) is None:
+            raise ClientException(f"Job {entry['jobId']} does not exist")
+    return tuple(_own_id(entry["jobId"]) for entry in given)
 
 
 def _describe(scheduler: Scheduler, wanted: Iterable[str]) -> Iterable[dict[str, Any]]:
@@ -93,7 +137,7 @@ def _describe(scheduler: Scheduler, wanted: Iterable[str]) -> Iterable[dict[str,
         _, mark, index = text.partition("#")
         if not mark:
             yield job.describe()
-        elif index.isdigit() and int(index) < job.num_nodes:
+        elif isinstance(job, MultiNodeJob) and index.isdigit() and int(index) < job.num_nodes:
             yield job.describe_node(int(index))
 
 
@@ -102,12 +146,24 @@ def _list(request: BatchResponse, scheduler: Scheduler) -> dict[str, Any]:
     parent = request._get_param("multiNodeJobId")
     if parent is not None:
         job = scheduler.get(_own_id(parent))
-        entries = [job.summary(index) for index in range(job.num_nodes)] if job else []
+        nodes = range(job.num_nodes) if isinstance(job, MultiNodeJob) else ()
+        return {"jobSummaryList": [job.node_summary(index) for index in nodes]}  # type: ignore[union-attr]
+    parent = request._get_param("arrayJobId")
+    if parent is not None:
+        array = scheduler.get(_own_id(parent))
+        status = request._get_param("jobStatus") or DEFAULT_LISTED
+        children = array.children if isinstance(array, ArrayJob) else []
+        entries = [child.summary() for child in children if child.status == status]
         return {"jobSummaryList": entries}
     queue = request.batch_backend.get_job_queue(request._get_param("jobQueue"))
     if queue is None:
         raise ClientException(f"Job queue {request._get_param('jobQueue')} does not exist")
-    jobs = [job for job in reversed(scheduler.jobs()) if job.queue_arn == queue.arn]
+    # Children of an array are listed by their parent only.
+    jobs = [
+        job
+        for job in reversed(scheduler.jobs())
+        if job.queue_arn == queue.arn and ":" not in job.job_id
+    ]
     filters = request._get_param("filters") or []
     for entry in filters:
         jobs = [job for job in jobs if _passes(job, entry)]
@@ -122,7 +178,7 @@ def _list(request: BatchResponse, scheduler: Scheduler) -> dict[str, Any]:
     return page
 
 
-def _passes(job: MultiNodeJob, entry: dict[str, Any]) -> bool:
+def _passes(job: Job, entry: dict[str, Any]) -> bool:
     value = str(entry["values"][0])
     match entry["name"]:
         case "JOB_NAME":

@@ -19,6 +19,16 @@ class NodePlace:
     compute_environment: str
 
 
+def single_environment(place: NodePlace) -> dict[str, str]:
+    """What Batch sets in every container (AWS Batch user guide, environment variables)."""
+    return {
+        "AWS_BATCH_JOB_ID": place.job_id,
+        "AWS_BATCH_JOB_ATTEMPT": str(place.attempt),
+        "AWS_BATCH_JQ_NAME": place.queue,
+        "AWS_BATCH_CE_NAME": place.compute_environment,
+    }
+
+
 def node_address(prefix: str, index: int) -> str:
     """Loopback address of a node; the first host number is left to the machine itself."""
     return f"{prefix}.{2 + index}"
@@ -27,13 +37,11 @@ def node_address(prefix: str, index: int) -> str:
 def batch_environment(place: NodePlace, *, main_address: str) -> dict[str, str]:
     """What Batch sets on this node (AWS Batch user guide, environment variables)."""
     environment = {
+        **single_environment(place),
         "AWS_BATCH_JOB_ID": f"{place.job_id}#{place.index}",
-        "AWS_BATCH_JOB_ATTEMPT": str(place.attempt),
         "AWS_BATCH_JOB_NODE_INDEX": str(place.index),
         "AWS_BATCH_JOB_NUM_NODES": str(place.num_nodes),
         "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(place.main_index),
-        "AWS_BATCH_JQ_NAME": place.queue,
-        "AWS_BATCH_CE_NAME": place.compute_environment,
     }
     if place.index != place.main_index:
         environment["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = main_address

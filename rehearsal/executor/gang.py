@@ -1,32 +1,37 @@
-"""Runs one attempt after another of a multi-node job, with Batch's rules.
+"""Runs one attempt after another of a job, with Batch's rules.
 
 AWS Batch user guide, multi-node parallel jobs: the main node starts first, children after it runs;
 the job has the main node's status; when the main node ends the children are stopped; a child that
-ends changes nothing; only the main node's failure leads to a retry.
+ends changes nothing; only the main node's failure leads to a retry. A job of one container is a
+gang of one.
 """
 
 import threading
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rehearsal.executor.environment import (
     NodePlace,
-    batch_environment,
     from_pairs,
     node_address,
     rehearsal_extras,
 )
 from rehearsal.executor.events import emit
 from rehearsal.executor.faults import Fault
-from rehearsal.executor.job import MultiNodeJob, NodeAttempt, now_ms
+from rehearsal.executor.job import Job, MultiNodeJob, NodeAttempt, now_ms
 from rehearsal.executor.logs import LogStream
 from rehearsal.executor.node import Engine, Node
 from rehearsal.executor.retries import Outcome, retries
 from rehearsal.models.spi import Place
+from trainium_catalogue import contract
 
 CONTAINER_EXITED = "Essential container in task exited"
+HOST_LOST = "Host EC2 (instance i-0e1e2e3e4e5e6e7e8) terminated."
+"""AWS Batch user guide, job retries: the status reason of an instance that went away, which on
+Spot happens by design."""
 TIMED_OUT = "Job attempt duration exceeded timeout"
 # Children never start at the same time as the main node, and Batch promises no order.
 CHILD_DELAY_S = 0.2
@@ -38,6 +43,8 @@ class Settings:
 
     endpoint: str
     processes_per_node: int
+    processes_of: Mapping[str, int] = field(default_factory=dict)
+    """Processes per node of single workloads, by their tag."""
     addresses: str
     """The first three numbers of the nodes' loopback addresses."""
     stop_timeout_s: float
@@ -51,18 +58,21 @@ class Gang:
 
     def __init__(
         self,
-        job: MultiNodeJob,
+        job: Job,
         *,
         settings: Settings,
         place: Place,
         compute_environment: str,
         fault: Fault | None,
+        first_address: int = 0,
     ):
         self._job = job
         self._settings = settings
         self._place = place
         self._compute_environment = compute_environment
         self._fault = fault
+        self._first_address = first_address
+        self._host_lost = False
         self._nodes: dict[int, Node] = {}
 
     def run(self) -> None:
@@ -91,7 +101,7 @@ class Gang:
         job.attempts.append([None] * job.num_nodes)
         number = len(job.attempts)
         self._status("STARTING")
-        self._nodes = {}
+        self._nodes, self._host_lost = {}, False
         self._start(job.main_index)
         job.started_at = now_ms()
         self._status("RUNNING")
@@ -121,13 +131,16 @@ class Gang:
             node.finish()
         main = job.attempts[-1][job.main_index]
         assert main is not None
+        if self._host_lost and not final:
+            # Nobody is left to report how the container ended.
+            main.exit_code, status_reason = None, HOST_LOST
         main.status_reason = status_reason
         return Outcome(exit_code=main.exit_code, status_reason=status_reason), final
 
     def _start(self, index: int) -> None:
         job = self._job
         number = len(job.attempts)
-        container = job.properties["nodes"][index]
+        container = job.container(index)
         place = NodePlace(
             job_id=job.job_id,
             attempt=number,
@@ -138,17 +151,17 @@ class Gang:
             compute_environment=self._compute_environment,
         )
         settings = self._settings
-        address = node_address(settings.addresses, index)
+        given = from_pairs(container.get("environment", ()))
+        address = node_address(settings.addresses, self._first_address + index)
         extras = rehearsal_extras(
             endpoint=settings.endpoint,
-            processes_per_node=settings.processes_per_node,
+            processes_per_node=self._processes(),
             address=address,
         )
+        main_address = node_address(settings.addresses, self._first_address + job.main_index)
         environment = {
-            **from_pairs(container.get("environment", ())),
-            **batch_environment(
-                place, main_address=node_address(settings.addresses, job.main_index)
-            ),
+            **given,
+            **job.environment(place, main_address=main_address),
             **extras,
         }
         fault = self._fault if number == 1 else None
@@ -173,6 +186,13 @@ class Gang:
             command=container["command"],
             environment=extras,
         )
+
+    def _processes(self) -> int:
+        """Workers of a node: those of its workload, for what Trainium would run."""
+        if not isinstance(self._job, MultiNodeJob):
+            return 1
+        workload = self._job.tags.get(contract.TAG_WORKLOAD, "")
+        return self._settings.processes_of.get(workload, self._settings.processes_per_node)
 
     def _open_stream(self, container: dict[str, Any]) -> LogStream:
         options = container["logConfiguration"]["options"]
@@ -210,10 +230,17 @@ class Gang:
             thread.join()
         self._note_ends()
 
+    def _note_loss(self) -> None:
+        """Before the signal: the main node's end is judged at once."""
+        assert self._fault is not None
+        self._host_lost = self._fault.takes_host
+
     def _inject(self, number: int) -> None:
         if self._fault is None or number != 1:
             return
-        detail = self._fault.inject(self._nodes, main_index=self._job.main_index)
+        detail = self._fault.inject(
+            self._nodes, main_index=self._job.main_index, before=self._note_loss
+        )
         if detail is not None:
             emit("fault-injected", job_id=self._job.job_id, attempt=number,
                  kind=self._fault.kind, detail=detail)  # fmt: skip

@@ -1,10 +1,11 @@
-"""A multi-node job and its attempts, as DescribeJobs and ListJobs show them."""
+"""Jobs and their attempts, as DescribeJobs and ListJobs show them."""
 
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from rehearsal.executor.environment import NodePlace, batch_environment, single_environment
 
 Json = dict[str, Any]
 
@@ -47,19 +48,19 @@ class NodeAttempt:
 
 
 @dataclass(slots=True, kw_only=True)
-class MultiNodeJob:
-    """A submitted job."""
+class Job:
+    """What all kinds of submitted jobs have."""
 
     name: str
     region: str
     account_id: str
     queue_arn: str
     definition_arn: str
-    properties: Json
-    """Node properties with one container per node under ``nodes``."""
     retry_strategy: Json
     timeout_s: int | None
     tags: dict[str, str]
+    depends_on: tuple[str, ...] = ()
+    """Ids of the jobs that must succeed first."""
     job_id: str = field(default_factory=lambda: str(uuid.uuid4()))
     status: str = "SUBMITTED"
     status_reason: str = ""
@@ -71,16 +72,6 @@ class MultiNodeJob:
     """For each attempt, every node that was started; the last list is the current attempt."""
 
     @property
-    def num_nodes(self) -> int:
-        """Nodes of the gang."""
-        return int(self.properties["numNodes"])
-
-    @property
-    def main_index(self) -> int:
-        """Index of the main node."""
-        return int(self.properties["mainNode"])
-
-    @property
     def arn(self) -> str:
         """The job's ARN."""
         return f"arn:aws:batch:{self.region}:{self.account_id}:job/{self.job_id}"
@@ -89,6 +80,42 @@ class MultiNodeJob:
     def is_active(self) -> bool:
         """Neither succeeded nor failed."""
         return self.status in ACTIVE
+
+    @property
+    def num_nodes(self) -> int:
+        """Containers of an attempt."""
+        return 1
+
+    @property
+    def main_index(self) -> int:
+        """Index of the container whose end is the job's."""
+        return 0
+
+    def container(self, index: int) -> Json:
+        """Properties of one container."""
+        raise TypeError(f"{type(self).__name__} has no containers")
+
+    def environment(self, place: NodePlace, *, main_address: str) -> dict[str, str]:
+        """What Batch sets in one container."""
+        return single_environment(place)
+
+    def describe(self) -> Json:
+        """An entry of DescribeJobs."""
+        return {
+            **self._common(),
+            **self._times(self.started_at, self.stopped_at),
+            "jobArn": self.arn,
+            "jobId": self.job_id,
+            "attempts": [
+                nodes[self.main_index].describe()  # type: ignore[union-attr]
+                for nodes in self.attempts
+                if (main := nodes[self.main_index]) is not None and main.stopped_at is not None
+            ],
+        }
+
+    def summary(self) -> Json:
+        """An entry of ListJobs."""
+        return _summary(self.describe())
 
     def _common(self) -> Json:
         detail: Json = {
@@ -100,7 +127,7 @@ class MultiNodeJob:
             "tags": self.tags,
             "retryStrategy": self.retry_strategy,
             "parameters": {},
-            "dependsOn": [],
+            "dependsOn": [{"jobId": other} for other in self.depends_on],
             "platformCapabilities": ["EC2"],
             "isTerminated": self.terminate_reason is not None,
             "isCancelled": False,
@@ -111,18 +138,122 @@ class MultiNodeJob:
             detail["statusReason"] = self.status_reason
         return detail
 
+    @staticmethod
+    def _times(started_at: int | None, stopped_at: int | None) -> Json:
+        times = {"startedAt": started_at, "stoppedAt": stopped_at}
+        return {key: value for key, value in times.items() if value is not None}
+
+
+def _summary(detail: Json) -> Json:
+    keys = ("jobArn", "jobId", "jobName", "status", "statusReason", "createdAt", "startedAt",
+            "stoppedAt", "jobDefinition")  # fmt: skip
+    entry = {key: detail[key] for key in keys if key in detail}
+    last = detail.get("container", {})
+    if "exitCode" in last:
+        entry["container"] = {key: last[key] for key in ("exitCode", "reason") if key in last}
+    return entry
+
+
+@dataclass(slots=True, kw_only=True)
+class ContainerJob(Job):
+    """A job of one container, by itself or as a child of an array."""
+
+    properties: Json
+    """Container properties, with the overrides of the submission."""
+    array_index: int | None = None
+    array_size: int | None = None
+
+    def container(self, index: int) -> Json:
+        return self.properties
+
+    def environment(self, place: NodePlace, *, main_address: str) -> dict[str, str]:
+        environment = single_environment(place)
+        if self.array_index is not None:
+            environment |= {
+                "AWS_BATCH_JOB_ARRAY_INDEX": str(self.array_index),
+                "AWS_BATCH_JOB_ARRAY_SIZE": str(self.array_size),
+            }
+        return environment
+
+    def describe(self) -> Json:
+        last = self.attempts[-1][0] if self.attempts else None
+        detail = {
+            **Job.describe(self),
+            "container": {**self.properties, **(last.container() if last else {})},
+        }
+        if self.array_index is not None:
+            detail["arrayProperties"] = {"index": self.array_index}
+        return detail
+
+    def summary(self) -> Json:
+        entry = _summary(self.describe())
+        if self.array_index is not None:
+            entry["arrayProperties"] = {"index": self.array_index}
+        return entry
+
+
+@dataclass(slots=True, kw_only=True)
+class ArrayJob(Job):
+    """The parent of an array: it runs nothing itself.
+
+    AWS Batch user guide, array jobs and job states: the parent is PENDING from the first child
+    that is RUNNABLE to the end of the last, and failed when any child has.
+    """
+
+    children: list[ContainerJob] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all children have."""
+        return not any(child.is_active for child in self.children)
+
+    def array_properties(self) -> Json:
+        """Size, and how many children are where."""
+        counts = dict.fromkeys((*ACTIVE, "SUCCEEDED", "FAILED"), 0)
+        for child in self.children:
+            counts[child.status] += 1
+        return {"size": len(self.children), "statusSummary": counts}
+
+    def describe(self) -> Json:
+        first = self.children[0].properties if self.children else {}
+        return {
+            **Job.describe(self),
+            "container": first,
+            "arrayProperties": self.array_properties(),
+        }
+
+    def summary(self) -> Json:
+        entry = _summary(self.describe())
+        return {**entry, "arrayProperties": {"size": len(self.children)}}
+
+
+@dataclass(slots=True, kw_only=True)
+class MultiNodeJob(Job):
+    """A gang of nodes."""
+
+    properties: Json
+    """Node properties with one container per node under ``nodes``."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the gang."""
+        return int(self.properties["numNodes"])
+
+    @property
+    def main_index(self) -> int:
+        """Index of the main node."""
+        return int(self.properties["mainNode"])
+
+    def container(self, index: int) -> Json:
+        return dict(self.properties["nodes"][index])
+
+    def environment(self, place: NodePlace, *, main_address: str) -> dict[str, str]:
+        return batch_environment(place, main_address=main_address)
+
     def describe(self) -> Json:
         """The job itself; its attempts are those of the main node."""
         properties = {key: value for key, value in self.properties.items() if key != "nodes"}
-        ended = [nodes[self.main_index] for nodes in self.attempts]
-        return {
-            **self._common(),
-            **self._times(self.started_at, self.stopped_at),
-            "jobArn": self.arn,
-            "jobId": self.job_id,
-            "nodeProperties": properties,
-            "attempts": [node.describe() for node in ended if node and node.stopped_at],
-        }
+        return {**Job.describe(self), "nodeProperties": properties}
 
     def describe_node(self, index: int) -> Json:
         """A child job, ``<job id>#<index>``."""
@@ -149,19 +280,11 @@ class MultiNodeJob:
             return "RUNNING"
         return "SUCCEEDED" if last.exit_code == 0 else "FAILED"
 
-    @staticmethod
-    def _times(started_at: int | None, stopped_at: int | None) -> Json:
-        times = {"startedAt": started_at, "stoppedAt": stopped_at}
-        return {key: value for key, value in times.items() if value is not None}
-
-    def summary(self, index: int | None = None) -> Json:
+    def node_summary(self, index: int | None = None) -> Json:
         """An entry of ListJobs: the job, or one of its nodes."""
         detail = self.describe() if index is None else self.describe_node(index)
-        keys = ("jobArn", "jobId", "jobName", "status", "statusReason", "createdAt", "startedAt",
-                "stoppedAt", "jobDefinition")  # fmt: skip
-        entry = {key: detail[key] for key in keys if key in detail}
-        node: Mapping[str, Any] = {
-            "numNodes": self.num_nodes,
-            **(detail["nodeDetails"] if index is not None else {}),
-        }
-        return {**entry, "nodeProperties": dict(node)}
+        node = {"numNodes": self.num_nodes, **detail.get("nodeDetails", {})}
+        return {**_summary(detail), "nodeProperties": node}
+
+    def summary(self) -> Json:
+        return self.node_summary()

@@ -1,4 +1,4 @@
-"""A job's own node properties: the definition's, with the overrides of its submission."""
+"""A job's own properties: the definition's, with the overrides of its submission."""
 
 import copy
 from collections.abc import Mapping
@@ -50,8 +50,16 @@ def node_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any])
     return {**properties, "nodes": [containers[index] for index in range(num_nodes)]}
 
 
+def container_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any]) -> Json:
+    """Container properties of the job: the definition's, with the overrides of its submission."""
+    properties = copy.deepcopy(dict(definition))
+    _apply(properties, overrides)
+    return properties
+
+
 def _apply(container: Json, given: Mapping[str, Any]) -> None:
-    unknown = set(given) - {"command", "environment"}
+    # Where nodes are processes, what they may have of a host says nothing.
+    unknown = set(given) - {"command", "environment", "resourceRequirements"}
     if unknown:
         raise InvalidOverride(f"the rehearsal does not understand overrides of {sorted(unknown)}")
     if "command" in given:

@@ -113,6 +113,21 @@ def test_training_may_change_the_state_as_soon_as_an_asynchronous_save_returns(
     assert_holds(loaded, 10)
 
 
+def test_a_later_save_in_the_memory_of_an_earlier_one_has_everything_anew(
+    folder: Objects, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(folder)
+    for step in (10, 20, 30):
+        checkpoints.save(state(step), step, META, asynchronous=True)
+    checkpoints.wait()
+
+    for step in (10, 20, 30):
+        info, loaded = checkpoints.latest(at_most=step), state(0)
+        assert info is not None
+        checkpoints.load(loaded, info)
+        assert_holds(loaded, step)
+
+
 def test_a_save_waits_for_the_one_before_it_and_counts_the_wait(
     proxy: FaultyProxy, faulty_bucket: Objects, recorder: Recorder
 ) -> None:

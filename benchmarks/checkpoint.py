@@ -1,0 +1,105 @@
+"""How long training stands still for a checkpoint: an asynchronous save against a synchronous one.
+
+Same code, same state, same folder; what is compared is how long `save` keeps the caller. The state
+has 29.5 million parameters with AdamW's moments, 354 MB: about half of what one of 128 ranks saves
+of Llama-2-7B. It goes to this machine's disk, the fastest storage there is and so the hardest case:
+the slower the storage, the longer a synchronous save.
+"""
+
+import atexit
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.pairs import Comparison
+from benchmarks.processes import ROOT
+
+_FOLDER = ROOT / "build" / "bench" / "checkpoints"
+_PARAMETERS = 29_500_000
+_TENSORS = 40
+
+
+def stall(environment: Mapping[str, str]) -> Comparison:
+    """Both sides run in one process that lives as long as this one."""
+    saver: list[subprocess.Popen[str]] = []
+
+    def seconds(how: str) -> float:
+        if not saver:
+            saver.append(_start(environment))
+            ask(saver[0], "synchronous")  # the first save also makes memory and folders
+        return ask(saver[0], how)
+
+    return Comparison(
+        name="checkpoint",
+        product="training stands still for an asynchronous save of 354 MB",
+        baseline="the same, synchronous",
+        target=0.15,
+        measure_product=lambda: seconds("asynchronous"),
+        measure_baseline=lambda: seconds("synchronous"),
+    )
+
+
+def _start(environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.checkpoint", str(_FOLDER)],
+        env={
+            **environment,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+            "OMP_NUM_THREADS": "1",  # as torchrun sets it for each of several workers
+        },
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+        shutil.rmtree(_FOLDER, ignore_errors=True)
+
+    atexit.register(end)
+    return process
+
+
+def ask(process: subprocess.Popen[str], how: str) -> float:
+    """Have it save once; returns the seconds that the save kept the caller."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{how}\n")
+    process.stdin.flush()
+    return float(process.stdout.readline())
+
+
+def serve(folder: Path) -> None:
+    """Save as each line of standard input says, and answer with seconds."""
+    import torch
+
+    from training.checkpoint import Checkpoints
+    from training.objects import LocalObjects
+
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+    def tensors() -> dict[str, torch.Tensor]:
+        size = _PARAMETERS // _TENSORS
+        return {f"layers.{n}.weight": torch.rand(size) for n in range(_TENSORS)}
+
+    state = {"model": tensors(), "optimizer": {"exp_avg": tensors(), "exp_avg_sq": tensors()}}
+    failures: list[str] = []
+    checkpoints = Checkpoints(
+        LocalObjects(folder),
+        keep_last=1,
+        keep_every=0,
+        on_failed=lambda step, reason: failures.append(reason),
+    )
+    for step, line in enumerate(sys.stdin, start=1):
+        pending = checkpoints.save(state, step, {}, asynchronous=line.strip() == "asynchronous")
+        checkpoints.wait()
+        assert not failures, failures
+        print(pending.stall_s, flush=True)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.core.config import default_user_config
+from moto.moto_server import threaded_moto_server
 from moto.server import ThreadedMotoServer
 from moto.ssm.models import Parameter, ssm_backends
 
@@ -21,6 +22,7 @@ from rehearsal.executor.gang import Settings
 from rehearsal.executor.node import Engine
 from rehearsal.executor.scheduler import Scheduler
 from rehearsal.models import registry
+from rehearsal.s3_faults import S3Faults
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
 
@@ -77,6 +79,8 @@ def main(words: Sequence[str]) -> None:
     settings: list[Settings] = []
     scheduler = Scheduler(lambda: settings[0])
     api.install(scheduler)
+    moto = threaded_moto_server.DomainDispatcherApplication
+    threaded_moto_server.DomainDispatcherApplication = lambda make: S3Faults(moto(make))
     server = ThreadedMotoServer("127.0.0.1", given.port, verbose=False)
     server.start()
     endpoint = f"http://localhost:{server.get_host_and_port()[1]}"

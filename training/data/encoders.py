@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training.data.probes import PROBES
-from training.data.vocabulary import Vocabulary
+from training.data.vocabulary import Vocabulary, load_tokenizer
 from training.data.words import WordIds, splits_at_spaces, with_word_split
 
 Ids = NDArray[Any]
@@ -44,9 +43,7 @@ class PlainEncoder:
     name = "tokenizers"
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        from tokenizers import Tokenizer
-
-        self._tokenizer = Tokenizer.from_str(vocabulary.json)
+        self._tokenizer = load_tokenizer(vocabulary.json)
         self._eos = vocabulary.eos_id
         self._dtype = np.dtype(vocabulary.dtype)
 
@@ -62,14 +59,12 @@ class WordEncoder:
     name = "tokenizers, words remembered"
 
     def __init__(self, vocabulary: Vocabulary, plain: PlainEncoder) -> None:
-        from tokenizers import Tokenizer
-
         document = json.loads(vocabulary.json)
         if not splits_at_spaces(document):
             raise ParityError("words of this vocabulary are not independent of each other")
         self._plain = plain
         self._dtype = np.dtype(vocabulary.dtype)
-        self._words = WordIds(Tokenizer.from_str(vocabulary.json).model, self._dtype)
+        self._words = WordIds(load_tokenizer(vocabulary.json).model, self._dtype)
         self._eos = np.array([vocabulary.eos_id], self._dtype).tobytes()
         self._added = tuple(token["content"] for token in document["added_tokens"])
 
@@ -129,16 +124,30 @@ class Checked:
                 raise ParityError(f"{self.name} gives other ids than tokenizers for {text[:40]!r}")
 
 
-def encoders(vocabulary: Vocabulary, *, accelerate: bool) -> list[Encoder]:
-    """What can encode with this vocabulary, fastest first; the last one is plain."""
+def encoders(vocabulary: Vocabulary, *, accelerate: bool) -> Iterator[Encoder]:
+    """What can encode with this vocabulary, fastest first; the last one is plain.
+
+    Each is made when it is asked for, because loading a vocabulary takes a while.
+    """
     plain = PlainEncoder(vocabulary)
-    found: list[Encoder] = []
-    if accelerate:
-        try:
-            found.append(Checked(FastEncoder(vocabulary), plain))
-        # Not installed, a kind of tokenizer it does not know, or other ids.
-        except Exception as error:
-            print(f"fastokens is not used: {type(error).__name__}: {error}", flush=True)
-    with suppress(ParityError):  # most vocabularies, and those have words of their own
-        found.append(Checked(WordEncoder(vocabulary, plain), plain))
-    return [*found, plain]
+    if accelerate and (fast := _fast_encoder(vocabulary, plain)):
+        yield fast
+    if words := _word_encoder(vocabulary, plain):
+        yield words
+    yield plain
+
+
+def _fast_encoder(vocabulary: Vocabulary, plain: PlainEncoder) -> Encoder | None:
+    try:
+        return Checked(FastEncoder(vocabulary), plain)
+    # Not installed, a kind of tokenizer it does not know, or other ids.
+    except Exception as error:
+        print(f"fastokens is not used: {type(error).__name__}: {error}", flush=True)
+        return None
+
+
+def _word_encoder(vocabulary: Vocabulary, plain: PlainEncoder) -> Encoder | None:
+    try:
+        return Checked(WordEncoder(vocabulary, plain), plain)
+    except ParityError:
+        return None  # most vocabularies, and those split text into words by themselves

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from training.data.encoders import Encoder, ParityError, encoders
+from training.data.batches import batches, read_ahead
+from training.data.encoders import ParityError, encoders
 from training.data.manifest import Shard
 from training.data.packer import ShardWriter
 from training.data.places import Place
@@ -15,9 +16,6 @@ from training.data.plan import Part
 from training.data.readers import read_documents
 from training.data.vocabulary import Vocabulary
 from training.objects import ObjectMissing, Objects
-
-_BATCH_CHARACTERS = 1_000_000
-_BATCH_DOCUMENTS = 1_000
 
 Count = Callable[[int, int], None]
 """Told how many tokens were made and how many bytes were uploaded since the last call."""
@@ -78,26 +76,23 @@ class PartMaker:
         self._input = task.place.open(task.input_uri)
         self._output = task.place.open(task.dataset_uri)
         self._encoders = encoders(task.vocabulary, accelerate=task.accelerate)
-
-    @property
-    def encoder(self) -> str:
-        """The one in use."""
-        return self._encoders[0].name
+        self._encoder = next(self._encoders)
 
     def make(self, part: Part) -> PartRecord:
         """Read, encode, pack and store a part; its record is written last."""
         while True:
             try:
-                record = self._make(part, self._encoders[0])
+                record = self._make(part)
                 break
             except ParityError as error:
                 # The plain tokenizer, which is last, cannot fail this way.
-                self._encoders.pop(0)
-                print(f"{error}; part {part.number} is made again by {self.encoder}", flush=True)
+                self._encoder = next(self._encoders)
+                name = self._encoder.name
+                print(f"{error}; part {part.number} is made again by {name}", flush=True)
         self._output.put(part.marker, record.to_json())
         return record
 
-    def _make(self, part: Part, encoder: Encoder) -> PartRecord:
+    def _make(self, part: Part) -> PartRecord:
         documents = empty = 0
         writer = ShardWriter(
             self._output,
@@ -107,12 +102,12 @@ class PartMaker:
             on_upload=lambda count: self._count(0, count),
         )
         try:
-            for batch in _batches(self._documents(part)):
+            for batch in read_ahead(batches(self._documents(part))):
                 texts = [text for text in batch if text]
                 documents += len(texts)
                 empty += len(batch) - len(texts)
                 if texts:
-                    ids = encoder.encode(texts)
+                    ids = self._encoder.encode(texts)
                     writer.add(ids)
                     self._count(len(ids), 0)
             shards = writer.close()
@@ -129,17 +124,3 @@ class PartMaker:
     def _documents(self, part: Part) -> Iterator[str]:
         for piece in part.pieces:
             yield from read_documents(self._input, piece, self._task.text_field)
-
-
-def _batches(documents: Iterator[str]) -> Iterator[list[str]]:
-    """Lists of documents, large enough to encode in parallel and small enough to hold."""
-    batch: list[str] = []
-    characters = 0
-    for text in documents:
-        batch.append(text)
-        characters += len(text)
-        if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch

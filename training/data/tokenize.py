@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.data.manifest import TOKENIZER_FILE, DatasetError, Manifest, Source
-from training.data.parts import PartRecord, Task
+from training.data.completion import finish, is_made
+from training.data.manifest import Manifest
+from training.data.parts import Task
 from training.data.places import Place
-from training.data.plan import PARTS_PREFIX, PLAN_FILE, Part, Plan, share
+from training.data.plan import Plan, share
 from training.data.pool import make_parts
+from training.data.progress_line import ProgressLine
 from training.data.readers import open_parquet
-from training.data.sources import Corpus, InputFile, find_corpus
+from training.data.sources import InputFile, find_corpus
 from training.data.stream import open_object
 from training.data.vocabulary import Vocabulary, fetch_vocabulary
 from training.objects import Objects
@@ -25,8 +25,6 @@ from trainium_catalogue.contract import DATASET_MANIFEST, DATASETS_PREFIX
 
 if TYPE_CHECKING:
     from training.workloads import Job
-
-_BETWEEN_LINES_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,46 +71,53 @@ def run(job: Job) -> None:
 def tokenize(order: Order, *, report: Callable[[str], None]) -> Manifest | None:
     """Do this child's share; returns the manifest when the dataset is complete afterwards."""
     report("reading the tokenizer")
+    with tempfile.TemporaryDirectory(prefix="tokenize-") as scratch:
+        vocabulary = fetch_vocabulary(order.tokenizer, Path(scratch), order.place)
+        return make_dataset(order, vocabulary, Path(scratch), report=report)
+
+
+def make_dataset(
+    order: Order, vocabulary: Vocabulary, scratch: Path, *, report: Callable[[str], None]
+) -> Manifest | None:
+    """The same with a tokenizer that has been read."""
     place = order.place
     uri = f"{place.root}/{DATASETS_PREFIX}{order.dataset}"
     objects = place.open(uri)
-    with tempfile.TemporaryDirectory(prefix="tokenize-") as scratch:
-        vocabulary = fetch_vocabulary(order.tokenizer, Path(scratch), place)
-        report("listing the input")
-        corpus = find_corpus(order.input, place)
-        plan = Plan.make(
-            corpus,
-            vocabulary,
-            text_field=order.text_field,
-            shard_tokens=order.shard_tokens,
-            row_groups=_row_group_counter(place.open(corpus.uri), report),
-        )
-        sizes = {info.key: info.size for info in objects.list()}
-        plan.record(objects, is_complete=DATASET_MANIFEST in sizes)
-        mine = share(plan.parts, index=order.array_index, size=order.array_size)
-        todo = [part for part in mine if not _is_made(objects, part, plan, sizes)]
-        print(
-            f"tokenize: {len(corpus.files)} files, {corpus.bytes / 1e6:.1f} MB in "
-            f"{len(plan.parts)} parts; {len(mine)} for this job, "
-            f"{len(mine) - len(todo)} of them made before",
-            flush=True,
-        )
-        task = Task(
-            input_uri=corpus.uri,
-            dataset_uri=uri,
-            place=place,
-            text_field=order.text_field,
-            shard_tokens=order.shard_tokens,
-            accelerate=order.accelerate,
-            vocabulary=vocabulary,
-            fingerprint=plan.fingerprint,
-            scratch=Path(scratch),
-        )
-        if todo:
-            line = _ProgressLine(len(todo), report)
-            make_parts(task, todo, processes=order.processes, on_progress=line.show)
-            line.end()
-    return _finish(objects, plan, corpus, vocabulary, order.text_field)
+    report("listing the input")
+    corpus = find_corpus(order.input, place)
+    plan = Plan.make(
+        corpus,
+        vocabulary,
+        text_field=order.text_field,
+        shard_tokens=order.shard_tokens,
+        row_groups=_row_group_counter(place.open(corpus.uri), report),
+    )
+    sizes = {info.key: info.size for info in objects.list()}
+    plan.record(objects, is_complete=DATASET_MANIFEST in sizes)
+    mine = share(plan.parts, index=order.array_index, size=order.array_size)
+    todo = [part for part in mine if not is_made(objects, part, plan, sizes)]
+    print(
+        f"tokenize: {len(corpus.files)} files, {corpus.bytes / 1e6:.1f} MB in "
+        f"{len(plan.parts)} parts; {len(mine)} for this job, "
+        f"{len(mine) - len(todo)} of them made before",
+        flush=True,
+    )
+    task = Task(
+        input_uri=corpus.uri,
+        dataset_uri=uri,
+        place=place,
+        text_field=order.text_field,
+        shard_tokens=order.shard_tokens,
+        accelerate=order.accelerate,
+        vocabulary=vocabulary,
+        fingerprint=plan.fingerprint,
+        scratch=scratch,
+    )
+    if todo:
+        line = ProgressLine(len(todo), report)
+        make_parts(task, todo, processes=order.processes, on_progress=line.show)
+        line.end()
+    return finish(objects, plan, corpus, vocabulary, order.text_field)
 
 
 def _row_group_counter(
@@ -124,101 +129,3 @@ def _row_group_counter(
             return int(open_parquet(stream, f"{objects.uri}/{file.key}").metadata.num_row_groups)
 
     return count
-
-
-def _is_made(objects: Objects, part: Part, plan: Plan, sizes: dict[str, int]) -> bool:
-    """Whether an earlier attempt has completed the part and its shards are still there."""
-    if part.marker not in sizes:
-        return False
-    record = PartRecord.read(objects, part, fingerprint=plan.fingerprint)
-    return record is not None and all(sizes.get(s.name) == s.bytes for s in record.shards)
-
-
-def _finish(
-    objects: Objects, plan: Plan, corpus: Corpus, vocabulary: Vocabulary, text_field: str
-) -> Manifest | None:
-    """Write the manifest if every part is there; whoever comes last does, and twice is harmless."""
-    plan.require_recorded(objects)
-    found = [PartRecord.read(objects, p, fingerprint=plan.fingerprint) for p in plan.parts]
-    records = [record for record in found if record is not None]
-    if len(records) < len(plan.parts):
-        left = len(plan.parts) - len(records)
-        print(f"tokenize: this job's share is done; {left} parts are other jobs'", flush=True)
-        return None
-    if not any(record.tokens for record in records):
-        objects.delete([PLAN_FILE, *(part.marker for part in plan.parts)])
-        raise DatasetError(
-            f"the input at {corpus.uri} has no document with text in {len(corpus.files)} files; "
-            "check --input and --text-field"
-        )
-    manifest = Manifest(
-        dtype=vocabulary.dtype,
-        vocab_size=vocabulary.size,
-        eos_id=vocabulary.eos_id,
-        bos=False,
-        tokenizer=vocabulary.name,
-        tokenizer_file_sha256=vocabulary.file_sha256,
-        tokenizer_sha256=vocabulary.sha256,
-        num_tokens=sum(record.tokens for record in records),
-        documents=sum(record.documents for record in records),
-        empty_documents=sum(record.empty_documents for record in records),
-        source=Source(
-            uri=corpus.uri, files=len(corpus.files), bytes=corpus.bytes, text_field=text_field
-        ),
-        shards=tuple(shard for record in records for shard in record.shards),
-    )
-    _remove_strays(objects, plan, manifest)
-    objects.put(TOKENIZER_FILE, vocabulary.json.encode())
-    objects.put(DATASET_MANIFEST, manifest.to_json())
-    print(
-        f"tokenize: {objects.uri} is complete: {manifest.num_tokens:,} tokens of "
-        f"{manifest.documents:,} documents in {len(manifest.shards)} shards, {manifest.dtype}",
-        flush=True,
-    )
-    return manifest
-
-
-def _remove_strays(objects: Objects, plan: Plan, manifest: Manifest) -> None:
-    """What an unfinished job with another plan has left."""
-    known = {shard.name for shard in manifest.shards} | {part.marker for part in plan.parts}
-    for prefix in ("shard-", PARTS_PREFIX):
-        strays = [info.key for info in objects.list(prefix) if info.key not in known]
-        if strays:
-            objects.delete(strays)
-
-
-class _ProgressLine:
-    """How far the job is: one line that changes on a terminal, else a line now and then."""
-
-    def __init__(self, num_parts: int, report: Callable[[str], None]) -> None:
-        self._num_parts, self._report = num_parts, report
-        self._start_s = self._shown_s = time.monotonic()
-        self._is_terminal = sys.stdout.isatty()
-        self._tokens = 0
-
-    def show(self, parts: int, tokens: int, uploaded: int) -> None:
-        """Say it, unless it was said just now."""
-        self._tokens = tokens
-        text = (
-            f"{parts} of {self._num_parts} parts, {tokens / 1e6:.1f} million tokens, "
-            f"{uploaded / 1e6:.0f} MB written"
-        )
-        self._report(text)
-        now = time.monotonic()
-        if now - self._shown_s > (0.2 if self._is_terminal else _BETWEEN_LINES_S):
-            self._shown_s = now
-            print(self._line(text, now), end=self._end, flush=True)
-
-    def end(self) -> None:
-        """The last line."""
-        text = f"{self._num_parts} parts, {self._tokens / 1e6:.1f} million tokens"
-        print(self._line(text, time.monotonic()), flush=True)
-
-    @property
-    def _end(self) -> str:
-        return "" if self._is_terminal else "\n"
-
-    def _line(self, text: str, now: float) -> str:
-        rate = self._tokens / max(now - self._start_s, 1e-9) / 1e6
-        start = "\r\x1b[K" if self._is_terminal else ""
-        return f"{start}tokenize: {text}, {rate:.2f} million a second"

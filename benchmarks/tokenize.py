@@ -1,0 +1,203 @@
+"""Tokenising a corpus against the recipe of the sample that this replaces, and against the disk.
+
+Both sides begin with a tokenizer in memory and text on the disk and end with a dataset on the
+disk; starting Python, importing and converting tokenizer.model, once a job, do not count. The
+recipe's text is in Arrow already, which is what its loader leaves in a cache; ours is JSONL. Every
+document's ids are compared before anything is timed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.pairs import Comparison
+from training.data import api_docs
+from training.data.manifest import Manifest
+from training.data.packed import PackedDataset
+from training.data.places import Place
+from training.data.tokenize import Order, make_dataset
+from training.data.vocabulary import Vocabulary, read_vocabulary
+
+TEXT_BYTES = 20_000_000
+BLOCK_TOKENS = 4096
+"""Sequence length of the recipe."""
+FAST_TARGET, PLAIN_TARGET = 1 / 5, 1 / 2.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What both sides work on."""
+
+    folder: Path
+    corpus: Path
+    theirs: Any
+    """Hugging Face's fast tokenizer."""
+    ours: Vocabulary
+    arrow: Any
+    """The corpus as a ``datasets.Dataset``."""
+
+
+@contextlib.contextmanager
+def prepared() -> Iterator[Setting]:
+    """Write the corpus: AWS's API documentation, as the installed botocore has it."""
+    import datasets
+    import mistral_common
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    datasets.disable_progress_bars()
+    # A second run must not find the first one's result.
+    datasets.disable_caching()
+    with tempfile.TemporaryDirectory(prefix="bench-tokenize-") as name:
+        folder = Path(name)
+        texts, size = [], 0
+        for document in api_docs.documents():
+            texts.append(document["text"])
+            size += len(document["text"])
+            if size >= TEXT_BYTES:
+                break
+        corpus = folder / "corpus" / "part-00000.jsonl"
+        corpus.parent.mkdir()
+        with corpus.open("w") as file:
+            file.writelines(json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in texts)
+        model = folder / "model"
+        model.mkdir()
+        # The legal stand-in for Llama 2's: same kind, same size.
+        source = Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1"
+        shutil.copyfile(source, model / "tokenizer.model")
+        (model / "config.json").write_text('{"model_type": "llama"}')
+        setting = Setting(
+            folder=folder,
+            corpus=corpus,
+            theirs=transformers.AutoTokenizer.from_pretrained(model, local_files_only=True),
+            ours=read_vocabulary(model / "tokenizer.model"),
+            arrow=datasets.Dataset.from_dict({"text": texts}),
+        )
+        refuse_different_ids(setting, texts)
+        yield setting
+
+
+def refuse_different_ids(setting: Setting, texts: list[str]) -> None:
+    """Compare every document of both datasets with the plain Hugging Face tokenizer."""
+    for accelerate in (True, False):
+        manifest, folder = _tokenize(setting, accelerate=accelerate)
+        found = PackedDataset(folder, manifest).sequence(0, manifest.num_tokens - 1)
+        place = 0
+        for start in range(0, len(texts), 1000):
+            batch = texts[start : start + 1000]
+            for ids in setting.theirs(batch, add_special_tokens=False).input_ids:
+                end = place + len(ids)
+                if not np.array_equal(found[place:end], ids) or found[end] != manifest.eos_id:
+                    raise RuntimeError(f"the ids of a document at token {place} differ")
+                place = end + 1
+        assert place == manifest.num_tokens, place
+        shutil.rmtree(folder)
+
+
+def _tokenize(setting: Setting, *, accelerate: bool) -> tuple[Manifest, Path]:
+    root = Path(tempfile.mkdtemp(dir=setting.folder))
+    order = Order(
+        input=str(setting.corpus.parent),
+        tokenizer="",
+        dataset="made",
+        text_field="text",
+        # As one machine with two cores gets it: a part for each.
+        shard_tokens=TEXT_BYTES // 6 if not accelerate else 2**26,
+        processes=2,
+        accelerate=accelerate,
+        place=Place(root=str(root)),
+        array_index=0,
+        array_size=1,
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+        manifest = make_dataset(order, setting.ours, root, report=lambda text: None)
+    assert manifest is not None
+    return manifest, root / "datasets" / "made"
+
+
+def _product(setting: Setting, *, accelerate: bool) -> Callable[[], float]:
+    def measure() -> float:
+        start = time.perf_counter()
+        _, folder = _tokenize(setting, accelerate=accelerate)
+        elapsed = time.perf_counter() - start
+        shutil.rmtree(folder.parents[1])
+        return elapsed
+
+    return measure
+
+
+def recipe(setting: Setting) -> float:
+    """The sample's steps (aws-neuron-samples, get_dataset.py), with its fast tokenizer."""
+
+    def group(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+        joined = {key: list(chain(*values)) for key, values in examples.items()}
+        total = len(joined["input_ids"]) // BLOCK_TOKENS * BLOCK_TOKENS
+        result = {
+            key: [ids[i : i + BLOCK_TOKENS] for i in range(0, total, BLOCK_TOKENS)]
+            for key, ids in joined.items()
+        }
+        result["labels"] = result["input_ids"].copy()
+        return result
+
+    start = time.perf_counter()
+    encoded = setting.arrow.map(
+        lambda examples: setting.theirs(examples["text"]), batched=True, remove_columns=["text"]
+    )
+    grouped = encoded.map(group, batched=True)
+    target = Path(tempfile.mkdtemp(dir=setting.folder))
+    grouped.save_to_disk(str(target))
+    elapsed = time.perf_counter() - start
+    shutil.rmtree(target)
+    return elapsed
+
+
+def touch(setting: Setting) -> float:
+    """What nobody can do without: read the text and look at every byte."""
+    start = time.perf_counter()
+    data = np.frombuffer(setting.corpus.read_bytes(), np.uint8)
+    int(data.sum(dtype=np.int64))
+    return time.perf_counter() - start
+
+
+def comparisons(setting: Setting) -> list[Comparison]:
+    """Ours with the accelerator and without, and the distance to the limit."""
+    baseline = "fast tokenizer, datasets.map, group to 4096, save_to_disk"
+    fast = _product(setting, accelerate=True)
+    return [
+        Comparison(
+            name="tokenize",
+            product="tokenize, fastokens where it passes its check",
+            baseline=baseline,
+            target=FAST_TARGET,
+            measure_product=fast,
+            measure_baseline=lambda: recipe(setting),
+        ),
+        Comparison(
+            name="tokenize-plain",
+            product="tokenize --accelerate false",
+            baseline=baseline,
+            target=PLAIN_TARGET,
+            measure_product=_product(setting, accelerate=False),
+            measure_baseline=lambda: recipe(setting),
+        ),
+        Comparison(
+            name="tokenize-limit",
+            product="tokenize, fastokens where it passes its check",
+            baseline="reading the text and touching every byte",
+            target=None,
+            measure_product=fast,
+            measure_baseline=lambda: touch(setting),
+        ),
+    ]

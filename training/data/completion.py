@@ -1,0 +1,72 @@
+"""When is a part made, and when is the dataset? Its manifest is written last."""
+
+from __future__ import annotations
+
+from training.data.manifest import TOKENIZER_FILE, DatasetError, Manifest, Source
+from training.data.parts import PartRecord
+from training.data.plan import PARTS_PREFIX, PLAN_FILE, Part, Plan
+from training.data.sources import Corpus
+from training.data.vocabulary import Vocabulary
+from training.objects import Objects
+from trainium_catalogue.contract import DATASET_MANIFEST
+
+
+def is_made(objects: Objects, part: Part, plan: Plan, sizes: dict[str, int]) -> bool:
+    """Whether an earlier attempt has completed the part and its shards are still there."""
+    if part.marker not in sizes:
+        return False
+    record = PartRecord.read(objects, part, fingerprint=plan.fingerprint)
+    return record is not None and all(sizes.get(s.name) == s.bytes for s in record.shards)
+
+
+def finish(
+    objects: Objects, plan: Plan, corpus: Corpus, vocabulary: Vocabulary, text_field: str
+) -> Manifest | None:
+    """Write the manifest if every part is there; whoever comes last does, and twice is harmless."""
+    plan.require_recorded(objects)
+    found = [PartRecord.read(objects, p, fingerprint=plan.fingerprint) for p in plan.parts]
+    records = [record for record in found if record is not None]
+    if len(records) < len(plan.parts):
+        left = len(plan.parts) - len(records)
+        print(f"tokenize: this job's share is done; {left} parts are other jobs'", flush=True)
+        return None
+    if not any(record.tokens for record in records):
+        objects.delete([PLAN_FILE, *(part.marker for part in plan.parts)])
+        raise DatasetError(
+            f"the input at {corpus.uri} has no document with text in {len(corpus.files)} files; "
+            "check --input and --text-field"
+        )
+    manifest = Manifest(
+        dtype=vocabulary.dtype,
+        vocab_size=vocabulary.size,
+        eos_id=vocabulary.eos_id,
+        bos=False,
+        tokenizer=vocabulary.name,
+        tokenizer_file_sha256=vocabulary.file_sha256,
+        tokenizer_sha256=vocabulary.sha256,
+        num_tokens=sum(record.tokens for record in records),
+        documents=sum(record.documents for record in records),
+        empty_documents=sum(record.empty_documents for record in records),
+        source=Source(
+            uri=corpus.uri, files=len(corpus.files), bytes=corpus.bytes, text_field=text_field
+        ),
+        shards=tuple(shard for record in records for shard in record.shards),
+    )
+    _remove_strays(objects, plan, manifest)
+    objects.put(TOKENIZER_FILE, vocabulary.json.encode())
+    objects.put(DATASET_MANIFEST, manifest.to_json())
+    print(
+        f"tokenize: {objects.uri} is complete: {manifest.num_tokens:,} tokens of "
+        f"{manifest.documents:,} documents in {len(manifest.shards)} shards, {manifest.dtype}",
+        flush=True,
+    )
+    return manifest
+
+
+def _remove_strays(objects: Objects, plan: Plan, manifest: Manifest) -> None:
+    """What an unfinished job with another plan has left."""
+    known = {shard.name for shard in manifest.shards} | {part.marker for part in plan.parts}
+    for prefix in ("shard-", PARTS_PREFIX):
+        strays = [info.key for info in objects.list(prefix) if info.key not in known]
+        if strays:
+            objects.delete(strays)

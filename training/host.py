@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Host:
     """Reads the machine, or a tree that looks like one."""
 
     root: Path = Path("/")
-    """Holds ``dev`` and ``sys``."""
+    """Holds ``dev``, ``proc`` and ``sys``."""
     disk: Path = Path("/tmp")
     shared_memory: Path = Path("/dev/shm")
     fi_info: str | None = _FI_INFO
@@ -96,6 +97,24 @@ class Host:
     def free_disk_gib(self) -> float:
         """Free space where temporary files go."""
         return shutil.disk_usage(self.disk).free / 2**30
+
+    def file_system_type(self, folder: str) -> str | None:
+        """Type of the file system that is mounted exactly there, or None."""
+        try:
+            lines = (self.root / "proc/mounts").read_text().splitlines()
+        except OSError:
+            return None
+        kinds = [fields[2] for line in lines if (fields := line.split())[1] == folder]
+        return kinds[-1] if kinds else None
+
+    def is_writable(self, folder: str) -> bool:
+        """Whether a file can be made there."""
+        try:
+            with tempfile.TemporaryFile(dir=self.root / folder.lstrip("/")) as file:
+                file.write(b"\0")
+        except OSError:
+            return False
+        return True
 
     def has_package(self, name: str) -> bool:
         """Whether a package can be imported; nothing is imported."""

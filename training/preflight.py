@@ -38,7 +38,7 @@ class Failed:
 Outcome = Passed | Skipped | Failed
 
 _CPU = "the device is the CPU"
-_ANOTHER_HOST = "Batch retries on another host"
+_ANOTHER_HOST = "Batch retries; if it meets the same host again, end that instance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +191,27 @@ def check_process(node: NodeContract, host: Host) -> Outcome:
     )
 
 
+def check_lustre(node: NodeContract, host: Host) -> Outcome:
+    """The file system that the deployment promises is mounted and can be written to."""
+    if node.lustre is None:
+        return Skipped(what="Lustre", why="the deployment has none")
+    remedy = (
+        "the host's mount or the job definition's volume is missing; read the boot messages of "
+        "the host; "
+    )
+    if host.file_system_type(node.lustre) != "lustre":
+        return Failed(
+            finding=f"no Lustre file system is mounted at {node.lustre}",
+            remedy=remedy + _ANOTHER_HOST,
+        )
+    if not host.is_writable(node.lustre):
+        return Failed(
+            finding=f"{node.lustre} cannot be written to",
+            remedy="the file system is full or read-only; free some of it, or deploy a larger one",
+        )
+    return Passed(what=f"Lustre at {node.lustre}")
+
+
 CHECKS: tuple[Callable[[NodeContract, Host], Outcome], ...] = (
     check_packages,
     check_devices,
@@ -200,6 +221,7 @@ CHECKS: tuple[Callable[[NodeContract, Host], Outcome], ...] = (
     check_files,
     check_shared_memory,
     check_disk,
+    check_lustre,
     check_process,
 )
 

@@ -51,7 +51,7 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
         ),
         ExitCode.PREFLIGHT: Ending(
             meaning="a node failed preflight or did not join",
-            remedy="Batch retries on other hosts; the log names the node, the finding, the remedy",
+            remedy="Batch retries, maybe on the same hosts; the log names node, finding and remedy",
             retry=True,
         ),
         ExitCode.HOST: Ending(

@@ -75,6 +75,8 @@ class EfaLaunchTemplate(Construct):
                         ebs=ec2.CfnLaunchTemplate.EbsProperty(
                             volume_type="gp3",
                             volume_size=root_volume_gib,
+                            # The image is more than 10 GB, and every node waits for its slowest.
+                            throughput=500,
                             encrypted=True,
                             delete_on_termination=True,
                         ),
@@ -83,8 +85,8 @@ class EfaLaunchTemplate(Construct):
                 metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
                     http_endpoint="enabled",
                     http_tokens="required",
-                    # As the ECS-optimised AMI sets it: a container is one hop away. Jobs take
-                    # their role from ECS, never from here.
+                    # As the ECS-optimised AMI sets it. Tasks of multi-node jobs (awsvpc) are kept
+                    # off by the agent (ECS_AWSVPC_BLOCK_IMDS): they take their role from ECS.
                     http_put_response_hop_limit=2,
                 ),
                 user_data=cdk.Fn.base64(host.user_data()),
@@ -101,7 +103,6 @@ class EfaLaunchTemplate(Construct):
                 instance_type=instance_type.name if is_block else None,
             ),
         )
-        cdk.Tags.of(self.template).add("Name", self.node.path)
 
     @property
     def launch_template_id(self) -> str:

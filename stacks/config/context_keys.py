@@ -35,10 +35,21 @@ def _region(earlier: Mapping[str, Any]) -> str:
     return HOME_REGION if HOME_REGION in offered else next(iter(offered))
 
 
-def _first_zone(earlier: Mapping[str, Any]) -> str | None:
-    """Choose a zone for a new network; an existing subnet already has one."""
-    offered = INSTANCE_TYPES[earlier["instance_type"]].zone_ids.get(earlier["region"])
-    return offered[0] if offered and earlier["subnet_id"] is None else None
+def _best_zone(earlier: Mapping[str, Any]) -> str | None:
+    """Choose a zone for a new network; an existing subnet already has one.
+
+    The one with the most instance types, so that a later change of type keeps the subnets.
+    """
+    region = earlier["region"]
+    offered = INSTANCE_TYPES[earlier["instance_type"]].zone_ids.get(region)
+    if not offered or earlier["subnet_id"] is not None:
+        return None
+    return max(
+        offered,
+        key=lambda zone: sum(
+            zone in each.zone_ids.get(region, ()) for each in INSTANCE_TYPES.values()
+        ),
+    )
 
 
 def _num_nodes(earlier: Mapping[str, Any]) -> int:
@@ -126,11 +137,12 @@ class ContextKeys:
     availability_zone_id: str | None = key(
         kinds.optional(zone()),
         default=Derived(
-            text="the first zone of the region that offers the type; none with `subnet_id`",
-            compute=_first_zone,
+            text="the zone that offers the type and the most others; none with `subnet_id`",
+            compute=_best_zone,
         ),
         help="zone id of the nodes (`usw2-az4`: the same zone in every account), checked against "
-        "the catalogue; a zone name (`us-west-2d`) is accepted with a warning",
+        "the catalogue; a zone name (`us-west-2d`) is accepted with a warning; another zone later "
+        "replaces subnets and nodes",
     )
     vpc_cidr: str | None = key(
         kinds.optional(kinds.cidr(addresses.WIDEST_PREFIX, addresses.NARROWEST_VPC_PREFIX)),
@@ -195,7 +207,7 @@ class ContextKeys:
         kinds.optional(kinds.whole_number(20, 10_080)),
         default=None,
         help="minutes that idle nodes stay up, and are billed, for the next job; left out, Batch "
-        "ends them at once",
+        "ends them within minutes",
     )
     runnable_time_limit_minutes: int = key(
         kinds.whole_number(10, 1440),

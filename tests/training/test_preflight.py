@@ -22,6 +22,7 @@ from training.preflight import (
     check_driver,
     check_efa,
     check_files,
+    check_lustre,
     check_memlock,
     check_packages,
     check_process,
@@ -208,8 +209,12 @@ def test_a_cpu_skips_hardware_and_says_why(tmp_path: Path) -> None:
         "Neuron driver",
         "EFA",
         "memlock",
+        "Lustre",
     }
-    assert {outcome.why for outcome in skipped} == {"the device is the CPU"}
+    assert {outcome.why for outcome in skipped} == {
+        "the device is the CPU",
+        "the deployment has none",
+    }
 
 
 def test_one_node_skips_efa(tmp_path: Path) -> None:
@@ -233,3 +238,40 @@ def test_all_failures_of_a_node_become_one_verdict(tmp_path: Path) -> None:
 
 def test_no_failure_is_no_problem() -> None:
     assert problem(TRN1, [Passed(what="all"), Skipped(what="some", why="none")]) is None
+
+
+def with_lustre(root: Path, *, kind: str) -> Host:
+    """A host with a file system at /fsx."""
+    host = make_host(root)
+    (root / "proc").mkdir()
+    (root / "fsx").mkdir()
+    (root / "proc/mounts").write_text(f"/dev/root / ext4 rw 0 0\nfs@tcp:/abc /fsx {kind} rw 0 0\n")
+    return host
+
+
+def test_a_node_without_lustre_needs_none(tmp_path: Path) -> None:
+    assert isinstance(check_lustre(node_on("trn1.32xlarge"), make_host(tmp_path)), Skipped)
+
+
+def test_lustre_must_be_mounted_where_it_is_promised(tmp_path: Path) -> None:
+    node = replace(node_on("trn1.32xlarge"), lustre="/fsx")
+
+    assert check_lustre(node, with_lustre(tmp_path / "a", kind="lustre")) == Passed(
+        what="Lustre at /fsx"
+    )
+    other = check_lustre(node, with_lustre(tmp_path / "b", kind="ext4"))
+    none = check_lustre(node, make_host(tmp_path / "c"))
+    for outcome in (other, none):
+        assert isinstance(outcome, Failed)
+        assert "no Lustre file system is mounted at /fsx" in outcome.finding
+
+
+def test_lustre_must_be_writable(tmp_path: Path) -> None:
+    node = replace(node_on("trn1.32xlarge"), lustre="/fsx")
+    host = with_lustre(tmp_path, kind="lustre")
+    (tmp_path / "fsx").rmdir()
+
+    outcome = check_lustre(node, host)
+
+    assert isinstance(outcome, Failed)
+    assert "/fsx cannot be written to" in outcome.finding

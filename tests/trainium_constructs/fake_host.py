@@ -1,7 +1,8 @@
 """A host made of files, on which the boot script runs for real.
 
-Only commands that need root or a real host are stand-ins: systemctl, sysctl, dnf, modprobe, and
-the EFA installer inside a signed archive. Signatures are checked by the real gpg.
+Only commands that need root or a real host are stand-ins: systemctl, systemd-run, sysctl, dnf,
+modprobe, mount, mountpoint, and the EFA installer inside a signed archive. Signatures are checked
+by the real gpg.
 """
 
 from __future__ import annotations
@@ -79,8 +80,10 @@ class Host:
     def __post_init__(self) -> None:
         for folder in ("bin", "dev", "sys/module/neuron", "etc", "downloads", "root"):
             (self.root / folder).mkdir(parents=True)
-        for name in ("systemctl", "sysctl", "dnf"):
+        for name in ("systemctl", "systemd-run", "sysctl", "dnf", "mount"):
             self.command(name, f'echo "{name} $*" >>"${{FAKE_LOG}}"')
+        # A folder counts as mounted once somebody has asked to mount it.
+        self.command("mountpoint", 'grep --quiet "^mount .* ${2}$" "${FAKE_LOG}"')
         self.command("modprobe", 'echo "modprobe $*" >>"${FAKE_LOG}"')
         self.script.write_text(self.setup.script())
         self.script.chmod(0o755)

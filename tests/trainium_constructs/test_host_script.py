@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.trainium_constructs.fake_host import ARCHIVE, Host, Signer
 from trainium_catalogue.instances import INSTANCE_TYPES, InstanceType
 from trainium_catalogue.releases import NEURON_RELEASES, NeuronRelease
-from trainium_constructs import HostSetup
+from trainium_constructs import HostSetup, LustreMount
 
 TRN1 = INSTANCE_TYPES["trn1.32xlarge"]
 WITHOUT_EFA = INSTANCE_TYPES["trn1.2xlarge"]
@@ -266,3 +266,52 @@ def test_every_type_counts_its_own_devices(
     done = host.run()
 
     assert done.returncode == 0, done.stderr
+
+
+def with_lustre(tmp_path: Path, signer: Signer) -> Host:
+    made = Host(
+        root=tmp_path / "lustre",
+        setup=HostSetup(
+            instance_type=INSTANCE_TYPES["trn1.32xlarge"],
+            release=NEURON_RELEASES["2.28.0"],
+            lustre=LustreMount(dns_name="fs-0.fsx.example", mount_name="fqgwbbmv"),
+            efa_key_fingerprint=signer.fingerprint,
+        ),
+        num_efa=8,
+    )
+    signer.publish(made.root / "downloads")
+    made.has(neuron=16, driver="2.28.0.0")
+    return made
+
+
+def test_a_file_system_is_mounted_once(tmp_path: Path, signer: Signer) -> None:
+    host = with_lustre(tmp_path, signer)
+
+    assert host.run().returncode == 0
+    assert host.run().returncode == 0
+
+    mounts = [line for line in host.log if line.startswith("mount ")]
+    folder = host.root / "root/fsx"
+    assert mounts == [f"mount -t lustre -o relatime,flock fs-0.fsx.example@tcp:/fqgwbbmv {folder}"]
+    assert "dnf install --assumeyes lustre-client" in host.log
+
+
+def test_a_file_system_that_cannot_be_mounted_keeps_the_agent_stopped(
+    tmp_path: Path, signer: Signer
+) -> None:
+    host = with_lustre(tmp_path, signer)
+    host.command("mount", "exit 1")
+
+    assert host.run().returncode == 1
+    assert "cannot mount fs-0.fsx.example: its security group must admit TCP 988" in host.console
+    assert not host.agent_may_start()
+
+
+@pytest.mark.parametrize("failing", ["sysctl", "dnf"])
+def test_a_host_that_is_not_ready_ends_itself(host: Host, failing: str) -> None:
+    host.has(neuron=16, driver="2.31.0.0")
+    host.command(failing, "exit 1")
+
+    host.run()
+
+    assert "systemd-run --quiet --on-active=5min systemctl poweroff" in host.log

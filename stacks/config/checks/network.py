@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Network
 from typing import TYPE_CHECKING
 
 from stacks.config import addresses
@@ -34,6 +35,31 @@ def _security_group_has_vpc(config: AppConfig) -> ConfigError | None:
         "security_group_id",
         "belongs to an existing VPC, and a new one is to be made",
         f"add {PREFIX}vpc_id, or leave the group out: one is created",
+    )
+
+
+# Ranges that a VPC may have and that do not work in one: loopback, multicast and the like, and
+# Docker's default bridge on every host (ECS developer guide, container networking).
+_UNUSABLE_RANGES = {
+    "0.0.0.0/8": "this network (RFC 1122)",
+    "127.0.0.0/8": "loopback",
+    "169.254.0.0/16": "link-local addresses, where AWS's own services answer",
+    "172.17.0.0/16": "Docker's bridge on every host",
+    "224.0.0.0/3": "multicast and reserved addresses",
+}
+
+
+def _vpc_range_is_usable(config: AppConfig) -> ConfigError | None:
+    if config.vpc_cidr is None:
+        return None
+    wanted = IPv4Network(config.vpc_cidr)
+    taken = [(text, why) for text, why in _UNUSABLE_RANGES.items()
+             if wanted.overlaps(IPv4Network(text))]  # fmt: skip
+    if not taken:
+        return None
+    text, why = taken[0]
+    return refuse(
+        config, "vpc_cidr", f"lies in {text}: {why}", "use a private range such as 10.0.0.0/16"
     )
 
 
@@ -76,6 +102,20 @@ def _nodes_get_efa_software(config: AppConfig) -> ConfigError | None:
     )
 
 
+def _nodes_reach_the_image(config: AppConfig) -> ConfigError | None:
+    if config.image_uri is None or config.vpc_id is not None or config.nat_gateways:
+        return None
+    if f".dkr.ecr.{config.region}.amazonaws.com" in config.image_uri:
+        return None
+    return refuse(
+        config,
+        "nat_gateways",
+        f"leaves the nodes no way to {PREFIX}image_uri={config.image_uri}, which is not in ECR in "
+        f"{config.region}",
+        f"use {PREFIX}nat_gateways=1, or an image in this region's ECR",
+    )
+
+
 def _subnet_holds_nodes(config: AppConfig) -> ConfigError | None:
     needed = config.addresses_needed(config.efa_layout)
     if needed <= config.usable_addresses:
@@ -110,9 +150,11 @@ def _ways_to_fit(config: AppConfig, *, needed: int, per_node: int) -> list[str]:
 
 CHECKS = (
     _existing_network_is_whole,
+    _vpc_range_is_usable,
     _security_group_has_vpc,
     _existing_network_stays,
     _nodes_reach_services,
     _nodes_get_efa_software,
+    _nodes_reach_the_image,
     _subnet_holds_nodes,
 )

@@ -1,0 +1,163 @@
+"""Schedule, data positions and refusals of the configuration; weights that depend on nothing."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.backends.optimizer import is_decayed
+from training.llama.config import TrainConfig
+from training.llama.model import initial_weight, llama_config, meta_model
+from training.llama.parallel import Split, part_of, split_modules, tensor_parallel_plan
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.models import PRESETS
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.workloads import WORKLOADS
+
+FIRST_WEIGHTS = [-0.002576436, 0.018411633, -0.005666399, 0.019853739]
+
+
+def config(*, num_ranks: int = 2, **values: Value) -> TrainConfig:
+    """llama-tiny's, with changes."""
+    named = {name.replace("_", "-"): value for name, value in values.items()}
+    defaults = {p.name: p.default for p in WORKLOADS["llama-tiny"].parameters}
+    return TrainConfig.from_values({**defaults, **named}, num_ranks)
+
+
+def test_the_rate_rises_to_its_peak_and_falls_to_nothing() -> None:
+    found = config(lr=1.0, warmup_steps=4, max_steps=12)
+
+    rates = [found.learning_rate_at(step) for step in range(1, 14)]
+
+    falling = [eighths / 8 for eighths in range(7, -1, -1)]
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1, 1, *falling])
+
+
+@given(warmup=st.integers(0, 50), steps=st.integers(1, 100), peak=st.floats(1e-6, 1.0))
+def test_the_rate_is_never_negative_nor_above_its_peak(
+    warmup: int, steps: int, peak: float
+) -> None:
+    found = config(lr=peak, warmup_steps=warmup, max_steps=steps)
+
+    rates = [found.learning_rate_at(step) for step in range(1, steps + 1)]
+
+    assert all(0 < rate <= peak * (1 + 1e-12) for rate in rates)
+
+
+@given(
+    data_parallel=st.sampled_from([1, 2, 4, 8]),
+    micro_batch=st.sampled_from([1, 2, 4]),
+    step=st.integers(0, 1000),
+)
+def test_the_ranks_of_a_step_share_its_positions_without_gap_or_overlap(
+    data_parallel: int, micro_batch: int, step: int
+) -> None:
+    found = config(num_ranks=2 * data_parallel, micro_batch=micro_batch)
+    plan = found.plan
+
+    positions = [
+        position
+        for micro, rank in itertools.product(range(plan.accumulation_steps), range(data_parallel))
+        for position in found.positions(step, micro, rank)
+    ]
+
+    assert positions == list(range(step * plan.global_batch, (step + 1) * plan.global_batch))
+
+
+def test_a_job_ends_after_its_own_steps_or_the_runs() -> None:
+    assert config(max_steps=10).last_step(4) == 10
+    assert config(max_steps=10, steps_this_run=3).last_step(4) == 7
+    assert config(max_steps=10, steps_this_run=30).last_step(4) == 10
+
+
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(ValueError, match="global-batch=6 is not a multiple of the 4 sequences"):
+        config(num_ranks=4, micro_batch=2, global_batch=6)
+
+
+def test_weights_are_the_same_on_every_topology_and_differ_by_name_and_seed() -> None:
+    size = torch.Size((8, 6))
+    one = initial_weight("a.weight", size, seed=1)
+
+    assert torch.equal(one, initial_weight("a.weight", size, seed=1))
+    assert not torch.equal(one, initial_weight("b.weight", size, seed=1))
+    assert not torch.equal(one, initial_weight("a.weight", size, seed=2))
+    assert torch.equal(initial_weight("layernorm.weight", size, seed=1), torch.ones(size))
+
+
+def test_weights_have_the_deviation_of_the_reference() -> None:
+    weight = initial_weight("a.weight", torch.Size((500, 500)), seed=1)
+
+    assert float(weight.std()) == pytest.approx(0.02, rel=0.02)
+    assert float(weight.mean()) == pytest.approx(0, abs=2e-4)
+
+
+def test_the_first_weights_never_change() -> None:
+    # A run that is begun by one version and compared with another one's depends on them.
+    weight = initial_weight("model.embed_tokens.weight", torch.Size((4, 8)), seed=12349)
+
+    assert weight.flatten()[:4].tolist() == pytest.approx(FIRST_WEIGHTS, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_model_has_as_many_parameters_as_the_catalogue_says(name: str) -> None:
+    preset = PRESETS[name]
+    model = meta_model(llama_config(preset.shape, seq_len=preset.seq_len))
+
+    assert sum(p.numel() for p in model.parameters()) == preset.shape.num_parameters
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+def test_the_plan_splits_every_matrix() -> None:
+    preset = PRESETS["llama-tiny"]
+    model = meta_model(llama_config(preset.shape, seq_len=preset.seq_len))
+
+    split = {name for name, _, _ in split_modules(model, tensor_parallel_plan(model.config))}
+
+    matrices = {n.removesuffix(".weight") for n, p in model.named_parameters() if p.dim() == 2}
+    assert split == matrices
+
+
+@pytest.mark.parametrize("how", Split)
+def test_parts_of_a_weight_are_the_weight(how: Split) -> None:
+    whole = torch.arange(32.0).reshape(4, 8)
+
+    parts = [part_of(whole, how, index=index, parts=2) for index in range(2)]
+
+    assert torch.equal(torch.cat(parts, dim=1 if how is Split.ROWWISE else 0), whole)
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    names = ("model.norm.weight", "model.layers.0.input_layernorm.weight", "a.q_proj.bias")
+
+    assert not any(is_decayed(name) for name in names)
+    assert is_decayed("model.layers.0.self_attn.q_proj.weight")
+    assert is_decayed("model.embed_tokens.weight")
+
+
+def test_a_trn1_node_has_the_peak_that_aws_divides_by() -> None:
+    node = INSTANCE_TYPES["trn1.32xlarge"]
+
+    assert node.peak_flops_per_process * node.processes_per_node == pytest.approx(3040e12)
+
+
+def test_aws_figure_for_llama2_gives_about_its_utilization() -> None:
+    # 81 sequences a second on 16 nodes, printed as 30.8 % (AWS Neuron 2.15 benchmarks).
+    found = TrainConfig.from_values(
+        {p.name: p.default for p in WORKLOADS["llama2-7b"].parameters}, 16 * 32
+    )
+
+    mfu = found.plan.model_flops_utilization(
+        81 * 4096, peak_flops=INSTANCE_TYPES["trn1.32xlarge"].peak_flops_per_process
+    )
+
+    assert mfu == pytest.approx(0.308, abs=0.01)
+
+
+def test_a_config_is_a_value() -> None:
+    assert replace(config(), seed=1) == config(seed=1)

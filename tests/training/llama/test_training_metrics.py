@@ -1,0 +1,219 @@
+"""The forms in which a step is told, and uploads that never stand in the way."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.metrics import StepRecord, Window
+from training.metrics_cloudwatch import Pacer, embedded_metrics
+from training.metrics_reference import log_line, results_document
+from training.objects import LocalObjects
+from training.uploads import Uploads
+
+RECORD = StepRecord(
+    step=12,
+    max_steps=100,
+    epoch=1,
+    loss=2.5,
+    lr=3e-4,
+    grad_norm=0.75,
+    step_s=2.0,
+    data_s=0.1,
+    sequences_per_second=4.0,
+    tokens_per_second=16384.0,
+    mfu=0.25,
+    throughput=3.5,
+    tokens_total=393216,
+)
+
+
+def test_a_step_is_one_line_of_the_log() -> None:
+    assert RECORD.line() == (
+        "training: step 12 of 100: loss 2.5000, lr 3.00e-04, grad-norm 0.750, 4.00 seq/s, "
+        "16384 tok/s, MFU 25.0%, 2.000 s"
+    )
+
+
+def test_without_a_known_peak_there_is_no_mfu() -> None:
+    assert "MFU" not in replace(RECORD, mfu=None).line()
+
+
+def test_the_log_line_is_read_by_parsers_of_the_reference() -> None:
+    pattern = (
+        r"LOG (.+) - \((\d+), (\d+)\) step_loss : (\S+) learning_rate : (\S+) "
+        r"throughput : (\S+)"
+    )
+
+    found = re.match(pattern, log_line(RECORD))
+
+    assert found is not None
+    assert found.groups()[1:] == ("1", "12", "2.5000", "3.00e-04", "3.50")
+
+
+def test_a_loss_that_is_no_number_is_null_in_json() -> None:
+    fields = replace(RECORD, loss=float("nan")).fields()
+
+    assert fields["loss"] is None
+    json.dumps(fields, allow_nan=False)
+
+
+@given(
+    log_every=st.integers(1, 30),
+    samples=st.lists(st.tuples(st.integers(1, 1000), st.floats(0.001, 100)), min_size=1),
+)
+def test_throughput_is_that_of_the_last_ten_steps(
+    log_every: int, samples: list[tuple[int, float]]
+) -> None:
+    window = Window(log_every)
+
+    found = [window.add(*sample) for sample in samples][-1]
+
+    last = samples[-math.ceil(10 / log_every) :]
+    assert found == pytest.approx(sum(n for n, _ in last) / sum(s for _, s in last))
+
+
+def test_no_time_at_all_gives_no_throughput() -> None:
+    assert Window(1).add(8, 0.0) == 0.0
+
+
+def test_results_without_a_logged_step_have_no_metrics() -> None:
+    # The reference raises IndexError here (runs shorter than its logging interval).
+    document = results_document(
+        None, parameters={}, throughputs=[], last=None, log_every=10, seconds=1.0
+    )
+
+    assert document == {"results": {"parameters": {}, "metrics": []}}
+
+
+def test_results_leave_the_first_ten_steps_out_of_the_average() -> None:
+    throughputs = [1.0] * 10 + [4.0, 6.0]
+
+    document = results_document(
+        None, parameters={}, throughputs=throughputs, last=RECORD, log_every=1, seconds=90
+    )
+
+    named = {m["MetricName"]: m["MeasuredValue"] for m in document["results"]["metrics"]}
+    assert (named["Average throughput"], named["Peak throughput"]) == (5.0, 6.0)
+    assert named["Time to train"] == 1.5
+
+
+@pytest.mark.parametrize("earlier", [b"", b"[]", b'{"results": 3}', b"\xff"])
+def test_results_that_are_not_ours_are_replaced(earlier: bytes) -> None:
+    document = results_document(
+        earlier, parameters={}, throughputs=[1.0], last=RECORD, log_every=1, seconds=1
+    )
+
+    assert len(document["results"]["metrics"]) == 6
+
+
+def test_cloudwatch_reads_its_metrics_from_the_line() -> None:
+    line = embedded_metrics(
+        RECORD, deployment="default", run="r", workload="llama2-7b", time_ms=1700000000000
+    )
+
+    document = json.loads(line)
+    assert "\n" not in line
+    (directive,) = document["_aws"]["CloudWatchMetrics"]
+    assert document["_aws"]["Timestamp"] == 1700000000000
+    assert directive["Namespace"] == "Trainium/Training"
+    names = [metric["Name"] for metric in directive["Metrics"]]
+    assert names == [
+        "Loss", "LearningRate", "GradientNorm", "SequencesPerSecond", "TokensPerSecond",
+        "ModelFlopsUtilization", "StepTime", "DataTime",
+    ]  # fmt: skip
+    assert all(isinstance(document[name], float) for name in names)
+    assert all(isinstance(document[name], str) for name in directive["Dimensions"][0])
+
+
+def test_cloudwatch_gets_no_metric_without_a_value() -> None:
+    line = embedded_metrics(
+        replace(RECORD, mfu=None), deployment="d", run="r", workload="w", time_ms=0
+    )
+
+    assert "ModelFlopsUtilization" not in line
+
+
+@given(st.lists(st.floats(0, 50), max_size=30))
+def test_cloudwatch_gets_one_line_a_minute_at_most(gaps: list[float]) -> None:
+    now, lines = 0.0, []
+    pacer = Pacer(clock=lambda: now)
+    for gap in gaps:
+        now += gap
+        if pacer.due():
+            lines.append(now)
+
+    assert all(later - earlier >= 60 for earlier, later in itertools.pairwise(lines))
+    assert len(lines) >= bool(gaps)
+
+
+class Slow(LocalObjects):
+    """Storage that answers when it is allowed to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.allowed = threading.Event()
+        self.puts: list[str] = []
+
+    def put(
+        self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None
+    ) -> str:
+        self.allowed.wait()
+        self.puts.append(key)
+        if key == "bad":
+            raise OSError("no space left")
+        return super().put(key, data)
+
+
+def test_slow_storage_does_not_keep_anybody_waiting(tmp_path: Path) -> None:
+    objects = Slow(tmp_path)
+    uploads = Uploads(objects, every_s=0.0, say=print)
+    began = time.monotonic()
+
+    for number in range(1000):
+        uploads.offer("a", str(number).encode())
+    assert not uploads.flush("a", within_s=0.01)
+    assert time.monotonic() - began < 1
+
+    objects.allowed.set()
+    assert uploads.close(within_s=5)
+    assert (tmp_path / "a").read_text() == "999"
+    assert len(objects.puts) <= 3
+
+
+def test_a_failing_upload_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    objects, said = Slow(tmp_path), list[str]()
+    objects.allowed.set()
+    uploads = Uploads(objects, every_s=0.0, say=said.append)
+
+    uploads.offer("bad", b"1")
+    uploads.offer("good", b"2")
+    uploads.offer("bad", b"3")
+
+    assert uploads.close(within_s=5)
+    assert said == ["bad could not be uploaded, training goes on: no space left"]
+    assert (tmp_path / "good").read_text() == "2"
+
+
+def test_a_file_is_uploaded_at_most_every_so_often(tmp_path: Path) -> None:
+    objects = Slow(tmp_path)
+    objects.allowed.set()
+    uploads = Uploads(objects, every_s=60.0, say=print)
+
+    for number in range(5):
+        uploads.offer("a", str(number).encode())
+        time.sleep(0.02)
+    assert objects.puts == ["a"]
+    assert uploads.flush("a", within_s=5)
+    assert (tmp_path / "a").read_text() == "4"
+    assert uploads.close(within_s=5)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import node, submit, synth
+from benchmarks import node, submit, synth, tokenize
 from benchmarks.pairs import Comparison, interleave, median_ratio
 from benchmarks.processes import ROOT
 
@@ -63,12 +64,13 @@ def main(
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     program = submit.aws_cli(console)
     console.print("deploying a rehearsal for the submit benchmark")
-    with submit.deployed(environment) as (aws, exports):
+    with submit.deployed(environment) as (aws, exports), ExitStack() as stack:
         comparisons = [
             synth.synth(environment),
             submit.submit(aws, exports, program),
             node.launch(environment),
             node.all_reduce(environment),
+            *tokenize.comparisons(stack),
         ]
         chosen = [c for c in comparisons if only is None or c.name in only]
         with Progress(console=console) as progress:

@@ -14,8 +14,9 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -127,15 +128,13 @@ def _tokenize(setting: Setting, *, accelerate: bool) -> tuple[Manifest, Path]:
     return manifest, root / "datasets" / "made"
 
 
-def _product(setting: Setting, *, accelerate: bool) -> Callable[[], float]:
-    def measure() -> float:
-        start = time.perf_counter()
-        _, folder = _tokenize(setting, accelerate=accelerate)
-        elapsed = time.perf_counter() - start
-        shutil.rmtree(folder.parents[1])
-        return elapsed
-
-    return measure
+def ours(setting: Setting, *, accelerate: bool) -> float:
+    """The product."""
+    start = time.perf_counter()
+    _, folder = _tokenize(setting, accelerate=accelerate)
+    elapsed = time.perf_counter() - start
+    shutil.rmtree(folder.parents[1])
+    return elapsed
 
 
 def recipe(setting: Setting) -> float:
@@ -171,26 +170,39 @@ def touch(setting: Setting) -> float:
     return time.perf_counter() - start
 
 
-def comparisons(setting: Setting) -> list[Comparison]:
-    """Ours with the accelerator and without, and the distance to the limit."""
-    baseline = "fast tokenizer, datasets.map, group to 4096, save_to_disk"
-    fast = _product(setting, accelerate=True)
+def comparisons(stack: contextlib.ExitStack) -> list[Comparison]:
+    """Ours with the accelerator and without, and the distance to the limit.
+
+    The corpus is made when the first of them is measured; ``stack`` removes it.
+    """
+
+    @cache
+    def setting() -> Setting:
+        return stack.enter_context(prepared())
+
+    def fast() -> float:
+        return ours(setting(), accelerate=True)
+
+    def baseline() -> float:
+        return recipe(setting())
+
+    steps = "fast tokenizer, datasets.map, group to 4096, save_to_disk"
     return [
         Comparison(
             name="tokenize",
             product="tokenize, fastokens where it passes its check",
-            baseline=baseline,
+            baseline=steps,
             target=FAST_TARGET,
             measure_product=fast,
-            measure_baseline=lambda: recipe(setting),
+            measure_baseline=baseline,
         ),
         Comparison(
             name="tokenize-plain",
             product="tokenize --accelerate false",
-            baseline=baseline,
+            baseline=steps,
             target=PLAIN_TARGET,
-            measure_product=_product(setting, accelerate=False),
-            measure_baseline=lambda: recipe(setting),
+            measure_product=lambda: ours(setting(), accelerate=False),
+            measure_baseline=baseline,
         ),
         Comparison(
             name="tokenize-limit",
@@ -198,6 +210,6 @@ def comparisons(setting: Setting) -> list[Comparison]:
             baseline="reading the text and touching every byte",
             target=None,
             measure_product=fast,
-            measure_baseline=lambda: touch(setting),
+            measure_baseline=lambda: touch(setting()),
         ),
     ]

@@ -136,7 +136,7 @@ class NxdBackend:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
-        norm = self._optimizer.grad_norm.detach()
+        norm: torch.Tensor = self._optimizer.grad_norm.detach()
         self._optimizer.zero_grad()
         # The old one has been handed out.
         self._loss = self._zero()

@@ -137,6 +137,7 @@ class Laptop:
         on_report: Callable[[str], None] = lambda text: None,
         stop: StopSwitch | None = None,
         tiny: bool = True,
+        kind: DeviceKind = DeviceKind.CPU,
         **context: Any,
     ) -> None:
         """One job of ``run``."""
@@ -148,10 +149,10 @@ class Laptop:
         request = parse(["llama-tiny", *defaults, *words])
         train(
             Job(
-                context=replace(_CONTEXT, run=run, **context),
+                context=replace(_CONTEXT, run=run, device=kind.value, **context),
                 values=request.values,
                 given=request.given,
-                device=LoneDevice(),
+                device=LoneDevice(kind),
                 progress=Watched(self.folder, on_report),
                 store=Store(
                     root=self.folder, run=run, workload="llama-tiny", attempt=1, bucket=None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,9 +82,9 @@ def export(order: Order, place: Place, *, report: Callable[[str], None]) -> dict
     refused: list[str] = []
     while True:
         info = _chosen(folders, order, refused)
+        upload = _Upload(target, info.name, report)
         try:
-            source = checkpoints.at(info.name)
-            files = _export_model(order, config, info, source=source, target=target, report=report)
+            _export_model(order, config, info, source=checkpoints.at(info.name), upload=upload)
             break
         except CheckpointDamaged as error:
             _say(f"checkpoint {info.name} is refused: {error}")
@@ -94,20 +94,41 @@ def export(order: Order, place: Place, *, report: Callable[[str], None]) -> dict
                 ) from None
             folders.refuse(info.step)
             refused.append(info.name)
-    report("exporting the tokenizer")
-    files |= _export_tokenizer(config, bucket=bucket, target=target)
+    _export_tokenizer(config, bucket=bucket, upload=upload)
     receipt = {
         "run": order.run,
         "step": info.step,
         "dtype": order.dtype,
         "tokens_total": info.meta.get("tokens_total"),
-        "files": dict(sorted(files.items())),
+        "files": dict(sorted(upload.files.items())),
     }
-    stale = {entry.key for entry in target.list()} - {*files, RECEIPT}
+    stale = {entry.key for entry in target.list()} - {*upload.files, RECEIPT}
     target.delete(sorted(stale))
     target.put(RECEIPT, json.dumps(receipt, indent=2).encode() + b"\n")
-    _say(f"{info.name} of run {order.run} is in {target.uri}: {sum(files.values())} bytes")
+    num_bytes = sum(upload.files.values())
+    _say(f"{info.name} of run {order.run} is in {target.uri}: {num_bytes} bytes")
     return receipt
+
+
+class _Upload:
+    """Moves finished files to where the export goes."""
+
+    def __init__(self, target: Objects, name: str, report: Callable[[str], None]) -> None:
+        self._target, self._name, self._report = target, name, report
+        self._done = 0
+        self.files: dict[str, int] = {}
+        """Bytes by name."""
+
+    def count(self, num_bytes: int) -> None:
+        """So many bytes were read or written."""
+        self._done += num_bytes
+        self._report(f"exporting {self._name}: {self._done >> 20} MiB")
+
+    def move(self, path: Path) -> None:
+        """Upload a file and remove it here."""
+        self._target.put_file(path.name, path, on_bytes=self.count)
+        self.files[path.name] = path.stat().st_size
+        path.unlink()
 
 
 def _say(text: str) -> None:
@@ -132,128 +153,48 @@ def _chosen(folders: Folders, order: Order, refused: list[str]) -> CheckpointInf
 
 
 def _export_model(
-    order: Order,
-    config: RunConfig,
-    info: CheckpointInfo,
-    *,
-    source: Objects,
-    target: Objects,
-    report: Callable[[str], None],
-) -> dict[str, int]:
-    """Write configuration and weights; returns the files with their sizes."""
-    import torch
-    from huggingface_hub import split_torch_state_dict_into_shards
-    from safetensors.torch import save_file
-    from transformers.generation.configuration_utils import GenerationConfig
+    order: Order, config: RunConfig, info: CheckpointInfo, *, source: Objects, upload: _Upload
+) -> None:
+    from training.checkpoint.huggingface import write_model  # imports torch
 
-    from training.checkpoint.weights import open_weights
-    from training.llama.model import llama_config, meta_model
-    from training.llama.parallel import split_dimension, split_modules, tensor_parallel_plan
-
-    dtype: torch.dtype = getattr(torch, order.dtype)
-    if info.format == "nxd" and dtype is not torch.bfloat16:
-        raise ExportError(
-            f"checkpoint {info.name} was written by NxD, whose fp32 weights are cut up by "
-            "data-parallel rank; export it with --dtype bfloat16"
-        )
-    model_config = llama_config(shape_of(config.values), seq_len=int(config.values["seq-len"]))
-    model = meta_model(model_config).to(dtype)
-    whole = dict(model.named_parameters())
-    dimensions: dict[str, int | None] = dict.fromkeys(whole)
-    for module, _, how in split_modules(model, tensor_parallel_plan(model_config)):
-        dimensions[f"{module}.weight"] = split_dimension(how)
-    done = 0
-
-    def count(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        report(f"exporting {info.name}: {done >> 20} MiB")
-
-    weights = open_weights(
-        source,
-        info,
-        shapes={name: tensor.shape for name, tensor in whole.items()},
-        split_dimensions=dimensions,
-        on_bytes=count,
-    )
-    plan = split_torch_state_dict_into_shards(
-        {name: tensor.detach() for name, tensor in whole.items()},
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=order.max_file_size,
-    )
-    files: dict[str, int] = {}
     with tempfile.TemporaryDirectory(prefix="trainium-export-") as scratch:
-        folder = Path(scratch)
-
-        def move(path: Path) -> None:
-            target.put_file(path.name, path, on_bytes=count)
-            files[path.name] = path.stat().st_size
-            path.unlink()
-
-        for file, names in plan.filename_to_tensors.items():
-            save_file(weights.read(names, dtype), folder / file, metadata={"format": "pt"})
-            move(folder / file)
-        if plan.is_sharded:
-            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-            path = folder / "model.safetensors.index.json"
-            path.write_text(json.dumps(index, indent=2) + "\n")
-            move(path)
-        eos_id = config.facts.get("eos_id")
-        if eos_id is not None:
-            model_config.eos_token_id = eos_id
-        model_config.use_cache = True  # for generation; training has no use for one
-        model_config.architectures = ["LlamaForCausalLM"]
-        # transformers has written "dtype" since 4.56; whoever is older reads "torch_dtype".
-        document = {
-            **model_config.to_diff_dict(),
-            "dtype": order.dtype,
-            "torch_dtype": order.dtype,
-        }
-        (folder / "config.json").write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
-        GenerationConfig.from_model_config(model_config).save_pretrained(folder)
-        for path in sorted(folder.iterdir()):
-            move(path)
-    return files
+        write_model(
+            source,
+            info,
+            shape=shape_of(config.values),
+            seq_len=int(config.values["seq-len"]),
+            eos_id=config.facts.get("eos_id"),
+            dtype=order.dtype,
+            max_file_size=order.max_file_size,
+            folder=Path(scratch),
+            finished=upload.move,
+            on_bytes=upload.count,
+        )
 
 
-def _export_tokenizer(config: RunConfig, *, bucket: Objects, target: Objects) -> Mapping[str, int]:
-    """Write the tokenizer that made the dataset's ids; without the dataset there is none."""
+def _export_tokenizer(config: RunConfig, *, bucket: Objects, upload: _Upload) -> None:
+    """Export the tokenizer that made the dataset's ids; without the dataset there is none."""
+    from training.checkpoint.huggingface import write_tokenizer
+
     dataset = bucket.at(f"{DATASETS_PREFIX}{config.values['dataset']}")
     try:
         manifest: dict[str, Any] = json.loads(dataset.get(DATASET_MANIFEST))
         text = dataset.get(TOKENIZER_FILE).decode()
     except (ObjectMissing, StorageRefused) as error:
         _say(f"the tokenizer is not exported: {error}")
-        return {}
+        return
     known = config.facts.get("tokenizer_sha256")
     if known not in (None, manifest["tokenizer_sha256"]):
         _say(
             f"the tokenizer is not exported: dataset {config.values['dataset']} was made anew "
             "with another one since"
         )
-        return {}
-    files = {}
+        return
     with tempfile.TemporaryDirectory(prefix="trainium-export-") as scratch:
-        for path in write_tokenizer(text, manifest, Path(scratch)):
-            target.put_file(path.name, path)
-            files[path.name] = path.stat().st_size
-    return files
-
-
-def write_tokenizer(text: str, manifest: Mapping[str, Any], folder: Path) -> list[Path]:
-    """The files of a tokenizer that gives the ids that training saw."""
-    from transformers.tokenization_utils_fast import PreTrainedTokenizerFast
-
-    document = json.loads(text)
-    processor = document.get("post_processor") or {}
-    if not manifest["bos"] and processor.get("type") == "TemplateProcessing":
-        # It puts a BOS in front, which the model has never seen.
-        document["post_processor"] = None
-    path = folder / "tokenizer.json"
-    path.write_text(json.dumps(document, ensure_ascii=False))
-    names = {token["id"]: token["content"] for token in document["added_tokens"]}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(path), eos_token=names.get(manifest["eos_id"])
-    )
-    tokenizer.save_pretrained(folder)
-    return sorted(folder.iterdir())
+        write_tokenizer(
+            text,
+            eos_id=manifest["eos_id"],
+            bos=manifest["bos"],
+            folder=Path(scratch),
+            finished=upload.move,
+        )

@@ -114,7 +114,7 @@ class Checkpoints:
 
         reader = Reader(self._objects.at(info.name), info.files, count)
         try:
-            self._ranks.agree(reader.verify_metadata)
+            reader.use_metadata(self._ranks.agree(reader.fetch_metadata))
             dcp_load(
                 state_dict,
                 storage_reader=reader,

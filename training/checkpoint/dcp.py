@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import (
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from training.checkpoint.errors import CheckpointDamaged
-from training.checkpoint.streams import CHUNK_BYTES, FileSum, SummingStream, VerifiedStream
+from training.checkpoint.streams import FileSum, SummingStream, VerifiedStream
 from training.objects import Objects
 
 METADATA = ".metadata"
@@ -46,9 +46,11 @@ class _Folder(FileSystemBase):
         self._objects, self._known, self._on_bytes = objects, known, on_bytes
         self.sums: dict[str, FileSum] = {}
         """Of the files written."""
+        self.held: dict[str, bytes] = {}
+        """Files that were read before."""
 
     @contextmanager
-    def create_stream(self, path: Path, mode: str) -> Iterator[io.IOBase]:
+    def create_stream(self, path: Path, mode: str) -> Iterator[Any]:
         """A new file to write, or a known one to read."""
         name = str(path)
         if mode == "wb":
@@ -64,6 +66,9 @@ class _Folder(FileSystemBase):
             self.sums[name] = stream.sum()
             return
         assert mode == "rb" and self._known is not None, mode
+        if name in self.held:
+            yield io.BytesIO(self.held[name])
+            return
         if name not in self._known:
             raise CheckpointDamaged(f"{name} is not listed in the marker")
         yield VerifiedStream(self._objects, name, self._known[name], on_bytes=self._on_bytes)
@@ -122,17 +127,26 @@ class Reader(FileSystemReader):
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
         super().__init__(objects.uri)
-        self.fs: Any = _Folder(objects, known, on_bytes)
+        self._folder = _Folder(objects, known, on_bytes)
+        self.fs: Any = self._folder
 
-    def verify_metadata(self) -> None:
-        """``CheckpointDamaged`` if what says where everything is cannot be trusted.
+    def fetch_metadata(self) -> bytes:
+        """The file that says where everything is; ``CheckpointDamaged`` if it cannot be trusted.
 
-        While loading, torch takes that for a checkpoint of its other kind, one with metadata of
-        each rank, and complains that it has none (state_dict_loader.py, ``local_step``).
+        One rank fetches it for all: it is the same for each, 17 MB for Llama-2-7B on 128 ranks.
         """
-        with self.fs.create_stream(METADATA, "rb") as stream:
-            while stream.read(CHUNK_BYTES):
-                pass
+        with self._folder.create_stream(METADATA, "rb") as stream:
+            data: bytes = stream.read()
+        return data
+
+    def use_metadata(self, data: bytes) -> None:
+        """What ``fetch_metadata`` has returned.
+
+        Were it to fail in the middle of loading, torch would take that for a checkpoint of its
+        other kind, with metadata of each rank, and complain that it has none
+        (state_dict_loader.py, ``local_step``).
+        """
+        self._folder.held[METADATA] = data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Sort by place, so that each chunk is fetched once."""

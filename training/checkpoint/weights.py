@@ -62,9 +62,8 @@ class _DcpWeights:
     ) -> None:
         self._objects, self._info, self._on_bytes = objects, info, on_bytes
         self._shapes = shapes
-        reader = self._reader()
-        reader.verify_metadata()
-        stored = reader.read_metadata().state_dict_metadata
+        self._metadata = Reader(objects, info.files, on_bytes).fetch_metadata()
+        stored = self._reader().read_metadata().state_dict_metadata
         candidates = {
             prefix: [name for name in shapes if f"{prefix}{name}" not in stored]
             for prefix in _PREFIXES
@@ -86,7 +85,9 @@ class _DcpWeights:
                 )
 
     def _reader(self) -> Reader:
-        return Reader(self._objects, self._info.files, self._on_bytes)
+        reader = Reader(self._objects, self._info.files, self._on_bytes)
+        reader.use_metadata(self._metadata)
+        return reader
 
     def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Read straight into tensors of ``dtype``: fp32 exists a shard of a tensor at a time."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.objects import Objects
+from training.objects import ObjectMissing, Objects
 
 CORPUS_MANIFEST = "manifest.json"
 _FILE_CHARACTERS = 16_000_000
@@ -40,6 +40,7 @@ def write_corpus(
     The same documents give the same bytes. Nothing counts before the manifest, and what an
     earlier attempt has left under the same names is written over.
     """
+    objects.delete([CORPUS_MANIFEST])
     files: list[CorpusFile] = []
     lines: list[str] = []
     total = characters = 0
@@ -74,6 +75,17 @@ def write_corpus(
         objects.delete(strays)
     objects.put(CORPUS_MANIFEST, f"{json.dumps(manifest, indent=1)}\n".encode())
     return total
+
+
+def count_complete(objects: Objects, source: Mapping[str, str]) -> int | None:
+    """Documents of the corpus that is there already, if it is of ``source`` and whole."""
+    try:
+        manifest = json.loads(objects.get(CORPUS_MANIFEST))
+    except ObjectMissing:
+        return None
+    sizes = {info.key: info.size for info in objects.list()}
+    whole = all(sizes.get(file["name"]) == file["bytes"] for file in manifest["files"])
+    return int(manifest["documents"]) if whole and manifest["source"] == dict(source) else None
 
 
 def _store(objects: Objects, scratch: Path, number: int, lines: list[str]) -> CorpusFile:

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from training.data.parts import PartMaker, PartRecord, Task
@@ -50,6 +51,11 @@ def make_parts(
                 seen = now
                 on_progress(*now)
         return [future.result() for future in futures]
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            "a tokenizing process was killed, most likely because memory ran out; give the job "
+            "fewer --processes or a larger instance type"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.data import api_docs, wikicorpus
-from training.data.corpus import write_corpus
+from training.data.corpus import count_complete, write_corpus
 from training.data.places import Place
 from training.data.wikicorpus import RAW_ENGLISH, Archive
 from trainium_catalogue.contract import CORPORA_PREFIX
@@ -46,19 +46,27 @@ def prepare(
     With ``max_documents`` above 0 only so many are kept. ``archive`` is what wikicorpus is made of.
     """
     objects = place.open(f"{place.root}/{CORPORA_PREFIX}{name}")
+    if name == "wikicorpus":
+        source = {"url": archive.url, "sha256": archive.sha256}
+    else:
+        assert name == "aws-api-docs", name
+        import botocore
+
+        source = {"package": "botocore", "version": botocore.__version__}
+    if max_documents:
+        source["max-documents"] = str(max_documents)
+    total = count_complete(objects, source)
+    if total is not None:
+        print(f"prepare: {objects.uri} was complete already: {total:,} documents", flush=True)
+        return total
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
         scratch = Path(folder)
         if name == "wikicorpus":
             path = scratch / "archive.tgz"
             wikicorpus.fetch(archive, path, report)
             print(f"prepare: fetched {archive.url}, sha256 as expected", flush=True)
-            source = {"url": archive.url, "sha256": archive.sha256}
             documents = wikicorpus.documents(path)
         else:
-            assert name == "aws-api-docs", name
-            import botocore
-
-            source = {"package": "botocore", "version": botocore.__version__}
             documents = api_docs.documents()
         kept: Iterable[Mapping[str, str]] = documents
         if max_documents:

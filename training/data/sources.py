@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from training.data.corpus import CORPUS_MANIFEST
 from training.data.manifest import DatasetError
 from training.data.places import Place
 from training.objects import ObjectInfo
 from trainium_catalogue.contract import CORPORA_PREFIX
-
-_CORPUS_MANIFEST = "manifest.json"
-"""What ``prepare`` leaves beside a corpus."""
+from trainium_catalogue.corpora import CORPORA
 
 
 class Kind(StrEnum):
@@ -84,6 +83,12 @@ def find_corpus(value: str, place: Place) -> Corpus:
             else "check its spelling, and that the job may list it"
         )
         raise DatasetError(f"there is no input at {value}; {remedy}")
+    keys = {info.key for info in listed}
+    if is_name and value in CORPORA and CORPUS_MANIFEST not in keys:
+        raise DatasetError(
+            f"corpus {value} is not complete: it has no {CORPUS_MANIFEST}; wait for prepare, or "
+            f"run it again: jobs submit prepare --dataset {value}"
+        )
     files = tuple(input_files(listed, uri=uri))
     if sum(file.size for file in files) == 0:
         raise DatasetError(f"the input at {value} is empty: {len(files)} files without a byte")
@@ -96,7 +101,7 @@ def input_files(listed: Iterable[ObjectInfo], *, uri: str) -> Iterable[InputFile
         name = info.key.rpartition("/")[2]
         # Markers such as _SUCCESS, hidden files, and the empty objects that consoles make for
         # folders are no text and no mistake.
-        if not name or name.startswith((".", "_")) or info.key == _CORPUS_MANIFEST:
+        if not name or name.startswith((".", "_")) or info.key == CORPUS_MANIFEST:
             continue
         lower = name.lower()
         compressed = lower.endswith(".gz")

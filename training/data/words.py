@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from typing import Any
 
 import numpy as np
@@ -67,12 +68,13 @@ class WordIds(dict[str, bytes]):
 
     def __init__(self, model: Any, dtype: np.dtype[Any]) -> None:
         super().__init__()
-        self._model, self._dtype = model, dtype
+        self._model = model
+        self._code = {2: "H", 4: "I"}[dtype.itemsize]
         self._find = re.compile(WORD).findall
 
     def __missing__(self, word: str) -> bytes:
         ids = [token.id for token in self._model.tokenize(word)]
-        found = self[word] = np.array(ids, self._dtype).tobytes()
+        found = self[word] = array(self._code, ids).tobytes()
         return found
 
     def encode(self, text: str) -> bytes:

@@ -146,17 +146,36 @@ def test_only_so_many_documents_as_wanted(tmp_path: Path, publisher: Publisher) 
     assert prepared(tmp_path, publisher.archive, max_documents=1) == EXPECTED[:1]
 
 
-def test_preparing_again_gives_the_same_bytes_and_leaves_no_strays(
+def test_a_complete_corpus_is_not_fetched_again(tmp_path: Path, publisher: Publisher) -> None:
+    prepared(tmp_path, publisher.archive)
+
+    assert prepared(tmp_path, publisher.archive) == EXPECTED
+    assert len(publisher.ranges) == 1
+
+
+def test_a_corpus_that_lacks_a_file_is_made_again_with_the_same_bytes(
     tmp_path: Path, publisher: Publisher
 ) -> None:
     prepared(tmp_path, publisher.archive)
     folder = tmp_path / "corpora" / "wikicorpus"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "part-00000.jsonl.gz").unlink()
     (folder / "part-00007.jsonl.gz").write_bytes(b"of an earlier, larger one")
 
     prepared(tmp_path, publisher.archive)
 
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_corpus_that_is_being_written_cannot_be_tokenised(
+    tmp_path: Path, publisher: Publisher, run_tokenize: Tokenize
+) -> None:
+    prepared(tmp_path / "bucket", publisher.archive)
+    assert run_tokenize(input="wikicorpus") is not None
+    (tmp_path / "bucket" / "corpora" / "wikicorpus" / "manifest.json").unlink()
+
+    with pytest.raises(DatasetError, match=r"wikicorpus is not complete: .* wait for prepare"):
+        run_tokenize(input="wikicorpus", dataset="other")
 
 
 def test_another_file_than_the_expected_is_refused_and_nothing_is_kept(

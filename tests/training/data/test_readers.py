@@ -111,6 +111,7 @@ def test_a_file_cut_anywhere_gives_each_line_once(
     assert read(path, shard_tokens=shard_tokens) == texts
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(min_value=0, max_value=500), min_size=1, max_size=30),
     shard_tokens=st.integers(min_value=1, max_value=200),

@@ -20,6 +20,7 @@ from tests.training.data.conftest import Tokenize, text_of
 from training.data import pool
 from training.data.manifest import DatasetError, Manifest
 from training.data.packed import PackedDataset, open_dataset
+from training.data.progress_line import ProgressLine
 from training.objects import LocalObjects
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -192,6 +193,26 @@ def test_a_killed_job_goes_on_with_what_it_had_finished(
     assert [path.stat().st_ino for path in finished] == inodes
     assert manifest.documents == 18_000
     assert contents(killed) == contents(dataset(tmp_path, "whole"))
+
+
+def test_a_worker_process_that_is_killed_is_said_to_lack_memory(
+    tmp_path: Path, run_tokenize: Tokenize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victims: list[int] = []
+
+    def kill_a_child(*progress: int) -> None:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        for pid in children:
+            if not victims and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                victims.append(int(pid))
+                os.kill(int(pid), signal.SIGKILL)
+
+    monkeypatch.setattr(ProgressLine, "show", lambda self, *progress: kill_a_child())
+    big = tmp_path / "big.jsonl"
+    big.write_text("".join(json.dumps({"text": text_of(n)}) + "\n" for n in range(30_000)))
+    with pytest.raises(RuntimeError, match="was killed, most likely because memory ran out"):
+        run_tokenize(input=str(big), processes=2, shard_tokens=2**15)
+    assert victims
 
 
 def test_a_repaired_input_is_taken_up_without_deleting_anything(

@@ -6,13 +6,16 @@ from typing import Annotated
 import typer
 
 from jobs.commands.catalogue import catalogue
+from jobs.commands.download import download
 from jobs.commands.list_runs import list_runs
 from jobs.commands.logs import logs
 from jobs.commands.status import status
 from jobs.commands.stop import stop
 from jobs.commands.submit import submit
+from jobs.commands.submit_help import SubmitCommand
+from jobs.commands.upload import upload
 from jobs.options import Globals
-from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
+from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
 
 app = typer.Typer(
     name="python -m jobs",
@@ -41,6 +44,11 @@ def main(
             show_default="the profile's",
         ),
     ] = None,
+    processes_per_node: Annotated[
+        int | None,
+        # A rehearsal's nodes have fewer processes than the instance type; plans have to match.
+        typer.Option("--processes-per-node", envvar=ENV_PROCESSES_PER_NODE, min=1, hidden=True),
+    ] = None,
 ) -> None:
     """Run multi-node Trainium jobs on a deployment of this project.
 
@@ -51,13 +59,23 @@ def main(
     Examples:
       python -m jobs catalogue
       python -m jobs submit all-reduce --nodes 4 --follow
+      python -m jobs submit llama2-7b --help
       python -m jobs status
       python -m jobs --deployment team-b --region us-east-2 list
     """
-    context.obj = Globals(deployment=deployment, region=region)
+    context.obj = Globals(
+        deployment=deployment, region=region, processes_per_node=processes_per_node
+    )
 
 
-app.command("submit")(submit)
+app.command(
+    "submit",
+    cls=SubmitCommand,
+    # A workload's parameters are options as well, which only the catalogue knows.
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)(submit)
+app.command("upload")(upload)
+app.command("download")(download)
 app.command("list")(list_runs)
 app.command("status")(status)
 app.command("logs")(logs)

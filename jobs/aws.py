@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from jobs.errors import Refusal
+from trainium_catalogue.suggest import did_you_mean
+
 Response = Mapping[str, Any]
 
 
@@ -36,6 +39,16 @@ class BatchClient(Protocol):
     def describe_compute_environments(self, **kwargs: Any) -> Response: ...
 
 
+class S3Client(Protocol):
+    """The part of the boto3 S3 client that is used here, beside what transfers use."""
+
+    def get_object(self, **kwargs: Any) -> Response: ...
+
+    def head_object(self, **kwargs: Any) -> Response: ...
+
+    def list_objects_v2(self, **kwargs: Any) -> Response: ...
+
+
 class LogsClient(Protocol):
     """The part of the boto3 CloudWatch Logs client that is used here."""
 
@@ -53,6 +66,7 @@ class Aws:
 
         self._session = Session()
         if region is not None:
+            self._check_region(region)
             self._session.set_config_variable("region", region)
 
     @property
@@ -80,10 +94,31 @@ class Aws:
         client: BatchClient = self._client("batch", mode="standard", attempts=1)
         return client
 
+    def s3(self) -> S3Client:
+        """Client for the bucket; pauses between attempts that suit large transfers."""
+        client: S3Client = self._client("s3", mode="standard", attempts=6)
+        return client
+
     def logs(self) -> LogsClient:
         """Client for log events; adaptive, since GetLogEvents has a low rate limit."""
         client: LogsClient = self._client("logs", mode="adaptive", attempts=8)
         return client
+
+    def _check_region(self, region: str) -> None:
+        """Refuse a region that botocore does not know: its address would be anybody's."""
+        known = {
+            name
+            for partition in self._session.get_available_partitions()
+            for name in self._session.get_available_regions("batch", partition_name=partition)
+        }
+        if region not in known:
+            hint = did_you_mean(region, known)
+            if not hint.startswith("did you mean"):
+                hint = "a region looks like us-west-2"
+            raise Refusal(
+                "unknown-region",
+                f"--region {region} (or AWS_REGION) names no region that this boto3 knows; {hint}",
+            )
 
     def _client(self, service: str, *, mode: str, attempts: int) -> Any:
         from botocore.config import Config

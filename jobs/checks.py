@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
 from jobs.request import JobRequest
+from jobs.runs import Kind, Shape
 from trainium_catalogue import contract
+from trainium_catalogue.cpu_instances import USD_PER_JOB_HOUR_ESTIMATE
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import (
-    LAUNCH_PARAMETERS,
+    Hardware,
     Value,
     Workload,
     find_workload,
@@ -23,6 +25,8 @@ MAX_OVERRIDE_CHARACTERS = 8192
 """Limit of ECS for the overrides of one task (RunTask API reference, ``overrides``)."""
 MAX_PAYLOAD_BYTES = 30 * 1024
 """Limit of Batch for SubmitJob (Batch user guide, service quotas)."""
+MAX_ARRAY_SIZE = 10_000
+"""Children of an array job (Batch user guide, array jobs)."""
 MIN_TIME_LIMIT_HOURS = 60 / 3600
 """Batch's least ``attemptDurationSeconds`` is 60 (API reference, JobTimeout)."""
 
@@ -48,38 +52,6 @@ def valid_run_name(run: str) -> str:
     )
 
 
-def parsed_parameters(workload: Workload, assignments: Sequence[str]) -> dict[str, Value]:
-    """Read ``--set key=value`` against the catalogue; refuse unknown keys and wrong types."""
-    known = {parameter.name: parameter for parameter in (*workload.parameters, *LAUNCH_PARAMETERS)}
-    values: dict[str, Value] = {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        if not equals:
-            raise Refusal(
-                "parameter-syntax",
-                f"--set {assignment} is not key=value; for example: --set {_example(workload)}",
-            )
-        # `--set max_bytes=...` is what one would type after reading Python; both are meant.
-        name = name.strip().removeprefix("--").replace("_", "-")
-        if name not in known:
-            raise Refusal(
-                "unknown-parameter",
-                f"{workload.name} has no parameter {name!r}; {did_you_mean(name, known)}",
-            )
-        if name in values:
-            raise Refusal("parameter-twice", f"--set {name} is given twice; keep one of them")
-        try:
-            values[name] = known[name].parse(text)
-        except ValueError as error:
-            raise Refusal("parameter-value", f"--set {error}") from None
-    return values
-
-
-def _example(workload: Workload) -> str:
-    first = (*workload.parameters, *LAUNCH_PARAMETERS)[0]
-    return f"{first.name}={first.default}"
-
-
 def checked_request(
     deployment: Deployment,
     workload: Workload,
@@ -91,7 +63,9 @@ def checked_request(
 ) -> JobRequest:
     """Build the request that this deployment can run, or refuse."""
     assert deployment.job_definition is not None
-    _check_nodes(deployment, workload, num_nodes)
+    on_cpu = workload.hardware is Hardware.CPU
+    if not on_cpu:
+        _check_nodes(deployment, num_nodes)
     hours = _checked_hours(deployment, workload, time_limit_hours)
     request = JobRequest(
         run=valid_run_name(run),
@@ -99,16 +73,20 @@ def checked_request(
         num_nodes=num_nodes,
         time_limit_hours=hours,
         deployment=deployment.name,
-        job_queue=deployment.job_queue,
+        job_queue=deployment.cpu_job_queue if on_cpu else deployment.job_queue,
         job_definition=deployment.job_definition,
-        usd_per_node_hour=deployment.instance_type.usd_per_hour_estimate,
+        usd_per_node_hour=(
+            USD_PER_JOB_HOUR_ESTIMATE if on_cpu else deployment.instance_type.usd_per_hour_estimate
+        ),
+        hardware=workload.hardware,
         parameters=parameters,
     )
     check_length(request)
     return request
 
 
-def _check_nodes(deployment: Deployment, workload: Workload, num_nodes: int) -> None:
+def check_size(workload: Workload, num_nodes: int) -> None:
+    """Refuse a number of nodes that the workload cannot use on any deployment."""
     least = max(1, workload.min_nodes)
     if num_nodes < least:
         raise Refusal(
@@ -116,6 +94,28 @@ def _check_nodes(deployment: Deployment, workload: Workload, num_nodes: int) -> 
             f"--nodes {num_nodes} is too few: {workload.name} needs at least {least}; submit with "
             f"--nodes {least}",
         )
+    if workload.hardware is Hardware.CPU:
+        if num_nodes > 1 and not workload.is_array:
+            raise Refusal(
+                "too-many-nodes",
+                f"--nodes {num_nodes}: {workload.name} is one container on an ordinary instance "
+                "and cannot be split; leave --nodes out",
+            )
+        if num_nodes > MAX_ARRAY_SIZE:
+            raise Refusal(
+                "too-many-nodes",
+                f"--nodes {num_nodes}: an array job has at most {MAX_ARRAY_SIZE:,} children; "
+                "submit with fewer",
+            )
+    if workload.max_nodes is not None and num_nodes > workload.max_nodes:
+        raise Refusal(
+            "too-many-nodes",
+            f"--nodes {num_nodes}: {workload.name} runs on at most {workload.max_nodes}; submit "
+            f"with --nodes {workload.max_nodes}",
+        )
+
+
+def _check_nodes(deployment: Deployment, num_nodes: int) -> None:
     instance_type = deployment.instance_type
     if num_nodes > 1 and not instance_type.supports_multi_node:
         raise Refusal(
@@ -164,22 +164,23 @@ def check_length(request: JobRequest) -> None:
         raise Refusal(
             "parameters-too-long",
             f"the parameters make container overrides of {length} characters; ECS takes at most "
-            f"{MAX_OVERRIDE_CHARACTERS}; shorten what --set gives",
+            f"{MAX_OVERRIDE_CHARACTERS}; shorten their values",
         )
     size = len(json.dumps(request.to_submit_kwargs()).encode())
     if size > MAX_PAYLOAD_BYTES:
         raise Refusal(
             "parameters-too-long",
             f"the submission is {size} bytes long; Batch takes at most {MAX_PAYLOAD_BYTES}; "
-            "shorten what --set gives",
+            "shorten their values",
         )
 
 
-def check_node_index(node: int | None, num_nodes: int) -> None:
-    """Refuse a node that the job does not have."""
-    if node is not None and not 0 <= node < num_nodes:
-        last = num_nodes - 1
-        have = "only node 0" if last == 0 else f"nodes 0 to {last}"
+def check_node_index(node: int | None, shape: Shape) -> None:
+    """Refuse a node, or child of an array job, that the job does not have."""
+    if node is not None and not 0 <= node < shape.size:
+        last = shape.size - 1
+        parts = "children" if shape.kind is Kind.ARRAY else "nodes"
+        have = "only node 0" if last == 0 else f"{parts} 0 to {last}"
         raise Refusal("no-such-node", f"--node {node}: the run has {have}; choose one of them")
 
 

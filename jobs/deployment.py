@@ -11,6 +11,7 @@ from jobs.errors import Refusal
 from trainium_catalogue import contract
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.workloads import Hardware
 
 T = TypeVar("T")
 
@@ -21,11 +22,12 @@ _NAMES = (
     contract.SSM_NEURON_RELEASE,
     contract.SSM_BUCKET,
     contract.SSM_JOB_QUEUE,
+    contract.SSM_CPU_JOB_QUEUE,
     contract.SSM_COMPUTE_ENVIRONMENT,
     contract.SSM_LOG_GROUP,
     contract.SSM_JOB_TIME_LIMIT_HOURS,
 )
-# With one job definition these are ten names: the most that one GetParameters call takes.
+_NAMES_PER_CALL = 10  # of GetParameters (Systems Manager API reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +41,18 @@ class Deployment:
     neuron_release: str
     bucket: str
     job_queue: str
+    """Of the nodes."""
+    cpu_job_queue: str
     compute_environment: str
     log_group: str
     job_time_limit_hours: float
     job_definition: str | None
     """ARN of the job definition of the workload that was asked for, if any was."""
+
+    @property
+    def queues(self) -> Mapping[str, Hardware]:
+        """Both job queues, and what their jobs run on."""
+        return {self.job_queue: Hardware.TRAINIUM, self.cpu_job_queue: Hardware.CPU}
 
     def redeploy_command(self, **changes: object) -> str:
         """The command that deploys this again with ``changes``; keeps what the user gave."""
@@ -58,13 +67,16 @@ class Deployment:
 def read_deployment(
     ssm: SsmClient, name: str, *, region: str | None, workload: str | None = None
 ) -> Deployment:
-    """Read the parameters of ``name`` with one call, and refuse what cannot be used."""
+    """Read the parameters of ``name``, and refuse what cannot be used."""
     wanted = list(_NAMES)
     if workload is not None:
         wanted.append(contract.ssm_job_definition(workload))
     full = {contract.ssm_parameter(name, short): short for short in wanted}
-    found = ssm.get_parameters(Names=list(full))["Parameters"]
-    values = {full[item["Name"]]: str(item["Value"]) for item in found if item["Name"] in full}
+    names = list(full)
+    values: dict[str, str] = {}
+    for start in range(0, len(names), _NAMES_PER_CALL):
+        found = ssm.get_parameters(Names=names[start : start + _NAMES_PER_CALL])["Parameters"]
+        values |= {full[item["Name"]]: str(item["Value"]) for item in found}
     where = f" in {region}" if region else ""
 
     version = values.get(contract.SSM_CONTRACT_VERSION)
@@ -109,6 +121,7 @@ def _parse(
         neuron_release=value(contract.SSM_NEURON_RELEASE, str),
         bucket=value(contract.SSM_BUCKET, str),
         job_queue=value(contract.SSM_JOB_QUEUE, str),
+        cpu_job_queue=value(contract.SSM_CPU_JOB_QUEUE, str),
         compute_environment=value(contract.SSM_COMPUTE_ENVIRONMENT, str),
         log_group=value(contract.SSM_LOG_GROUP, str),
         job_time_limit_hours=value(contract.SSM_JOB_TIME_LIMIT_HOURS, float),
@@ -124,9 +137,9 @@ def _missing_deployment(ssm: SsmClient, name: str, where: str) -> Refusal:
     hint = f"; deployed here: {did_you_mean(name, others)}" if others else ""
     return Refusal(
         "no-deployment",
-        f"no deployment {name!r}{where}: there is no SSM parameter {parameter}; deploy it with "
-        f"`{_deploy_command(name)}`, or choose another with --deployment, --region or "
-        f"AWS_PROFILE{hint}",
+        f"no deployment {name!r}{where}: there is no SSM parameter {parameter}; give the "
+        "--region it is in, another --deployment or AWS_PROFILE, or deploy it with "
+        f"`{_deploy_command(name)}`{hint}",
     )
 
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from jobs.deployment import Deployment
+from jobs.downloads import Download
 from jobs.explain import Explanation, explain
-from jobs.request import ESTIMATE_NOTE, JobRequest
+from jobs.prepared import Prepared
+from jobs.request import ESTIMATE_NOTE
 from jobs.runs import Attempt, Job, RunSummary
 from jobs.streams import LogLine
+from jobs.transfers import Item, Outcome
+from jobs.uploads import Upload
 from trainium_catalogue import contract
+from trainium_catalogue.workloads import Hardware
 
 Document = dict[str, Any]
 
 
 def outcome(job: Job) -> Document:
     """How a job stands: its attempts and its nodes."""
-    last = job.attempts[-1] if job.attempts else None
+    last = job.ending
     found = explain(
         exit_code=last.exit_code if last and job.ended else None,
         reasons=(job.status_reason, last.reason if last else None),
@@ -30,7 +36,9 @@ def outcome(job: Job) -> Document:
         "created_at_ms": job.created_at_ms,
         "started_at_ms": job.started_at_ms,
         "stopped_at_ms": job.stopped_at_ms,
+        "kind": job.shape.kind,
         "num_nodes": job.num_nodes,
+        "depends_on": list(job.depends_on),
         "max_attempts": job.max_attempts,
         "attempts": [_attempt(attempt) for attempt in job.attempts],
         "nodes": [
@@ -45,9 +53,24 @@ def outcome(job: Job) -> Document:
     }
 
 
-def status_document(deployment: Deployment, job: Job) -> Document:
-    """What ``status --json`` prints."""
-    return {**_where(deployment, job.run, job.job_id), "workload": job.workload, **outcome(job)}
+def status_document(deployment: Deployment, job: Job, training: Document | None) -> Document:
+    """What ``status --json`` prints; ``training`` is the run's status.json."""
+    return {
+        **_where(deployment, job.run, job.job_id),
+        "workload": job.workload,
+        **outcome(job),
+        "training": training,
+    }
+
+
+def forgotten_document(deployment: Deployment, run: str, training: Document) -> Document:
+    """What ``status --json`` prints of a run whose jobs Batch has forgotten."""
+    return {
+        **_where(deployment, run, None),
+        "workload": training.get("workload"),
+        "status": None,
+        "training": training,
+    }
 
 
 def list_document(deployment: Deployment, runs: Iterable[RunSummary]) -> Document:
@@ -61,27 +84,41 @@ def list_document(deployment: Deployment, runs: Iterable[RunSummary]) -> Documen
 
 def submit_document(
     deployment: Deployment,
-    request: JobRequest,
+    ready: Prepared,
     *,
     action: str,
     job_id: str | None,
+    compile_id: str | None,
     status: str | None,
     job: Job | None,
 ) -> Document:
     """What ``submit --json`` prints."""
+    request, first = ready.request, ready.compile_request
+    on_cpu = request.hardware is Hardware.CPU
     return {
         **_where(deployment, request.run, job_id),
         "action": action,
         "status": job.status if job else status,
         "workload": request.workload,
+        "hardware": request.hardware,
         "nodes": request.num_nodes,
         "time_limit_hours": request.time_limit_hours,
-        "instance_type": deployment.instance_type.name,
+        "instance_type": None if on_cpu else deployment.instance_type.name,
         "estimate": {
             "usd_per_node_hour": request.usd_per_node_hour,
             "usd_at_time_limit": round(request.usd_at_time_limit, 2),
             "max_attempts": contract.ATTEMPTS,
             "note": ESTIMATE_NOTE,
+        },
+        "plan": None if ready.plan.document is None else dict(ready.plan.document),
+        "compile": None
+        if first is None
+        else {
+            "run": first.run,
+            "job_id": compile_id,
+            "time_limit_hours": first.time_limit_hours,
+            "usd_at_time_limit": round(first.usd_at_time_limit, 2),
+            "payload": first.to_submit_kwargs(),
         },
         "payload": request.to_submit_kwargs(),
         "outcome": outcome(job) if job else None,
@@ -113,9 +150,52 @@ def stop_document(
     }
 
 
+def upload_document(deployment: Deployment, planned: Upload, outcome: Outcome | None) -> Document:
+    """What ``upload --json`` prints; without an outcome nothing was uploaded."""
+    return {
+        **_transfer(deployment, planned.prefix, planned.items, outcome),
+        "kind": planned.kind,
+        "name": planned.name,
+        "left_out": list(planned.left_out),
+    }
+
+
+def download_document(
+    deployment: Deployment, planned: Download, outcome: Outcome | None, *, to: Path
+) -> Document:
+    """What ``download --json`` prints; without an outcome nothing was downloaded."""
+    return {
+        **_transfer(deployment, planned.prefix, planned.items, outcome),
+        "run": planned.run,
+        "step": planned.step,
+        "to": str(to),
+    }
+
+
 def refused_document(code: str, message: str) -> Document:
     """What any command prints with ``--json`` when it refuses."""
     return {"refused": code, "message": message}
+
+
+def _transfer(
+    deployment: Deployment, prefix: str, items: Iterable[Item], outcome: Outcome | None
+) -> Document:
+    skipped = {item.key for item in outcome.skipped} if outcome else set()
+
+    def action(item: Item) -> str:
+        if outcome is None:
+            return "dry-run"
+        return "skipped" if item.key in skipped else "moved"
+
+    return {
+        "deployment": deployment.name,
+        "region": deployment.region,
+        "uri": f"s3://{deployment.bucket}/{prefix}",
+        "files": [
+            {"path": str(item.path), "key": item.key, "bytes": item.size, "action": action(item)}
+            for item in items
+        ],
+    }
 
 
 def _where(deployment: Deployment, run: str, job_id: str | None) -> Document:

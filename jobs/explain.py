@@ -45,6 +45,15 @@ REASONS: tuple[Explanation, ...] = (
         ),
     ),
     Explanation(
+        pattern="*MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED*",
+        meaning="EC2 cannot start an instance of this type with what the launch template asks for",
+        remedy=(
+            "check that the type is offered in the zone of the subnet, with this number of network "
+            "interfaces and this placement group, then deploy again (-c trainium:instance_type=... "
+            "or -c trainium:availability_zone_id=...)"
+        ),
+    ),
+    Explanation(
         pattern="*MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS*",
         meaning="Batch's service role lacks a permission",
         remedy="let an administrator restore the service-linked role AWSServiceRoleForBatch",
@@ -52,7 +61,10 @@ REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="ACTION_REQUIRED*",
         meaning="a compute environment of the queue is invalid or disabled",
-        remedy="read its status reason in the Batch console, then disable and enable it (`aws batch update-compute-environment`)",
+        remedy=(
+            "read its status reason in the Batch console, then disable and enable it "
+            "(`aws batch update-compute-environment`)"
+        ),
     ),
     Explanation(
         pattern="UNDETERMINED*",
@@ -126,7 +138,10 @@ REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="Dependent Job failed*",
         meaning="a job that this one waited for failed",
-        remedy="look at that job first",
+        remedy=(
+            "look at that job first (of a run with --compile: `python -m jobs status "
+            "<run>-compile`), then submit again"
+        ),
     ),
 )
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from jobs import errors
 from jobs.aws import BatchClient
+from jobs.describe import describe_job
 from jobs.explain import Explanation
-from jobs.runs import ON_HOSTS, Attempt, Job, describe_job
+from jobs.runs import ON_HOSTS, Attempt, Job, Kind, Shape
 from jobs.streams import LogLine, Phase, Streams
 
 
@@ -18,6 +19,8 @@ class StatusChanged:
 
     status: str
     reason: str | None
+    explanation: Explanation | None = None
+    """Which jobs it waits for, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +104,9 @@ class Follower:
     clock: Clock
     pace: Pace = field(default_factory=Pace)
     why_waiting: Callable[[Job], Explanation | None] = lambda job: None
+    waits_for: Callable[[Job], Explanation | None] = lambda job: None
 
-    _num_nodes: int | None = None
+    _shape: Shape | None = None
     _status: tuple[str, str | None] | None = None
     _attempts_ended: int = 0
     _attempt_printed: int = 1
@@ -137,7 +141,7 @@ class Follower:
 
     def _describe(self, troubles: list[BaseException]) -> Job | None:
         try:
-            job = describe_job(self.batch, self.job_id, num_nodes=self._num_nodes)
+            job = describe_job(self.batch, self.job_id, shape=self._shape)
         except Exception as error:
             if not errors.is_transient(error):
                 raise
@@ -149,7 +153,7 @@ class Follower:
                 errors.Refusal("unknown-job", f"Batch does not know job {self.job_id} (any more)")
             )
             return None
-        self._num_nodes = job.num_nodes
+        self._shape = job.shape
         return job
 
     def _changes(self, job: Job) -> Iterator[Event]:
@@ -168,22 +172,27 @@ class Follower:
             self._since = self.clock.now()
             self._remarks = 0
             self._interval_s = self.pace.running_s
-            yield StatusChanged(status=job.status, reason=job.status_reason)
+            is_held = job.status == "PENDING" and bool(job.depends_on)
+            found = self._ask(self.waits_for, job) if is_held else None
+            yield StatusChanged(status=job.status, reason=job.status_reason, explanation=found)
         elif job.status == "RUNNABLE" and not job.status_reason:
             first_s, later_s = self.pace.still_waiting_s
             waited_s = self.clock.now() - self._since
             if waited_s >= first_s + self._remarks * later_s:
                 self._remarks += 1
-                yield StillWaiting(seconds=waited_s, explanation=self._reason_to_wait(job))
+                yield StillWaiting(seconds=waited_s, explanation=self._ask(self.why_waiting, job))
 
-    def _reason_to_wait(self, job: Job) -> Explanation | None:
+    @staticmethod
+    def _ask(why: Callable[[Job], Explanation | None], job: Job) -> Explanation | None:
         try:
-            return self.why_waiting(job)
+            return why(job)
         except Exception:  # a remark is not worth the end of following
             return None
 
     def _printed(self, line: LogLine) -> Iterator[Event]:
-        if line.attempt > self._attempt_printed:
+        is_array = self._shape is not None and self._shape.kind is Kind.ARRAY
+        # The children of an array are retried one by one; the labels of their lines say so.
+        if line.attempt > self._attempt_printed and not is_array:
             self._attempt_printed = line.attempt
             yield AttemptBegan(number=line.attempt)
         yield line

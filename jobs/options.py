@@ -35,12 +35,18 @@ class Globals:
 
     deployment: str = DEFAULT_DEPLOYMENT
     region: str | None = None
+    processes_per_node: int | None = None
+    """Of a rehearsal, in place of the instance type's."""
 
 
 def chosen(context: typer.Context, deployment: str | None, region: str | None) -> Globals:
     """Merge the options given before and after the command; the latter win."""
     given = context.ensure_object(Globals)
-    return Globals(deployment=deployment or given.deployment, region=region or given.region)
+    return Globals(
+        deployment=deployment or given.deployment,
+        region=region or given.region,
+        processes_per_node=given.processes_per_node,
+    )
 
 
 def command(function: Callable[P, int]) -> Callable[P, None]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainium_catalogue import contract
-from trainium_catalogue.workloads import Value
+from trainium_catalogue.workloads import Hardware, Value
 
 ESTIMATE_NOTE = "estimate, list price; check your account"
 
@@ -20,12 +20,16 @@ class JobRequest:
     run: str
     workload: str
     num_nodes: int
+    """Of a CPU workload: children of an array job, or 1."""
     time_limit_hours: float
     deployment: str
     job_queue: str
     job_definition: str
     usd_per_node_hour: float
+    hardware: Hardware = Hardware.TRAINIUM
     parameters: Mapping[str, Value] = field(default_factory=dict)
+    depends_on: tuple[str, ...] = ()
+    """Ids of jobs that have to succeed first."""
 
     @property
     def time_limit_seconds(self) -> int:
@@ -54,19 +58,29 @@ class JobRequest:
             "jobName": self.run,
             "jobQueue": self.job_queue,
             "jobDefinition": self.job_definition,
-            "nodeOverrides": {
-                "numNodes": self.num_nodes,
-                "nodePropertyOverrides": [
-                    # The job definition's one node range is open, so that it stretches.
-                    {"targetNodes": "0:", "containerOverrides": self._container_overrides()}
-                ],
-            },
+            **self._overrides(),
+            **({"dependsOn": [{"jobId": i} for i in self.depends_on]} if self.depends_on else {}),
             "timeout": {"attemptDurationSeconds": self.time_limit_seconds},
             "tags": {
                 contract.TAG_DEPLOYMENT: self.deployment,
                 contract.TAG_RUN: self.run,
                 contract.TAG_WORKLOAD: self.workload,
             },
+        }
+
+    def _overrides(self) -> dict[str, Any]:
+        if self.hardware is Hardware.CPU:
+            # An array has 2 children at least (Batch user guide, array jobs).
+            array = {"arrayProperties": {"size": self.num_nodes}} if self.num_nodes > 1 else {}
+            return {"containerOverrides": self._container_overrides(), **array}
+        return {
+            "nodeOverrides": {
+                "numNodes": self.num_nodes,
+                "nodePropertyOverrides": [
+                    # The job definition's one node range is open, so that it stretches.
+                    {"targetNodes": "0:", "containerOverrides": self._container_overrides()}
+                ],
+            }
         }
 
     def _container_overrides(self) -> dict[str, Any]:

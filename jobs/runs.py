@@ -1,17 +1,58 @@
-"""Finding the job of a run, and reading its attempts and nodes from Batch."""
+"""What a job is, and finding the jobs of a run in Batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from jobs.aws import BatchClient
-from trainium_catalogue import contract
+from trainium_catalogue.workloads import Hardware
 
 ENDED = frozenset({"SUCCEEDED", "FAILED"})
 ON_HOSTS = frozenset({"STARTING", "RUNNING"})
-_DESCRIBE_LIMIT = 100  # jobs of one DescribeJobs call (API reference)
+
+
+# From the latest to the earliest; what some children of an array job do, the job does.
+_AS_CHILDREN = ("RUNNING", "STARTING", "RUNNABLE")
+
+
+class Kind(StrEnum):
+    """What a job consists of."""
+
+    NODES = "nodes"
+    """Of a multi-node job."""
+    ARRAY = "array"
+    """Children, each a container with a share of the work."""
+    CONTAINER = "container"
+    """One container."""
+
+    @property
+    def part(self) -> str:
+        """One of it, in a word."""
+        return "child" if self is Kind.ARRAY else "node"
+
+    def sized(self, count: int) -> str:
+        """So many of it, in words."""
+        if self is Kind.CONTAINER:
+            return "1 container"
+        return f"array of {count}" if self is Kind.ARRAY else f"{count} nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Kind and size of a job."""
+
+    kind: Kind
+    size: int
+
+    def part_ids(self, job_id: str) -> list[str]:
+        """Job ids of the nodes or children; none where the job is its own."""
+        if self.kind is Kind.CONTAINER:
+            return []
+        mark = ":" if self.kind is Kind.ARRAY else "#"
+        return [f"{job_id}{mark}{index}" for index in range(self.size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +67,16 @@ class RunSummary:
     started_at_ms: int | None
     stopped_at_ms: int | None
     num_nodes: int | None
+    """Children of an array job, 1 of another CPU job; None where Batch does not say."""
+    hardware: Hardware
+
+    @property
+    def shape(self) -> Shape | None:
+        """Kind and size, where the list tells them."""
+        if self.num_nodes is None or (self.hardware is Hardware.CPU and self.num_nodes < 2):
+            return None
+        kind = Kind.ARRAY if self.hardware is Hardware.CPU else Kind.NODES
+        return Shape(kind=kind, size=self.num_nodes)
 
     @property
     def ended(self) -> bool:
@@ -51,7 +102,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node of a multi-node job."""
+    """One node of a multi-node job, one child of an array job, or the container of another."""
 
     index: int
     status: str
@@ -66,7 +117,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job with its nodes; its status is the status of the main node (node 0)."""
+    """A job with its nodes.
+
+    The status of a multi-node job is that of the main node (node 0). Batch keeps an array job
+    PENDING while its children run; here it has the status of the child that has come farthest.
+    """
 
     job_id: str
     run: str
@@ -76,7 +131,10 @@ class Job:
     created_at_ms: int | None
     started_at_ms: int | None
     stopped_at_ms: int | None
-    num_nodes: int
+    shape: Shape
+    job_queue: str | None
+    depends_on: tuple[str, ...]
+    """Ids of jobs that have to succeed first."""
     max_attempts: int | None
     """None where Batch does not say."""
     attempts: tuple[Attempt, ...]
@@ -90,12 +148,29 @@ class Job:
 
     @property
     def succeeded(self) -> bool:
-        """The main node exited with 0."""
+        """The main node exited with 0; of an array, every child."""
         return self.status == "SUCCEEDED"
 
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, children, or 1."""
+        return self.shape.size
 
-def list_runs(batch: BatchClient, job_queue: str, *, run: str | None = None) -> list[RunSummary]:
-    """List the jobs of a queue, or those of one run; newest first."""
+    @property
+    def ending(self) -> Attempt | None:
+        """The attempt that decided how the job ended, as far as it is known."""
+        if self.attempts:
+            return self.attempts[-1]
+        node = self.nodes[0] if self.nodes else None
+        if self.shape.kind is Kind.ARRAY:
+            node = next((node for node in self.nodes if node.status == "FAILED"), node)
+        return node.last if node else None
+
+
+def list_runs(
+    batch: BatchClient, queues: Mapping[str, Hardware], *, run: str | None = None
+) -> list[RunSummary]:
+    """List the jobs of the queues, or those of one run; newest first."""
     # One filter returns the jobs of every status; without a filter Batch lists RUNNING ones only.
     wanted = (
         {"name": "AFTER_CREATED_AT", "values": ["0"]}
@@ -103,8 +178,9 @@ def list_runs(batch: BatchClient, job_queue: str, *, run: str | None = None) -> 
         else {"name": "JOB_NAME", "values": [run]}
     )
     found = [
-        _summary(item)
-        for page in _pages(batch, jobQueue=job_queue, filters=[wanted])
+        _summary(item, hardware)
+        for queue, hardware in queues.items()
+        for page in _pages(batch, jobQueue=queue, filters=[wanted])
         for item in page["jobSummaryList"]
         # Batch compares names without case.
         if run is None or item["jobName"] == run
@@ -112,29 +188,11 @@ def list_runs(batch: BatchClient, job_queue: str, *, run: str | None = None) -> 
     return sorted(found, key=lambda summary: summary.created_at_ms, reverse=True)
 
 
-def find_run(batch: BatchClient, job_queue: str, run: str) -> RunSummary | None:
+def find_run(batch: BatchClient, queues: Mapping[str, Hardware], run: str) -> RunSummary | None:
     """Find the newest job of a run; one that has not ended comes before one that has."""
-    found = list_runs(batch, job_queue, run=run)
+    found = list_runs(batch, queues, run=run)
     going_on = [summary for summary in found if not summary.ended]
     return next(iter(going_on or found), None)
-
-
-def describe_job(batch: BatchClient, job_id: str, *, num_nodes: int | None = None) -> Job | None:
-    """Read a job and its nodes; ``num_nodes``, where known, saves a call."""
-    if num_nodes is None:
-        parents = batch.describe_jobs(jobs=[job_id])["jobs"]
-        if not parents:
-            return None
-        num_nodes = _num_nodes(parents[0])
-    ids = [job_id, *(f"{job_id}#{index}" for index in range(num_nodes))]
-    details: dict[str, Mapping[str, Any]] = {}
-    for start in range(0, len(ids), _DESCRIBE_LIMIT):
-        chunk = ids[start : start + _DESCRIBE_LIMIT]
-        details |= {item["jobId"]: item for item in batch.describe_jobs(jobs=chunk)["jobs"]}
-    if job_id not in details:
-        return None
-    children = [details.get(child) for child in ids[1:]]
-    return _job(details[job_id], children)
 
 
 def _pages(batch: BatchClient, **kwargs: Any) -> Iterator[Mapping[str, Any]]:
@@ -147,104 +205,26 @@ def _pages(batch: BatchClient, **kwargs: Any) -> Iterator[Mapping[str, Any]]:
         token = {"nextToken": page["nextToken"]}
 
 
-def _summary(item: Mapping[str, Any]) -> RunSummary:
+def _summary(item: Mapping[str, Any], hardware: Hardware) -> RunSummary:
+    array = item.get("arrayProperties") or {}
+    size = item.get("nodeProperties", {}).get("numNodes")
+    if hardware is Hardware.CPU:
+        size = array.get("size", 1)
     return RunSummary(
         run=item["jobName"],
         job_id=item["jobId"],
-        status=item["status"],
+        status=array_status(item["status"], array.get("statusSummary") or {}),
         status_reason=item.get("statusReason"),
         created_at_ms=int(item.get("createdAt", 0)),
         started_at_ms=item.get("startedAt"),
         stopped_at_ms=item.get("stoppedAt"),
-        num_nodes=item.get("nodeProperties", {}).get("numNodes"),
+        num_nodes=size,
+        hardware=hardware,
     )
 
 
-def _num_nodes(detail: Mapping[str, Any]) -> int:
-    return int(detail.get("nodeProperties", {}).get("numNodes", 1))
-
-
-def _job(detail: Mapping[str, Any], children: Sequence[Mapping[str, Any] | None]) -> Job:
-    attempts = tuple(
-        _attempt(item, number) for number, item in enumerate(detail.get("attempts", ()), start=1)
-    )
-    nodes = tuple(
-        _node(index, child, attempts) for index, child in enumerate(children) if child is not None
-    )
-    return Job(
-        job_id=detail["jobId"],
-        run=detail["jobName"],
-        workload=detail.get("tags", {}).get(contract.TAG_WORKLOAD),
-        status=detail["status"],
-        status_reason=detail.get("statusReason"),
-        created_at_ms=detail.get("createdAt"),
-        started_at_ms=detail.get("startedAt"),
-        stopped_at_ms=detail.get("stoppedAt"),
-        num_nodes=_num_nodes(detail),
-        max_attempts=detail.get("retryStrategy", {}).get("attempts"),
-        attempts=attempts,
-        nodes=nodes,
-    )
-
-
-def _node(index: int, detail: Mapping[str, Any], of_job: Sequence[Attempt]) -> Node:
-    attempts: list[Attempt] = []
-    for item in detail.get("attempts", ()):
-        attempts.append(_attempt(item, _number(item, len(attempts), of_job)))
-    current = _current_attempt(detail, attempts, of_job)
-    if current is not None:
-        attempts.append(current)
-    return Node(
-        index=index,
-        status=detail["status"],
-        status_reason=detail.get("statusReason"),
-        attempts=tuple(attempts),
-    )
-
-
-def _current_attempt(
-    detail: Mapping[str, Any], known: Sequence[Attempt], of_job: Sequence[Attempt]
-) -> Attempt | None:
-    """The attempt that ``container`` shows, unless it is listed among the attempts already."""
-    container = detail.get("container") or {}
-    stream = container.get("logStreamName")
-    if not stream or any(attempt.log_stream == stream for attempt in known):
-        return None
-    return _attempt(
-        {
-            "container": container,
-            "startedAt": detail.get("startedAt"),
-            "stoppedAt": detail.get("stoppedAt"),
-            "statusReason": detail.get("statusReason"),
-        },
-        _number(detail, len(known), of_job),
-    )
-
-
-def _number(item: Mapping[str, Any], known: int, of_job: Sequence[Attempt]) -> int:
-    """Number of a node's attempt.
-
-    A child that never started in one attempt of the job has fewer attempts than the job, so
-    counting is not enough: what started after the job's k-th attempt had stopped is of a later
-    one.
-    """
-    started = item.get("startedAt")
-    if started is None:
-        return known + 1
-    over = sum(
-        1 for attempt in of_job if attempt.stopped_at_ms and attempt.stopped_at_ms <= started
-    )
-    return max(known, over) + 1
-
-
-def _attempt(item: Mapping[str, Any], number: int) -> Attempt:
-    container = item.get("container") or {}
-    return Attempt(
-        number=number,
-        exit_code=container.get("exitCode"),
-        reason=container.get("reason"),
-        status_reason=item.get("statusReason"),
-        log_stream=container.get("logStreamName"),
-        started_at_ms=item.get("startedAt"),
-        stopped_at_ms=item.get("stoppedAt"),
-    )
+def array_status(said: str, children: Mapping[str, int]) -> str:
+    """The status of an array job: ``children`` counts theirs."""
+    if said in ENDED:
+        return said
+    return next((status for status in _AS_CHILDREN if children.get(status)), said)

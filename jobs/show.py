@@ -21,9 +21,10 @@ from jobs.follow import (
     StillWaiting,
     Trouble,
 )
-from jobs.runs import Attempt, Job, RunSummary
+from jobs.runs import Attempt, Job, Kind, RunSummary
 from jobs.streams import LogLine
 from trainium_catalogue.contract import run_prefix
+from trainium_catalogue.workloads import Hardware
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
 _STATUS_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
@@ -32,7 +33,8 @@ _STATUS_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
 class Screen:
     """Where lines of nodes go, and where remarks about them go."""
 
-    def __init__(self, *, lines_to: TextIO | None = None) -> None:
+    def __init__(self, *, part: str = "node", lines_to: TextIO | None = None) -> None:
+        self._part = part
         self._lines_to = lines_to or sys.stdout
         self._lines = Console(file=self._lines_to, highlight=False, soft_wrap=True)
         self._remarks = Console(file=sys.stderr, highlight=False, soft_wrap=True)
@@ -46,7 +48,7 @@ class Screen:
 
     def line(self, line: LogLine) -> None:
         """Show one line of a node."""
-        label = node_label(line)
+        label = node_label(line, self._part)
         if self._lines.is_terminal:
             text = Text(f"{label} ", style=_COLOURS[line.node % len(_COLOURS)])
             self._lines.print(text.append_text(Text.from_ansi(line.message)))
@@ -64,10 +66,10 @@ class Screen:
         self._remarks.print(table)
 
 
-def node_label(line: LogLine) -> str:
-    """``node 1 |``, with the attempt when it is not the first."""
+def node_label(line: LogLine, part: str = "node") -> str:
+    """``node 1 |`` or ``child 1 |``, with the attempt when it is not the first."""
     attempt = f", attempt {line.attempt}" if line.attempt > 1 else ""
-    return f"node {line.node}{attempt} |"
+    return f"{part} {line.node}{attempt} |"
 
 
 def describe_event(
@@ -75,8 +77,8 @@ def describe_event(
 ) -> str:
     """One remark about what happened."""
     match event:
-        case StatusChanged(status=status, reason=reason):
-            found = explain(exit_code=None, reasons=(reason,))
+        case StatusChanged(status=status, reason=reason, explanation=waits):
+            found = waits or explain(exit_code=None, reasons=(reason,))
             said = f": {reason}" if is_news(reason) else ""
             return f"{status}{said}{f' - {found.meaning}; {found.remedy}' if found else ''}"
         case AttemptEnded(attempt=attempt, max_attempts=most):
@@ -108,11 +110,9 @@ def verdict(job: Job, *, bucket: str) -> str:
     if job.succeeded:
         results = f"s3://{bucket}/{run_prefix(job.run, 'results')}"
         return f"run {job.run} succeeded{_took(job)}; results are in {results}"
-    last = job.attempts[-1] if job.attempts else None
     if not job.ended:
         return f"run {job.run} is {job.status}"
-    main = job.nodes[0].last if job.nodes else None
-    ending = last or main
+    ending = job.ending
     reasons = job.status_reason, ending.reason if ending else None
     found = explain(exit_code=ending.exit_code if ending else None, reasons=reasons)
     said = [] if ending is None or ending.exit_code is None else [f"exit code {ending.exit_code}"]
@@ -125,8 +125,11 @@ def verdict(job: Job, *, bucket: str) -> str:
 def describe_status(job: Job, waiting: Explanation | None) -> str:
     """Where a job stands, and why it waits when it does."""
     of = f" of {job.max_attempts}" if job.max_attempts else ""
-    attempt = "" if job.ended else f", attempt {len(job.attempts) + 1}{of}"
-    lines = [f"run {job.run}: {job.status}, {job.num_nodes} nodes{attempt}, job {job.job_id}"]
+    # The children of an array are retried one by one: the table shows their attempts.
+    is_array = job.shape.kind is Kind.ARRAY
+    attempt = "" if job.ended or is_array else f", attempt {len(job.attempts) + 1}{of}"
+    size = job.shape.kind.sized(job.num_nodes)
+    lines = [f"run {job.run}: {job.status}, {size}{attempt}, job {job.job_id}"]
     took = _took(job).replace(" after ", ", took ")
     lines.append(f"submitted {timestamp(job.created_at_ms)}{took}")
     found = waiting or explain(exit_code=None, reasons=(job.status_reason,))
@@ -140,7 +143,7 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
 def node_table(job: Job) -> Table:
     """Nodes, attempts and how each ended."""
     table = Table()
-    for heading in ("node", "attempt", "status", "exit code", "reason"):
+    for heading in (job.shape.kind.part, "attempt", "status", "exit code", "reason"):
         table.add_column(heading, justify="left" if heading in ("status", "reason") else "right")
     for node in job.nodes:
         for attempt in node.attempts:
@@ -166,12 +169,18 @@ def runs_table(runs: Iterable[RunSummary]) -> Table:
         table.add_row(
             run.run,
             _status(run.status),
-            str(run.num_nodes or ""),
+            _size(run),
             timestamp(run.created_at_ms),
             took,
             str(run.status_reason) if is_news(run.status_reason) else "",
         )
     return table
+
+
+def _size(run: RunSummary) -> str:
+    if run.hardware is Hardware.CPU:
+        return "CPU" if run.num_nodes in (None, 1) else f"{run.num_nodes} x CPU"
+    return str(run.num_nodes or "")
 
 
 def timestamp(milliseconds: int | None) -> str:

@@ -35,7 +35,8 @@ def submit_once(
             sleep(wait_s)
             if ambiguous:
                 # The answer was lost, perhaps not the job: look before asking again.
-                for summary in list_runs(batch, request.job_queue, run=request.run):
+                queue = {request.job_queue: request.hardware}
+                for summary in list_runs(batch, queue, run=request.run):
                     if summary.job_id not in earlier:
                         return summary.job_id
     return str(batch.submit_job(**request.to_submit_kwargs())["jobId"])

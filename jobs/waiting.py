@@ -2,25 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from jobs.aws import BatchClient
 from jobs.deployment import Deployment
 from jobs.explain import Explanation
-from jobs.runs import Job
+from jobs.runs import Job, Kind
 
 
 def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explanation:
     """Return the first thing that is wrong, or what usually is."""
-    queues = batch.describe_job_queues(jobQueues=[deployment.job_queue])["jobQueues"]
+    on_cpu = job.shape.kind is not Kind.NODES
+    queue_name = deployment.cpu_job_queue if on_cpu else deployment.job_queue
+    queues = batch.describe_job_queues(jobQueues=[queue_name])["jobQueues"]
+    environment_names: list[str] = []
     for queue in queues:
         if queue.get("state") != "ENABLED" or queue.get("status") == "INVALID":
             return _broken("job queue", queue)
-    environments = batch.describe_compute_environments(
-        computeEnvironments=[deployment.compute_environment]
-    )["computeEnvironments"]
-    vcpus = deployment.instance_type.vcpus_for(job.num_nodes)
+        environment_names += [
+            item["computeEnvironment"] for item in queue.get("computeEnvironmentOrder", ())
+        ]
+    if not on_cpu:
+        environment_names = [deployment.compute_environment]
+    environments = batch.describe_compute_environments(computeEnvironments=environment_names)[
+        "computeEnvironments"
+    ]
     for environment in environments:
         if environment.get("state") != "ENABLED" or environment.get("status") == "INVALID":
             return _broken("compute environment", environment)
+    if on_cpu:
+        return Explanation(
+            pattern="",
+            meaning="queue and compute environment are in order; an instance takes some minutes",
+            remedy=(
+                "if it lasts, there may be no Spot capacity for the deployment's "
+                "cpu_instance_types (deploy with more of them, or without Spot), or the account's "
+                "quota of standard instances is used up"
+            ),
+        )
+    return _for_nodes(deployment, job, environments)
+
+
+def waits_for(batch: BatchClient, job: Job) -> Explanation | None:
+    """Which jobs have to succeed before this one starts, and how they stand."""
+    described = batch.describe_jobs(jobs=list(job.depends_on))["jobs"]
+    if not described:
+        return None
+    waiting = [f"run {item['jobName']} ({item['status']})" for item in described]
+    runs = " and ".join(f"`python -m jobs logs {item['jobName']} --follow`" for item in described)
+    return Explanation(
+        pattern="",
+        meaning=f"it starts when {' and '.join(waiting)} has succeeded",
+        remedy=f"follow that with {runs}",
+    )
+
+
+def _for_nodes(
+    deployment: Deployment, job: Job, environments: Sequence[Mapping[str, Any]]
+) -> Explanation:
+    vcpus = deployment.instance_type.vcpus_for(job.num_nodes)
+    for environment in environments:
         most = environment.get("computeResources", {}).get("maxvCpus")
         if most is not None and most < vcpus:
             return Explanation(
@@ -39,7 +81,7 @@ def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explana
     )
 
 
-def _broken(what: str, item: dict[str, str]) -> Explanation:
+def _broken(what: str, item: Mapping[str, Any]) -> Explanation:
     reason = item.get("statusReason") or "no reason given"
     return Explanation(
         pattern="",

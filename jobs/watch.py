@@ -13,7 +13,7 @@ from jobs.options import follow_command
 from jobs.runs import Job
 from jobs.show import Screen, node_table, verdict
 from jobs.streams import LogLine, Streams
-from jobs.waiting import why_waiting
+from jobs.waiting import waits_for, why_waiting
 
 
 def watch(
@@ -24,11 +24,15 @@ def watch(
     job_id: str,
     only_node: int | None = None,
     keep_lines: bool = False,
+    part: str = "node",
 ) -> tuple[Job, list[LogLine]]:
-    """Show a run until it ends; with ``keep_lines`` standard output stays free for a document."""
+    """Show a run until it ends; ``part`` is what its nodes are called.
+
+    With ``keep_lines`` standard output stays free for a document.
+    """
     gc.enable()  # off for the sake of a quick start; see jobs/__main__.py
     batch = aws.batch()
-    screen = Screen(lines_to=sys.stderr if keep_lines else sys.stdout)
+    screen = Screen(part=part, lines_to=sys.stderr if keep_lines else sys.stdout)
     kept: list[LogLine] = []
     follower = Follower(
         batch=batch,
@@ -36,6 +40,7 @@ def watch(
         job_id=job_id,
         clock=Clock(now=time.time, sleep=time.sleep),
         why_waiting=lambda job: why_waiting(batch, deployment, job),
+        waits_for=lambda job: waits_for(batch, job),
     )
     try:
         for event in follower.events():

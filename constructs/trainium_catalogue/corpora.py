@@ -1,4 +1,4 @@
-"""Corpora that ``prepare`` knows."""
+"""Corpora that ``prepare`` knows, and the files of text that ``tokenize`` reads."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,3 +10,6 @@ CORPORA: Mapping[str, str] = MappingProxyType(
     }
 )
 """Name to what it is."""
+
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".parquet")
+"""Ends of the names of files; ``.gz`` may follow all but Parquet's, which compresses by itself."""

@@ -42,7 +42,7 @@ def list_runs(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
-    runs = read_runs(aws.batch(), target.job_queue)
+    runs = read_runs(aws.batch(), target.queues)
     shown = runs[:limit]
     if as_json:
         print_document(documents.list_document(target, shown))

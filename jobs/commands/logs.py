@@ -33,7 +33,10 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
     ] = False,
     node: Annotated[
-        int | None, typer.Option("--node", metavar="I", help="Only this node.", show_default="all")
+        int | None,
+        typer.Option(
+            "--node", metavar="I", help="Only this node, or child of an array.", show_default="all"
+        ),
     ] = None,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
@@ -56,12 +59,18 @@ def logs(
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
     job = found_job(aws.batch(), target, run)
-    check_node_index(node, job.num_nodes)
+    check_node_index(node, job.shape)
     if follow:
         from jobs.watch import watch
 
         ended, lines = watch(
-            aws, target, run=job.run, job_id=job.job_id, only_node=node, keep_lines=as_json
+            aws,
+            target,
+            run=job.run,
+            job_id=job.job_id,
+            only_node=node,
+            keep_lines=as_json,
+            part=job.shape.kind.part,
         )
         if as_json:
             print_document(
@@ -75,7 +84,7 @@ def logs(
     if as_json:
         print_document(documents.logs_document(target, job.run, job.job_id, lines=lines, job=job))
         return EXIT_OK
-    screen = Screen()
+    screen = Screen(part=job.shape.kind.part)
     for line in lines:
         screen.line(line)
     if not job.ended:

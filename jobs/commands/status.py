@@ -1,13 +1,16 @@
-"""`jobs status`: how one run stands, node by node."""
+"""`jobs status`: how one run stands, node by node, and how far its training is."""
 
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
 from jobs import documents
-from jobs.aws import Aws
+from jobs.aws import Aws, BatchClient
+from jobs.bucket import Bucket
 from jobs.commands.find import found_job
-from jobs.deployment import read_deployment
+from jobs.deployment import Deployment, read_deployment
+from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.options import (
     DeploymentOption,
     JsonOption,
@@ -15,8 +18,13 @@ from jobs.options import (
     chosen,
     command,
     exit_code,
+    note,
     print_document,
 )
+from jobs.runs import Job
+from jobs.training_run import read_status
+from trainium_catalogue.contract import TRAIN_METRICS, run_key
+from trainium_catalogue.models import PRESETS
 
 
 @command
@@ -25,39 +33,100 @@ def status(
     run: Annotated[
         str | None, typer.Argument(help="Run name.", show_default="the newest run")
     ] = None,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw the loss curve of a training run.")
+    ] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Show nodes, attempts and why each ended.
+    """Show nodes, attempts and why each ended; of training also step, loss, speed and time left.
 
     Exit codes: 0 the run goes on or succeeded, 1 it failed, 2 refused.
 
     \b
     Examples:
       python -m jobs status
+      python -m jobs status my-run --plot
       python -m jobs status nightly --json
     """
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
     batch = aws.batch()
-    job = found_job(batch, target, run)
+    bucket = Bucket(client=aws.s3(), name=target.bucket)
+    job, training = _found(batch, target, bucket, run)
     if as_json:
-        print_document(documents.status_document(target, job))
-        return exit_code(job)
+        document = (
+            documents.status_document(target, job, training)
+            if job is not None
+            else documents.forgotten_document(target, str(run), training or {})
+        )
+        print_document(document)
+        return _exit_code(job, training)
     from rich.console import Console
 
-    from jobs.show import describe_status, node_table, verdict
-    from jobs.waiting import why_waiting
-
     console = Console(highlight=False)
+    if job is not None:
+        _show_job(console, batch, target, job)
+    else:
+        note(f"Batch has forgotten the jobs of run {run}; this is what the bucket holds")
+    if training is not None:
+        from jobs.show_training import describe_training
+
+        now = datetime.now(UTC)
+        text = describe_training(training, job_id=job.job_id if job else None, now=now)
+        console.print(text, soft_wrap=True, markup=False)
+    if plot:
+        _plot(console, bucket, job.run if job else str(run))
+    return _exit_code(job, training)
+
+
+def _found(
+    batch: BatchClient, target: Deployment, bucket: Bucket, run: str | None
+) -> tuple[Job | None, dict[str, Any] | None]:
+    """The newest job of the run, and how far its training is."""
+    try:
+        job = found_job(batch, target, run)
+    except Refusal as refusal:
+        # Batch keeps a job for 7 days, the bucket keeps the run.
+        training = read_status(bucket, run) if run and refusal.code == "unknown-run" else None
+        if training is None:
+            raise
+        return None, training
+    is_training = job.workload in PRESETS
+    return job, read_status(bucket, job.run) if is_training else None
+
+
+def _exit_code(job: Job | None, training: dict[str, Any] | None) -> int:
+    if job is not None:
+        return exit_code(job)
+    failed = training is not None and training.get("state") == "failed"
+    return EXIT_JOB_FAILED if failed else EXIT_OK
+
+
+def _show_job(console: Any, batch: BatchClient, target: Deployment, job: Job) -> None:
+    from jobs.show import describe_status, node_table, verdict
+    from jobs.waiting import waits_for, why_waiting
+
     found = None
-    if job.status == "RUNNABLE" and not job.status_reason:
+    if job.status == "PENDING" and job.depends_on:
+        found = waits_for(batch, job)
+    elif job.status == "RUNNABLE" and not job.status_reason:
         found = why_waiting(batch, target, job)
     console.print(describe_status(job, found), soft_wrap=True)
     if job.nodes:
         console.print(node_table(job))
     if job.ended:
         console.print(verdict(job, bucket=target.bucket), soft_wrap=True, markup=False)
-    return exit_code(job)
+
+
+def _plot(console: Any, bucket: Bucket, run: str) -> None:
+    from jobs.show_training import loss_plot
+
+    metrics = bucket.read(run_key(run, TRAIN_METRICS))
+    picture = loss_plot(metrics, width=min(console.width, 100)) if metrics else None
+    if picture is None:
+        note(f"run {run} has not logged two steps yet: there is no curve to draw")
+    else:
+        console.print(picture, markup=False, highlight=False, soft_wrap=True)

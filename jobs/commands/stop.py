@@ -10,6 +10,7 @@ from jobs import documents
 from jobs.aws import Aws, BatchClient
 from jobs.commands.find import found_summary
 from jobs.deployment import read_deployment
+from jobs.describe import describe_job
 from jobs.errors import EXIT_OK
 from jobs.options import (
     DeploymentOption,
@@ -20,7 +21,7 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.runs import ON_HOSTS, Job, describe_job
+from jobs.runs import ON_HOSTS, Job
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 
 

@@ -1,18 +1,19 @@
 """`jobs submit`: check, show what it may cost, ask, submit once."""
 
-import json
 import secrets
-import sys
 import time
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from jobs import documents
 from jobs.aws import Aws, BatchClient
-from jobs.checks import checked_request, known_workload, parsed_parameters, valid_run_name
+from jobs.bucket import Bucket
+from jobs.checks import check_size, checked_request, known_workload, valid_run_name
+from jobs.commands.submit_show import ask, show_payload, show_plan
 from jobs.deployment import Deployment, read_deployment
-from jobs.errors import EXIT_OK, Refusal
+from jobs.errors import EXIT_OK
 from jobs.options import (
     DeploymentOption,
     JsonOption,
@@ -24,10 +25,14 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.request import ESTIMATE_NOTE, JobRequest
+from jobs.parameters import parsed_parameters
+from jobs.prepared import Prepared, check_compile, num_ranks_of, prepared
+from jobs.request import JobRequest
 from jobs.runs import RunSummary, list_runs
 from jobs.submission import submit_once
-from trainium_catalogue.contract import ATTEMPTS
+from trainium_catalogue.workloads import Hardware
+
+_SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
 
 
 @command
@@ -36,20 +41,32 @@ def submit(
     workload: Annotated[str, typer.Argument(help="What to run; `catalogue` lists it.")],
     nodes: Annotated[
         int | None,
-        typer.Option("--nodes", help="Number of nodes.", show_default="the workload's"),
+        typer.Option(
+            "--nodes",
+            help="Number of nodes; of tokenize: of instances that share the work.",
+            show_default="the workload's",
+        ),
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
             "--name",
             metavar="RUN",
-            help="Run name: checkpoints and results belong to it, and a name that is running is "
-            "not submitted again.",
+            help="Run name: checkpoints and results belong to it, a name that is running is not "
+            "submitted again, and training continues from its newest checkpoint.",
             show_default="workload and time",
         ),
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Show the log of all nodes until the job ends.")
+    ] = False,
+    compiles: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Compile the graphs of a training workload first, as a job of its own that the "
+            "training job waits for.",
+        ),
     ] = False,
     time_limit: Annotated[
         float | None,
@@ -62,7 +79,9 @@ def submit(
     ] = None,
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter; repeatable."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="The same as --KEY VALUE, for scripts; repeatable."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the exact SubmitJob payload, submit nothing.")
@@ -74,9 +93,10 @@ def submit(
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Submit a workload.
+    """Submit a workload; its parameters are options too: `submit WORKLOAD --help` lists them.
 
-    Shows nodes, hours and an estimate of the price, and asks before a job of more than one node.
+    Checks parameters, dataset and run before anything is spent, shows the plan and an estimate of
+    the price, and asks before a job of more than one node.
 
     Exit codes: 0 submitted (with --follow: succeeded), 1 the job failed, 2 refused,
     130 interrupted with Ctrl-C (the job goes on).
@@ -84,13 +104,20 @@ def submit(
     \b
     Examples:
       python -m jobs submit all-reduce --nodes 4 --follow
-      python -m jobs submit all-reduce --nodes 2 --name nightly --set max-bytes=67108864 --yes
-      python -m jobs submit all-reduce --nodes 4 --dry-run
+      python -m jobs submit prepare --dataset wikicorpus
+      python -m jobs submit tokenize --input wikicorpus --tokenizer tokenizer.model --dataset wiki
+      python -m jobs submit llama2-7b --nodes 4 --dataset wiki --name my-run --compile --follow
+      python -m jobs submit llama2-7b --nodes 4 --name my-run --lr 1e-4 --dry-run
+      python -m jobs submit export --run my-run
     """
     # What needs no network is refused first.
     wanted = known_workload(workload)
-    parameters = parsed_parameters(wanted, assignments or [])
+    parameters = parsed_parameters(wanted, context.args, assignments or [])
     run = valid_run_name(name) if name is not None else _generated_name(wanted.name)
+    num_nodes = wanted.default_nodes if nodes is None else nodes
+    check_size(wanted, num_nodes)
+    if compiles:
+        check_compile(wanted, parameters, run)
 
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
@@ -99,27 +126,57 @@ def submit(
         target,
         wanted,
         run=run,
-        num_nodes=wanted.default_nodes if nodes is None else nodes,
+        num_nodes=num_nodes,
         time_limit_hours=time_limit,
         parameters=parameters,
     )
-    if dry_run:
-        return _show_payload(target, request, as_json=as_json)
-
     batch = aws.batch_once()
-    # A generated name is new: there is nothing to look for.
-    earlier = list_runs(batch, target.job_queue, run=run) if name is not None else []
-    job = next((summary for summary in earlier if not summary.ended), None)
-    if job is None:
-        _show_plan(target, request)
-        if request.num_nodes > 1 and not yes:
-            _ask(request)
-        job_id = _send(request, batch, earlier={summary.job_id for summary in earlier})
-        note(f"submitted run {run}, job {job_id}")
-    else:
-        job_id = job.job_id
-        note(f"run {run} is {job.status} already, job {job_id}: nothing was submitted")
-    return _finish(aws, target, request, job_id, going_on=job, follow=follow, as_json=as_json)
+    earlier: list[RunSummary] = []
+    # A generated name is new, and a dry run submits nothing: there is nothing to look for.
+    if name is not None and not dry_run:
+        earlier = list_runs(batch, target.queues, run=run)
+        going_on = next((summary for summary in earlier if not summary.ended), None)
+        if going_on is not None:
+            note(
+                f"run {run} is {going_on.status} already, job {going_on.job_id}: nothing was "
+                "submitted"
+            )
+            only = Prepared(request=request)
+            return _finish(
+                aws, target, only, going_on.job_id, None, going_on.status, follow, as_json
+            )
+    ready = prepared(
+        request,
+        wanted,
+        bucket=Bucket(client=aws.s3(), name=target.bucket),
+        num_ranks=num_ranks_of(target, num_nodes, given.processes_per_node),
+        compiles=compiles,
+    )
+    if not (dry_run and as_json):
+        show_plan(target, ready, processes_per_node=given.processes_per_node)
+    if dry_run:
+        return _dry_run(target, ready, as_json=as_json)
+    if num_nodes > 1 and wanted.hardware is not Hardware.CPU and not yes:
+        ask(request)
+    compile_id = None
+    if ready.compile_request is not None:
+        compile_id = _send_first(ready.compile_request, batch, target)
+        ready = replace(ready, request=replace(request, depends_on=(compile_id,)))
+    job_id = _send(ready.request, batch, earlier={summary.job_id for summary in earlier})
+    note(f"submitted run {run}, job {job_id}")
+    return _finish(aws, target, ready, job_id, compile_id, None, follow, as_json)
+
+
+def _send_first(request: JobRequest, batch: BatchClient, target: Deployment) -> str:
+    """Submit the compile job, or find the one that is running already."""
+    earlier = list_runs(batch, target.queues, run=request.run)
+    going_on = next((summary for summary in earlier if not summary.ended), None)
+    if going_on is not None:
+        note(f"run {request.run} is {going_on.status} already, job {going_on.job_id}")
+        return going_on.job_id
+    job_id = _send(request, batch, earlier={summary.job_id for summary in earlier})
+    note(f"submitted run {request.run}, job {job_id}")
+    return job_id
 
 
 def _send(request: JobRequest, batch: BatchClient, *, earlier: set[str]) -> str:
@@ -133,30 +190,51 @@ def _send(request: JobRequest, batch: BatchClient, *, earlier: set[str]) -> str:
 def _finish(
     aws: Aws,
     target: Deployment,
-    request: JobRequest,
+    ready: Prepared,
     job_id: str,
-    *,
-    going_on: RunSummary | None,
+    compile_id: str | None,
+    status_before: str | None,
     follow: bool,
     as_json: bool,
 ) -> int:
-    """Follow when asked to, print the document when asked to; return the exit code."""
+    """Follow when asked to, print the document when asked to; return the exit code.
+
+    ``status_before`` is that of a job that was submitted earlier.
+    """
     outcome = None
     code = EXIT_OK
+    run = ready.request.run
     if follow:
         from jobs.watch import watch  # rich is not needed before
 
-        outcome, _ = watch(aws, target, run=request.run, job_id=job_id, keep_lines=as_json)
+        if compile_id is not None and ready.compile_request is not None:
+            watch(
+                aws,
+                target,
+                run=ready.compile_request.run,
+                job_id=compile_id,
+                keep_lines=as_json,
+            )
+        is_array = ready.request.hardware is Hardware.CPU and ready.request.num_nodes > 1
+        outcome, _ = watch(
+            aws,
+            target,
+            run=run,
+            job_id=job_id,
+            keep_lines=as_json,
+            part="child" if is_array else "node",
+        )
         code = exit_code(outcome)
     else:
-        note(f"follow it with: {follow_command(target, request.run)}")
+        note(f"follow it with: {follow_command(target, run)}")
     if as_json:
         document = documents.submit_document(
             target,
-            request,
-            action="submitted" if going_on is None else "already-running",
+            ready,
+            action="submitted" if status_before is None else "already-running",
             job_id=job_id,
-            status=going_on.status if going_on else "SUBMITTED",
+            compile_id=compile_id,
+            status=status_before or "SUBMITTED",
             job=outcome,
         )
         print_document(document)
@@ -167,35 +245,15 @@ def _generated_name(workload: str) -> str:
     return f"{workload}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def _show_payload(target: Deployment, request: JobRequest, *, as_json: bool) -> int:
+def _dry_run(target: Deployment, ready: Prepared, *, as_json: bool) -> int:
+    if ready.compile_request is not None:
+        request = replace(ready.request, depends_on=(_SHOWN_IN_A_DRY_RUN,))
+        ready = replace(ready, request=request)
     if as_json:
         document = documents.submit_document(
-            target, request, action="dry-run", job_id=None, status=None, job=None
+            target, ready, action="dry-run", job_id=None, compile_id=None, status=None, job=None
         )
         print_document(document)
     else:
-        _show_plan(target, request)
-        typer.echo(json.dumps(request.to_submit_kwargs(), indent=2))
+        show_payload(ready)
     return EXIT_OK
-
-
-def _show_plan(target: Deployment, request: JobRequest) -> None:
-    hours = f"{request.time_limit_hours:g} h"
-    note(
-        f"{request.workload} as run {request.run}: {request.num_nodes} x "
-        f"{target.instance_type.name}, at most {hours} an attempt, at most {ATTEMPTS} attempts\n"
-        f"about ${request.usd_at_time_limit:,.2f} for {hours} "
-        f"(${request.usd_per_node_hour:,.2f} a node and hour; {ESTIMATE_NOTE})"
-    )
-
-
-def _ask(request: JobRequest) -> None:
-    if not sys.stdin.isatty():
-        raise Refusal(
-            "not-confirmed",
-            f"a job of {request.num_nodes} nodes is asked about, and standard input is not a "
-            "terminal; add --yes",
-        )
-    typer.echo("submit it? [y/N] ", nl=False, err=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Refusal("declined", "not confirmed; nothing was submitted")

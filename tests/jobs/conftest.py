@@ -18,6 +18,7 @@ from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner, Result
 
 from trainium_catalogue import contract
+from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"
@@ -68,11 +69,24 @@ class Desk:
             Overwrite=True,
         )
 
+    def put(self, key: str, data: bytes | dict[str, Any] = b"x") -> None:
+        """Put an object, or a JSON document, into the bucket."""
+        body = json.dumps(data).encode() if isinstance(data, dict) else data
+        self.client("s3").put_object(Bucket="bucket", Key=key, Body=body)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Keys in the bucket."""
+        listed = self.client("s3").list_objects_v2(Bucket="bucket", Prefix=prefix)
+        return [item["Key"] for item in listed.get("Contents", ())]
+
     def jobs(self, run: str) -> list[dict[str, Any]]:
         """Jobs of a run, as Batch describes them."""
         batch = self.client("batch")
-        listed = batch.list_jobs(jobQueue="queue", filters=[{"name": "JOB_NAME", "values": [run]}])[
-            "jobSummaryList"
+        wanted = [{"name": "JOB_NAME", "values": [run]}]
+        listed = [
+            item
+            for queue in ("queue", "cpu-queue")
+            for item in batch.list_jobs(jobQueue=queue, filters=wanted)["jobSummaryList"]
         ]
         found: list[dict[str, Any]] = (
             batch.describe_jobs(jobs=[item["jobId"] for item in listed])["jobs"] if listed else []
@@ -168,24 +182,19 @@ def deploy(desk: Desk) -> None:
         priority=1,
         computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
     )["jobQueueArn"]
-    container = {
-        "image": "image",
-        "command": contract.launch_command("all-reduce"),
-        "resourceRequirements": [
-            {"type": "VCPU", "value": "96"},
-            {"type": "MEMORY", "value": "498073"},
-        ],
+    cpu_queue = batch.create_job_queue(
+        jobQueueName="cpu-queue",
+        state="ENABLED",
+        priority=1,
+        computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
+    )["jobQueueArn"]
+    definitions = {
+        contract.ssm_job_definition(workload.name): _definition(batch, workload)
+        for workload in WORKLOADS.values()
     }
-    definition = batch.register_job_definition(
-        jobDefinitionName="all-reduce",
-        type="multinode",
-        nodeProperties={
-            "numNodes": 2,
-            "mainNode": 0,
-            "nodeRangeProperties": [{"targetNodes": "0:", "container": container}],
-        },
-        retryStrategy={"attempts": 3},
-    )["jobDefinitionArn"]
+    desk.client("s3").create_bucket(
+        Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION}
+    )
     desk.client("logs").create_log_group(logGroupName="log-group")
     values = {
         contract.SSM_CONTRACT_VERSION: contract.CONTRACT_VERSION,
@@ -195,13 +204,38 @@ def deploy(desk: Desk) -> None:
         contract.SSM_NEURON_RELEASE: "2.28.0",
         contract.SSM_BUCKET: "bucket",
         contract.SSM_JOB_QUEUE: queue,
+        contract.SSM_CPU_JOB_QUEUE: cpu_queue,
         contract.SSM_COMPUTE_ENVIRONMENT: environment,
         contract.SSM_LOG_GROUP: "log-group",
         contract.SSM_JOB_TIME_LIMIT_HOURS: "24",
-        contract.ssm_job_definition("all-reduce"): definition,
+        **definitions,
     }
     for name, value in values.items():
         desk.parameter(name, value)
+
+
+def _definition(batch: Any, workload: Workload) -> str:
+    container = {
+        "image": "image",
+        "command": contract.launch_command(workload.name),
+        "resourceRequirements": [
+            {"type": "VCPU", "value": "16"},
+            {"type": "MEMORY", "value": "57344"},
+        ],
+    }
+    node_range = {"targetNodes": "0:", "container": container}
+    properties: dict[str, Any] = (
+        {"type": "container", "containerProperties": container}
+        if workload.hardware is Hardware.CPU
+        else {
+            "type": "multinode",
+            "nodeProperties": {"numNodes": 2, "mainNode": 0, "nodeRangeProperties": [node_range]},
+        }
+    )
+    registered = batch.register_job_definition(
+        jobDefinitionName=workload.name, retryStrategy={"attempts": 3}, **properties
+    )
+    return str(registered["jobDefinitionArn"])
 
 
 @pytest.fixture

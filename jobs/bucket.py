@@ -1,0 +1,87 @@
+"""Reading the deployment's bucket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.aws import S3Client
+from jobs.errors import error_code
+
+_MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One object."""
+
+    key: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One bucket, by its name."""
+
+    client: S3Client
+    name: str
+
+    def read(self, key: str) -> bytes | None:
+        """The object's bytes; None when there is no such object."""
+        try:
+            data: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
+        except Exception as error:
+            if error_code(error) in _MISSING:
+                return None
+            raise
+        return data
+
+    def document(self, key: str) -> dict[str, Any] | None:
+        """The JSON object at ``key``; None when there is none, or something else."""
+        data = self.read(key)
+        if data is None:
+            return None
+        try:
+            found = json.loads(data)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+    def head(self, key: str, **kwargs: Any) -> dict[str, Any] | None:
+        """What S3 knows of an object; None when there is no such object."""
+        try:
+            return dict(self.client.head_object(Bucket=self.name, Key=key, **kwargs))
+        except Exception as error:
+            if error_code(error) in _MISSING:
+                return None
+            raise
+
+    def has(self, prefix: str) -> bool:
+        """Whether any object lies below ``prefix``."""
+        page = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=1)
+        return bool(page.get("Contents"))
+
+    def objects(self, prefix: str) -> Iterator[Found]:
+        """Every object below ``prefix``, by key."""
+        for page in self._pages(Prefix=prefix):
+            for item in page.get("Contents", ()):
+                yield Found(key=item["Key"], size=int(item["Size"]))
+
+    def names(self, prefix: str) -> list[str]:
+        """What lies directly below ``prefix``: folders and files, without the prefix."""
+        found: list[str] = []
+        for page in self._pages(Prefix=prefix, Delimiter="/"):
+            found += [item["Prefix"] for item in page.get("CommonPrefixes", ())]
+            found += [item["Key"] for item in page.get("Contents", ())]
+        return sorted(name.removeprefix(prefix).rstrip("/") for name in found if name != prefix)
+
+    def _pages(self, **kwargs: Any) -> Iterator[dict[str, Any]]:
+        token: dict[str, str] = {}
+        while True:
+            page = dict(self.client.list_objects_v2(Bucket=self.name, **kwargs, **token))
+            yield page
+            if not page.get("NextContinuationToken"):
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}

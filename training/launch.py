@@ -21,6 +21,7 @@ from pathlib import Path
 from training import settings
 from training.addresses import find_address, interface_of
 from training.arguments import ArgumentError, Request, help_text, parse
+from training.compile_graphs import compile_command
 from training.contract import ContractError, NodeContract, read_contract
 from training.failures import describe
 from training.guardian import Guardian
@@ -34,7 +35,7 @@ from training.supervisor import ChildRole, MainRole, StopRequest, Tools
 from training.torchrun import torchrun_command
 from training.verdict import Verdict
 from training.workloads import refuse_unfit
-from trainium_catalogue.contract import ENV_NODE_ADDRESS
+from trainium_catalogue.contract import CACHE_PREFIX, ENV_NODE_ADDRESS
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 from trainium_catalogue.ports import RENDEZVOUS
 
@@ -117,7 +118,11 @@ def run_node(
     )
 
     def start_workers(rendezvous_port: int) -> None:
-        system = settings.System(kernel=platform.release(), interface=interface_of(node.address))
+        system = settings.System(
+            kernel=platform.release(),
+            interface=interface_of(node.address),
+            has_cache=CACHE_PREFIX in request.workload.writes,
+        )
         worker_env, remarks = settings.worker_environment(env, node, system)
         for remark in remarks:
             say(remark)
@@ -129,6 +134,8 @@ def run_node(
             log_folder=scratch,
             words=request.words,
         )
+        if request.values.get("compile-only"):
+            command = compile_command(node, command, python=sys.executable, words=request.words)
         say(f"start: {' '.join(command)}")
         local.start(command, worker_env)
 

@@ -81,7 +81,7 @@ class LocalNode:
             first = min(failures, key=lambda f: Verdict(code=f.code, reason="").strength)
             return Verdict(
                 code=first.code,
-                reason=f"{self._label}: rank {first.rank}: {first.error}",
+                reason=f"{self._label}: {first.whose}{first.error}",
                 symptom=first.code is ExitCode.HOST,
             )
         if status == 0:

@@ -70,8 +70,14 @@ class Failure:
     """Why a worker failed, as it saw it itself."""
 
     rank: int
+    """-1: not a rank, but what runs all of the node's."""
     code: ExitCode
     error: str
+
+    @property
+    def whose(self) -> str:
+        """To stand before the error."""
+        return f"rank {self.rank}: " if self.rank >= 0 else ""
 
 
 class Progress:

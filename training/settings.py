@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from training.addresses import TASK_INTERFACE
 from training.contract import DeviceKind, NodeContract
+from trainium_catalogue.contract import CACHE_PREFIX
 
 ROOT_COMM_ID = "NEURON_RT_ROOT_COMM_ID"
 
@@ -20,6 +21,8 @@ class System:
     """``uname -r``."""
     interface: str | None
     """Name of the interface that carries the node's address."""
+    has_cache: bool = False
+    """The workload may write the bucket's compile cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +53,14 @@ def _fork_safe(node: NodeContract, system: System) -> str | None:
     return "1" if uses_efa(node) and old else None
 
 
-def _gloo_interface(node: NodeContract, system: System) -> str | None:
-    return system.interface if node.device is DeviceKind.CPU else None
+def _xla(value: str) -> Callable[[NodeContract, System], str | None]:
+    return lambda node, system: value if node.device is DeviceKind.XLA else None
+
+
+def _cache(node: NodeContract, system: System) -> str | None:
+    if node.device is not DeviceKind.XLA or node.bucket is None or not system.has_cache:
+        return None
+    return f"s3://{node.bucket}/{CACHE_PREFIX}neuron"
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -77,8 +86,36 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="PJRT_DEVICE",
-        value=lambda node, system: "NEURON" if node.device is DeviceKind.XLA else None,
+        value=_xla("NEURON"),
         reason="torch_xla must take the Neuron devices or fail, never fall back to its CPU",
+    ),
+    Setting(
+        name="NEURON_COMPILE_CACHE_URL",
+        value=_cache,
+        reason="one cache for all nodes and jobs, in the bucket (Neuron persistent cache guide)",
+    ),
+    Setting(
+        name="NEURON_CC_FLAGS",
+        value=_xla("--model-type transformer --distribution-strategy=llm-training"),
+        reason="the compiler's optimizations for transformers that are split over cores "
+        "(neuronx-cc's reference; NxD's tp_zero1_llama2_7B_hf_pretrain.sh)",
+    ),
+    Setting(
+        name="NEURON_FUSE_SOFTMAX",
+        value=_xla("1"),
+        reason="the softmax of attention is one operation (tp_zero1_llama2_7B_hf_pretrain.sh)",
+    ),
+    Setting(
+        name="NEURON_RT_STOCHASTIC_ROUNDING_EN",
+        value=_xla("0"),
+        reason="updates go to fp32 master weights, which need no rounding at random "
+        "(tp_zero1_llama_hf_pretrain.py, use_gpu_compatible_precision)",
+    ),
+    Setting(
+        name="NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS",
+        value=_xla("3"),
+        reason="micro-batches are enqueued ahead (tp_zero1_llama2_7B_hf_pretrain.sh); without "
+        "effect since SDK 2.31",
     ),
     Setting(
         name="MALLOC_ARENA_MAX",
@@ -87,8 +124,9 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="GLOO_SOCKET_IFNAME",
-        value=_gloo_interface,
-        reason="gloo would otherwise look the host name up, which loopback nodes do not have",
+        value=lambda node, system: system.interface,
+        reason="gloo would otherwise look the host name up, which loopback nodes do not have; on "
+        "Trainium it carries what the ranks agree on about checkpoints",
     ),
     Setting(
         name="OMP_NUM_THREADS",

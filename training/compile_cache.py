@@ -1,0 +1,114 @@
+"""Which graphs have been compiled into the bucket's cache, and by whom: one key, one marker a node.
+
+The compiled graphs themselves are in ``cache/neuron``, keyed by the compiler on their content
+(``NEURON_COMPILE_CACHE_URL``); a marker says that all graphs of a run's steps are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.objects import Objects, Patience, StorageError, open_objects
+from training.results import now_utc
+from trainium_catalogue.contract import CACHE_PREFIX
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.training_parameters import GRAPH_PARAMETERS
+
+if TYPE_CHECKING:
+    from training.progress import RunContext
+
+COMPILED_PREFIX = f"{CACHE_PREFIX}compiled/"
+_CODE = Path(__file__).resolve().parent
+_TRACED = ("llama", "backends")
+"""Folders whose code decides the graphs."""
+_PATIENCE = Patience(total_s=20.0)
+"""A cache is a convenience: a job goes on without knowing what is in it."""
+
+
+def code_version() -> str:
+    """Of the code that is traced; another one may have other graphs."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in _TRACED for path in (_CODE / folder).rglob("*.py")):
+        digest.update(str(path.relative_to(_CODE)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def cache_key(context: RunContext, values: Mapping[str, Value]) -> str:
+    """Equal for jobs that run the same graphs: 64 hexadecimal digits."""
+    document = {
+        "neuron_release": context.neuron_release,
+        "device": context.device,
+        "instance_type": context.instance_type,
+        "num_nodes": context.num_nodes,
+        "processes_per_node": context.processes_per_node,
+        "parameters": {name: values[name] for name in GRAPH_PARAMETERS},
+        "code": code_version(),
+    }
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What a marker says."""
+
+    time: str
+    run: str
+    graphs: int | None
+    """How many were compiled then; None where nothing counts them."""
+
+    @property
+    def text(self) -> str:
+        """For the log."""
+        return f"cache is warm: compiled {self.time} by {self.run}"
+
+
+class CompileCache:
+    """The markers of one key."""
+
+    def __init__(self, context: RunContext, values: Mapping[str, Value], *, local: Path) -> None:
+        """``local`` is the folder that takes the bucket's place where there is none."""
+        self.key = cache_key(context, values)
+        self._context = context
+        root = open_objects(
+            f"s3://{context.bucket}" if context.bucket else str(local),
+            region=context.region,
+            endpoint_url=context.endpoint_url,
+            patience=_PATIENCE,
+        )
+        self._objects: Objects = root.at(f"{COMPILED_PREFIX}{self.key}")
+
+    def find(self) -> Compiled | None:
+        """What the main node's marker says, if every node has left one."""
+        try:
+            found = [
+                json.loads(self._objects.get(_marker(index)))
+                for index in range(self._context.num_nodes)
+            ]
+        except (StorageError, OSError, ValueError):
+            return None
+        return Compiled(time=found[0]["time"], run=found[0]["run"], graphs=found[0]["graphs"])
+
+    def remember(self, graphs: int | None) -> None:
+        """This node has compiled all its graphs; raises storage's errors."""
+        document = {
+            "schema": 1,
+            "time": now_utc(),
+            "run": self._context.run,
+            "job_id": self._context.job_id,
+            "num_nodes": self._context.num_nodes,
+            "neuron_release": self._context.neuron_release,
+            "instance_type": self._context.instance_type,
+            "graphs": graphs,
+        }
+        self._objects.put(
+            _marker(self._context.node_index), json.dumps(document, indent=1).encode() + b"\n"
+        )
+
+
+def _marker(node_index: int) -> str:
+    return f"node-{node_index}.json"

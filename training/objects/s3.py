@@ -81,6 +81,21 @@ class S3Objects:
 
         return self._do("write", key, send)
 
+    def _is_absent(self, key: str) -> bool:
+        """Whether a refused object is one that does not exist.
+
+        S3 answers 403 instead of 404 to whom may not list the bucket, and a job's role may list
+        only its prefixes, under a condition that a GetObject request cannot meet
+        (docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html, permissions).
+        """
+        name = join(self._prefix, key)
+        try:
+            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1)
+        except Exception:
+            return False
+        # Of all keys that begin with this one it comes first.
+        return all(entry["Key"] != name for entry in answer.get("Contents", []))
+
     def _written(self, key: str, data: bytes) -> str | None:
         """Etag of the object if it holds ``data``."""
         try:
@@ -236,6 +251,8 @@ class S3Objects:
             return retrying(action, is_transient=is_transient, patience=self._patience)
         except Exception as error:
             told = explained(error, verb=verb, name=self._name(key), bucket=self._bucket)
+            if verb == "read" and status_of(error) == 403 and self._is_absent(key):
+                raise ObjectMissing(f"there is no {self._name(key)}") from None
             if told is error:
                 raise
             raise told from error

@@ -22,6 +22,8 @@ class Fault(StrEnum):
     LOST_ANSWER = "reset after the request was carried out"
     CUT_BODY = "reset in the middle of the answer"
     SLOW = "late"
+    ACCESS_DENIED = "403 AccessDenied"
+    """The only one that does not pass."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def faulty_proxy(target: str) -> Iterator[FaultyProxy]:
                     return self.refuse(503, "SlowDown")
                 case Fault.INTERNAL_ERROR:
                     return self.refuse(500, "InternalError")
+                case Fault.ACCESS_DENIED:
+                    return self.refuse(403, "AccessDenied")
                 case Fault.RESET:
                     return self.hang_up()
                 case Fault.SLOW:

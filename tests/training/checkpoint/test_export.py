@@ -303,7 +303,9 @@ def test_the_parts_of_nxds_tensor_parallel_ranks_are_joined(nxd_root: Path) -> N
 
 
 def test_nxds_fp32_weights_are_refused(nxd_root: Path) -> None:
-    with pytest.raises(CheckpointUnusable, match="cut up by data-parallel rank; export it with --dtype"):
+    with pytest.raises(
+        CheckpointUnusable, match="cut up by data-parallel rank; export it with --dtype"
+    ):
         run_export(nxd_root, order())
 
 

@@ -15,9 +15,11 @@ from tests.training.checkpoint.conftest import BUCKET, REGION
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, first_time
 from training.failures import classify
 from training.objects import (
+    ObjectMissing,
     Objects,
     Patience,
     PreconditionFailed,
+    StorageRefused,
     StorageUnavailable,
     open_objects,
 )
@@ -25,10 +27,10 @@ from training.objects.faults import explained, is_transient
 from trainium_catalogue.exit_codes import ExitCode
 
 MIB = 1024 * 1024
-EVERY_FAULT = [*Fault]
+PASSING_FAULTS = [fault for fault in Fault if fault is not Fault.ACCESS_DENIED]
 
 
-@pytest.mark.parametrize("fault", EVERY_FAULT, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", PASSING_FAULTS, ids=lambda fault: fault.name)
 def test_every_operation_survives(
     proxy: FaultyProxy, faulty_bucket: Objects, tmp_path: Path, fault: Fault
 ) -> None:
@@ -69,6 +71,42 @@ def test_a_conditional_write_that_somebody_else_has_won_is_no_success(
     with pytest.raises(PreconditionFailed):
         faulty_bucket.put("lock", b"mine", if_absent=True)
     assert faulty_bucket.get("lock") == b"theirs"
+
+
+@pytest.fixture
+def narrow_bucket(proxy: FaultyProxy, faulty_bucket: Objects) -> Objects:
+    """As a role sees it that may list a prefix, but not the bucket: missing objects are denied."""
+    faulty_bucket.put("secret/there", b"")
+    proxy.reset(
+        lambda request: (
+            Fault.ACCESS_DENIED
+            if request.method in ("GET", "HEAD") and "list-type" not in request.path
+            else None
+        )
+    )
+    return faulty_bucket
+
+
+def test_a_missing_object_is_missing_to_whom_may_not_list_the_bucket(
+    narrow_bucket: Objects, tmp_path: Path
+) -> None:
+    for key in ("lock.json", "secret/the"):
+        with pytest.raises(ObjectMissing, match=f"there is no {narrow_bucket.uri}/{key}"):
+            narrow_bucket.get(key)
+        with pytest.raises(ObjectMissing):
+            narrow_bucket.get_file(key, tmp_path / "file")
+
+
+def test_an_object_that_is_there_and_denied_is_not_missing(narrow_bucket: Objects) -> None:
+    with pytest.raises(StorageRefused, match="AccessDenied; let the job's role do it"):
+        narrow_bucket.get("secret/there")
+
+
+def test_who_may_not_even_list_is_refused(proxy: FaultyProxy, faulty_bucket: Objects) -> None:
+    proxy.reset(lambda request: Fault.ACCESS_DENIED)
+
+    with pytest.raises(StorageRefused, match="AccessDenied; let the job's role do it"):
+        faulty_bucket.get("lock.json")
 
 
 def test_parts_of_a_failed_stream_are_thrown_away(

@@ -14,15 +14,17 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from rehearsal import cdk, report
+from rehearsal import cdk, report, story
 from rehearsal.containers import refuse_without_tools
 from rehearsal.faults import find_faults
 from rehearsal.phases import Rehearsal
 from rehearsal.receipt import Receipt
 from rehearsal.server_process import wait_until
 from rehearsal.state import ROOT, Folder, Refused, Settings, State, load_state, refuse_second
+from rehearsal.submission import ALL_REDUCE
 from trainium_catalogue.instances import find_instance_type
-from trainium_catalogue.workloads import find_workload
+from trainium_catalogue.models import PRESETS
+from trainium_catalogue.suggest import did_you_mean
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -40,10 +42,19 @@ app = typer.Typer(
 
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Nodes of a job.")]
 Processes = Annotated[
-    int, typer.Option("--processes-per-node", min=1, help="Worker processes of each node.")
+    int | None,
+    typer.Option(
+        "--processes-per-node",
+        min=1,
+        help="Worker processes of each node.",
+        show_default="1, and 2 for training",
+    ),
 ]
 InstanceType = Annotated[str, typer.Option("--instance-type", help="What is deployed for.")]
-WorkloadName = Annotated[str, typer.Option("--workload", help="What is submitted.")]
+Workloads = Annotated[
+    list[str] | None,
+    typer.Option("--workload", help="all-reduce or llama-tiny; repeatable.", show_default="both"),
+]
 Faults = Annotated[
     list[str] | None,
     typer.Option("--fault", help="Inject a fault into a job of its own; repeatable, or all."),
@@ -61,15 +72,16 @@ FolderPath = Annotated[Path, typer.Option("--folder", help="Where logs and the r
 Addresses = Annotated[
     str, typer.Option("--addresses", help="First three parts of the nodes' loopback addresses.")
 ]
+STORIES = (ALL_REDUCE, story.WORKLOAD)
 FOLDER = Path("build") / "rehearsal"
 
 
 @app.command()
 def run(
     nodes: Nodes = 4,
-    processes_per_node: Processes = 1,
+    processes_per_node: Processes = None,
     instance_type: InstanceType = "trn1.32xlarge",
-    workload: WorkloadName = "all-reduce",
+    workload: Workloads = None,
     fault: Faults = None,
     set_: Parameters = None,
     containers: Containers = False,
@@ -78,7 +90,7 @@ def run(
     folder: FolderPath = FOLDER,
     addresses: Addresses = "127.0.0",
 ) -> None:
-    """Deploy, run a job, destroy, and prove that nothing is left.
+    """Deploy, run a job and the training story, destroy, and prove that nothing is left.
 
     Exit codes: 0 all went as it must, 1 something failed or is left over, 2 refused, 130 Ctrl-C.
     """
@@ -91,9 +103,8 @@ def run(
 @app.command()
 def up(
     nodes: Nodes = 4,
-    processes_per_node: Processes = 1,
+    processes_per_node: Processes = None,
     instance_type: InstanceType = "trn1.32xlarge",
-    workload: WorkloadName = "all-reduce",
     containers: Containers = False,
     as_json: AsJson = False,
     folder: FolderPath = FOLDER,
@@ -104,7 +115,7 @@ def up(
     Prints each node's process id. Ctrl-C, or `down` elsewhere, destroys and proves.
     """
     settings = _settings(
-        nodes, processes_per_node, instance_type, workload, None, None, containers, addresses
+        nodes, processes_per_node, instance_type, None, None, None, containers, addresses
     )
     raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=False, stay=True))
 
@@ -177,9 +188,12 @@ def _go(rehearsal: Rehearsal, *, jobs: bool, stay: bool) -> None:
     rehearsal.deploy()
     try:
         if jobs:
-            rehearsal.run(1, None)
-            for number, fault in enumerate(rehearsal.settings.faults, start=2):
-                rehearsal.run(number, fault)
+            if ALL_REDUCE in rehearsal.settings.workloads:
+                rehearsal.run(1, None)
+                for number, fault in enumerate(rehearsal.settings.faults, start=2):
+                    rehearsal.run(number, fault)
+            if story.WORKLOAD in rehearsal.settings.workloads:
+                rehearsal.train()
         if stay:
             _stay(rehearsal)
     except cdk.StepFailed as failure:
@@ -195,7 +209,7 @@ def _stay(rehearsal: Rehearsal) -> None:
     note(
         f"\nup at {rehearsal.receipt.endpoint} ({rehearsal.receipt.region}); in another terminal:"
         f"\n  source .venv/bin/activate; source {environment}"
-        f"\n  python -m jobs submit {settings.workload} --nodes {settings.nodes} --yes --follow "
+        f"\n  python -m jobs submit {ALL_REDUCE} --nodes {settings.nodes} --yes --follow "
         "\\\n    --set max-bytes=16777216 --set iterations=100000 --set seconds-per-size=60 "
         "\\\n    --set peer-timeout-s=5"
         "\n  kill -KILL PID, or kill -STOP PID, with a process id that is shown here"
@@ -211,9 +225,9 @@ def _stay(rehearsal: Rehearsal) -> None:
 
 def _settings(
     nodes: int,
-    processes_per_node: int,
+    processes_per_node: int | None,
     instance_type: str,
-    workload: str,
+    workloads: list[str] | None,
     faults: list[str] | None,
     parameters: list[str] | None,
     containers: bool,
@@ -227,9 +241,14 @@ def _settings(
             refuse_without_tools(os.environ.get("PATH", ""))
         return Settings(
             nodes=nodes,
-            processes_per_node=processes_per_node,
+            processes_per_node=processes_per_node or 1,
+            processes_of=(
+                {name: story.PROCESSES_PER_NODE for name in PRESETS}
+                if processes_per_node is None
+                else {}
+            ),
             instance_type=find_instance_type(instance_type).name,
-            workload=find_workload(workload).name,
+            workloads=_stories(workloads, faults),
             faults=find_faults(faults or ()),
             parameters=tuple(parameters or ()),
             containers=containers,
@@ -237,6 +256,17 @@ def _settings(
         )
     except ValueError as refusal:
         _refuse(str(refusal))
+
+
+def _stories(workloads: list[str] | None, faults: list[str] | None) -> tuple[str, ...]:
+    """What to run; faults alone are injected into all-reduce jobs."""
+    for name in workloads or ():
+        if name not in STORIES:
+            raise Refused(f"--workload {name} is not rehearsed; {did_you_mean(name, STORIES)}")
+    chosen = workloads or ([ALL_REDUCE] if faults else STORIES)
+    if faults and ALL_REDUCE not in chosen:
+        raise Refused(f"--fault needs --workload {ALL_REDUCE}; {story.WORKLOAD} has its own")
+    return tuple(name for name in STORIES if name in chosen)
 
 
 def _folder(path: Path) -> Folder:

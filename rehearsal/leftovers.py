@@ -98,6 +98,7 @@ LISTINGS = (
         "jobDefinitions[].jobDefinitionArn",
         _ACTIVE,
     ),
+    Listing("fsx", "file system", "describe_file_systems", "FileSystems[].FileSystemId"),
     Listing("iam", "role", "list_roles", _OURS),
     Listing("iam", "service-linked role", "list_roles", _SERVICE_LINKED),
     Listing("iam", "policy", "list_policies", "Policies[].Arn", (("Scope", "Local"),)),

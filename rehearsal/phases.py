@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rehearsal import cdk, containers, docker_stand_in, leftovers
+from rehearsal import cdk, containers, docker_stand_in, leftovers, story
 from rehearsal.aws import Aws, desk_environment, endpoint_environment
 from rehearsal.faults import NO_CAPACITY, RUNNABLE_CLOCK
 from rehearsal.receipt import Phase, Receipt, Stack, recorded_image
@@ -19,6 +19,7 @@ from rehearsal.report import Progress
 from rehearsal.server_process import ServerProcess, server_command, start_server
 from rehearsal.state import Folder, Settings, State
 from rehearsal.submission import submit
+from trainium_catalogue.contract import ENV_PROCESSES_PER_NODE
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,6 +97,21 @@ class Rehearsal:
             if record.differences:
                 self.progress.note(f"{name}: " + "; ".join(record.differences))
 
+    def train(self) -> None:
+        """Tell the training story and record how it went."""
+        assert self._aws is not None
+        training = story.tell(
+            self.settings,
+            aws=self._aws,
+            folder=self.folder,
+            environment=self._environment,
+            on_line=self.progress.detail,
+            phase=self._phase,
+        )
+        self.receipt.training = training
+        for problem in training.problems:
+            self.progress.note(problem)
+
     def destroy(self) -> None:
         """Destroy all stacks and look at what is left."""
         assert self._aws is not None
@@ -131,6 +147,9 @@ class Rehearsal:
         assert self._aws is not None
         names = (*endpoint_environment(self._aws), "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         lines = [f"export {name}={self._environment[name]}\n" for name in names]
+        # The helper's plan of a training run counts ranks.
+        processes = self.settings.processes_of.get(story.WORKLOAD, self.settings.processes_per_node)
+        lines.append(f"export {ENV_PROCESSES_PER_NODE}={processes}\n")
         self.folder.environment.write_text("".join(lines), encoding="utf-8")
 
     @contextmanager
@@ -153,6 +172,7 @@ class Rehearsal:
     def _start_server(self) -> ServerProcess:
         command = server_command(
             processes_per_node=self.settings.processes_per_node,
+            processes_of=self.settings.processes_of,
             addresses=self.settings.addresses,
             runnable_clock=RUNNABLE_CLOCK if NO_CAPACITY in self.settings.faults else 1.0,
             containers=self.nodes,

@@ -12,7 +12,7 @@ from rehearsal.docker_stand_in import Entry
 from rehearsal.leftovers import Expected, Item
 from rehearsal.state import Settings
 
-VERSION = 1
+VERSION = 2
 
 ALWAYS_UNPROVEN = (
     "EFA, Neuron devices and drivers: the nodes run on CPU with gloo",
@@ -106,6 +106,59 @@ class Run:
 
 
 @dataclass(slots=True, kw_only=True)
+class Step:
+    """A command of the training story."""
+
+    name: str
+    command: str
+    exit_code: int
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingAttempt:
+    """The optimizer steps of one attempt that count; what it lost is in the next one's."""
+
+    attempt: int
+    steps: list[int]
+    losses: list[float]
+
+
+@dataclass(slots=True, kw_only=True)
+class Check:
+    """Something that must be true after training."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """The training story: from text to an exported model, over the loss of a node."""
+
+    steps: list[Step]
+    run: Run
+    killed_after: int
+    """The step in the log after which a node was killed."""
+    resumed_from: int | None
+    attempts: list[TrainingAttempt]
+    tokens_per_second: float | None
+    """Median over all steps."""
+    checks: list[Check]
+    figure: str
+    """File of the loss curve."""
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that is not as it must be."""
+        found = [f"{s.name}: ended with {s.exit_code}" for s in self.steps if s.exit_code]
+        found += [f"{self.run.run}: {text}" for text in self.run.differences]
+        found += [f"not so: {check.name} ({check.detail})" for check in self.checks if not check.ok]
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
 class Receipt:
     """Everything, in the order in which it is found."""
 
@@ -122,6 +175,7 @@ class Receipt:
     seeded: list[dict[str, str]] = field(default_factory=list)
     environment_extras: dict[str, str] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
+    training: Training | None = None
     proven_empty: bool = False
     """Whether the account was looked at after destroy; without it an empty list says nothing."""
     expected_left: list[Expected] = field(default_factory=list)
@@ -133,6 +187,7 @@ class Receipt:
         """Every reason why this rehearsal did not pass."""
         found = list(self.errors)
         found += [f"{run.run}: {text}" for run in self.runs for text in run.differences]
+        found += self.training.problems if self.training is not None else []
         if self.proven_empty:
             found += [f"left over: {i.service} {i.kind} {i.id}" for i in self.leftovers]
         elif not self.errors and not self.interrupted:

@@ -13,6 +13,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from rehearsal import curve
 from rehearsal.receipt import Phase, Receipt, Run
 
 _DETAIL_WIDTH = 56
@@ -101,6 +102,7 @@ def show(receipt: Receipt, console: Console) -> None:
         _runs(receipt),
         *(_ends(run) for run in receipt.runs if run.nodes),
         *(_sizes(run) for run in receipt.runs if run.fault is None and run.sizes),
+        *_training(receipt, console),
         _phases(receipt),
         _left(receipt),
     ):
@@ -194,6 +196,24 @@ def _sizes(run: Run) -> Table:
     return table
 
 
+def _training(receipt: Receipt, console: Console) -> tuple[Table, ...]:
+    training = receipt.training
+    if training is None:
+        return ()
+    told = _table("The training story", "command", "s", numbers=("s",))
+    for step in training.steps:
+        told.add_row(step.command, f"{step.seconds:.1f}")
+    checks = _table("What it proves", "must be so", "", "found")
+    for check in training.checks:
+        mark = Text("ok", "green") if check.ok else Text("WRONG", "bold red")
+        checks.add_row(check.name, mark, check.detail)
+    if any(attempt.steps for attempt in training.attempts):
+        # Printed here, before the tables that speak of it.
+        console.print(Text(f"\nLoss of {training.run.run}; also in {training.figure}", "bold"))
+        console.print(Text(curve.text(training.attempts, width=console.width)), soft_wrap=True)
+    return told, _ends(training.run), checks
+
+
 def _phases(receipt: Receipt) -> Table:
     table = _table("Time", "phase", "s", numbers=("s",))
     for phase in receipt.phases:
@@ -241,7 +261,7 @@ def _verdict(receipt: Receipt, console: Console) -> None:
         console.print(Text(problem, "red"))
     left = str(len(receipt.leftovers) or "none") if receipt.proven_empty else "not looked for"
     style = "bold green" if receipt.outcome == "passed" else "bold red"
-    jobs = len(receipt.runs)
+    jobs = len(receipt.runs) + (receipt.training is not None)
     console.print(
         Text.assemble(
             (receipt.outcome.upper(), style),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,8 +22,11 @@ class Settings:
 
     nodes: int
     processes_per_node: int
+    processes_of: Mapping[str, int]
+    """Processes per node of single workloads."""
     instance_type: str
-    workload: str
+    workloads: tuple[str, ...]
+    """What is run: all-reduce, llama-tiny or both."""
     faults: tuple[str, ...]
     parameters: tuple[str, ...]
     """``key=value``, passed to ``jobs submit --set``."""

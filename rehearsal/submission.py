@@ -19,8 +19,9 @@ from rehearsal.state import DEPLOYMENT, ROOT, Folder, Settings
 from trainium_catalogue import contract
 
 # Small enough for a laptop, long enough for a fault to find the workers at work.
+ALL_REDUCE = "all-reduce"
 DEFAULTS: dict[str, dict[str, str]] = {
-    "all-reduce": {
+    ALL_REDUCE: {
         "max-bytes": "16777216",
         "warmup-iterations": "2",
         "iterations": "10",
@@ -35,7 +36,7 @@ FAULT_DEFAULTS = {"peer-timeout-s": "5", "hang-limit-s": "60", "max-bytes": "104
 
 def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
     """What is passed to ``--set``: the rehearsal's own, then the fault's, then the user's."""
-    merged = {**DEFAULTS.get(settings.workload, {}), **LAUNCH_DEFAULTS}
+    merged = {**DEFAULTS[ALL_REDUCE], **LAUNCH_DEFAULTS}
     given = list(settings.parameters)
     if fault is not None:
         merged |= FAULT_DEFAULTS
@@ -48,7 +49,7 @@ def submit_command(settings: Settings, *, run: str, fault: str | None) -> tuple[
     """The user's own command, with every parameter."""
     pairs = [word for pair in parameters(settings, fault) for word in ("--set", pair)]
     return (
-        *(sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, "submit", settings.workload),
+        *(sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, "submit", ALL_REDUCE),
         *("--nodes", str(settings.nodes), "--name", run, "--yes", "--follow", *pairs),
     )
 
@@ -77,13 +78,13 @@ def submit(
         codes=(0, 1),
     )
     seconds = time.monotonic() - begin
-    status = _status(run, environment)
+    status = job_status(run, environment)
     return judge(
         run=run,
         fault=fault,
         status=status,
         jobs_exit_code=code,
-        sizes=_sizes(aws, run, settings.workload) if status["status"] == "SUCCEEDED" else [],
+        sizes=_sizes(aws, run, ALL_REDUCE) if status["status"] == "SUCCEEDED" else [],
         seconds=seconds,
     )
 
@@ -94,10 +95,13 @@ def judge(
     fault: str | None,
     status: dict[str, Any],
     jobs_exit_code: int,
-    sizes: list[Size],
+    sizes: list[Size] | None,
     seconds: float,
 ) -> Run:
-    """Compare what ``jobs status --json`` says with what must be."""
+    """Compare what ``jobs status --json`` says with what must be.
+
+    ``sizes`` is None for a workload that measures none.
+    """
     ending: Ending = SUCCESS if fault is None else FAULTS[fault].ending
     exit_codes = [attempt["exit_code"] for attempt in status["attempts"]]
     found = differences(
@@ -113,9 +117,9 @@ def judge(
             f"{len(nodes)} ends of nodes are recorded instead of "
             f"{len(exit_codes)} attempts x {status['num_nodes']} nodes"
         )
-    if status["status"] == "SUCCEEDED" and not sizes:
+    if status["status"] == "SUCCEEDED" and sizes is not None and not sizes:
         found.append("the job succeeded without a result in the bucket")
-    if any(not size.correct for size in sizes):
+    if any(not size.correct for size in sizes or ()):
         found.append("the result holds a wrong sum")
     seen = Ending(
         exit_codes=tuple(exit_codes), status=status["status"], jobs_exit_code=jobs_exit_code
@@ -133,12 +137,13 @@ def judge(
         jobs_exit_code=jobs_exit_code,
         attempts=exit_codes,
         nodes=nodes,
-        sizes=sizes,
+        sizes=sizes or [],
         seconds=round(seconds, 2),
     )
 
 
-def _status(run: str, environment: Mapping[str, str]) -> dict[str, Any]:
+def job_status(run: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """``jobs status --json``."""
     command = (sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, "status", run, "--json")
     done = subprocess.run(command, cwd=ROOT, env=dict(environment), capture_output=True, text=True)
     try:

@@ -1,0 +1,193 @@
+"""What a training run left behind, read back and held against what must be."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from rehearsal.aws import Aws
+from rehearsal.receipt import Check, TrainingAttempt
+from rehearsal.state import DEPLOYMENT
+from trainium_catalogue import contract
+
+Json = dict[str, Any]
+_LOGGED = re.compile(r"training: step (\d+) of \d+: loss (\S+),")
+_ENDS = 5
+"""Steps at either end whose mean loss is compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """How the run was meant to go."""
+
+    max_steps: int
+    save_every: int
+    killed_after: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """How it went."""
+
+    attempts: list[TrainingAttempt] = field(default_factory=list)
+    resumed_from: int | None = None
+    tokens_per_second: float | None = None
+    checks: list[Check] = field(default_factory=list)
+
+
+def gather(aws: Aws, *, run: str, log: Path, download: Path, plan: Wanted) -> Found:
+    """Read metrics, status, checkpoints and the exported model, and judge them."""
+    bucket = _Bucket(aws)
+    lines = bucket.text(contract.run_key(run, contract.TRAIN_METRICS)).splitlines()
+    events = [json.loads(line) for line in lines]
+    status = json.loads(bucket.text(contract.run_key(run, contract.RUN_STATUS)) or "{}")
+    resumed = [event["step"] for event in events if event["event"] == "resume"]
+    found = Found(
+        attempts=attempts(events),
+        resumed_from=resumed[-1] if resumed else None,
+        tokens_per_second=_rate(events),
+    )
+    name = contract.checkpoint_name(plan.max_steps)
+    prefix = f"{contract.run_prefix(run, 'checkpoints')}{name}/"
+    found.checks = [
+        *judge_steps(events, plan, resumed_from=found.resumed_from),
+        judge_repeated(log.read_text(encoding="utf-8") if log.exists() else ""),
+        judge_marker(bucket.text(prefix + contract.CHECKPOINT_MARKER), bucket.sizes(prefix), plan),
+        Check(
+            name="the run's status says that it finished",
+            ok=status.get("state") == "finished" and status.get("step") == plan.max_steps,
+            detail=f"{status.get('state')} at step {status.get('step')}",
+        ),
+        judge_export(download),
+    ]
+    return found
+
+
+def attempts(events: Sequence[Json]) -> list[TrainingAttempt]:
+    """Steps and losses, by the attempt that made them; repeated steps count where they count."""
+    made: dict[int, dict[int, float]] = {}
+    for event in events:
+        if event["event"] == "step":
+            made.setdefault(event["attempt"], {})[event["step"]] = event["loss"]
+    return [
+        TrainingAttempt(
+            attempt=number, steps=sorted(losses), losses=[losses[step] for step in sorted(losses)]
+        )
+        for number, losses in sorted(made.items())
+    ]
+
+
+def judge_steps(events: Sequence[Json], plan: Wanted, *, resumed_from: int | None) -> list[Check]:
+    """Every step once, the right continuation, and a loss that fell."""
+    steps = [event for event in events if event["event"] == "step"]
+    numbers = [event["step"] for event in steps]
+    losses = [event["loss"] for event in sorted(steps, key=lambda event: event["step"])]
+    first = _mean(losses[:_ENDS])
+    last = _mean(losses[-_ENDS:])
+    complete = (plan.killed_after // plan.save_every) * plan.save_every
+    return [
+        Check(
+            name="every step was made, and counts once",
+            ok=numbers == list(range(1, plan.max_steps + 1)),
+            detail=f"{len(numbers)} lines, {len(set(numbers))} steps of {plan.max_steps}",
+        ),
+        Check(
+            name="the second attempt continued from the newest complete checkpoint",
+            ok=resumed_from == complete,
+            detail=f"killed after step {plan.killed_after}, continued from step {resumed_from}, "
+            f"the save before was of step {complete}",
+        ),
+        Check(
+            name="the loss fell",
+            ok=last < first,
+            detail=f"mean of the first {_ENDS} steps {first:.3f}, of the last {last:.3f}",
+        ),
+    ]
+
+
+def judge_repeated(log: str) -> Check:
+    """Steps that both attempts made have the same loss, to the last digit that is logged."""
+    seen: dict[int, list[str]] = {}
+    for step, loss in _LOGGED.findall(log):
+        seen.setdefault(int(step), []).append(loss)
+    repeated = {step: losses for step, losses in seen.items() if len(losses) > 1}
+    other = {step: losses for step, losses in repeated.items() if len(set(losses)) > 1}
+    return Check(
+        name="steps that were made twice have the same loss twice",
+        ok=bool(repeated) and not other,
+        detail=f"differing: {other}" if other else f"steps {_span(repeated)}",
+    )
+
+
+def judge_marker(text: str, sizes: dict[str, int], plan: Wanted) -> Check:
+    """The last checkpoint's marker names every file, with its size."""
+    marker = json.loads(text) if text else {}
+    named = {name: entry["bytes"] for name, entry in marker.get("files", {}).items()}
+    there = {name: size for name, size in sizes.items() if name != contract.CHECKPOINT_MARKER}
+    return Check(
+        name="the last checkpoint is complete",
+        ok=bool(named) and named == there and marker.get("step") == plan.max_steps,
+        detail=f"step {marker.get('step')}, {len(there)} files, {sum(there.values()):,} bytes",
+    )
+
+
+def judge_export(download: Path) -> Check:
+    """The model is at the desk, in Hugging Face's layout."""
+    weights = sorted(download.rglob("*.safetensors"))
+    config = next(iter(sorted(download.rglob("config.json"))), None)
+    kind = json.loads(config.read_text(encoding="utf-8")).get("model_type") if config else None
+    total = sum(path.stat().st_size for path in weights)
+    return Check(
+        name="the exported model was downloaded",
+        ok=kind == "llama" and total > 0,
+        detail=f"{kind}, {len(weights)} files of weights, {total:,} bytes",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """The deployment's bucket."""
+
+    aws: Aws
+
+    @property
+    def name(self) -> str:
+        parameter = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
+        return str(self.aws.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"])
+
+    def text(self, key: str) -> str:
+        """An object, or nothing."""
+        try:
+            body = self.aws.client("s3").get_object(Bucket=self.name, Key=key)["Body"].read()
+        except ClientError:
+            return ""
+        return str(body.decode())
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Bytes of every object below ``prefix``, by the rest of its key."""
+        pages = self.aws.client("s3").get_paginator("list_objects_v2")
+        return {
+            entry["Key"].removeprefix(prefix): entry["Size"]
+            for page in pages.paginate(Bucket=self.name, Prefix=prefix)
+            for entry in page.get("Contents", ())
+        }
+
+
+def _rate(events: Iterable[Json]) -> float | None:
+    rates = [event["tokens_per_second"] for event in events if event["event"] == "step"]
+    return round(sorted(rates)[len(rates) // 2], 1) if rates else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _span(steps: Iterable[int]) -> str:
+    found = sorted(steps)
+    return f"{found[0]} to {found[-1]}" if found else "none"

@@ -96,7 +96,7 @@ class Aws:
 
     def s3(self) -> S3Client:
         """Client for the bucket; pauses between attempts that suit large transfers."""
-        client: S3Client = self._client("s3", mode="standard", attempts=6)
+        client: S3Client = self._client("s3", mode="standard", attempts=6, connections=32)
         return client
 
     def logs(self) -> LogsClient:
@@ -120,12 +120,13 @@ class Aws:
                 f"--region {region} (or AWS_REGION) names no region that this boto3 knows; {hint}",
             )
 
-    def _client(self, service: str, *, mode: str, attempts: int) -> Any:
+    def _client(self, service: str, *, mode: str, attempts: int, connections: int = 10) -> Any:
         from botocore.config import Config
 
         config = Config(
             connect_timeout=5,
             read_timeout=30,
+            max_pool_connections=connections,
             retries={"mode": mode, "total_max_attempts": attempts},
         )
         return self._session.create_client(service, config=config)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from jobs.bucket import Bucket, Found
+from jobs.checksums import checksum_agrees
 from jobs.errors import Refusal
 from jobs.training_run import known_runs, read_checkpoints, read_run
 from jobs.transfers import Item
@@ -73,14 +74,18 @@ def check_target(to: Path, download: Download) -> None:
         )
 
 
-def check_sizes(download: Download) -> None:
-    """Refuse what has arrived with another size; it can only be cut off or changed meanwhile."""
-    wrong = [item.path.name for item in download.items if _size(item.path) != item.size]
+def check_arrived(bucket: Bucket, moved: Iterable[Item]) -> None:
+    """Refuse what has arrived with another size or checksum than the bucket's."""
+    wrong = []
+    for item in moved:
+        head = bucket.head(item.key, ChecksumMode="ENABLED") or {}
+        agrees = checksum_agrees(item.path, bucket, item.key, head)
+        if _size(item.path) != item.size or agrees is False:
+            wrong.append(item.path.name)
     if wrong:
         raise Refusal(
-            "size",
-            f"{', '.join(wrong)} did not arrive with the size that the bucket gives; run the same "
-            "command again",
+            "not-arrived",
+            f"{', '.join(wrong)} did not arrive as the bucket holds it; run the same command again",
         )
 
 

@@ -68,20 +68,20 @@ def training_plan(workload: Workload, inputs: Inputs, *, run: str, num_ranks: in
         f"{plan.tokens_per_step:,} tokens a step",
         f"data: {values['dataset']}, {tokens:,} tokens; {max_steps:,} steps read "
         f"{total:,} tokens, {total / tokens:.3g} times the dataset",
-        f"run: {_standing(run, inputs, max_steps)}",
+        f"run {run}: {_standing(inputs, max_steps)}",
     )
     return Plan(lines=lines, document=document)
 
 
-def _standing(run: str, inputs: Inputs, max_steps: int) -> str:
+def _standing(inputs: Inputs, max_steps: int) -> str:
     checkpoints = inputs.checkpoints
     if checkpoints is None:
-        return f"{run} is new"
+        return "new"
     if not checkpoints.are_seen:
-        return f"{run} continues from the newest checkpoint in {checkpoints.uri}"
+        return f"continues from the newest checkpoint in {checkpoints.uri}"
     step = checkpoints.newest
     if step is None:
-        return f"{run} has no complete checkpoint yet: it begins at step 0"
+        return "no complete checkpoint yet, begins at step 0"
     if step >= max_steps:
-        return f"{run} has all its {max_steps:,} steps; give --max-steps more to train on"
-    return f"{run} continues from step {step:,} of {max_steps:,}"
+        return f"has all its {max_steps:,} steps; give a larger --max-steps to train on"
+    return f"continues from step {step:,} of {max_steps:,}"

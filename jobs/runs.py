@@ -182,8 +182,8 @@ def list_runs(
         for queue, hardware in queues.items()
         for page in _pages(batch, jobQueue=queue, filters=[wanted])
         for item in page["jobSummaryList"]
-        # Batch compares names without case.
-        if run is None or item["jobName"] == run
+        # Batch compares names without case. The children of an array are not runs.
+        if (run is None or item["jobName"] == run) and ":" not in item["jobId"]
     ]
     return sorted(found, key=lambda summary: summary.created_at_ms, reverse=True)
 

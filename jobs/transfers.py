@@ -13,7 +13,7 @@ from jobs.checksums import is_same
 from jobs.errors import Refusal
 
 _PART_BYTES = 16 * 2**20
-_CONCURRENCY = 16
+CONCURRENCY = 16
 
 
 class Direction(StrEnum):
@@ -46,9 +46,13 @@ def move(
     items: Sequence[Item],
     direction: Direction,
     *,
+    prefix: str,
     note: Callable[[str], None],
 ) -> Outcome:
-    """Move what is not there yet. Ctrl-C ends parts that are under way and leaves no half file."""
+    """Move what is not there yet; every key begins with ``prefix``.
+
+    Ctrl-C ends parts that are under way and leaves no half file.
+    """
     from boto3.s3.transfer import TransferConfig, create_transfer_manager
     from rich.console import Console
     from rich.progress import (
@@ -59,11 +63,13 @@ def move(
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from s3transfer.exceptions import RetriesExceededError
 
     config = TransferConfig(
         multipart_threshold=_PART_BYTES * 4,
         multipart_chunksize=_PART_BYTES,
-        max_concurrency=_CONCURRENCY,
+        max_concurrency=CONCURRENCY,
+        preferred_transfer_client="classic",
     )
     console = Console(stderr=True)
     columns = [
@@ -73,22 +79,27 @@ def move(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     ]
+    # Of what is not there at all, or with another size, S3 need not be asked for its checksum.
+    sizes = {found.key: found.size for found in bucket.objects(prefix)}
     moved: list[Item] = []
     skipped: list[Item] = []
-    progress = Progress(*columns, console=console, disable=not console.is_terminal)
-    with progress:
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(direction.value, total=sum(item.size for item in items))
+
+        def advance(num_bytes: int) -> None:
+            progress.advance(bar, num_bytes)
+
         try:
             with create_transfer_manager(bucket.client, config) as manager:
                 under_way: list[tuple[Item, Any]] = []
                 for item in items:
                     progress.update(bar, description=f"{direction.value} {item.path.name}")
-                    if is_same(item.path, bucket, item.key):
+                    if sizes.get(item.key) == item.size and is_same(item.path, bucket, item.key):
                         skipped.append(item)
-                        progress.advance(bar, item.size)
-                        continue
-                    advance = _Advance(lambda count: progress.advance(bar, count))
-                    under_way.append((item, _start(manager, bucket, item, direction, advance)))
+                        advance(item.size)
+                    else:
+                        future = _start(manager, bucket, item, direction, advance)
+                        under_way.append((item, future))
                 for item, future in under_way:
                     progress.update(bar, description=f"{direction.value} {item.path.name}")
                     future.result()
@@ -100,6 +111,8 @@ def move(
                 "with the rest"
             )
             raise
+        except RetriesExceededError as error:
+            raise error.last_exception from None
         except OSError as error:
             raise Refusal(
                 "file",
@@ -110,26 +123,21 @@ def move(
     return Outcome(moved=tuple(moved), skipped=tuple(skipped))
 
 
-class _Advance:
-    """What s3transfer tells about bytes; negative when it repeats a part."""
-
-    def __init__(self, advance: Callable[[int], None]) -> None:
-        self._advance = advance
-
-    def on_progress(self, bytes_transferred: int, **_: Any) -> None:
-        self._advance(bytes_transferred)
+def files(items: Sequence[Item]) -> str:
+    """``1 file`` or ``2 files``."""
+    return "1 file" if len(items) == 1 else f"{len(items)} files"
 
 
 def _start(
-    manager: Any, bucket: Bucket, item: Item, direction: Direction, advance: _Advance
+    manager: Any,
+    bucket: Bucket,
+    item: Item,
+    direction: Direction,
+    advance: Callable[[int], None],
 ) -> Any:
-    from s3transfer.subscribers import BaseSubscriber
+    from boto3.s3.transfer import ProgressCallbackInvoker
 
-    class Subscriber(BaseSubscriber):  # type: ignore[misc]
-        def on_progress(self, future: Any, bytes_transferred: int, **_: Any) -> None:
-            advance.on_progress(bytes_transferred)
-
-    subscribers = [Subscriber()]
+    subscribers = [ProgressCallbackInvoker(advance)]
     if direction is Direction.UP:
         # A checksum of the whole, or of the parts, which tells later whether a file is the same.
         extra = {"ChecksumAlgorithm": "CRC32"}

@@ -36,8 +36,11 @@ def document() -> dict[str, Any]:
             {
                 "name": item.name,
                 "summary": item.summary,
+                "hardware": item.hardware,
                 "min_nodes": item.min_nodes,
+                "max_nodes": item.max_nodes,
                 "default_nodes": item.default_nodes,
+                "is_array": item.is_array,
                 "time_limit_hours": item.time_limit_hours,
                 "parameters": [_parameter(parameter) for parameter in item.parameters],
             }

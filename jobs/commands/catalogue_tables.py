@@ -6,7 +6,13 @@ from rich.table import Table
 from jobs.request import ESTIMATE_NOTE
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
-from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter
+from trainium_catalogue.workloads import (
+    LAUNCH_PARAMETERS,
+    WORKLOADS,
+    Hardware,
+    Parameter,
+    Workload,
+)
 
 
 def print_tables() -> None:
@@ -68,21 +74,34 @@ def _releases() -> Table:
 def _workloads() -> list[Table]:
     tables = []
     for item in WORKLOADS.values():
-        table = _parameters(f"{item.name}: {item.summary}", item.parameters)
-        table.caption = (
-            f"{item.min_nodes} or more nodes, default {item.default_nodes}; default time limit "
-            f"{item.time_limit_hours:g} h"
-        )
+        table = parameters_table(f"{item.name}: {item.summary}", item.parameters)
+        table.caption = f"{_nodes(item)}; default time limit {item.time_limit_hours:g} h"
         tables.append(table)
-    return [*tables, _parameters("Parameters of every workload", LAUNCH_PARAMETERS)]
+    return [*tables, parameters_table("Parameters of every workload", LAUNCH_PARAMETERS)]
 
 
-def _parameters(title: str, parameters: tuple[Parameter, ...]) -> Table:
-    table = _table(title, ["--set", "default", "meaning"])
+def _nodes(item: Workload) -> str:
+    if item.hardware is Hardware.CPU:
+        return f"ordinary CPU instances, {'one or more' if item.is_array else 'one'}"
+    if item.max_nodes is not None:
+        return f"{item.min_nodes} to {item.max_nodes} nodes, default {item.default_nodes}"
+    return f"{item.min_nodes} or more nodes, default {item.default_nodes}"
+
+
+def parameters_table(title: str, parameters: tuple[Parameter, ...]) -> Table:
+    """Parameters as `submit` takes them."""
+    table = _table(title, ["parameter", "default", "meaning"])
     for item in parameters:
-        default = str(item.default).lower() if isinstance(item.default, bool) else item.default
-        table.add_row(item.name, str(default), item.help)
+        table.add_row(f"--{item.name}", _default(item), item.help)
     return table
+
+
+def _default(item: Parameter) -> str:
+    if item.required:
+        return "required"
+    if isinstance(item.default, bool):
+        return str(item.default).lower()
+    return f"{item.default:g}" if isinstance(item.default, float) else str(item.default)
 
 
 def _table(title: str, text: list[str], numbers: list[str] | None = None) -> Table:

@@ -10,7 +10,7 @@ from jobs.aws import Aws
 from jobs.bucket import Bucket
 from jobs.checks import valid_run_name
 from jobs.deployment import read_deployment
-from jobs.downloads import check_sizes, check_target, planned_download
+from jobs.downloads import check_arrived, check_target, planned_download
 from jobs.errors import EXIT_OK
 from jobs.options import (
     DeploymentOption,
@@ -21,7 +21,7 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.transfers import Direction, move
+from jobs.transfers import Direction, files, move
 
 
 @command
@@ -57,16 +57,15 @@ def download(
     where = f"s3://{target.bucket}/{planned.prefix}"
     if dry_run:
         size = f"{planned.num_bytes / 1e6:,.1f} MB"
-        note(f"would download {len(planned.items)} files, {size}, from {where} to {to}")
+        note(f"would download {files(planned.items)}, {size}, from {where} to {to}")
         for item in () if as_json else planned.items:
             typer.echo(str(item.path))
     else:
-        outcome = move(bucket, planned.items, Direction.DOWN, note=note)
-        check_sizes(planned)
-        there = f", {len(outcome.skipped)} were there already" if outcome.skipped else ""
+        outcome = move(bucket, planned.items, Direction.DOWN, prefix=planned.prefix, note=note)
+        check_arrived(bucket, outcome.moved)
+        there = f"; {files(outcome.skipped)} there already" if outcome.skipped else ""
         note(
-            f"downloaded {len(outcome.moved)} files{there}: step {planned.step} of run {run} is "
-            f"in {to}"
+            f"downloaded {files(outcome.moved)}{there}: step {planned.step} of run {run} is in {to}"
         )
     if as_json:
         print_document(documents.download_document(target, planned, outcome, to=to))

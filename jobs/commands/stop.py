@@ -21,7 +21,7 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.runs import ON_HOSTS, Job
+from jobs.runs import ON_HOSTS, Job, RunSummary
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 
 
@@ -62,6 +62,8 @@ def stop(
         reason = f"stopped by {_user()} with jobs stop"
         batch.terminate_job(jobId=summary.job_id, reason=reason)
         note(_announcement(run, summary.job_id, summary.status))
+        if summary.status == "PENDING":
+            _say_what_holds_it(batch, summary)
         if grace > 0:
             job = _wait(batch, summary.job_id, grace)
             if job is not None:
@@ -82,6 +84,18 @@ def _announcement(run: str, job_id: str, status: str) -> str:
         f"stopping run {run}, job {job_id}: its nodes get SIGTERM, the launcher gives its workers "
         f"{grace:g} s (parameter stop-grace-s), then ECS kills what is left"
     )
+
+
+def _say_what_holds_it(batch: BatchClient, summary: RunSummary) -> None:
+    """Batch cancels a job that waits for others when those have ended (API, CancelJob)."""
+    job = describe_job(batch, summary.job_id, shape=summary.shape)
+    if job is None or not job.depends_on:
+        return
+    for item in batch.describe_jobs(jobs=list(job.depends_on))["jobs"]:
+        note(
+            f"Batch carries that out when run {item['jobName']} ({item['status']}) has ended; stop "
+            f"it too with: python -m jobs stop {item['jobName']}"
+        )
 
 
 def _wait(batch: BatchClient, job_id: str, grace_s: float) -> Job | None:

@@ -31,6 +31,8 @@ class SubmitCommand(TyperCommand):
 def _print_workload(workload: Workload) -> None:
     from rich.console import Console
 
+    from jobs.commands.catalogue_tables import parameters_table
+
     console = Console(highlight=False)
     required = "".join(f" --{p.name} {_value(p)}" for p in workload.parameters if p.required)
     console.print(
@@ -38,8 +40,8 @@ def _print_workload(workload: Workload) -> None:
         f"\n\n{workload.summary}\n",
         markup=False,
     )
-    console.print(_table(f"Parameters of {workload.name}", workload.parameters))
-    console.print(_table("Parameters of every workload", LAUNCH_PARAMETERS))
+    console.print(parameters_table(f"Parameters of {workload.name}", workload.parameters))
+    console.print(parameters_table("Parameters of every workload", LAUNCH_PARAMETERS))
     own = "--nodes, --name, --follow, --time-limit, --yes, --dry-run, --json"
     if workload.preset is not None:
         own = f"--compile, {own}"
@@ -48,26 +50,6 @@ def _print_workload(workload: Workload) -> None:
         "python -m jobs submit --help",
         markup=False,
     )
-
-
-def _table(title: str, parameters: tuple[Parameter, ...]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    table.add_column("parameter", no_wrap=True)
-    table.add_column("default")
-    table.add_column("meaning")
-    for item in parameters:
-        table.add_row(f"--{item.name}", _default(item), item.help)
-    return table
-
-
-def _default(item: Parameter) -> str:
-    if item.required:
-        return "required"
-    if isinstance(item.default, bool):
-        return str(item.default).lower()
-    return f"{item.default:g}" if isinstance(item.default, float) else str(item.default)
 
 
 def _value(item: Parameter) -> str:

@@ -19,7 +19,7 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.transfers import Direction, Outcome, move
+from jobs.transfers import Direction, Outcome, files, move
 from jobs.uploads import Upload, planned_upload
 
 
@@ -60,11 +60,11 @@ def upload(
         note(f"left out, no text: {_some(planned.left_out)}")
     outcome = None
     if dry_run:
-        note(f"would upload {len(planned.items)} files, {_size(planned.num_bytes)}, to {where}")
+        note(f"would upload {files(planned.items)}, {_size(planned.num_bytes)}, to {where}")
         for item in () if as_json else planned.items:
             typer.echo(f"s3://{target.bucket}/{item.key}")
     else:
-        outcome = move(bucket, planned.items, Direction.UP, note=note)
+        outcome = move(bucket, planned.items, Direction.UP, prefix=planned.prefix, note=note)
         _report(target, bucket, planned, outcome)
     if as_json:
         print_document(documents.upload_document(target, planned, outcome))
@@ -72,9 +72,9 @@ def upload(
 
 
 def _report(target: Deployment, bucket: Bucket, planned: Upload, outcome: Outcome) -> None:
-    there = f", {len(outcome.skipped)} were there already" if outcome.skipped else ""
+    there = f"; {files(outcome.skipped)} there already" if outcome.skipped else ""
     note(
-        f"uploaded {len(outcome.moved)} files{there}: "
+        f"uploaded {files(outcome.moved)}{there}: "
         f"{planned.kind} {planned.name} in s3://{target.bucket}/{planned.prefix}"
     )
     if planned.kind == "tokenizer":

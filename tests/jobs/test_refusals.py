@@ -87,7 +87,7 @@ def test_nothing_is_submitted_when_a_submission_is_refused(desk: Desk) -> None:
 def test_parameters_that_ecs_would_find_too_long_are_refused(desk: Desk) -> None:
     long = ["--set", f"max-bytes={'9' * 4200}", "--set", f"iterations={'9' * 4200}"]
 
-    assert_refused(desk.run(*NIGHTLY, *long), "ECS takes at most 8192", "shorten what --set gives")
+    assert_refused(desk.run(*NIGHTLY, *long), "ECS takes at most 8192", "shorten their values")
 
 
 def test_a_submission_that_batch_would_find_too_long_is_refused() -> None:
@@ -147,9 +147,9 @@ def test_a_missing_deployment_is_refused_with_the_way_to_make_it(desk: Desk) -> 
 
 
 def test_another_contract_version_is_refused(desk: Desk) -> None:
-    desk.parameter(contract.SSM_CONTRACT_VERSION, "2")
+    desk.parameter(contract.SSM_CONTRACT_VERSION, "1")
 
-    assert_refused(desk.run(*NIGHTLY), "speaks contract version 2, this checkout 1", "cdk deploy")
+    assert_refused(desk.run(*NIGHTLY), "speaks contract version 1, this checkout 2", "cdk deploy")
 
 
 @pytest.mark.parametrize(

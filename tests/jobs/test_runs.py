@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.runs import Job, describe_job, find_run, list_runs
+from jobs.describe import describe_job
+from jobs.runs import Job, Kind, Shape, find_run, list_runs
 from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, attempt, child, parent, scene
+from trainium_catalogue.workloads import Hardware
 
 T0 = 1_000_000.0
+QUEUES = {"queue": Hardware.TRAINIUM}
 
 
 def described(*nodes: Mapping[str, Any], **job: Any) -> Job:
@@ -38,17 +41,17 @@ def _summary(job_id: str, name: str, created: int, status: str = "RUNNING") -> d
 
 
 def test_every_page_of_the_list_is_read() -> None:
-    assert len(list_runs(Listing(FakeClock()), "queue")) == 4
+    assert len(list_runs(Listing(FakeClock()), QUEUES)) == 4
 
 
 def test_runs_come_newest_first() -> None:
-    found = [run.job_id for run in list_runs(Listing(FakeClock()), "queue", run="nightly")]
+    found = [run.job_id for run in list_runs(Listing(FakeClock()), QUEUES, run="nightly")]
 
     assert found == ["newest", "new", "old"]
 
 
 def test_the_job_that_goes_on_is_found_before_a_newer_one_that_ended() -> None:
-    found = find_run(Listing(FakeClock()), "queue", "nightly")
+    found = find_run(Listing(FakeClock()), QUEUES, "nightly")
 
     assert found is not None
     assert found.job_id == "new"
@@ -57,7 +60,7 @@ def test_the_job_that_goes_on_is_found_before_a_newer_one_that_ended() -> None:
 def test_batch_filters_by_name() -> None:
     batch = Listing(FakeClock())
 
-    list_runs(batch, "queue", run="nightly")
+    list_runs(batch, QUEUES, run="nightly")
 
     assert batch.calls[0][1]["filters"] == [{"name": "JOB_NAME", "values": ["nightly"]}]
 
@@ -65,7 +68,7 @@ def test_batch_filters_by_name() -> None:
 def test_a_job_and_its_nodes_are_read_with_one_call_when_their_number_is_known() -> None:
     batch = FakeBatch(FakeClock(), scenes=[(T0, scene(parent("RUNNING"), child("RUNNING")))])
 
-    describe_job(batch, JOB_ID, num_nodes=2)
+    describe_job(batch, JOB_ID, shape=Shape(kind=Kind.NODES, size=2))
 
     assert [kwargs for _, kwargs in batch.calls] == [
         {"jobs": [JOB_ID, f"{JOB_ID}#0", f"{JOB_ID}#1"]}
@@ -75,7 +78,7 @@ def test_a_job_and_its_nodes_are_read_with_one_call_when_their_number_is_known()
 def test_no_call_asks_for_more_jobs_than_batch_allows() -> None:
     batch = FakeBatch(FakeClock(), scenes=[(T0, scene(parent("RUNNING", num_nodes=250)))])
 
-    describe_job(batch, JOB_ID, num_nodes=250)
+    describe_job(batch, JOB_ID, shape=Shape(kind=Kind.NODES, size=250))
 
     assert [len(kwargs["jobs"]) for _, kwargs in batch.calls] == [100, 100, 51]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.deployment import Deployment
-from jobs.runs import Job
+from jobs.runs import Job, Kind, Shape
 from jobs.waiting import why_waiting
 from tests.jobs.fakes import FakeBatch, FakeClock
 from trainium_catalogue.instances import find_instance_type
@@ -22,6 +22,7 @@ DEPLOYMENT = Deployment(
     neuron_release="2.28.0",
     bucket="bucket",
     job_queue="queue",
+    cpu_job_queue="cpu-queue",
     compute_environment="environment",
     log_group="group",
     job_time_limit_hours=24,
@@ -36,7 +37,9 @@ JOB = Job(
     created_at_ms=None,
     started_at_ms=None,
     stopped_at_ms=None,
-    num_nodes=4,
+    shape=Shape(kind=Kind.NODES, size=4),
+    job_queue=None,
+    depends_on=(),
     max_attempts=3,
     attempts=(),
     nodes=(),

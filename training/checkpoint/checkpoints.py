@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from training.checkpoint.dcp import Reader, Writer
-from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable, SaveFailed
+from training.checkpoint.dcp import Reader
+from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
 from training.checkpoint.folders import Folders
 from training.checkpoint.marker import CheckpointInfo
 from training.checkpoint.pending import Pending
 from training.checkpoint.ranks import Ranks
+from training.checkpoint.saving import Listener, Saver, clean, discard, reason_of
 from training.objects import Objects
 from trainium_catalogue.contract import checkpoint_name
-
-_BEAT_S = 0.5
 
 
 def _quiet(text: str) -> None:
@@ -55,13 +50,14 @@ class Checkpoints:
         on_saved: Callable[[CheckpointInfo], None] = lambda info: None,
         on_failed: Callable[[int, str], None] = lambda step, reason: None,
     ) -> None:
-        self._objects, self._report, self._guard = objects, report, guard
-        self._on_saved, self._on_failed = on_saved, on_failed
+        self._objects, self._report = objects, report
         self._ranks = Ranks()
         self._say = say if self._ranks.is_leader else _quiet
         self._folders = Folders(objects, keep_last=keep_last, keep_every=keep_every, say=self._say)
-        self._pending: Pending | None = None
-        self._stager = BlockingAsyncStager()
+        self._listener = Listener(
+            say=self._say, report=report, guard=guard, on_saved=on_saved, on_failed=on_failed
+        )
+        self._saver = Saver(objects, self._ranks, self._folders, self._listener)
 
     @property
     def uri(self) -> str:
@@ -141,99 +137,11 @@ class Checkpoints:
         is still under way is waited for first. It never raises for storage: ``on_failed`` hears
         the step and the reason, and what was written is removed.
         """
-        began = time.monotonic()
-        self.wait()
-        pending = Pending(step=step)
-        self._pending = pending
-        if asynchronous:
-            state_dict = self._staged(state_dict)
-            thread = threading.Thread(
-                target=self._save,
-                args=(state_dict, pending, meta),
-                name=f"save-{step}",
-                daemon=True,
-            )
-            thread.start()
-        else:
-            self._save(state_dict, pending, meta)
-        pending.stall_s = time.monotonic() - began
-        return pending
-
-    def _staged(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy on the host, in the memory of the copy before: new memory costs more to get.
-
-        The stager's own cache would be pinned memory, which there is not on CPUs.
-        """
-        staged: dict[str, Any] = self._stager.stage(state_dict)
-        self._stager.cache_staged_state_dict = True
-        self._stager.state_dict_cache = staged
-        return staged
-
-    def _save(self, state_dict: dict[str, Any], pending: Pending, meta: Mapping[str, Any]) -> None:
-        name = checkpoint_name(pending.step)
-        # Whoever waits for the end must find that the callbacks have been called.
-        try:
-            info = self._write(state_dict, pending.step, meta)
-            self._on_saved(info)
-            pending.complete(info)
-        except (Exception, CheckpointException) as error:
-            reason = _reason(error)
-            self._say(f"checkpoint {name} was not saved, training goes on: {reason}")
-            try:
-                self._on_failed(pending.step, reason)
-            finally:
-                pending.fail(SaveFailed(f"checkpoint {name} was not saved: {reason}"))
-
-    def _write(
-        self, state_dict: dict[str, Any], step: int, meta: Mapping[str, Any]
-    ) -> CheckpointInfo:
-        ranks, folders = self._ranks, self._folders
-
-        def begin() -> None:
-            folders.begin(step)
-
-        # Also holds the other ranks back until nothing of an earlier attempt is left.
-        ranks.agree(begin)
-        writer = Writer(self._objects.at(checkpoint_name(step)))
-        try:
-            dcp_save(
-                state_dict,
-                storage_writer=writer,
-                process_group=ranks.group,
-                no_dist=ranks.group is None,
-            )
-        except CheckpointException:
-            # A full disk stays full otherwise. Every rank has ended its part.
-            ranks.agree(lambda: _try(lambda: folders.discard(step)))
-            raise
-        gathered = ranks.gather(writer.sums)
-        files = {name: known for sums in gathered for name, known in sums.items()}
-
-        def commit() -> CheckpointInfo:
-            self._guard()
-            return folders.commit(step, meta, format="dcp", files=files)
-
-        info = ranks.agree(commit)
-        self._clean()
-        return info
-
-    def _clean(self) -> None:
-        """Thin out on rank 0; a failure costs space and nothing else."""
-        if not self._ranks.is_leader:
-            return
-        try:
-            gone = self._folders.clean()
-        except Exception as error:
-            self._say(f"old checkpoints could not be deleted: {_reason(error)}")
-            return
-        if gone:
-            self._say(f"deleted checkpoints {', '.join(map(checkpoint_name, gone))}")
+        return self._saver.save(state_dict, step, meta, asynchronous=asynchronous)
 
     def wait(self) -> None:
         """All ranks: return when the save under way is complete everywhere, or has failed."""
-        pending = self._pending
-        while pending is not None and not pending.wait(_BEAT_S):
-            self._report(f"waiting until {checkpoint_name(pending.step)} is saved")
+        self._saver.wait()
 
     def begin(self, step: int) -> str:
         """Rank 0: make room for files that somebody else writes; returns the URI of their folder.
@@ -249,24 +157,17 @@ class Checkpoints:
         Sizes are recorded and checked by ``latest``; checksums are not, since nobody here has
         seen the bytes. Old checkpoints are deleted as after ``save``.
         """
-        self._guard()
+        self._listener.guard()
         info = self._folders.commit(step, meta, format=format)
-        self._on_saved(info)
-        self._clean()
+        self._listener.on_saved(info)
+        clean(self._folders, self._say)
         return info
 
     def abandon(self, step: int, reason: str) -> None:
         """Rank 0: remove what ``begin`` has begun; ``on_failed`` hears why."""
         self._say(f"checkpoint {checkpoint_name(step)} was not saved, training goes on: {reason}")
-        self._on_failed(step, reason)
-        _try(lambda: self._folders.discard(step))
-
-
-def _try(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except Exception:
-        return
+        self._listener.on_failed(step, reason)
+        discard(self._folders, step)
 
 
 def _damage(info: CheckpointInfo, error: CheckpointException) -> str:
@@ -279,15 +180,6 @@ def _damage(info: CheckpointInfo, error: CheckpointException) -> str:
         if isinstance(cause, OSError):
             raise cause from None
     raise CheckpointUnusable(
-        f"checkpoint {info.name} does not fit the state to load: {_reason(causes[0])}; use "
+        f"checkpoint {info.name} does not fit the state to load: {reason_of(causes[0])}; use "
         "another run name for another model"
     ) from causes[0]
-
-
-def _reason(error: BaseException) -> str:
-    """One line."""
-    if isinstance(error, CheckpointException):
-        rank, failure = min(error.failures.items())
-        return f"rank {rank}: {_reason(failure[0])}"
-    text = " ".join(str(error).split())
-    return text or type(error).__name__

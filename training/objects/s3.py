@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from training.objects.client import Client
 from training.objects.download import download
 from training.objects.faults import code_of, explained, is_transient, status_of
 from training.objects.interface import (
@@ -24,8 +24,6 @@ from training.objects.retries import Patience, retrying
 
 T = TypeVar("T")
 
-_CONNECT_TIMEOUT_S = 10
-_READ_TIMEOUT_S = 60
 _PART_BYTES = 16 * 1024 * 1024
 _THREADS = 4
 """Of one transfer: 32 ranks of a node transfer at once, so few are enough."""
@@ -47,7 +45,9 @@ class S3Objects:
         self._bucket = bucket
         self._prefix = prefix.strip("/")
         self._patience = patience
-        self._shared = _Client(region=region, endpoint_url=endpoint_url)
+        self._shared = Client(
+            region=region, endpoint_url=endpoint_url, num_connections=4 * _THREADS
+        )
 
     @property
     def uri(self) -> str:
@@ -256,40 +256,6 @@ class S3Objects:
             if told is error:
                 raise
             raise told from error
-
-
-class _Client:
-    """One boto3 client, made when first used; safe to share between threads once it is there."""
-
-    def __init__(self, *, region: str | None, endpoint_url: str | None) -> None:
-        self._region, self._endpoint_url = region, endpoint_url
-        self._lock = threading.Lock()
-        self._client: Any = None
-
-    def get(self) -> Any:
-        """The client."""
-        with self._lock:
-            if self._client is None:
-                self._client = self._make()
-            return self._client
-
-    def _make(self) -> Any:
-        import boto3
-        from botocore.config import Config
-
-        config = Config(
-            connect_timeout=_CONNECT_TIMEOUT_S,
-            read_timeout=_READ_TIMEOUT_S,
-            # One place decides what is repeated, how often and how long (``Patience``).
-            retries={"mode": "standard", "total_max_attempts": 1},
-            max_pool_connections=4 * _THREADS,
-            # An emulator has no name for each bucket.
-            s3={"addressing_style": "path"} if self._endpoint_url else {},
-        )
-        # A session of its own: the default one is not safe to use from several threads.
-        return boto3.session.Session().client(
-            "s3", region_name=self._region, endpoint_url=self._endpoint_url, config=config
-        )
 
 
 def _partial(entry: dict[str, str]) -> Exception:

@@ -127,6 +127,8 @@ class Run:
             keep_every=config.keep_every,
             say=_say,
             report=job.progress.report,
+            # A job that has lost the run's name completes no checkpoint under it.
+            guard=self._lock.check if self._lock is not None else lambda: None,
             on_saved=watch.saved,
             on_failed=watch.save_failed,
         )

@@ -13,6 +13,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.training.checkpoint.conftest import BUCKET, REGION
+from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, first_time
 from training.checkpoint import CheckpointInfo, Checkpoints, CheckpointUnusable, SaveFailed
 from training.checkpoint.marker import CheckpointInfo as Info
@@ -475,6 +476,8 @@ def test_the_marker_says_what_it_was_told_and_what_it_found(
 ) -> None:
     info = save(recorder.open(folder), 10)
     document = json.loads(folder.get(f"step-00000010/{CHECKPOINT_MARKER}"))
+
+    assert_valid(document, "checkpoint.schema.json")
 
     assert document | META == document
     assert (document["schema"], document["format"], document["step"]) == (1, "dcp", 10)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
+from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
 from training.checkpoint.folders import Folders
 from training.data.places import Place
@@ -151,6 +152,7 @@ def test_files_are_cut_where_they_become_too_large(root: Path) -> None:
     assert files[0] == f"model-00001-of-{len(files):05}.safetensors"
     assert torch.equal(logits(loaded(root)), logits(model(20)))
     assert sorted([*receipt["files"], "export.json"]) == names(root)
+    assert_valid(receipt, "export.schema.json")
 
 
 def test_a_checkpoint_is_exported_by_its_step_and_in_half_the_bytes(root: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.training.checkpoint.documents import assert_valid
 from training.objects import Objects
 from training.runs import RunConfig, RunConfigError, checkpoint_root
 from trainium_catalogue.contract import RUN_CONFIG
@@ -34,6 +36,7 @@ def test_a_run_is_stored_and_read_back(objects: Objects) -> None:
     FIRST.save(objects)
 
     assert RunConfig.load(objects) == FIRST
+    assert_valid(json.loads(objects.get(RUN_CONFIG)), "run.schema.json")
 
 
 def test_a_run_remembers_what_it_was_given() -> None:

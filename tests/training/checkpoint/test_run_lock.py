@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.checkpoint.conftest import BUCKET, REGION
+from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
 from training.objects import Objects, Patience, open_objects
 from training.runs import RunLock, RunLocked, RunLost
@@ -67,6 +68,7 @@ def test_the_lock_says_who_holds_it_and_that_it_lives(objects: Objects, held: Ru
     time.sleep(3 * BEAT_S)
     later = json.loads(objects.get(RUN_LOCK))
 
+    assert_valid(first, "run-lock.schema.json")
     assert (first["job_id"], first["attempt"], first["node"]) == ("first", 1, "10.0.0.1")
     assert later["since"] == first["since"]
     assert later["heartbeat"] > first["heartbeat"]

@@ -17,7 +17,7 @@ Ids = NDArray[Any]
 """Token ids in the type of the shards."""
 
 _CHECKED_AT_FIRST = 32
-"""Documents of each part that are encoded twice; then one of every batch."""
+"""Documents of a process's first batch that are encoded twice; of every later batch it is one."""
 _LONGEST_CHECKED = 65_536
 """Characters; a longer document would make its check take longer than what it saves."""
 
@@ -116,11 +116,19 @@ class Checked:
         some = [text for text in texts if len(text) <= _LONGEST_CHECKED]
         self._compare(some[: self._at_first])
         self._at_first = 1
-        return self._encoder.encode(texts)
+        return self._ids(texts)
+
+    def _ids(self, texts: Sequence[str]) -> Ids:
+        try:
+            return self._encoder.encode(texts)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception (pyo3)
+            raise ParityError(f"{self.name} fails: {type(error).__name__}: {error}") from None
 
     def _compare(self, texts: Sequence[str]) -> None:
         for text in texts:
-            if not np.array_equal(self._encoder.encode([text]), self._plain.encode([text])):
+            if not np.array_equal(self._ids([text]), self._plain.encode([text])):
                 raise ParityError(f"{self.name} gives other ids than tokenizers for {text[:40]!r}")
 
 

@@ -108,13 +108,14 @@ def _stage(objects: Objects, cache: Path, report: Callable[[str], None]) -> None
         ) from None
     manifest = Manifest.from_json(data, name=name)
     cache.mkdir(parents=True, exist_ok=True)
-    # Gone until all shards are right, so that no later start takes a torn folder for a whole one.
-    (cache / DATASET_MANIFEST).unlink(missing_ok=True)
     missing = []
     for shard in manifest.shards:
         report(f"checking {shard.name}")
         if not _is_right(cache / shard.name, shard):
             missing.append(shard)
+    if missing:
+        # Gone until all shards are right, so that nobody takes a torn folder for a whole one.
+        (cache / DATASET_MANIFEST).unlink(missing_ok=True)
     needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(cache).free
     if needed > free:
         raise DatasetError(
@@ -130,7 +131,9 @@ def _stage(objects: Objects, cache: Path, report: Callable[[str], None]) -> None
 
     for shard in missing:
         _fetch(objects, cache / shard.name, shard, on_bytes)
-    (cache / DATASET_MANIFEST).write_bytes(data)
+    half = cache / f"{DATASET_MANIFEST}.part"
+    half.write_bytes(data)
+    half.replace(cache / DATASET_MANIFEST)
 
 
 def _fetch(objects: Objects, path: Path, shard: Shard, on_bytes: Callable[[int], None]) -> None:

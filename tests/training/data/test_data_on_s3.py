@@ -42,8 +42,13 @@ def test_an_array_job_makes_in_the_bucket_what_one_job_makes_on_a_disk(
         s3.upload_file(str(path), "data", f"corpora/mine/{path.name}")
     s3.upload_file(str(small_tokenizer), "data", "tokenizers/tokenizer.json")
     place = Place(root="s3://data", region=REGION, endpoint_url=endpoint)
-    names = {"input": "mine", "tokenizer": "tokenizer.json", "place": place}
-    local = run_tokenize()
+    names = {
+        "input": "mine",
+        "tokenizer": "tokenizer.json",
+        "place": place,
+        "shard_tokens": 4096,
+    }
+    local = run_tokenize(shard_tokens=4096)
     assert local is not None
 
     first = run_tokenize(**names, array_index=0, array_size=2, processes=2)

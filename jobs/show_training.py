@@ -49,13 +49,14 @@ def loss_plot(metrics: bytes, *, width: int) -> str | None:
         return None
     import plotext
 
-    plotext.clear_figure()
-    plotext.plotsize(width, _PLOT_HEIGHT)
-    plotext.theme("clear")
-    plotext.plot(list(losses), list(losses.values()), marker="braille")
-    plotext.title("loss")
-    plotext.xlabel("step")
-    return str(plotext.build())
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("colorless")
+    figure.plot_size(width, _PLOT_HEIGHT)
+    figure.draw(figure.signal(list(losses), list(losses.values())))
+    figure.title("loss")
+    figure.label("step")
+    return str(plotext.uncolorize(str(figure.build())))
 
 
 def losses_of(metrics: bytes) -> dict[int, float]:

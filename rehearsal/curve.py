@@ -8,6 +8,7 @@ from pathlib import Path
 from rehearsal.receipt import TrainingAttempt
 
 _WIDTH, _HEIGHT, _MARGIN = 720, 360, 56
+_MARKERS = ("dot", "x", "+")
 _COLOURS = ("#2563eb", "#ea580c", "#16a34a")
 
 
@@ -15,16 +16,19 @@ def text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
     """As lines of text, without colours."""
     import plotext  # only who looks at a curve needs it
 
-    plotext.clear_figure()
-    plotext.plotsize(min(width, 76), 16)
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("colorless")
+    figure.plot_size(min(width, 76), 16)
     for number, attempt in enumerate(attempts):
-        marker = ("dot", "x", "+")[number % 3]
-        plotext.scatter(
-            attempt.steps, attempt.losses, marker=marker, label=f"attempt {attempt.attempt}"
-        )
-    plotext.xlabel("step")
-    plotext.theme("clear")
-    return str(plotext.uncolorize(plotext.build()))
+        signal = figure.signal(attempt.steps, attempt.losses, marker=_MARKERS[number % 3])
+        figure.draw(signal.label(f"attempt {attempt.attempt}"))
+    # Where a falling curve is not; relative: to the rulers.
+    last = max((step for attempt in attempts for step in attempt.steps), default=0)
+    highest = max((loss for attempt in attempts for loss in attempt.losses), default=0.0)
+    figure.legend(relative=True, x=last, y=highest, ha="right", va="top")
+    figure.label("step")
+    return str(plotext.uncolorize(str(figure.build())))
 
 
 def write_svg(path: Path, attempts: Sequence[TrainingAttempt]) -> None:

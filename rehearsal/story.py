@@ -81,7 +81,7 @@ def scenes(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Scen
             words=("submit", WORKLOAD, "--nodes", nodes, "--dataset", DATASET, "--name", RUN,
                    "--compile", *options, *follow),
         ),
-        Scene(name="status", words=("status", RUN)),
+        Scene(name="status", words=("status", RUN, "--plot")),
         Scene(name="export", words=("submit", "export", "--run", RUN, *follow)),
         Scene(name="download", words=("download", RUN, "--to", str(download))),
     )  # fmt: skip

@@ -1,0 +1,21 @@
+"""`jobs status --plot`: the curve that the terminal shows."""
+
+import json
+
+from jobs.show_training import loss_plot
+
+
+def lines(losses: dict[int, float]) -> bytes:
+    events = [{"event": "step", "step": step, "loss": loss} for step, loss in losses.items()]
+    return "\n".join(json.dumps(event) for event in events).encode()
+
+
+def test_a_curve_shows_both_ends_of_the_loss() -> None:
+    picture = loss_plot(lines({1: 10.4, 2: 9.0, 3: 7.6}), width=60)
+
+    assert picture is not None
+    assert "10.4" in picture and "7.6" in picture and "step" in picture
+
+
+def test_one_step_makes_no_curve() -> None:
+    assert loss_plot(lines({1: 10.4}), width=60) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,7 +95,10 @@ class _DcpWeights:
         whole = {name: torch.empty(self._shapes[name], dtype=dtype) for name in names}
         state: dict[str, Any] = {f"{self._prefix}{name}": t for name, t in whole.items()}
         try:
-            dcp_load(state, storage_reader=self._reader(), no_dist=True)
+            with warnings.catch_warnings():
+                # One process reads alone, and torch warns that it does.
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+                dcp_load(state, storage_reader=self._reader(), no_dist=True)
         except CheckpointException as error:
             ((cause, _),) = error.failures.values()
             raise cause from None

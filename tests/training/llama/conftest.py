@@ -28,7 +28,7 @@ TINY = (
 )
 """Shape and batch of every run here, beside what a test says."""
 
-_CONTEXT = RunContext(
+CONTEXT = RunContext(
     run="tiny",
     deployment="default",
     job_id="job",
@@ -149,7 +149,7 @@ class Laptop:
         request = parse(["llama-tiny", *defaults, *words])
         train(
             Job(
-                context=replace(_CONTEXT, run=run, device=kind.value, **context),
+                context=replace(CONTEXT, run=run, device=kind.value, **context),
                 values=request.values,
                 given=request.given,
                 device=LoneDevice(kind),

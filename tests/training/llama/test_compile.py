@@ -1,0 +1,185 @@
+"""Compiling a run's graphs once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.llama.conftest import CONTEXT
+from tests.training.nodes import node_on
+from training import compile_cache
+from training.arguments import parse
+from training.compile_cache import CompileCache, cache_key, code_version
+from training.compile_graphs import Summary, compile_command, main
+from training.progress import ENV_SCRATCH, read_failures, read_states
+from training.settings import System, worker_environment
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.training_parameters import GRAPH_PARAMETERS
+
+WORDS = ("llama-tiny", "--compile-only")
+# As neuron_parallel_compile of SDK 2.21 to 2.28 logs it.
+LOG = """\
+2025-01-17 01:16:07.000981:  32201  INFO ||NEURON_PARALLEL_COMPILE||: Total graphs: {graphs}
+2025-01-17 01:16:07.000981:  32201  INFO ||NEURON_PARALLEL_COMPILE||: Total successful compilations: 1
+2025-01-17 01:16:07.000981:  32201  INFO ||NEURON_PARALLEL_COMPILE||: Total failed compilations: {failed}
+"""  # noqa: E501
+
+
+def values(**changed: Value) -> dict[str, Value]:
+    return {**parse(WORDS).values, **{k.replace("_", "-"): v for k, v in changed.items()}}
+
+
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a launch on the only node of a job; results go below it."""
+    monkeypatch.chdir(tmp_path)
+    CONTEXT.write(tmp_path)
+    return tmp_path
+
+
+def compile_with(scratch: Path, *command: str, words: tuple[str, ...] = WORDS) -> int:
+    return main([*words, "--", *command], {ENV_SCRATCH: str(scratch)})
+
+
+def printing(text: str, *, status: int = 0) -> tuple[str, ...]:
+    return (sys.executable, "-c", f"import sys; print({text!r}); sys.exit({status})")
+
+
+def test_the_tool_gets_the_command_as_elements() -> None:
+    command = compile_command(
+        node_on("trn1.32xlarge"), ["torchrun", "-m", "x y"], python="python", words=WORDS
+    )
+    assert command == [
+        "python", "-m", "training.compile_graphs", *WORDS, "--",
+        "neuron_parallel_compile", "torchrun", "-m", "x y",
+    ]  # fmt: skip
+
+
+def test_a_cpu_runs_the_same_without_the_tool() -> None:
+    command = compile_command(node_on(None), ["torchrun"], python="python", words=WORDS)
+    assert command[-2:] == ["--", "torchrun"]
+
+
+@pytest.mark.parametrize("name", GRAPH_PARAMETERS)
+def test_whatever_changes_the_graphs_changes_the_key(name: str) -> None:
+    before = values()
+    old = before[name]
+    after = {**before, name: not old if isinstance(old, bool) else int(old) * 2}
+    assert cache_key(CONTEXT, after) != cache_key(CONTEXT, before)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"num_nodes": 2}, {"neuron_release": "2.29.1"}, {"instance_type": "trn1n.32xlarge"}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_other_hardware_or_release_changes_the_key(changed: dict[str, Any]) -> None:
+    assert cache_key(replace(CONTEXT, **changed), values()) != cache_key(CONTEXT, values())
+
+
+def test_what_does_not_change_the_graphs_keeps_the_key() -> None:
+    other = replace(CONTEXT, run="another", job_id="another", attempt=2)
+    assert cache_key(other, values(lr=0.5, seed=1, dataset="d")) == cache_key(CONTEXT, values())
+
+
+def test_changed_code_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = code_version()
+    for folder in ("llama", "backends"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.py").write_text("x = 1\n")
+    monkeypatch.setattr(compile_cache, "_CODE", tmp_path)
+    first = code_version()
+    (tmp_path / "llama/model.py").write_text("x = 2\n")
+    assert len({before, first, code_version()}) == 3
+
+
+def test_a_second_job_finds_the_cache_warm_and_runs_nothing(
+    scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert compile_with(scratch, *printing(LOG.format(graphs=1, failed=0))) == 0
+    first = capsys.readouterr().out
+    assert "compile: cache is cold" in first
+    assert "compiled (1 graphs)" in first
+
+    assert compile_with(scratch, "/does/not/exist") == 0
+    assert "compile: cache is warm: compiled 20" in capsys.readouterr().out
+    assert [state.done for state in read_states(scratch).values()] == [True]
+
+
+def test_a_cache_is_warm_only_when_every_node_has_compiled(tmp_path: Path) -> None:
+    nodes = [replace(CONTEXT, num_nodes=2, node_index=index) for index in range(2)]
+    caches = [CompileCache(node, values(), local=tmp_path) for node in nodes]
+    caches[0].remember(3)
+    assert [cache.find() for cache in caches] == [None, None]
+    caches[1].remember(3)
+    found = caches[0].find()
+    assert found is not None
+    assert (found.run, found.graphs) == ("tiny", 3)
+
+
+def test_a_failed_compilation_fails_the_job_though_the_tool_does_not(scratch: Path) -> None:
+    assert compile_with(scratch, *printing(LOG.format(graphs=3, failed=2))) == 1
+
+    (failure,) = read_failures(scratch)
+    assert failure.whose == ""
+    assert failure.error.startswith("2 of 3 graphs failed to compile")
+    assert not list(scratch.glob("build/cache/compiled/*/*"))
+
+
+def test_a_failed_run_is_not_remembered(scratch: Path) -> None:
+    assert compile_with(scratch, *printing("no summary", status=7)) == 7
+    assert not list(scratch.glob("build/cache/compiled/*/*"))
+
+
+def test_a_marker_that_cannot_be_written_fails_nothing(
+    scratch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (scratch / "build").write_text("not a folder")
+    assert compile_with(scratch, *printing("done")) == 0
+    assert "the marker could not be written" in capsys.readouterr().out
+
+
+def test_the_worst_of_several_summaries_counts() -> None:
+    summary = Summary()
+    for line in (LOG.format(graphs=4, failed=1) + LOG.format(graphs=2, failed=0)).splitlines():
+        summary.read(line)
+    assert (summary.graphs, summary.failed) == (4, 1)
+
+
+def test_a_summary_without_failures_is_no_problem() -> None:
+    assert Summary(graphs=2).problem is None
+
+
+def test_a_marker_says_who_compiled_what(scratch: Path) -> None:
+    compile_with(scratch, *printing("done"))
+    (path,) = scratch.glob("build/cache/compiled/*/node-0.json")
+    document = json.loads(path.read_text())
+    assert (document["run"], document["job_id"], document["num_nodes"]) == ("tiny", "job", 1)
+
+
+AWS = System(kernel="6.1", interface="eth0", has_cache=True)
+
+
+def test_all_nodes_share_one_cache_in_the_bucket() -> None:
+    node = replace(node_on("trn1.32xlarge", num_nodes=4), bucket="b")
+    env, _ = worker_environment({}, node, AWS)
+    assert env["NEURON_COMPILE_CACHE_URL"] == "s3://b/cache/neuron"
+
+
+def test_a_workload_that_may_not_write_the_cache_keeps_to_its_own_disk() -> None:
+    node = replace(node_on("trn1.32xlarge"), bucket="b")
+    env, _ = worker_environment({}, node, replace(AWS, has_cache=False))
+    assert "NEURON_COMPILE_CACHE_URL" not in env
+
+
+def test_training_on_xla_has_the_settings_of_the_reference() -> None:
+    env, _ = worker_environment({}, node_on("trn1.32xlarge"), AWS)
+    assert "--model-type transformer" in env["NEURON_CC_FLAGS"]
+    assert env["NEURON_FUSE_SOFTMAX"] == "1"
+    assert env["NEURON_RT_STOCHASTIC_ROUNDING_EN"] == "0"
+    assert env["GLOO_SOCKET_IFNAME"] == "eth0"

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from jobs.deployment import Deployment
-from jobs.downloads import Download
 from jobs.explain import Explanation, explain
 from jobs.prepared import Prepared
 from jobs.request import ESTIMATE_NOTE
 from jobs.runs import Attempt, Job, RunSummary
 from jobs.streams import LogLine
-from jobs.transfers import Item, Outcome
-from jobs.uploads import Upload
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import Hardware
 
@@ -150,52 +146,9 @@ def stop_document(
     }
 
 
-def upload_document(deployment: Deployment, planned: Upload, outcome: Outcome | None) -> Document:
-    """What ``upload --json`` prints; without an outcome nothing was uploaded."""
-    return {
-        **_transfer(deployment, planned.prefix, planned.items, outcome),
-        "kind": planned.kind,
-        "name": planned.name,
-        "left_out": list(planned.left_out),
-    }
-
-
-def download_document(
-    deployment: Deployment, planned: Download, outcome: Outcome | None, *, to: Path
-) -> Document:
-    """What ``download --json`` prints; without an outcome nothing was downloaded."""
-    return {
-        **_transfer(deployment, planned.prefix, planned.items, outcome),
-        "run": planned.run,
-        "step": planned.step,
-        "to": str(to),
-    }
-
-
 def refused_document(code: str, message: str) -> Document:
     """What any command prints with ``--json`` when it refuses."""
     return {"refused": code, "message": message}
-
-
-def _transfer(
-    deployment: Deployment, prefix: str, items: Iterable[Item], outcome: Outcome | None
-) -> Document:
-    skipped = {item.key for item in outcome.skipped} if outcome else set()
-
-    def action(item: Item) -> str:
-        if outcome is None:
-            return "dry-run"
-        return "skipped" if item.key in skipped else "moved"
-
-    return {
-        "deployment": deployment.name,
-        "region": deployment.region,
-        "uri": f"s3://{deployment.bucket}/{prefix}",
-        "files": [
-            {"path": str(item.path), "key": item.key, "bytes": item.size, "action": action(item)}
-            for item in items
-        ],
-    }
 
 
 def _where(deployment: Deployment, run: str, job_id: str | None) -> Document:

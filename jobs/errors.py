@@ -139,7 +139,7 @@ def from_aws(error: BaseException, *, region: str | None) -> Refusal | None:
 def _from_response(error: Any, where: str) -> Refusal:
     code = error_code(error) or "Unknown"
     operation = getattr(error, "operation_name", "the call")
-    detail = error.response.get("Error", {}).get("Message", "") or code
+    detail = _first_line(error.response.get("Error", {}).get("Message", "")) or code
     if code in _EXPIRED:
         return Refusal(
             "expired-credentials",
@@ -164,7 +164,15 @@ def _from_response(error: Any, where: str) -> Refusal:
             f"AWS throttles {operation}{where} and several attempts did not help: {detail}; try "
             "again in a minute",
         )
-    return Refusal("aws", f"AWS refused {operation}{where}: {detail} ({code})")
+    said = f"{detail} ({code})" if not code.lstrip().startswith("<") else detail
+    return Refusal("aws", f"AWS refused {operation}{where}: {said}")
+
+
+def _first_line(message: str) -> str:
+    """Of AWS's message; a page of HTML comes from something in between, and says nothing here."""
+    if message.lstrip().startswith("<"):
+        return "the answer is a web page, so not AWS's; check --region and AWS_ENDPOINT_URL"
+    return message.strip().partition("\n")[0].strip()
 
 
 def _lower(error: BaseException) -> str:

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from jobs import documents
 from jobs.aws import Aws
 from jobs.bucket import Bucket
 from jobs.checks import valid_run_name
 from jobs.deployment import read_deployment
+from jobs.documents_transfer import download_document
 from jobs.downloads import check_arrived, check_target, planned_download
 from jobs.errors import EXIT_OK
 from jobs.options import (
@@ -68,5 +68,5 @@ def download(
             f"downloaded {files(outcome.moved)}{there}: step {planned.step} of run {run} is in {to}"
         )
     if as_json:
-        print_document(documents.download_document(target, planned, outcome, to=to))
+        print_document(download_document(target, planned, outcome, to=to))
     return EXIT_OK

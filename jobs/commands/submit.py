@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from jobs import documents
-from jobs.aws import Aws, BatchClient
+from jobs.aws import Aws
 from jobs.bucket import Bucket
 from jobs.checks import check_size, checked_request, known_workload, valid_run_name
+from jobs.commands.submit_send import finish, send, send_first
 from jobs.commands.submit_show import ask, show_payload, show_plan
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import EXIT_OK
@@ -20,16 +21,12 @@ from jobs.options import (
     RegionOption,
     chosen,
     command,
-    exit_code,
-    follow_command,
     note,
     print_document,
 )
 from jobs.parameters import parsed_parameters
 from jobs.prepared import Prepared, check_compile, num_ranks_of, prepared
-from jobs.request import JobRequest
 from jobs.runs import RunSummary, list_runs
-from jobs.submission import submit_once
 from trainium_catalogue.workloads import Hardware
 
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
@@ -142,7 +139,7 @@ def submit(
                 "submitted"
             )
             only = Prepared(request=request)
-            return _finish(
+            return finish(
                 aws, target, only, going_on.job_id, None, going_on.status, follow, as_json
             )
     ready = prepared(
@@ -160,85 +157,11 @@ def submit(
         ask(request)
     compile_id = None
     if ready.compile_request is not None:
-        compile_id = _send_first(ready.compile_request, batch, target)
+        compile_id = send_first(ready.compile_request, batch, target)
         ready = replace(ready, request=replace(request, depends_on=(compile_id,)))
-    job_id = _send(ready.request, batch, earlier={summary.job_id for summary in earlier})
+    job_id = send(ready.request, batch, earlier={summary.job_id for summary in earlier})
     note(f"submitted run {run}, job {job_id}")
-    return _finish(aws, target, ready, job_id, compile_id, None, follow, as_json)
-
-
-def _send_first(request: JobRequest, batch: BatchClient, target: Deployment) -> str:
-    """Submit the compile job, or find the one that is running already."""
-    earlier = list_runs(batch, target.queues, run=request.run)
-    going_on = next((summary for summary in earlier if not summary.ended), None)
-    if going_on is not None:
-        note(f"run {request.run} is {going_on.status} already, job {going_on.job_id}")
-        return going_on.job_id
-    job_id = _send(request, batch, earlier={summary.job_id for summary in earlier})
-    note(f"submitted run {request.run}, job {job_id}")
-    return job_id
-
-
-def _send(request: JobRequest, batch: BatchClient, *, earlier: set[str]) -> str:
-    try:
-        return submit_once(request, batch, earlier=earlier, sleep=time.sleep)
-    except KeyboardInterrupt:
-        note(f"interrupted; whether it was submitted tells: python -m jobs status {request.run}")
-        raise
-
-
-def _finish(
-    aws: Aws,
-    target: Deployment,
-    ready: Prepared,
-    job_id: str,
-    compile_id: str | None,
-    status_before: str | None,
-    follow: bool,
-    as_json: bool,
-) -> int:
-    """Follow when asked to, print the document when asked to; return the exit code.
-
-    ``status_before`` is that of a job that was submitted earlier.
-    """
-    outcome = None
-    code = EXIT_OK
-    run = ready.request.run
-    if follow:
-        from jobs.watch import watch  # rich is not needed before
-
-        if compile_id is not None and ready.compile_request is not None:
-            watch(
-                aws,
-                target,
-                run=ready.compile_request.run,
-                job_id=compile_id,
-                keep_lines=as_json,
-            )
-        is_array = ready.request.hardware is Hardware.CPU and ready.request.num_nodes > 1
-        outcome, _ = watch(
-            aws,
-            target,
-            run=run,
-            job_id=job_id,
-            keep_lines=as_json,
-            part="child" if is_array else "node",
-        )
-        code = exit_code(outcome)
-    else:
-        note(f"follow it with: {follow_command(target, run)}")
-    if as_json:
-        document = documents.submit_document(
-            target,
-            ready,
-            action="submitted" if status_before is None else "already-running",
-            job_id=job_id,
-            compile_id=compile_id,
-            status=status_before or "SUBMITTED",
-            job=outcome,
-        )
-        print_document(document)
-    return code
+    return finish(aws, target, ready, job_id, compile_id, None, follow, as_json)
 
 
 def _generated_name(workload: str) -> str:

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from jobs import documents
 from jobs.aws import Aws
 from jobs.bucket import Bucket
 from jobs.deployment import Deployment, read_deployment
+from jobs.documents_transfer import upload_document
 from jobs.errors import EXIT_OK
 from jobs.options import (
     DeploymentOption,
@@ -67,7 +67,7 @@ def upload(
         outcome = move(bucket, planned.items, Direction.UP, prefix=planned.prefix, note=note)
         _report(target, bucket, planned, outcome)
     if as_json:
-        print_document(documents.upload_document(target, planned, outcome))
+        print_document(upload_document(target, planned, outcome))
     return EXIT_OK
 
 

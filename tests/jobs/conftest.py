@@ -15,6 +15,7 @@ import pytest
 from moto.batch.models import batch_backends
 from moto.core.config import default_user_config
 from moto.server import ThreadedMotoServer
+from moto.ssm.models import ssm_backends
 from typer.testing import CliRunner, Result
 
 from trainium_catalogue import contract
@@ -62,11 +63,19 @@ class Desk:
         return CliRunner().invoke(app, list(arguments), input=stdin)
 
     def parameter(self, name: str, value: str, *, deployment: str = "default") -> None:
-        self.client("ssm").put_parameter(
-            Name=contract.ssm_parameter(deployment, name),
-            Value=value,
-            Type="String",
-            Overwrite=True,
+        # In moto itself: a deployment has many, and each call takes as long as a short test.
+        ssm_backends[ACCOUNT][REGION].put_parameter(
+            name=contract.ssm_parameter(deployment, name),
+            description="",
+            value=value,
+            parameter_type="String",
+            allowed_pattern="",
+            keyid="",
+            overwrite=True,
+            tags=[],
+            data_type="text",
+            tier=None,
+            policies=None,
         )
 
     def put(self, key: str, data: bytes | dict[str, Any] = b"x") -> None:
@@ -189,7 +198,7 @@ def deploy(desk: Desk) -> None:
         computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
     )["jobQueueArn"]
     definitions = {
-        contract.ssm_job_definition(workload.name): _definition(batch, workload)
+        contract.ssm_job_definition(workload.name): _definition(workload)
         for workload in WORKLOADS.values()
     }
     desk.client("s3").create_bucket(
@@ -214,7 +223,7 @@ def deploy(desk: Desk) -> None:
         desk.parameter(name, value)
 
 
-def _definition(batch: Any, workload: Workload) -> str:
+def _definition(workload: Workload) -> str:
     container = {
         "image": "image",
         "command": contract.launch_command(workload.name),
@@ -224,18 +233,23 @@ def _definition(batch: Any, workload: Workload) -> str:
         ],
     }
     node_range = {"targetNodes": "0:", "container": container}
-    properties: dict[str, Any] = (
-        {"type": "container", "containerProperties": container}
-        if workload.hardware is Hardware.CPU
-        else {
-            "type": "multinode",
-            "nodeProperties": {"numNodes": 2, "mainNode": 0, "nodeRangeProperties": [node_range]},
-        }
+    on_cpu = workload.hardware is Hardware.CPU
+    registered = batch_backends[ACCOUNT][REGION].register_job_definition(
+        def_name=workload.name,
+        parameters={},
+        _type="container" if on_cpu else "multinode",
+        tags={},
+        retry_strategy={"attempts": 3},
+        container_properties=container if on_cpu else None,
+        node_properties=None
+        if on_cpu
+        else {"numNodes": 2, "mainNode": 0, "nodeRangeProperties": [node_range]},
+        eks_properties=None,
+        timeout={},
+        platform_capabilities=[],
+        propagate_tags=True,
     )
-    registered = batch.register_job_definition(
-        jobDefinitionName=workload.name, retryStrategy={"attempts": 3}, **properties
-    )
-    return str(registered["jobDefinitionArn"])
+    return str(registered.arn)
 
 
 @pytest.fixture

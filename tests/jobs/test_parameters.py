@@ -1,0 +1,131 @@
+"""A workload's parameters as words of a command line."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.commands.submit import submit
+from jobs.errors import Refusal
+from jobs.parameters import OWN_OPTIONS, parsed_parameters
+from jobs.request import JobRequest
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Value
+
+LLAMA = WORKLOADS["llama2-7b"]
+
+
+def parsed(*words: str, assignments: tuple[str, ...] = ()) -> dict[str, Value]:
+    return parsed_parameters(LLAMA, words, assignments)
+
+
+def test_a_parameter_is_an_option_of_its_name() -> None:
+    assert parsed("--dataset", "x", "--lr", "1e-4", "--save-every=50") == {
+        "dataset": "x",
+        "lr": 1e-4,
+        "save-every": 50,
+    }
+
+
+def test_set_and_options_mean_the_same() -> None:
+    assert parsed("--max-steps", "7") == parsed(assignments=("max-steps=7",))
+
+
+def test_underscores_are_taken_for_hyphens() -> None:
+    assert parsed("--max_steps", "7") == {"max-steps": 7}
+
+
+def test_a_boolean_alone_is_true() -> None:
+    assert parsed("--compile-only", "--lr", "1") == {"compile-only": True, "lr": 1.0}
+
+
+def test_a_boolean_takes_a_value_too() -> None:
+    assert parsed("--async-save", "false") == {"async-save": False}
+
+
+def test_launch_parameters_belong_to_every_workload() -> None:
+    assert parsed("--stop-grace-s", "5") == {"stop-grace-s": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "assignments", "message"),
+    [
+        (["--learning-rate", "1"], (), "no parameter 'learning-rate'; known are"),
+        (["--save-evry", "1"], (), "no parameter 'save-evry'; did you mean 'save-every'?"),
+        (["--node", "4"], (), "no parameter 'node'; did you mean 'nodes'?"),
+        (["--lr"], (), "--lr has no value; it takes peak learning rate"),
+        (["--lr", "--seed", "1"], (), "--lr has no value"),
+        (["--lr", "fast"], (), "--lr=fast is not a number; the default is 0.0003"),
+        (["--lr", "nan"], (), "--lr=nan is not finite"),
+        (["--beta1", "1"], (), "--beta1=1 is too large; the most is 0.99999"),
+        (["--dataset", "a b"], (), "--dataset=a b cannot be; it takes a name"),
+        (["--seed", "1", "--seed", "2"], (), "--seed is given twice; keep one of them"),
+        (["--seed", "1"], ("seed=2",), "--set seed is given twice; keep one of them"),
+        (["wikicorpus"], (), "'wikicorpus' is not a parameter; parameters look like --"),
+        ([], ("seed",), "--set seed is not key=value; for example: --set "),
+        (["--async-save", "1"], (), "--async-save=1 is not a boolean; write true or false"),
+    ],
+)
+def test_a_wrong_word_is_refused(
+    words: list[str], assignments: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(Refusal) as refused:
+        parsed(*words, assignments=assignments)
+
+    assert message in refused.value.message
+
+
+def test_a_parameter_without_default_must_be_given() -> None:
+    with pytest.raises(Refusal, match=r"tokenize needs --input \(.*\) and --tokenizer .*--help"):
+        parsed_parameters(WORKLOADS["tokenize"], ["--dataset", "x"], ())
+
+
+def test_no_parameter_has_the_name_of_an_option_of_submit() -> None:
+    parameters = {p.name for w in WORKLOADS.values() for p in (*w.parameters, *LAUNCH_PARAMETERS)}
+
+    assert parameters.isdisjoint(OWN_OPTIONS)
+
+
+def test_every_option_of_submit_is_known_as_its_own() -> None:
+    own = {"as_json": "json", "compiles": "compile", "assignments": "set"}
+    names = set(inspect.signature(submit).parameters) - {"context", "workload"}
+
+    assert {own.get(name, name.replace("_", "-")) for name in names} == {*OWN_OPTIONS} - {"help"}
+
+
+def _texts(parameter: Parameter) -> st.SearchStrategy[str]:
+    if isinstance(parameter.default, bool):
+        return st.sampled_from(["true", "false"])
+    if isinstance(parameter.default, int):
+        return st.integers(1024, 2**20).map(str)
+    if isinstance(parameter.default, float):
+        return st.floats(1, 100, allow_nan=False).map(repr)
+    return st.just("all")
+
+
+ALL_REDUCE = WORKLOADS["all-reduce"]
+
+
+@given(
+    st.fixed_dictionaries(
+        {}, optional={p.name: _texts(p) for p in (*ALL_REDUCE.parameters, *LAUNCH_PARAMETERS)}
+    )
+)
+def test_what_the_node_is_told_reads_back_as_what_was_given(texts: dict[str, str]) -> None:
+    words = [word for name, text in texts.items() for word in (f"--{name}", text)]
+    given_values = parsed_parameters(ALL_REDUCE, words, ())
+    request = JobRequest(
+        run="r",
+        workload="all-reduce",
+        num_nodes=1,
+        time_limit_hours=1,
+        deployment="d",
+        job_queue="q",
+        job_definition="j",
+        usd_per_node_hour=1,
+        parameters=given_values,
+    )
+
+    assert parsed_parameters(ALL_REDUCE, request.command()[4:], ()) == given_values

@@ -21,7 +21,7 @@ from rehearsal.phases import Rehearsal
 from rehearsal.receipt import Receipt
 from rehearsal.server_process import wait_until
 from rehearsal.state import ROOT, Folder, Refused, Settings, State, load_state, refuse_second
-from rehearsal.submission import ALL_REDUCE
+from rehearsal.submission import ALL_REDUCE, own_parameters
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.suggest import did_you_mean
@@ -237,6 +237,8 @@ def _settings(
         for pair in parameters or ():
             if "=" not in pair:
                 raise Refused(f"--set {pair} has no value; write --set key=value")
+            if not any(own_parameters([pair], name) for name in STORIES):
+                raise Refused(f"--set {pair}: neither of {' and '.join(STORIES)} has it")
         if containers:
             refuse_without_tools(os.environ.get("PATH", ""))
         return Settings(

@@ -20,7 +20,7 @@ from rehearsal.aws import Aws
 from rehearsal.faults import PARAMETER
 from rehearsal.receipt import Step, Training
 from rehearsal.state import DEPLOYMENT, Folder, Settings
-from rehearsal.submission import LAUNCH_DEFAULTS, job_status, judge
+from rehearsal.submission import LAUNCH_DEFAULTS, job_status, judge, own_parameters
 from trainium_catalogue import contract
 
 WORKLOAD = "llama-tiny"
@@ -60,8 +60,7 @@ class Scene:
 def scenes(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Scene, ...]:
     """Every command, in order, as a user types it."""
     follow = ("--yes", "--follow")
-    given = dict(pair.split("=", 1) for pair in settings.parameters)
-    values = {**PARAMETERS, **LAUNCH_DEFAULTS, **given}
+    values = parameters(settings)
     options = tuple(word for name, value in values.items() for word in (f"--{name}", value))
     nodes = str(num_nodes(settings))
     return (
@@ -171,8 +170,8 @@ def tell(
         log=folder.log(f"jobs-{RUN}-train"),
         download=download,
         plan=evidence.Wanted(
-            max_steps=int(_parameter(settings, "max-steps")),
-            save_every=int(_parameter(settings, "save-every")),
+            max_steps=int(parameters(settings)["max-steps"]),
+            save_every=int(parameters(settings)["save-every"]),
             killed_after=KILLED_AFTER,
         ),
     )
@@ -190,5 +189,7 @@ def tell(
     )
 
 
-def _parameter(settings: Settings, name: str) -> str:
-    return {**PARAMETERS, **dict(p.split("=", 1) for p in settings.parameters)}[name]
+def parameters(settings: Settings) -> dict[str, str]:
+    """Of the training job: the rehearsal's own, then the user's."""
+    given = own_parameters(settings.parameters, WORKLOAD)
+    return {**PARAMETERS, **LAUNCH_DEFAULTS, **given}

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -17,6 +17,7 @@ from rehearsal.faults import FAULTS, PARAMETER, SUCCESS, Ending, describe, diffe
 from rehearsal.receipt import NodeAttempt, Run, Size
 from rehearsal.state import DEPLOYMENT, ROOT, Folder, Settings
 from trainium_catalogue import contract
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS, find_workload
 
 # Small enough for a laptop, long enough for a fault to find the workers at work.
 ALL_REDUCE = "all-reduce"
@@ -34,6 +35,13 @@ LAUNCH_DEFAULTS = {"peer-timeout-s": "10", "join-timeout-s": "120", "stop-grace-
 FAULT_DEFAULTS = {"peer-timeout-s": "5", "hang-limit-s": "60", "max-bytes": "1048576"}
 
 
+def own_parameters(pairs: Iterable[str], workload: str) -> dict[str, str]:
+    """Those of ``key=value`` that a workload has; the rest is another one's."""
+    known = {p.name for p in (*find_workload(workload).parameters, *LAUNCH_PARAMETERS)}
+    given = dict(pair.split("=", 1) for pair in pairs)
+    return {name: value for name, value in given.items() if name in known}
+
+
 def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
     """What is passed to ``--set``: the rehearsal's own, then the fault's, then the user's."""
     merged = {**DEFAULTS[ALL_REDUCE], **LAUNCH_DEFAULTS}
@@ -41,7 +49,7 @@ def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
     if fault is not None:
         merged |= FAULT_DEFAULTS
         given += FAULTS[fault].parameters
-    merged |= dict(pair.split("=", 1) for pair in given)
+    merged |= own_parameters(given, ALL_REDUCE)
     return tuple(f"{name}={value}" for name, value in merged.items())
 
 

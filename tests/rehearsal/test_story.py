@@ -1,0 +1,137 @@
+"""What the training story asks, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from rehearsal import curve, evidence, story
+from rehearsal.evidence import Wanted
+from rehearsal.receipt import TrainingAttempt
+from rehearsal.state import Settings
+
+PLAN = Wanted(max_steps=6, save_every=2, killed_after=3)
+
+
+def settings(**changes: Any) -> Settings:
+    values: dict[str, Any] = {
+        "nodes": 4,
+        "processes_per_node": 1,
+        "processes_of": {"llama-tiny": 2},
+        "instance_type": "trn1.32xlarge",
+        "workloads": ("llama-tiny",),
+        "faults": (),
+        "parameters": (),
+        "containers": False,
+        "addresses": "127.0.0",
+    }
+    return Settings(**{**values, **changes})
+
+
+def events(resumed: int = 2, *, steps: range = range(1, 7)) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = [{"event": "resume", "attempt": 2, "step": resumed}]
+    for step in steps:
+        attempt = 1 if step <= resumed else 2
+        lines.append({"event": "step", "attempt": attempt, "step": step, "loss": 10.0 - step,
+                      "tokens_per_second": 100.0})  # fmt: skip
+    return lines
+
+
+def failed(lines: list[dict[str, Any]], resumed: int | None) -> list[str]:
+    checks = evidence.judge_steps(lines, PLAN, resumed_from=resumed)
+    return [check.name for check in checks if not check.ok]
+
+
+def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
+    scenes = story.scenes(settings(), tokenizer=Path("tokenizer.model"), download=Path("to"))
+
+    words = [" ".join(scene.words[:2]) for scene in scenes]
+    assert words == [
+        *("upload tokenizer.model", "submit prepare", "submit tokenize", "submit llama-tiny"),
+        *("status tiny", "submit export", "download tiny"),
+    ]
+
+
+def test_a_parameter_of_the_user_reaches_training_and_others_do_not() -> None:
+    given = story.parameters(settings(parameters=("max-steps=12", "max-bytes=1024")))
+
+    assert given["max-steps"] == "12"
+    assert "max-bytes" not in given
+
+
+@pytest.mark.parametrize(("nodes", "kind"), [(4, "kill-child"), (1, "kill-main")])
+def test_the_main_node_is_only_killed_when_it_is_alone(nodes: int, kind: str) -> None:
+    assert story.fault_kind(settings(nodes=nodes)) == kind
+
+
+def test_a_run_that_went_as_planned_passes() -> None:
+    assert failed(events(), 2) == []
+
+
+def test_a_missing_step_is_noticed() -> None:
+    assert failed(events(steps=range(1, 6)), 2) == ["every step was made, and counts once"]
+
+
+@pytest.mark.parametrize("resumed", [None, 0, 4])
+def test_a_run_that_did_not_continue_where_it_must_is_noticed(resumed: int | None) -> None:
+    (name,) = failed(events(), resumed)
+
+    assert "newest complete checkpoint" in name
+
+
+def test_losses_belong_to_the_attempt_that_made_them() -> None:
+    found = [(a.attempt, a.steps) for a in evidence.attempts(events())]
+
+    assert found == [(1, [1, 2]), (2, [3, 4, 5, 6])]
+
+
+@pytest.mark.parametrize(
+    ("log", "ok"),
+    [
+        ("training: step 3 of 6: loss 7.0000, x\ntraining: step 3 of 6: loss 7.0000, x", True),
+        ("training: step 3 of 6: loss 7.0000, x\ntraining: step 3 of 6: loss 7.0001, x", False),
+        ("training: step 3 of 6: loss 7.0000, x", False),
+    ],
+)
+def test_a_step_that_was_made_twice_must_have_the_same_loss(log: str, ok: bool) -> None:
+    assert evidence.judge_repeated(log).ok is ok
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ok"),
+    [
+        ({"a": 3, "complete.json": 9}, True),
+        ({"a": 2, "complete.json": 9}, False),
+        ({"complete.json": 9}, False),
+    ],
+)
+def test_a_marker_must_fit_the_files(sizes: dict[str, int], ok: bool) -> None:
+    marker = json.dumps({"step": 6, "files": {"a": {"bytes": 3}}})
+
+    assert evidence.judge_marker(marker, sizes, PLAN).ok is ok
+
+
+def test_a_model_that_is_not_there_is_noticed(tmp_path: Path) -> None:
+    assert not evidence.judge_export(tmp_path).ok
+
+
+def test_the_figure_has_a_line_for_each_attempt(tmp_path: Path) -> None:
+    path = tmp_path / "loss.svg"
+
+    curve.write_svg(path, evidence.attempts(events()))
+
+    lines = ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}polyline")
+    assert len(list(lines)) == 2
+
+
+def test_the_terminal_shows_both_attempts() -> None:
+    first = TrainingAttempt(attempt=1, steps=[1, 2], losses=[10.0, 9.0])
+    second = TrainingAttempt(attempt=2, steps=[3, 4], losses=[8.0, 7.0])
+
+    text = curve.text([first, second], width=80)
+
+    assert "attempt 1" in text and "attempt 2" in text and "10.0" in text

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import node, submit, synth, tokenize
+from benchmarks import checkpoint, node, submit, synth, tokenize, train
 from benchmarks.pairs import Comparison, interleave, median_ratio
 from benchmarks.processes import ROOT
 
@@ -71,6 +71,9 @@ def main(
             node.launch(environment),
             node.all_reduce(environment),
             *tokenize.comparisons(stack),
+            checkpoint.stall(environment),
+            train.step(environment),
+            train.restart(environment),
         ]
         chosen = [c for c in comparisons if only is None or c.name in only]
         with Progress(console=console) as progress:

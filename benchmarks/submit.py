@@ -41,8 +41,8 @@ def deployed(environment: Mapping[str, str]) -> Iterator[tuple[Aws, dict[str, st
     folder = Folder(ROOT / "build" / "bench" / "rehearsal")
     folder.clear()
     settings = Settings(
-        nodes=4, processes_per_node=1, instance_type="trn1.32xlarge", workload="all-reduce",
-        faults=(), parameters=(), containers=False, addresses="127.0.9",
+        nodes=4, processes_per_node=1, processes_of={}, instance_type="trn1.32xlarge",
+        workloads=("all-reduce",), faults=(), parameters=(), containers=False, addresses="127.0.9",
     )  # fmt: skip
     rehearsal = Rehearsal(
         settings=settings,

@@ -21,7 +21,7 @@ def torchrun_command(
     """Command line that starts this node's workers; ``words`` go to each of them.
 
     Static rendezvous: the ranks follow from the node index, and no service beside the main node
-    is needed. No restarts: Batch retries on hosts that work, and an in-place restart would hide
+    is needed. No restarts: Batch retries the whole job, and an in-place restart would hide
     the reason (docs/adr/0004).
     """
     return [

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
 
+from training.backends.heap import keep_freed_memory
 from training.backends.optimizer import Adam, clip
 from training.contract import DeviceKind
 from training.llama.model import initial_weight, llama_config, meta_model, restore_buffers
@@ -61,6 +62,8 @@ class NativeBackend:
 
     def build(self) -> None:
         """Make the sharded model with its initial weights, and the optimizer."""
+        if self._device.type == "cpu":
+            keep_freed_memory()
         config = self._config
         model = meta_model(llama_config(config.shape, seq_len=config.plan.seq_len))
         if self._degree > 1:

@@ -37,6 +37,7 @@ class Adam:
         groups: dict[tuple[object, bool], list[torch.Tensor]] = {}
         for name, parameter in model.named_parameters():
             groups.setdefault((_mesh_of(parameter), is_decayed(name)), []).append(parameter)
+        on_cpu = next(model.parameters()).device.type == "cpu"
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": parameters, "weight_decay": config.weight_decay if decayed else 0.0}
@@ -45,7 +46,9 @@ class Adam:
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.adam_eps,
-            foreach=True,
+            # One pass over each parameter where there is such a kernel.
+            fused=on_cpu or None,
+            foreach=None if on_cpu else True,
         )
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:

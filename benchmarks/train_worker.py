@@ -1,0 +1,198 @@
+"""What the training benchmark runs: ``python -m benchmarks.train_worker loop | trainer | dataset``.
+
+``loop`` and ``trainer`` make as many steps as each line of standard input says and answer with
+the seconds they took; ``dataset`` writes build/datasets/words below the working folder.
+"""
+
+import contextlib
+import hashlib
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.train import settings, sizes
+
+_LEARNING_RATE = 3e-3
+_NEVER = 10**6
+"""Steps of the run: more than are measured."""
+
+
+def main(what: str) -> None:
+    """Serve one of the two, or write the dataset."""
+    if what == "dataset":
+        write_dataset()
+        return
+    answers = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        make = {"loop": loop, "trainer": trainer}[what]()
+        make(2)  # memory is allocated, code is warm
+        for line in sys.stdin:
+            answers.write(f"{make(int(line))}\n")
+            answers.flush()
+
+
+def tokens() -> Any:
+    """Random ids, uint16."""
+    return np.random.default_rng(0).integers(sizes()["vocabulary"], size=2**20).astype("<u2")
+
+
+def write_dataset() -> None:
+    """As tokenize leaves it."""
+    from training.data.manifest import Manifest, Shard, Source
+
+    folder = Path("build/datasets/words")
+    folder.mkdir(parents=True, exist_ok=True)
+    data = tokens().tobytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    shard = Shard(name="shard-00000.bin", tokens=len(data) // 2, bytes=len(data), sha256=sha256)
+    manifest = Manifest(
+        dtype="uint16",
+        vocab_size=sizes()["vocabulary"],
+        eos_id=2,
+        bos=False,
+        tokenizer="none",
+        tokenizer_file_sha256="0" * 64,
+        tokenizer_sha256="0" * 64,
+        num_tokens=shard.tokens,
+        documents=1,
+        empty_documents=0,
+        source=Source(uri="none", files=1, bytes=1, text_field="text"),
+        shards=(shard,),
+    )
+    (folder / shard.name).write_bytes(data)
+    (folder / "manifest.json").write_bytes(manifest.to_json())
+
+
+class _Device:
+    """One rank on the CPU."""
+
+    def __init__(self) -> None:
+        from training.contract import DeviceKind
+
+        self.kind = DeviceKind.CPU
+        self.rank, self.num_ranks = 0, 1
+
+
+def loop() -> Any:
+    """The product's loop, with its data order and its metrics files."""
+    import dataclasses
+
+    from training.arguments import parse
+    from training.backends.native import NativeBackend
+    from training.data.packed import open_dataset
+    from training.llama.config import TrainConfig
+    from training.llama.data import packed_batches
+    from training.llama.loop import Loop
+    from training.llama.watch import Watch
+    from training.metrics_files import RunFiles
+    from training.objects import open_objects
+    from training.progress import RunContext
+    from training.stopping import StopSwitch
+
+    write_dataset()
+    request = parse(["llama-tiny", *settings(), f"--lr={_LEARNING_RATE}", f"--max-steps={_NEVER}"])
+    config = TrainConfig.from_values(request.values, 1)
+    device: Any = _Device()
+    backend = NativeBackend(config, device, peak_flops=None)
+    backend.build()
+    objects = open_objects("build", region=None, endpoint_url=None)
+    dataset = open_dataset(
+        objects.at("datasets/words"), Path("cache"), is_leader=True,
+        wait=lambda: None, report=lambda text: None,
+    )  # fmt: skip
+    context = RunContext(
+        run="bench", deployment="bench", job_id="bench", attempt=1, node_index=0, num_nodes=1,
+        processes_per_node=1, device="cpu", instance_type=None, neuron_release=None, bucket=None,
+        region=None, endpoint_url=None, lustre=None, array_index=0, array_size=1, hang_limit_s=600,
+    )  # fmt: skip
+    files = RunFiles(
+        objects.at("runs/bench"), Path("files"), context=context, workload="llama-tiny"
+    )
+    files.begin(0, {})
+    seq_len = config.plan.seq_len
+    watch = Watch(
+        config, files, sequences_per_epoch=dataset.num_sequences(seq_len), peak_flops=None
+    )
+    done = 0
+
+    def make(steps: int) -> float:
+        nonlocal done
+        loop = Loop(
+            config=dataclasses.replace(config, steps_this_run=steps),
+            backend=backend,
+            batch=packed_batches(dataset, seed=config.seed, seq_len=seq_len),
+            checkpoints=None,
+            meta={},
+            watch=watch,
+            stop=StopSwitch(),
+            report=lambda text: None,
+        )
+        began = time.perf_counter()
+        loop.run(done)
+        done += steps
+        return time.perf_counter() - began
+
+    return make
+
+
+def trainer() -> Any:
+    """transformers.Trainer on the same model and batches."""
+    import dataclasses
+
+    import torch
+    import transformers
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from training.arguments import parse
+    from training.llama.config import TrainConfig
+    from training.llama.model import llama_config
+
+    config = TrainConfig.from_values(parse(["llama-tiny", *settings()]).values, 1)
+    model = transformers.LlamaForCausalLM(llama_config(config.shape, seq_len=config.plan.seq_len))
+    batch, seq_len = sizes()["batch"], sizes()["seq_len"]
+    ids = torch.from_numpy(tokens().astype(np.int64))
+
+    class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+        def __len__(self) -> int:
+            return int(len(ids) // seq_len)
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            row = ids[index * seq_len : (index + 1) * seq_len]
+            return {"input_ids": row, "labels": row}
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        """From the first batch to the end of the last step: what ``train`` does around it is not
+        what is compared."""
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 0:
+                self.began = time.perf_counter()
+
+        def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.ended = time.perf_counter()
+
+    def make(steps: int) -> float:
+        clock = Clock()
+        timed = Trainer(
+            model=model,
+            args=dataclasses.replace(arguments, max_steps=steps, warmup_steps=0),
+            train_dataset=Sequences(),
+            callbacks=[clock],
+        )
+        timed.train()
+        return clock.ended - clock.began
+
+    arguments = TrainingArguments(
+        output_dir="trainer", max_steps=1, per_device_train_batch_size=batch, use_cpu=True,
+        learning_rate=_LEARNING_RATE, lr_scheduler_type="linear", warmup_steps=5,
+        weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, logging_steps=1,
+        save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
+    )  # fmt: skip
+    return make
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -32,7 +32,7 @@ def test_one_call_asks_for_no_more_than_ssm_allows() -> None:
     with pytest.raises(Refusal):
         read_deployment(ssm, "default", region="us-west-2", workload="all-reduce")
 
-    assert [len(names) for names in ssm.names] == [10]
+    assert all(len(names) <= 10 for names in ssm.names)
 
 
 def test_a_hint_that_is_denied_does_not_hide_the_refusal() -> None:

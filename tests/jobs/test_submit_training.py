@@ -132,7 +132,13 @@ def test_a_plan_remembers_the_parameters_of_the_run(ready: Desk) -> None:
 @pytest.mark.parametrize(
     ("arguments", "fragments"),
     [
-        ([], ["run my-run is new and needs --dataset", "datasets in the bucket: wiki"]),
+        (
+            [],
+            [
+                "run my-run is new and needs --dataset",
+                "datasets in the bucket: half, short, wide, wiki",
+            ],
+        ),
         (
             ["--dataset", "wikki"],
             ["there is no dataset 'wikki'", "did you mean 'wiki'?", "submit tokenize --dataset"],

@@ -58,7 +58,9 @@ class Batch:
             },
         )["computeEnvironmentArn"]
         order = [{"order": 1, "computeEnvironment": environment}]
-        batch.create_job_queue(jobQueueName="cpu", priority=1, computeEnvironmentOrder=order)
+        batch.create_job_queue(
+            jobQueueName="cpu", state="ENABLED", priority=1, computeEnvironmentOrder=order
+        )
         self.client("logs").create_log_group(logGroupName="group")
         options = {"awslogs-group": "group", "awslogs-stream-prefix": "jobs"}
         batch.register_job_definition(
@@ -119,10 +121,12 @@ def batch() -> Iterator[Batch]:
     ) as server:  # fmt: skip
         assert server.stdout is not None
         events = (json.loads(line) for line in server.stdout)
-        made = Batch(next(event["endpoint"] for event in events if event["event"] == "ready"))
-        made.prepare()
-        yield made
-        server.terminate()
+        try:
+            made = Batch(next(event["endpoint"] for event in events if event["event"] == "ready"))
+            made.prepare()
+            yield made
+        finally:
+            server.terminate()
 
 
 def test_a_container_job_runs_with_batchs_environment_and_its_own(batch: Batch) -> None:

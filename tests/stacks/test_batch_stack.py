@@ -111,6 +111,7 @@ class TestNodes:
         assert device["Ebs"] == {
             "VolumeType": "gp3",
             "VolumeSize": 500,
+            "Throughput": 500,
             "Encrypted": True,
             "DeleteOnTermination": True,
         }

@@ -10,15 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-from moto.server import ThreadedMotoServer
 from referencing import Registry, Resource
 
+from tests.s3_server import s3_client, s3_server
 from training.allreduce import BelowBar, WrongSum, run
 from training.arguments import parse
 from training.contract import DeviceKind
@@ -46,23 +45,8 @@ def validator(name: str) -> Draft202012Validator:
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """An S3 endpoint with a bucket."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    client(url).create_bucket(Bucket="results")
-    yield url
-    server.stop()
-
-
-def client(url: str) -> Any:
-    return boto3.client(
-        "s3",
-        endpoint_url=url,
-        region_name="us-east-1",
-        aws_access_key_id="none",
-        aws_secret_access_key="none",
-    )
+    with s3_server("results") as url:
+        yield url
 
 
 def test_results_and_metrics_of_two_nodes_reach_the_bucket(cluster: Cluster, endpoint: str) -> None:
@@ -79,7 +63,7 @@ def test_results_and_metrics_of_two_nodes_reach_the_bucket(cluster: Cluster, end
     cluster.start("--min-bytes=1024", "--max-bytes=262144", extra=extra)
 
     assert cluster.end(within_s=60) == {0: 0, 1: 0}, cluster.all_logs()
-    s3 = client(endpoint)
+    s3 = s3_client(endpoint)
     result_key = f"{run_prefix('test-run', 'results')}all-reduce.json"
     result = json.load(s3.get_object(Bucket="results", Key=result_key)["Body"])
     validator("all-reduce-result.schema.json").validate(result)

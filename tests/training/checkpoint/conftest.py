@@ -6,14 +6,12 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
+from tests.s3_server import REGION, s3_server
 from tests.training.checkpoint.faulty import FaultyProxy, faulty_proxy
 from training.objects import Objects, Patience, open_objects
 
-REGION = "us-east-1"
 BUCKET = "bucket"
 QUICK = Patience(total_s=20, first_delay_s=0.01, longest_delay_s=0.05)
 _SERIAL = itertools.count()
@@ -22,16 +20,8 @@ _SERIAL = itertools.count()
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """Address of an emulator that has a bucket."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "none")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "none")
-        boto3.client("s3", endpoint_url=url, region_name=REGION).create_bucket(Bucket=BUCKET)
+    with s3_server(BUCKET) as url:
         yield url
-    server.stop()
 
 
 @pytest.fixture(scope="module")

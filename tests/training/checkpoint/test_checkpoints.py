@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.training.checkpoint.conftest import BUCKET, REGION
+from tests.s3_server import REGION
+from tests.training.checkpoint.conftest import BUCKET
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, first_time
 from training.checkpoint import CheckpointInfo, Checkpoints, CheckpointUnusable, SaveFailed

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.checkpoint.conftest import QUICK, REGION
+from tests.s3_server import REGION
+from tests.training.checkpoint.conftest import QUICK
 from training.objects import (
     LocalObjects,
     ObjectMissing,

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.checkpoint.conftest import BUCKET, REGION
+from tests.s3_server import REGION
+from tests.training.checkpoint.conftest import BUCKET
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
 from training.objects import Objects, Patience, open_objects

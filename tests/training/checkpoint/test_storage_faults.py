@@ -11,7 +11,8 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.training.checkpoint.conftest import BUCKET, REGION
+from tests.s3_server import REGION
+from tests.training.checkpoint.conftest import BUCKET
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, first_time
 from training.failures import classify
 from training.objects import (

@@ -6,38 +6,26 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
+from tests.s3_server import REGION, s3_client, s3_server
 from tests.training.data.conftest import Tokenize, text_of
 from training.data.manifest import DatasetError
 from training.data.packed import open_dataset
 from training.data.places import Place
 
-REGION = "us-west-2"
-
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def endpoint() -> Iterator[str]:
     """An emulated S3 with the bucket ``data``."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    boto3.client("s3", region_name=REGION, endpoint_url=url).create_bucket(
-        Bucket="data", CreateBucketConfiguration={"LocationConstraint": REGION}
-    )
-    yield url
-    server.stop()
+    with s3_server("data") as url:
+        yield url
 
 
 def test_an_array_job_makes_in_the_bucket_what_one_job_makes_on_a_disk(
     endpoint: str, tmp_path: Path, corpus: Path, run_tokenize: Tokenize, small_tokenizer: Path
 ) -> None:
-    s3 = boto3.client("s3", region_name=REGION, endpoint_url=endpoint)
+    s3 = s3_client(endpoint)
     for path in corpus.iterdir():
         s3.upload_file(str(path), "data", f"corpora/mine/{path.name}")
     s3.upload_file(str(small_tokenizer), "data", "tokenizers/tokenizer.json")

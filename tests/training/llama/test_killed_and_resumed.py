@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
+from tests.s3_server import REGION, s3_server
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, faulty_proxy
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
@@ -38,22 +37,14 @@ SEED = random.SystemRandom().randrange(1000)
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[FaultyProxy]:
     """An emulated S3 with a bucket, behind a proxy that injects faults: none at first."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch, faulty_proxy(f"http://{host}:{port}") as proxy:
-        patch.setenv("AWS_ACCESS_KEY_ID", "none")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "none")
-        client = boto3.client("s3", endpoint_url=proxy.url, region_name="us-east-1")
-        client.create_bucket(Bucket=BUCKET)
+    with s3_server(BUCKET) as url, faulty_proxy(url) as proxy:
         yield proxy
-    server.stop()
 
 
 @pytest.fixture(scope="module")
 def bucket(proxy: FaultyProxy) -> Objects:
     """The bucket, with a dataset."""
-    objects = open_objects(f"s3://{BUCKET}", region="us-east-1", endpoint_url=proxy.url)
+    objects = open_objects(f"s3://{BUCKET}", region=REGION, endpoint_url=proxy.url)
     write_dataset(objects.at("datasets/words"))
     return objects
 
@@ -79,7 +70,7 @@ class Run:
                 "TRAINIUM_PROCESSES_PER_NODE": str(processes),
                 "TRAINIUM_BUCKET": BUCKET,
                 "AWS_ENDPOINT_URL": self.proxy.url,
-                "AWS_REGION": "us-east-1",
+                "AWS_REGION": REGION,
                 "AWS_ACCESS_KEY_ID": "none",
                 "AWS_SECRET_ACCESS_KEY": "none",
                 "AWS_BATCH_JOB_ATTEMPT": str(next(self.attempts)),

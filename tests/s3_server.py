@@ -1,0 +1,41 @@
+"""An emulated S3 for tests: moto's server in a thread of the test process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+REGION = "us-east-1"
+
+
+@contextmanager
+def s3_server(bucket: str) -> Iterator[str]:
+    """Address of a server that has an empty bucket; credentials are in the environment.
+
+    Servers of one process share one account, so the bucket goes when the test is done with it.
+    """
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        client = s3_client(url)
+        client.create_bucket(Bucket=bucket)
+        yield url
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+            for item in page.get("Contents", []):
+                client.delete_object(Bucket=bucket, Key=item["Key"])
+        client.delete_bucket(Bucket=bucket)
+    server.stop()
+
+
+def s3_client(url: str) -> Any:
+    """A client of such a server."""
+    return boto3.client("s3", endpoint_url=url, region_name=REGION)

@@ -20,6 +20,26 @@ SSM_COMPUTE_ENVIRONMENT: Final = "batch/compute-environment"
 SSM_LOG_GROUP: Final = "batch/log-group"
 SSM_JOB_TIME_LIMIT_HOURS: Final = "batch/job-time-limit-hours"
 
+SSM_ORCHESTRATORS: Final = "orchestrators"
+"""What runs jobs on the nodes: ``batch``, ``eks`` or both, between commas."""
+SSM_EKS_CLUSTER: Final = "eks/cluster"
+SSM_EKS_NAMESPACE: Final = "eks/namespace"
+SSM_EKS_QUEUE: Final = "eks/queue"
+"""Volcano's queue of the jobs."""
+SSM_EKS_NODE_GROUP: Final = "eks/node-group"
+SSM_EKS_IMAGE: Final = "eks/image"
+SSM_EKS_JOB_TIME_LIMIT_HOURS: Final = "eks/job-time-limit-hours"
+
+SSM_EKS_NAMES: Final = (
+    SSM_EKS_CLUSTER,
+    SSM_EKS_NAMESPACE,
+    SSM_EKS_QUEUE,
+    SSM_EKS_NODE_GROUP,
+    SSM_EKS_IMAGE,
+    SSM_EKS_JOB_TIME_LIMIT_HOURS,
+)
+"""What a deployment with the EKS orchestrator publishes, beside what every deployment does."""
+
 SSM_BATCH_NAMES: Final = (
     SSM_CONTRACT_VERSION,
     SSM_REGION,
@@ -61,6 +81,14 @@ ENV_REGION: Final = "AWS_REGION"
 ENV_LUSTRE: Final = "TRAINIUM_LUSTRE"
 """Mount point of FSx for Lustre; unset without one."""
 ENV_RUN: Final = "TRAINIUM_RUN"
+# What Batch tells in variables of its own, and a Volcano job in these.
+ENV_JOB_ID: Final = "TRAINIUM_JOB_ID"
+ENV_ATTEMPT: Final = "TRAINIUM_ATTEMPT"
+"""Volcano's count of restarts of the job, from 0: the attempt less one."""
+ENV_NODE_INDEX: Final = "TRAINIUM_NODE_INDEX"
+ENV_NUM_NODES: Final = "TRAINIUM_NUM_NODES"
+ENV_MAIN_HOST_FROM: Final = "TRAINIUM_MAIN_HOST_FROM"
+"""Name of the variable that holds the main node's host name or address."""
 # Only the rehearsal and laptops set these three.
 ENV_DEVICE: Final = "TRAINIUM_DEVICE"
 ENV_PROCESSES_PER_NODE: Final = "TRAINIUM_PROCESSES_PER_NODE"

@@ -1,0 +1,50 @@
+"""Words of a cluster that stacks, helper and rehearsal share, and what a node's pod asks for."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from trainium_catalogue.instances import InstanceType
+
+NAMESPACE: Final = "trainium"
+QUEUE: Final = "trainium"
+LUSTRE_CLAIM: Final = "lustre"
+"""Claim in the namespace, where the deployment has a file system."""
+NODE_LABEL: Final = "node.kubernetes.io/instance-type"
+TAINT: Final = "aws.amazon.com/neuron"
+"""Key of the taint of Trainium nodes; also the resource that the device plugin counts chips as."""
+NEURON_RESOURCE: Final = "aws.amazon.com/neuron"
+EFA_RESOURCE: Final = "vpc.amazonaws.com/efa"
+TASK: Final = "node"
+"""Name of a Volcano job's task, TorchX's role: pods are ``<job>-node-<index>-0``."""
+
+LABEL_DEPLOYMENT: Final = "trainium/deployment"
+LABEL_RUN: Final = "trainium/run"
+LABEL_WORKLOAD: Final = "trainium/workload"
+
+# The rest is the kubelet's, the plugins' and the monitors'.
+_SHARE_OF_VCPUS: Final = 0.9
+_SHARE_OF_MEMORY: Final = 0.9
+_SHARE_OF_SHM: Final = 0.125
+
+
+def service_account(workload: str) -> str:
+    """Service account whose role may touch what the workload needs."""
+    return f"job-{workload}"
+
+
+def pod_resources(instance_type: InstanceType) -> Mapping[str, str]:
+    """Requests, and limits, of a pod that has a whole node."""
+    cpu = int(instance_type.num_vcpus * _SHARE_OF_VCPUS)
+    memory = int(instance_type.memory_mib * _SHARE_OF_MEMORY)
+    efa = instance_type.num_efa_interfaces
+    return {
+        "cpu": str(cpu),
+        "memory": f"{memory}Mi",
+        NEURON_RESOURCE: str(instance_type.num_neuron_devices),
+        **({EFA_RESOURCE: str(efa)} if efa else {}),
+    }
+
+
+def shm_mib(instance_type: InstanceType) -> int:
+    """Size of /dev/shm in MiB; it counts as the pod's memory."""
+    return int(instance_type.memory_mib * _SHARE_OF_SHM)

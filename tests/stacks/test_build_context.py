@@ -109,6 +109,19 @@ def test_the_context_holds_what_the_dockerfile_copies_and_nothing_else(
     assert "training" in folders
 
 
+def test_the_context_holds_every_file_of_training(checkout: Path, tmp_path: Path) -> None:
+    app = cdk.App(outdir=str(tmp_path / "out"))
+    stack = cdk.Stack(app, "Test")
+    TrainingImage(stack, "Image", context=checkout, base_image="base:1")
+    app.synth()
+    (staged,) = (tmp_path / "out").glob("asset.*/")
+
+    def files(root: Path) -> set[str]:
+        return {str(p.relative_to(root)) for p in (root / "training").rglob("*") if p.is_file()}
+
+    assert files(staged) == files(checkout)
+
+
 def test_the_dockerfile_passes_hadolint() -> None:
     done = subprocess.run(
         ["hadolint", ROOT / "docker/neuron/Dockerfile"], capture_output=True, text=True, check=False

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-from tests.s3_server import s3_client, s3_server
+from tests.training.s3_server import s3_client, s3_server
 from training.allreduce import BelowBar, WrongSum, run
 from training.arguments import parse
 from training.contract import DeviceKind

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.s3_server import REGION, s3_server
 from tests.training.checkpoint.faulty import FaultyProxy, faulty_proxy
+from tests.training.s3_server import REGION, s3_server
 from training.objects import Objects, Patience, open_objects
 
 BUCKET = "bucket"

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.s3_server import REGION
 from tests.training.checkpoint.conftest import BUCKET
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, first_time
+from tests.training.s3_server import REGION
 from training.checkpoint import CheckpointInfo, Checkpoints, CheckpointUnusable, SaveFailed
 from training.checkpoint.marker import CheckpointInfo as Info
 from training.objects import Objects, Patience, StorageUnavailable, open_objects

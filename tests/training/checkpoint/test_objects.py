@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.s3_server import REGION
 from tests.training.checkpoint.conftest import QUICK
+from tests.training.s3_server import REGION
 from training.objects import (
     LocalObjects,
     ObjectMissing,

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.s3_server import REGION
 from tests.training.checkpoint.conftest import BUCKET
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
+from tests.training.s3_server import REGION
 from training.objects import Objects, Patience, open_objects
 from training.runs import RunLock, RunLocked, RunLost
 from trainium_catalogue.contract import RUN_LOCK

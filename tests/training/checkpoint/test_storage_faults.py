@@ -11,9 +11,9 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.s3_server import REGION
 from tests.training.checkpoint.conftest import BUCKET
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, first_time
+from tests.training.s3_server import REGION
 from training.failures import classify
 from training.objects import (
     ObjectMissing,

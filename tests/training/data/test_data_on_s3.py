@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.s3_server import REGION, s3_client, s3_server
 from tests.training.data.conftest import Tokenize, text_of
+from tests.training.s3_server import REGION, s3_client, s3_server
 from training.data.manifest import DatasetError
 from training.data.packed import open_dataset
 from training.data.places import Place

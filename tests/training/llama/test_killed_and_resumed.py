@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.s3_server import REGION, s3_server
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, faulty_proxy
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
+from tests.training.s3_server import REGION, s3_server
 from training.objects import Objects, open_objects
 from trainium_catalogue.contract import checkpoint_name
 

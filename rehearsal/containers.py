@@ -24,15 +24,19 @@ SUITE = "bookworm"
 PYTHON_VERSION = "3.11"
 PACKAGES = ("ca-certificates", "python3", "python3-pip")
 REQUIREMENTS = Path("docker") / "neuron" / "requirements.txt"
+# What the Neuron base image brings along, the stand-in must too.
+BASE_PACKAGES = REQUIREMENTS.with_name("base-packages.txt")
 IMAGE = "localhost/trainium-rehearsal:latest"
 # RUNs of a chroot build have the host's network, but the stand-in brings its wheels along.
 BASE_DOCKERFILE = """\
 FROM scratch
 ADD rootfs.tar /
 COPY wheels /opt/wheels
+COPY base-packages.txt /opt/wheels/
 ENV PATH=/usr/local/bin:/usr/bin:/bin PIP_NO_INDEX=1 PIP_FIND_LINKS=/opt/wheels \\
     PIP_BREAK_SYSTEM_PACKAGES=1
-RUN ln -s python3 /usr/bin/python && python -m pip install --no-cache-dir torch numpy
+RUN ln -s python3 /usr/bin/python \\
+    && python -m pip install --no-cache-dir --requirement /opt/wheels/base-packages.txt
 """
 
 
@@ -59,9 +63,9 @@ def refuse_without_tools(path: str) -> None:
         )
 
 
-def base_name(requirements: str, *, torch: str) -> str:
-    """Name of the stand-in; another name when anything in it changes."""
-    recipe = "\n".join([SUITE, *PACKAGES, BASE_DOCKERFILE, torch, requirements])
+def base_name(*lists: str) -> str:
+    """Name of the stand-in; another name when anything in it changes, as the lists tell."""
+    recipe = "\n".join([SUITE, *PACKAGES, BASE_DOCKERFILE, *lists])
     return f"localhost/trainium-stand-in:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
 
@@ -80,7 +84,8 @@ def build(
 
     # Without local version: the general index has "2.13.0", PyTorch's own "2.13.0+cpu".
     torch = importlib.metadata.version("torch").partition("+")[0]
-    base = base_name((ROOT / REQUIREMENTS).read_text(encoding="utf-8"), torch=torch)
+    lists = (REQUIREMENTS, BASE_PACKAGES, Path("constraints.txt"))
+    base = base_name(torch, *((ROOT / path).read_text(encoding="utf-8") for path in lists))
     if run("base-exists", "buildah", "inspect", "--type", "image", base, codes=(0, 125)):
         _build_base(place, base, torch=torch, run=run)
     run(
@@ -105,8 +110,11 @@ def _build_base(place: Path, base: str, *, torch: str, run: Callable[..., int]) 
     shutil.rmtree(rootfs)
     pip = (sys.executable, "-m", "pip", "download", "--dest", str(wheels))
     only = ("--python-version", PYTHON_VERSION, "--only-binary=:all:")
-    what = (f"torch=={torch}", "numpy", "--requirement", str(ROOT / REQUIREMENTS))
+    what = [f"torch=={torch}"]
+    for path in (BASE_PACKAGES, REQUIREMENTS):
+        what += ["--requirement", str(ROOT / path)]
     run("wheels", *pip, *only, "--constraint", str(ROOT / "constraints.txt"), *what)
+    shutil.copyfile(ROOT / BASE_PACKAGES, place / BASE_PACKAGES.name)
     (place / "Dockerfile").write_text(BASE_DOCKERFILE, encoding="utf-8")
     run("base", "buildah", "bud", "--isolation", "chroot", "--tag", base, str(place))
 

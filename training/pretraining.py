@@ -36,7 +36,7 @@ def compile_graphs(job: Job) -> None:
         steps_this_run=_COMPILED_STEPS,
         save_every=0,
     )
-    backend = open_backend(config, job.device, peak_flops=None)
+    backend = open_backend(config, job.device, peak_flops=None, report=job.progress.report)
     job.progress.report("building the model")
     backend.build()
     plan = config.plan

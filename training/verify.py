@@ -177,7 +177,9 @@ class Verification:
         """The uninterrupted steps, made once, with a checkpoint in between."""
         if self._losses:
             return self._losses
-        backend = open_backend(self._config, self._job.device, peak_flops=None)
+        backend = open_backend(
+            self._config, self._job.device, peak_flops=None, report=self._job.progress.report
+        )
         self._job.progress.report("building the model")
         backend.build()
         self._backend = backend

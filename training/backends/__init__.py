@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from training.contract import DeviceKind
@@ -12,12 +13,21 @@ if TYPE_CHECKING:
     from training.llama.config import TrainConfig
 
 
-def open_backend(config: TrainConfig, device: Device, *, peak_flops: float | None) -> Backend:
-    """The backend of a device whose ranks have already met; ``peak_flops`` is one rank's."""
+def open_backend(
+    config: TrainConfig,
+    device: Device,
+    *,
+    peak_flops: float | None,
+    report: Callable[[str], None] = lambda text: None,
+) -> Backend:
+    """The backend of a device whose ranks have already met; ``peak_flops`` is one rank's.
+
+    ``report`` is called while something goes on that takes long, such as compiling.
+    """
     if device.kind is DeviceKind.XLA:
         from training.backends.nxd import NxdBackend
 
-        return NxdBackend(config, device, peak_flops=peak_flops)
+        return NxdBackend(config, device, peak_flops=peak_flops, report=report)
     from training.backends.native import NativeBackend
 
     return NativeBackend(config, device, peak_flops=peak_flops)

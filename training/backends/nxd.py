@@ -6,10 +6,13 @@ the modules of the tensor-parallel plan replaced by NxD's.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.backends.beat import beating
 from training.backends.nxd_model import Builder
 from training.backends.nxd_saving import Saver, refuse_other_topology
 from training.backends.optimizer import is_decayed
@@ -24,14 +27,22 @@ _NO_CLIPPING = 1e30
 """A limit that no norm reaches: the norm itself is wanted all the same."""
 _READERS_AT_ONCE = 8
 """Workers of a node that load a checkpoint at the same time; each holds its file in memory."""
+_COMPILES_AT_MOST_S = 4 * 3600.0
+"""A first step that takes longer is taken for a hang."""
+_LOADS_AT_MOST_S = 3600.0
+_UNTIL_STEADY = 2
+"""Steps that have all graphs of a job."""
 
 
 def nxd_config(config: TrainConfig, builder: Builder) -> dict[str, Any]:
     """NxD's own configuration of a run; joins its process groups as a side effect."""
     import neuronx_distributed as nxd
+    from neuronx_distributed.utils.model_utils import get_platform_lnc
 
     return nxd.neuronx_distributed_config(
         tensor_parallel_size=config.plan.tensor_parallel,
+        # Decides on trn2 which cores are near each other (parallel_state.py, get_logic_chosen).
+        lnc_size=int(get_platform_lnc()),
         optimizer_config={
             "zero_one_enabled": True,
             "grad_clipping": True,
@@ -64,26 +75,46 @@ class NxdBackend:
 
     name = "nxd"
     checkpoint_format = "nxd"
+    data_rank: int
+    """NxD decides it, in ``build``."""
 
-    def __init__(self, config: TrainConfig, device: Device, *, peak_flops: float | None) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: Device,
+        *,
+        peak_flops: float | None,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._config, self._report = config, report
         self.rank, self.num_ranks = device.rank, device.num_ranks
         self.peak_flops = peak_flops
         # neuron_parallel_compile runs such a job only to see its graphs; the numbers are void.
         self.tracing_only = config.compile_only
-        # NxD puts the ranks of one model next to each other (initialize_model_parallel).
-        self.data_rank = self.rank // config.plan.tensor_parallel
+        self._steps = 0
         self._ranks = Ranks()
-        self._saver = Saver(self._ranks, asynchronous=config.async_save)
+        self._saver = Saver(self._ranks)
+
+    def _patience(self) -> contextlib.AbstractContextManager[None]:
+        """While graphs are compiled, which may take an hour and says nothing."""
+        if self._steps >= _UNTIL_STEADY:
+            return contextlib.nullcontext()
+        return beating(self._report, "compiling graphs", at_most_s=_COMPILES_AT_MOST_S)
 
     def build(self) -> None:
         """Make the sharded model with its initial weights, and the optimizer."""
+        with self._patience():
+            self._build()
+
+    def _build(self) -> None:
         import neuronx_distributed as nxd
         import torch_xla.core.xla_model as xm
+        from neuronx_distributed.parallel_layers import parallel_state
 
         config = self._config
-        builder = Builder(config, rank=self.rank)
+        builder = Builder(config)
         settings = nxd_config(config, builder)
+        self.data_rank = parallel_state.get_data_parallel_rank()
         self._device = xm.xla_device()
         self._model = nxd.initialize_parallel_model(settings, builder.model)
         groups: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
@@ -126,7 +157,8 @@ class NxdBackend:
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss += loss.detach()
         # Every micro-batch is the same graph: the first, the last and all between.
-        xm.mark_step()
+        with self._patience():
+            xm.mark_step()
         return self._loss
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
@@ -140,7 +172,9 @@ class NxdBackend:
         self._optimizer.zero_grad()
         # The old one has been handed out.
         self._loss = self._zero()
-        xm.mark_step()
+        with self._patience():
+            xm.mark_step()
+        self._steps += 1
         return norm
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
@@ -159,7 +193,8 @@ class NxdBackend:
 
     def fetch(self, scalar: torch.Tensor) -> float:
         """A device scalar as a number; waits for the device."""
-        return float(scalar.cpu().item())
+        with self._patience():
+            return float(scalar.cpu().item())
 
     def any_rank(self, flag: bool) -> bool:
         """Whether any rank says so; the hosts ask each other, the devices go on.
@@ -188,12 +223,13 @@ class NxdBackend:
         import neuronx_distributed as nxd
 
         refuse_other_topology(info, self._config.plan)
-        nxd.load_checkpoint(
-            checkpoints.uri,
-            tag=info.name,
-            model=self._model,
-            optimizer=self._optimizer,
-            num_workers=_READERS_AT_ONCE,
-            strict=True,
-        )
+        with beating(self._report, f"loading {info.name}", at_most_s=_LOADS_AT_MOST_S):
+            nxd.load_checkpoint(
+                checkpoints.uri,
+                tag=info.name,
+                model=self._model,
+                optimizer=self._optimizer,
+                num_workers=_READERS_AT_ONCE,
+                strict=True,
+            )
         return info

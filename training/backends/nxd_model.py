@@ -61,10 +61,9 @@ class Builder:
     where 32 full copies would be 800.
     """
 
-    def __init__(self, config: TrainConfig, *, rank: int) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self._degree = config.plan.tensor_parallel
-        self._index = rank % self._degree
         self._names: dict[nn.Module, str] = {}
         self._whole: dict[str, torch.Size] = {}
         self._splits: dict[str, Split] = {}
@@ -88,10 +87,15 @@ class Builder:
 
     def fill(self, module: nn.Module, device: torch.device) -> None:
         """Give a module's own parameters their values: what NxD calls ``param_init_fn``."""
+        from neuronx_distributed.parallel_layers import parallel_state
+
+        # Neighbours are not always one model: at 4 on trn1 ranks 0, 8, 16 and 24 are
+        # (parallel_state.py, initialize_model_parallel).
+        index, degree = parallel_state.get_tensor_model_parallel_rank(), self._degree
         for leaf, parameter in module.named_parameters(recurse=False):
             name = f"{self._names[module]}.{leaf}"
             value = initial_weight(name, self._whole[name], seed=self._config.seed)
             if name in self._splits:
-                value = part_of(value, self._splits[name], index=self._index, parts=self._degree)
+                value = part_of(value, self._splits[name], index=index, parts=degree)
             with torch.no_grad():
                 parameter.copy_(value)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import shutil
+import tempfile
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.checkpoint import CheckpointUnusable
+from training.objects import StorageError
 from trainium_catalogue.contract import checkpoint_name
 
 if TYPE_CHECKING:
@@ -17,6 +23,8 @@ if TYPE_CHECKING:
 
 _WRITERS_AT_ONCE = 32
 """Workers of a node that copy their part to the host at the same time: all."""
+_SHARED_MEMORY = Path("/dev/shm")
+_BETWEEN_LOOKS_S = 0.5
 
 
 def refuse_other_topology(info: CheckpointInfo, plan: TrainingPlan) -> None:
@@ -50,6 +58,19 @@ class _Save:
     checkpoints: Checkpoints
     step: int
     meta: Mapping[str, Any]
+    task: Future[Any] | None
+    """This rank's upload; None where it has nothing to write."""
+    buffers: Path
+
+    @property
+    def ended(self) -> bool:
+        """Whether this rank has nothing more to write."""
+        return self.task is None or self.task.done()
+
+    def error(self, rank: int) -> str:
+        """What the upload ended with, for which it waits; "" for nothing."""
+        error = None if self.task is None else self.task.exception()
+        return "" if error is None else f"rank {rank}: {error or type(error).__name__}"
 
 
 class Saver:
@@ -60,16 +81,14 @@ class Saver:
     every method in the same order.
     """
 
-    def __init__(self, ranks: Ranks, *, asynchronous: bool) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        # NxD decides at the first save of a process and keeps to it (checkpoint.py, g_iostate).
-        self._asynchronous = asynchronous
         self._save: _Save | None = None
 
     @property
     def ended(self) -> bool:
         """Whether a save is under way and this rank has nothing more to write for it."""
-        return self._save is not None and self._error(wait=False) is not None
+        return self._save is not None and self._save.ended
 
     def save(
         self,
@@ -82,61 +101,69 @@ class Saver:
     ) -> None:
         """Begin a save; the one before is completed first."""
         import neuronx_distributed as nxd
-        from neuronx_distributed.trainer.checkpoint import CheckpointIOState
+        from neuronx_distributed.trainer import checkpoint as nxd_checkpoint
+        from neuronx_distributed.trainer import checkpoint_storage as nxd_storage
 
         self.wait()
-        # No rank writes before the folder is empty.
-        uri = self._ranks.agree(lambda: checkpoints.begin(step))
-        self._save = _Save(checkpoints=checkpoints, step=step, meta=meta)
+        try:
+            # No rank writes before the folder is empty.
+            uri = self._ranks.agree(lambda: checkpoints.begin(step))
+        except (StorageError, OSError) as error:
+            self._abandon(checkpoints, step, str(error))
+            return
+        # NxD writes a rank's file here first, and leaves it behind when its upload fails
+        # (checkpoint_storage.py, upload_stream_to_file).
+        buffers = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=_SHARED_MEMORY))
+        nxd_storage.SHM_PATH = str(buffers)
         nxd.save_checkpoint(
             uri.rstrip("/").rpartition("/")[0],
             tag=checkpoint_name(step),
             model=model,
             optimizer=optimizer,
+            # Loading asks whether there is any, and S3 tells a role that may list only some
+            # prefixes 403 instead of 404 of what is not there: NxD takes that for an error.
+            user_content={"step": step},
             num_workers=_WRITERS_AT_ONCE,
             # One file a rank: with torch_xla's serialisation it would be one a tensor, 110,000.
             use_xser=False,
-            # Ours decide what is kept.
-            num_kept_ckpts=None,
-            async_save=self._asynchronous,
+            # Always: who wants to wait does so here, where it can be said.
+            async_save=True,
         )
+        state = nxd_checkpoint.g_iostate
+        assert state is not None
+        # The rest is done here. NxD would write its "done" again with the next save, look for
+        # torn checkpoints to delete, and raise on the rank that failed while the others wait.
+        nxd_checkpoint.g_iostate = None
         # Else every process would rendezvous once more as it ends, when the group has gone.
-        atexit.unregister(CheckpointIOState.wait_all)
+        atexit.unregister(nxd_checkpoint.CheckpointIOState.wait_all)
+        self._save = _Save(
+            checkpoints=checkpoints, step=step, meta=meta, task=state._save_task, buffers=buffers
+        )
 
     def wait(self) -> None:
         """Wait for the save under way, if any, and complete it."""
-        if self._save is not None:
-            self._error(wait=True)
-            self.complete()
+        if self._save is None:
+            return
+        # All ranks hear the same answer, so all leave together.
+        while not all(self._ranks.gather(self.ended)):
+            self._save.checkpoints.waiting(self._save.step)
+            time.sleep(_BETWEEN_LOOKS_S)
+        self.complete()
 
     def complete(self) -> None:
         """Write the marker, or give the save up if any rank's upload has failed."""
-        import neuronx_distributed as nxd
-        from neuronx_distributed.trainer import checkpoint as nxd_checkpoint
-
         save, self._save = self._save, None
         if save is None:
             return
-        errors = [error for error in self._ranks.gather(self._error(wait=True)) if error]
+        errors = [error for error in self._ranks.gather(save.error(self._ranks.rank)) if error]
+        shutil.rmtree(save.buffers, ignore_errors=True)
+        try:
+            if not errors:
+                self._ranks.agree(lambda: save.checkpoints.commit(save.step, save.meta))
+        except (StorageError, OSError) as error:
+            errors.append(str(error))
         if errors:
-            # NxD would raise on the rank that failed and leave the others waiting for it.
-            nxd_checkpoint.g_iostate = None
-            self._ranks.agree(lambda: save.checkpoints.abandon(save.step, errors[0]))
-            return
-        nxd.finalize_checkpoint()
-        self._ranks.agree(lambda: save.checkpoints.commit(save.step, save.meta))
+            self._abandon(save.checkpoints, save.step, errors[0])
 
-    def _error(self, *, wait: bool) -> str | None:
-        """What this rank's upload ended with, "" for nothing; None while it goes on."""
-        from neuronx_distributed.trainer import checkpoint as nxd_checkpoint
-
-        state = nxd_checkpoint.g_iostate
-        assert state is not None
-        # There is none where this rank has nothing to write, or where saves are synchronous.
-        task = state._save_task if self._asynchronous else None
-        if task is None:
-            return ""
-        if not wait and not task.done():
-            return None
-        error = task.exception()
-        return "" if error is None else f"rank {self._ranks.rank}: {error or type(error).__name__}"
+    def _abandon(self, checkpoints: Checkpoints, step: int, reason: str) -> None:
+        self._ranks.agree(lambda: checkpoints.abandon(step, reason))

@@ -143,6 +143,10 @@ class Checkpoints:
         """All ranks: return when the save under way is complete everywhere, or has failed."""
         self._saver.wait()
 
+    def waiting(self, step: int) -> None:
+        """Say that somebody else's files of ``step`` are waited for."""
+        self._report(f"waiting until {checkpoint_name(step)} is saved")
+
     def begin(self, step: int) -> str:
         """Rank 0: make room for files that somebody else writes; returns the URI of their folder.
 

@@ -87,7 +87,9 @@ class Run:
         settled = self._ranks.agree(self._settle)
         config = TrainConfig.from_values(settled.values, job.device.num_ranks)
         peak_flops = _peak_flops(job)
-        backend = open_backend(config, job.device, peak_flops=peak_flops)
+        backend = open_backend(
+            config, job.device, peak_flops=peak_flops, report=job.progress.report
+        )
         dataset = self._dataset(str(settled.values["dataset"]), backend, config)
         if self._leads:
             self._files = RunFiles(

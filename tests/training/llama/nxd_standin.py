@@ -21,6 +21,8 @@ from torch import nn
 CALLS: list[tuple[str, dict[str, Any]]] = []
 FAIL_UPLOADS: list[str] = []
 """Reasons with which the next uploads fail."""
+BUFFERS: list[Path] = []
+"""Where the uploads that failed have left files."""
 
 
 def _record(name: str, **details: Any) -> None:
@@ -66,8 +68,17 @@ def get_data_parallel_replica_groups() -> list[list[int]]:
     return [[0]]
 
 
+def get_data_parallel_rank() -> int:
+    return 0
+
+
 def get_tensor_model_parallel_rank() -> int:
     return 0
+
+
+# --- neuronx_distributed.utils.model_utils --------------------------------------------------------
+def get_platform_lnc() -> int:
+    return 1
 
 
 class ParallelEmbedding(nn.Embedding):
@@ -303,14 +314,9 @@ class CheckpointIOState:
         self._async_save = async_save
         self._save_task: concurrent.futures.Future[Any] | None = None
         self._executor = concurrent.futures.ThreadPoolExecutor(max_workers=1)
-        self.folder = Path()
 
     def wait_all(self) -> None:
-        if self._async_save:
-            if self._save_task is not None:
-                self._save_task.result()
-                self._save_task = None
-            (self.folder / "done").write_text("1")
+        raise AssertionError("there is no group any more when a process ends")
 
 
 def save_checkpoint(
@@ -335,26 +341,27 @@ def save_checkpoint(
         names["g_iostate"] = created
         atexit.register(CheckpointIOState.wait_all, created)
     state: CheckpointIOState = names["g_iostate"]
-    assert not state._async_save or state._save_task is None, "the save before was not waited for"
-    state.folder = Path(checkpoint_dir_str) / tag
+    assert state._async_save
+    assert state._save_task is None, "begin() would look for torn checkpoints and delete them"
+    folder = Path(checkpoint_dir_str) / tag
     contents = {
-        state.folder / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt": optimizer.state_dict(),
-        state.folder / "model/dp_rank_00_tp_rank_00_pp_rank_00.pt": model.state_dict(),
+        folder / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt": optimizer.state_dict(),
+        folder / "model/dp_rank_00_tp_rank_00_pp_rank_00.pt": model.state_dict(),
+        folder / "user_content.pt": user_content,
     }
+    buffers = Path(vars(sys.modules["neuronx_distributed.trainer.checkpoint_storage"])["SHM_PATH"])
     copies = {path: _copied(content) for path, content in contents.items()}
 
     def write() -> None:
         if FAIL_UPLOADS:
+            (buffers / "tmp0").write_bytes(b"left behind")
+            BUFFERS.append(buffers)
             raise OSError(FAIL_UPLOADS.pop())
         for path, content in copies.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.save(content, path)
 
-    if state._async_save:
-        state._save_task = state._executor.submit(write)
-    else:
-        write()
-        (state.folder / "done").write_text("1")
+    state._save_task = state._executor.submit(write)
 
 
 def _copied(value: Any) -> Any:
@@ -384,13 +391,9 @@ def load_checkpoint(
     # The optimizer first, as NxD does since 0.15.
     optimizer.load_state_dict(torch.load(Path(path) / tag / "optim" / name, weights_only=False))
     model.load_state_dict(torch.load(Path(path) / tag / "model" / name), strict=strict)
-
-
-def finalize_checkpoint() -> None:
-    _record("finalize_checkpoint")
-    state = vars(sys.modules["neuronx_distributed.trainer.checkpoint"])["g_iostate"]
-    if state:
-        state.wait_all()
+    content = Path(path) / tag / "user_content.pt"
+    assert content.is_file(), "S3 tells a role that may not list everything 403 of what is missing"
+    return torch.load(content)
 
 
 MODULES: dict[str, list[Any]] = {
@@ -403,7 +406,6 @@ MODULES: dict[str, list[Any]] = {
         initialize_parallel_optimizer,
         save_checkpoint,
         load_checkpoint,
-        finalize_checkpoint,
     ],
     "neuronx_distributed.parallel_layers": [
         ParallelEmbedding,
@@ -412,10 +414,14 @@ MODULES: dict[str, list[Any]] = {
         parallel_cross_entropy,
     ],
     "neuronx_distributed.parallel_layers.parallel_state": [
+        get_data_parallel_rank,
         get_data_parallel_replica_groups,
         get_tensor_model_parallel_rank,
     ],
+    "neuronx_distributed.utils": [],
+    "neuronx_distributed.utils.model_utils": [get_platform_lnc],
     "neuronx_distributed.trainer": [],
+    "neuronx_distributed.trainer.checkpoint_storage": [],
     "neuronx_distributed.trainer.checkpoint": [CheckpointIOState],
 }
 
@@ -424,6 +430,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make them importable, for one test."""
     CALLS.clear()
     FAIL_UPLOADS.clear()
+    BUFFERS.clear()
     modules = {name: ModuleType(name) for name in MODULES}
     for name, contents in MODULES.items():
         for content in contents:
@@ -436,3 +443,4 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         REDUCE_SUM=REDUCE_SUM, REDUCE_MAX=REDUCE_MAX
     )
     modules["neuronx_distributed.trainer.checkpoint"].__dict__["g_iostate"] = None
+    modules["neuronx_distributed.trainer.checkpoint_storage"].__dict__["SHM_PATH"] = "/dev/shm"

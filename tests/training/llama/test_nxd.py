@@ -6,6 +6,8 @@ import ast
 import atexit
 import inspect
 import json
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +17,16 @@ import torch
 from tests.training.llama import nxd_standin as standin
 from tests.training.llama.conftest import LoneDevice
 from training.arguments import parse
+from training.backends import beat
 from training.backends.nxd import NxdBackend
 from training.backends.nxd_model import Builder
 from training.backends.nxd_saving import refuse_other_topology
-from training.checkpoint import CheckpointInfo, CheckpointUnusable
+from training.checkpoint import CheckpointInfo, Checkpoints, CheckpointUnusable
 from training.contract import DeviceKind
 from training.llama.config import TrainConfig
 from training.llama.model import initial_weight
 from training.llama.parallel import Split, part_of
+from training.objects import StorageUnavailable
 from training.stopping import Stopped, StopSwitch
 
 if TYPE_CHECKING:
@@ -127,7 +131,7 @@ def test_weight_decay_spares_norms() -> None:
 
 
 def test_every_module_of_the_plan_is_replaced() -> None:
-    model = Builder(config_of(), rank=0).model()
+    model = Builder(config_of()).model()
     kinds = {name: type(module) for name, module in model.named_modules()}
     layer = "model.layers.1"
     for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
@@ -145,8 +149,26 @@ def test_every_module_of_the_plan_is_replaced() -> None:
     assert left == []
 
 
-def test_a_rank_keeps_its_part_of_the_weights_that_one_rank_would_have() -> None:
-    builder = Builder(config_of("--tensor-parallel=2", num_ranks=4), rank=3)
+def _set_parallel_ranks(monkeypatch: pytest.MonkeyPatch, *, data: int, tensor: int) -> None:
+    state = sys.modules["neuronx_distributed.parallel_layers.parallel_state"]
+    monkeypatch.setattr(state, "get_data_parallel_rank", lambda: data)
+    monkeypatch.setattr(state, "get_tensor_model_parallel_rank", lambda: tensor)
+
+
+def test_nxd_says_which_share_of_the_data_a_rank_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # At 4 on trn1 ranks 0, 8, 16 and 24 are one model.
+    _set_parallel_ranks(monkeypatch, data=5, tensor=0)
+    backend = NxdBackend(config_of(), LoneDevice(DeviceKind.XLA), peak_flops=None)
+    backend.build()
+
+    assert backend.data_rank == 5
+
+
+def test_a_rank_keeps_its_part_of_the_weights_that_one_rank_would_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _set_parallel_ranks(monkeypatch, data=0, tensor=1)
+    builder = Builder(config_of("--tensor-parallel=2", num_ranks=4))
     model = builder.model()
     attention = model.model.layers[0].self_attn
     # As NxD leaves them: this rank's part, bf16, not yet filled.
@@ -206,7 +228,7 @@ def test_a_checkpoint_is_complete_with_our_marker_and_in_nxds_layout(laptop: Lap
     assert (document["format"], document["step"]) == ("nxd", 4)
     assert (document["tensor_parallel"], document["data_parallel"]) == (1, 1)
     rank = "dp_rank_00_tp_rank_00_pp_rank_00.pt"
-    assert set(document["files"]) == {f"model/{rank}", f"optim/{rank}", "done"}
+    assert set(document["files"]) == {f"model/{rank}", f"optim/{rank}", "user_content.pt"}
     assert laptop.status("nxd-layout")["last_checkpoint_step"] == STEPS
 
 
@@ -222,6 +244,56 @@ def test_an_upload_that_fails_costs_one_checkpoint_and_is_told(
     assert (
         "step-00000003 was not saved, training goes on: rank 0: SlowDown" in capsys.readouterr().out
     )
+
+
+def test_an_upload_that_fails_leaves_nothing_in_memory(laptop: Laptop) -> None:
+    standin.FAIL_UPLOADS.append("SlowDown")
+    train(laptop, "--save-every=3", run="nxd-failing-buffers")
+
+    assert [folder.exists() for folder in standin.BUFFERS] == [False]
+
+
+def test_a_save_that_storage_does_not_let_begin_costs_one_checkpoint(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, refusals = Checkpoints.begin, [StorageUnavailable("503 Slow Down")]
+
+    def begin_or_fail(self: Checkpoints, step: int) -> str:
+        if refusals:
+            raise refusals.pop()
+        return begin(self, step)
+
+    monkeypatch.setattr(Checkpoints, "begin", begin_or_fail)
+    train(laptop, "--save-every=3", run="nxd-refused")
+
+    folders = [path.name for path in laptop.file("checkpoints", "nxd-refused").iterdir()]
+    assert folders == ["step-00000006"]
+    assert laptop.status("nxd-refused")["failed_saves"] == 1
+
+
+def test_compiling_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(beat, "_BEAT_S", 0.01)
+    backend = NxdBackend(
+        config_of(), LoneDevice(DeviceKind.XLA), peak_flops=None, report=said.append
+    )
+    with backend._patience():
+        time.sleep(0.2)
+    before = len(said)
+    backend._steps = 2  # all graphs are known: silence is a hang again
+    with backend._patience():
+        time.sleep(0.2)
+
+    assert before > 1
+    assert said == ["compiling graphs"] * before
+
+
+def test_a_beat_ends_by_itself() -> None:
+    said: list[str] = []
+    with beat.beating(said.append, "loading", at_most_s=0.0):
+        time.sleep(0.05)
+
+    assert said == []
 
 
 def test_a_request_to_stop_saves_at_the_next_step(laptop: Laptop) -> None:

@@ -1,1 +1,2 @@
 from . import checkpoint as checkpoint
+from . import checkpoint_storage as checkpoint_storage

@@ -110,8 +110,12 @@ class InstanceType:
 
     @property
     def shared_memory_mib(self) -> int:
-        """Size of ``/dev/shm``: 1 GiB per worker, at most a quarter of the container's memory."""
-        return min(1024 * self.processes_per_node, self.container_memory_mib // 4)
+        """Size of ``/dev/shm``: a quarter of the container's memory, taken only while it is used.
+
+        All workers' parts of a checkpoint lie there while NxD uploads them
+        (checkpoint_storage.py, upload_stream_to_file): of Llama-2-7B on one node 94 GB.
+        """
+        return self.container_memory_mib // 4
 
     def neuron_device_paths(self) -> tuple[str, ...]:
         """Device files of the chips."""

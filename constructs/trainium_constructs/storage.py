@@ -10,7 +10,7 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from trainium_catalogue.contract import CACHE_PREFIX, RUNS_PREFIX
-from trainium_catalogue.workloads import Workload
+from trainium_catalogue.workloads import Hardware, Workload
 from trainium_constructs.nag import (
     acknowledge,
     acknowledge_wildcard,
@@ -95,11 +95,15 @@ class TrainingBucket(Construct):
         self._allow(role, _READ, reads)
         self._allow(role, (*_WRITE, "s3:DeleteObject"), writes)
         if reads:
+            # S3 says 403 instead of 404 of a missing object to a role that may not list, and asks
+            # that question without a prefix (HeadObject, API reference, permissions). Neuron's
+            # compile cache and NxD look for what is not there yet: they need the 404.
+            condition = "StringLikeIfExists" if _runs_neuron(workload) else "StringLike"
             iam.Grant.add_to_principal(
                 grantee=role,
                 actions=["s3:ListBucket"],
                 resource_arns=[self.bucket.bucket_arn],
-                conditions={"StringLike": {"s3:prefix": reads}},
+                conditions={condition: {"s3:prefix": reads}},
             ).assert_success()
 
     def _allow(self, role: iam.Role, actions: Sequence[str], keys: Sequence[str]) -> None:
@@ -124,12 +128,14 @@ def grant_data_uris(role: iam.Role, workload: Workload, uris: Sequence[str]) -> 
         bucket_arn = f"arn:{cdk.Aws.PARTITION}:s3:::{bucket}"
         objects = f"{bucket_arn}/{prefix}*"
         writes = (*_WRITE, "s3:DeleteObject") if workload.writes_data_uris else ()
+        # Checkpoints may be there too.
+        condition = "StringLikeIfExists" if writes and _runs_neuron(workload) else "StringLike"
         role.add_to_policy(iam.PolicyStatement(actions=[*_READ, *writes], resources=[objects]))
         role.add_to_policy(
             iam.PolicyStatement(
                 actions=["s3:ListBucket"],
                 resources=[bucket_arn],
-                conditions={"StringLike": {"s3:prefix": f"{prefix}*"}},
+                conditions={condition: {"s3:prefix": f"{prefix}*"}},
             )
         )
         acknowledge_wildcard(
@@ -137,3 +143,7 @@ def grant_data_uris(role: iam.Role, workload: Workload, uris: Sequence[str]) -> 
             f"arn:<AWS::Partition>:s3:::{bucket}/{prefix}*",
             "the deployment's data_uris name this prefix",
         )
+
+
+def _runs_neuron(workload: Workload) -> bool:
+    return workload.hardware is Hardware.TRAINIUM

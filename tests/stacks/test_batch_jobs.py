@@ -196,6 +196,20 @@ class TestRights:
             "StringLike": {"s3:prefix": ["corpora/*", "tokenizers/*", "datasets/*"]}
         }
 
+    def test_neuron_is_told_that_an_object_is_missing_and_not_that_it_is_denied(
+        self, made: Deployment
+    ) -> None:
+        (statement,) = (
+            statement
+            for statement in statements(made, "llama27b")
+            if statement["Action"] == "s3:ListBucket"
+        )
+
+        # HeadObject is judged without a prefix, and answers 404 only to who may list.
+        assert statement["Condition"] == {
+            "StringLikeIfExists": {"s3:prefix": ["datasets/*", "runs/*", "cache/*"]}
+        }
+
     def test_data_elsewhere_is_open_to_who_has_a_use_for_it(self) -> None:
         made = deployment(data_uris="s3://their-bucket/text")
 

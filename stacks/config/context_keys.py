@@ -217,7 +217,7 @@ class ContextKeys:
     )
     job_time_limit_hours: int = key(
         kinds.whole_number(1, 720),
-        default=24,
+        default=168,
         help="longest time limit that a job may ask for; each workload has a default of its own",
     )
     log_retention_days: int = key(

@@ -83,6 +83,14 @@ class Run:
     def reach(self, step: int) -> None:
         self.cluster.wait_for(f"training: step {step} of", node=0)
 
+    def wait_for_checkpoint(self, step: int) -> None:
+        """Saving goes on beside training: a step that was reached need not be saved."""
+        marker = f"runs/{self.name}/checkpoints/{checkpoint_name(step)}/complete.json"
+        deadline = time.monotonic() + 60
+        while not any(info.key == marker for info in self.bucket.list(marker)):
+            assert time.monotonic() < deadline, self.cluster.all_logs()
+            time.sleep(0.02)
+
     def lines(self, event: str) -> list[dict[str, Any]]:
         """Of train.jsonl."""
         text = self.bucket.get(f"runs/{self.name}/metrics/train.jsonl").decode()
@@ -135,6 +143,7 @@ def test_a_run_killed_in_every_way_has_exactly_the_losses_of_a_whole_one(
 
     run.start(tensor)
     run.reach(steps.randrange(2, 5))
+    run.wait_for_checkpoint(2)
     os.kill(run.cluster.worker(1), signal.SIGKILL)
     assert run.end() == {0: 75, 1: 75}, run.cluster.all_logs()
 

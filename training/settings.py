@@ -95,6 +95,28 @@ SETTINGS: tuple[Setting, ...] = (
         reason="one cache for all nodes and jobs, in the bucket (Neuron persistent cache guide)",
     ),
     Setting(
+        name="AWS_DEFAULT_REGION",
+        value=lambda node, system: node.region,
+        reason="NxD and Neuron's compile cache open the bucket with boto3, which does not read "
+        "AWS_REGION and would ask the global endpoint first",
+    ),
+    Setting(
+        name="AWS_RETRY_MODE",
+        value=_xla("standard"),
+        reason="NxD repeats what S3 throttles and nothing else (checkpoint_storage.py)",
+    ),
+    Setting(
+        name="AWS_MAX_ATTEMPTS",
+        value=_xla("10"),
+        reason="a broken connection must not cost a checkpoint of a whole cluster",
+    ),
+    Setting(
+        name="ALL_GATHER_REDUCE_SCATTER_BUCKET_CAP_MB",
+        value=_xla("65"),
+        reason="what NxD takes by itself for parameters in bf16 when XLA_DOWNCAST_BF16=0 says so; "
+        "buckets of more than 140 MB of fp32 gave NaN (trainer.py)",
+    ),
+    Setting(
         name="NEURON_CC_FLAGS",
         value=_xla("--model-type transformer --distribution-strategy=llm-training"),
         reason="the compiler's optimizations for transformers that are split over cores "

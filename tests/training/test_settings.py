@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,6 +55,14 @@ def test_a_cpu_node_gets_nothing_of_neuron() -> None:
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
+
+
+def test_boto3_in_other_peoples_code_finds_the_region() -> None:
+    node = dataclasses.replace(node_on("trn1.32xlarge"), region="us-west-2")
+
+    env, _ = worker_environment({"AWS_REGION": "us-west-2"}, node, AWS)
+
+    assert env["AWS_DEFAULT_REGION"] == "us-west-2"
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)

@@ -11,6 +11,7 @@ from stacks.config.checks import check
 from stacks.config.context_keys import ContextKeys
 from stacks.config.keys import keys_of, read_all
 from stacks.config.warnings import ConfigWarning, warnings_of
+from trainium_catalogue.cpu_instances import JOB_VCPUS
 from trainium_catalogue.instances import EfaLayout, InstanceType, find_instance_type
 from trainium_catalogue.releases import NeuronRelease, find_release
 
@@ -91,10 +92,15 @@ class AppConfig(ContextKeys):
         """Interface endpoints in the nodes' subnet; each takes an address."""
         return addresses.NUM_ENDPOINTS if self.interface_endpoints else 0
 
+    @property
+    def num_cpu_instances(self) -> int:
+        """Instances that ``cpu_max_vcpus`` allows, the smallest; each takes an address."""
+        return -(-self.cpu_max_vcpus // JOB_VCPUS)
+
     def addresses_needed(self, layout: EfaLayout) -> int:
-        """Addresses that all nodes at once, and the endpoints, take from the subnet."""
-        per_node = self.instance.addresses_per_node(layout)
-        return self.num_nodes_at_once * per_node + self.num_endpoints
+        """Addresses that all nodes and CPU instances, and the endpoints, take from the subnet."""
+        nodes = self.num_nodes_at_once * self.instance.addresses_per_node(layout)
+        return nodes + self.num_cpu_instances + self.num_endpoints
 
     @property
     def warnings(self) -> tuple[ConfigWarning, ...]:

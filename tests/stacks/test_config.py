@@ -122,7 +122,7 @@ def test_min_vcpus_are_those_of_the_nodes_that_stay_up() -> None:
 def test_a_new_network_needs_addresses_for_nodes_and_endpoints() -> None:
     config = configured(max_nodes=2)
 
-    assert config.addresses_needed(EfaLayout.EFA) == 2 * 9 + config.num_endpoints
+    assert config.addresses_needed(EfaLayout.EFA) == 2 * 9 + 4 + config.num_endpoints
 
 
 def test_an_existing_network_gets_no_endpoints_and_no_gateway() -> None:

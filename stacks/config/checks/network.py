@@ -121,12 +121,13 @@ def _subnet_holds_nodes(config: AppConfig) -> ConfigError | None:
     if needed <= config.usable_addresses:
         return None
     per_node = config.instance.addresses_per_node(config.efa_layout)
-    endpoints = f" + {config.num_endpoints} endpoints" if config.num_endpoints else ""
+    others = f" + {config.num_cpu_instances} CPU instances"
+    others += f" + {config.num_endpoints} endpoints" if config.num_endpoints else ""
     return refuse(
         config,
         "vpc_cidr" if config.subnet_cidr is None else "subnet_cidr",
         f"gives the nodes' subnet {config.usable_addresses} addresses, AWS's own not counted, and "
-        f"{config.num_nodes_at_once} nodes x {per_node}{endpoints} = {needed} are needed",
+        f"{config.num_nodes_at_once} nodes x {per_node}{others} = {needed} are needed",
         "use " + ", or ".join(_ways_to_fit(config, needed=needed, per_node=per_node)),
     )
 
@@ -141,10 +142,12 @@ def _ways_to_fit(config: AppConfig, *, needed: int, per_node: int) -> list[str]:
     prefix = addresses.narrowest_prefix_for(needed, spare_bits=spare_bits)
     if prefix is not None:
         ways.append(f"a range of /{prefix} or larger")
-    num_nodes = (config.usable_addresses - config.num_endpoints) // per_node
+    others = config.num_cpu_instances + config.num_endpoints
+    num_nodes = (config.usable_addresses - others) // per_node
     if num_nodes >= 1:
         one_job = config.num_nodes_at_once == config.max_nodes
-        ways.append(f"{PREFIX}max_nodes={num_nodes}" if one_job else f"{num_nodes} nodes at once")
+        at_once = f"{num_nodes} node{'s' if num_nodes > 1 else ''} at once"
+        ways.append(f"{PREFIX}max_nodes={num_nodes}" if one_job else at_once)
     return ways or ["fewer nodes and a larger range"]
 
 

@@ -23,16 +23,27 @@ _METRICS = (
     ("ModelFlopsUtilization", "mfu", "None"),
     ("StepTime", "step_s", "Seconds"),
     ("DataTime", "data_s", "Seconds"),
+    ("CheckpointTime", "checkpoint_s", "Seconds"),
 )
 _BETWEEN_LINES_S = 60.0
 """A custom metric has a value a minute; more lines cost and show nothing more."""
 
 
 def embedded_metrics(
-    record: StepRecord, *, deployment: str, run: str, workload: str, time_ms: int
+    record: StepRecord,
+    *,
+    deployment: str,
+    run: str,
+    workload: str,
+    time_ms: int,
+    checkpoint_s: float | None = None,
 ) -> str:
-    """One log line that CloudWatch turns into metrics."""
-    fields = record.fields()
+    """One log line that CloudWatch turns into metrics.
+
+    ``checkpoint_s``: seconds that training stood still for the latest checkpoint since the line
+    before, if there was one.
+    """
+    fields = {**record.fields(), "checkpoint_s": checkpoint_s}
     known = [(name, field, unit) for name, field, unit in _METRICS if fields[field] is not None]
     document = {
         "_aws": {

@@ -52,6 +52,8 @@ class RunFiles:
         self._uploads = Uploads(objects, every_s=_BETWEEN_UPLOADS_S, say=say)
         self._status: dict[str, Any] = {}
         self._pacer = Pacer()
+        self._checkpoint_s: float | None = None
+        """Since the last line for CloudWatch."""
         self._throughputs: list[float] = []
         self._last: StepRecord | None = None
         self._began_s = time.monotonic()
@@ -99,9 +101,16 @@ class RunFiles:
                     run=self._context.run,
                     workload=self._workload,
                     time_ms=int(time.time() * 1000),
+                    checkpoint_s=self._checkpoint_s,
                 )
             )
+            self._checkpoint_s = None
         self._offer_tensorboard()
+
+    def save(self, step: int, *, stall_s: float) -> None:
+        """A checkpoint was begun, for which training stood still for ``stall_s`` seconds."""
+        self._checkpoint_s = round(stall_s, 4)
+        self.event("save", {"step": step, "checkpoint_s": self._checkpoint_s})
 
     def status(self, *, now: bool = False, **fields: Any) -> None:
         """Change some fields of status.json."""

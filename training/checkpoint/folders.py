@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from training.checkpoint.errors import CheckpointDamaged
+from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
 from training.checkpoint.marker import CheckpointInfo, now
 from training.checkpoint.retention import superfluous
 from training.checkpoint.streams import FileSum
@@ -43,8 +43,13 @@ class Folders:
         return found
 
     def newest(self, *, at_most: int | None = None) -> CheckpointInfo | None:
-        """The newest complete one that has not been refused; says what is wrong with newer ones."""
+        """The newest complete one that has not been refused; says what is wrong with newer ones.
+
+        ``CheckpointUnusable`` when there were complete ones and none is whole any more: whoever
+        took that for none would train from the first step again.
+        """
         listed = self.listed()
+        damaged: list[str] = []
         for step in sorted(listed, reverse=True):
             if step in self._refused or (at_most is not None and step > at_most):
                 continue
@@ -53,6 +58,13 @@ class Folders:
                 return self._examined(name, listed[step])
             except CheckpointDamaged as error:
                 self._say(f"checkpoint {name} is refused: {error}")
+                if CHECKPOINT_MARKER in listed[step]:
+                    damaged.append(f"{name} ({error})")
+        if damaged:
+            raise CheckpointUnusable(
+                f"no checkpoint of {self._objects.uri} can be loaded; damaged: "
+                f"{', '.join(damaged)}; restore the files, or start again under another run name"
+            )
         return None
 
     def complete(self) -> set[int]:

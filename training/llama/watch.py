@@ -98,7 +98,7 @@ class Watch:
     def save_began(self, step: int, *, stall_s: float) -> None:
         """A checkpoint was copied, or written, while training stood still for ``stall_s``."""
         if self._files is not None:
-            self._files.event("save", {"step": step, "checkpoint_s": round(stall_s, 4)})
+            self._files.save(step, stall_s=stall_s)
             self._files.status(state="training")
 
     def saved(self, info: CheckpointInfo) -> None:

@@ -260,10 +260,12 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(
 def test_a_marker_that_makes_no_sense_is_refused(
     folder: Objects, recorder: Recorder, data: bytes, reason: str
 ) -> None:
-    save(recorder.open(folder), 10)
-    folder.put(f"step-00000010/{CHECKPOINT_MARKER}", data)
+    save(recorder.open(folder), 10, 20)
+    folder.put(f"step-00000020/{CHECKPOINT_MARKER}", data)
 
-    assert recorder.open(folder).latest() is None
+    found = recorder.open(folder).latest()
+
+    assert found is not None and found.step == 10
     assert reason in recorder.lines[0]
 
 
@@ -292,6 +294,31 @@ def test_a_missing_and_a_short_file_are_noticed_before_anything_is_loaded(
     assert info is not None and info.step == 10
     assert recorder.lines[0] == f"checkpoint step-00000030 is refused: {FILE} is missing"
     assert "bytes, " in recorder.lines[1] and "were written" in recorder.lines[1]
+
+
+def test_a_run_whose_complete_checkpoints_are_all_damaged_does_not_begin_anew(
+    folder: Objects, recorder: Recorder
+) -> None:
+    checkpoints = recorder.open(folder)
+    save(checkpoints, 10, 20)
+    folder.put(f"step-00000020/{CHECKPOINT_MARKER}", b"{")
+    folder.delete([f"step-00000010/{FILE}"])
+
+    with pytest.raises(
+        CheckpointUnusable,
+        match=r"damaged: step-00000020 \(complete.json cannot be read\), step-00000010 "
+        rf"\({FILE} is missing\); restore the files",
+    ):
+        checkpoints.latest()
+
+
+def test_a_run_of_which_only_a_torn_checkpoint_is_left_begins(
+    folder: Objects, recorder: Recorder
+) -> None:
+    save(recorder.open(folder), 10)
+    folder.delete([f"step-00000010/{CHECKPOINT_MARKER}"])
+
+    assert recorder.open(folder).latest() is None
 
 
 @pytest.mark.parametrize("name", [FILE, ".metadata"])

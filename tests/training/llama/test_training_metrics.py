@@ -119,7 +119,12 @@ def test_results_that_are_not_ours_are_replaced(earlier: bytes) -> None:
 
 def test_cloudwatch_reads_its_metrics_from_the_line() -> None:
     line = embedded_metrics(
-        RECORD, deployment="default", run="r", workload="llama2-7b", time_ms=1700000000000
+        RECORD,
+        deployment="default",
+        run="r",
+        workload="llama2-7b",
+        time_ms=1700000000000,
+        checkpoint_s=1.5,
     )
 
     document = json.loads(line)
@@ -130,7 +135,7 @@ def test_cloudwatch_reads_its_metrics_from_the_line() -> None:
     names = [metric["Name"] for metric in directive["Metrics"]]
     assert names == [
         "Loss", "LearningRate", "GradientNorm", "SequencesPerSecond", "TokensPerSecond",
-        "ModelFlopsUtilization", "StepTime", "DataTime",
+        "ModelFlopsUtilization", "StepTime", "DataTime", "CheckpointTime",
     ]  # fmt: skip
     assert all(isinstance(document[name], float) for name in names)
     assert all(isinstance(document[name], str) for name in directive["Dimensions"][0])
@@ -142,6 +147,7 @@ def test_cloudwatch_gets_no_metric_without_a_value() -> None:
     )
 
     assert "ModelFlopsUtilization" not in line
+    assert "CheckpointTime" not in line
 
 
 @given(st.lists(st.floats(0, 50), max_size=30))

@@ -19,6 +19,8 @@ from trainium_catalogue.workloads import (
 )
 
 PROGRAM = "python -m training.launch"
+DRY_RUN_FULL = "--dry-run-full"
+"""Instead of running: what each rank of a training workload would hold at its full size."""
 _HELP_WIDTH = 100
 
 
@@ -151,6 +153,9 @@ def _workload_help(workload: Workload) -> str:
         f"usage: {PROGRAM} {workload.name} [--parameter value]...",
         "",
         workload.summary,
+        "",
+        f"{DRY_RUN_FULL} [--nodes N] [--instance-type NAME] [--json] shows instead, without",
+        "hardware, what each rank of a training workload would hold.",
         "",
         "Parameters (default in brackets), beside those of every workload:",
         *_parameter_lines(workload.parameters),

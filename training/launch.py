@@ -20,7 +20,7 @@ from pathlib import Path
 
 from training import settings
 from training.addresses import find_address, interface_of
-from training.arguments import ArgumentError, Request, help_text, parse
+from training.arguments import DRY_RUN_FULL, ArgumentError, Request, help_text, parse
 from training.compile_graphs import compile_command
 from training.contract import ContractError, NodeContract, read_contract
 from training.failures import describe
@@ -53,6 +53,11 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(help_text(words))
         return ExitCode.OK
+    if DRY_RUN_FULL in words:
+        # Imports torch, which the launcher does without.
+        from training.llama import dry_run_report
+
+        return dry_run_report.main(words)
     try:
         request = parse(words)
         node = read_contract(env, find_address)

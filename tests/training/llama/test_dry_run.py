@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from training.llama.dry_run import DoesNotFit, DryRun, Memory, activation_bytes, dry_run, main
+from training.launch import main as launch
+from training.llama.dry_run import DoesNotFit, Memory, activation_bytes
+from training.llama.dry_run_report import DryRun, dry_run, main
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.parameters import Value
@@ -116,7 +118,7 @@ def test_the_small_presets_fit_their_default_number_of_nodes() -> None:
 
 
 def test_the_command_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["llama-tiny", "--nodes", "1", "--json"]) == 0
+    assert launch(["llama-tiny", "--dry-run-full", "--nodes", "1", "--json"], {}) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["num_ranks"] == 32
     assert document["plan_agrees"] is True
@@ -125,10 +127,15 @@ def test_the_command_prints_one_json_document(capsys: pytest.CaptureFixture[str]
 def test_the_command_refuses_ranks_that_cannot_share_a_layer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["llama-tiny", "--set", "tensor-parallel=3"]) == 2
+    assert main(["llama-tiny", "--tensor-parallel=3"]) == 2
     assert "tensor-parallel=3 does not divide" in capsys.readouterr().err
 
 
 def test_the_command_ends_with_2_when_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["llama-small", "--set", "seq-len=32768", "--nodes", "1"]) == 2
+    assert main(["llama-small", "--seq-len", "32768", "--nodes", "1"]) == 2
     assert "a rank needs" in capsys.readouterr().err
+
+
+def test_a_workload_that_has_no_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["all-reduce", "--dry-run-full"]) == 2
+    assert "all-reduce has no model to split; --dry-run-full takes" in capsys.readouterr().err

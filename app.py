@@ -10,6 +10,7 @@ import cdk_nag
 from stacks.batch_stack import BatchStack
 from stacks.build_host import BuildHost, build_warnings
 from stacks.config import AppConfig, ConfigError
+from stacks.data_jobs_stack import DataJobsStack
 from stacks.image_stack import ImageStack
 from stacks.network_stack import NetworkStack
 from stacks.storage_stack import StorageStack
@@ -26,15 +27,13 @@ def build(app: cdk.App, config: AppConfig) -> None:
     network = NetworkStack(app, name("network"), config=config, env=env)
     storage = StorageStack(app, name("storage"), config=config, network=network, env=env)
     image = ImageStack(app, name("image"), config=config, env=env) if config.builds_image else None
-    BatchStack(
-        app,
-        name("batch"),
-        config=config,
-        network=network,
-        storage=storage,
-        image=image,
-        env=env,
+    data = DataJobsStack(
+        app, name("data"), config=config, network=network, storage=storage, image=image, env=env
     )
+    if config.runs_on_batch:
+        BatchStack(
+            app, name("batch"), config=config, network=network, storage=storage, data=data, env=env
+        )
     for warning in config.warnings:
         cdk.Annotations.of(network).add_warning_v2(warning.id, warning.message)
     cdk.Tags.of(app).add(TAG_DEPLOYMENT, config.deployment)

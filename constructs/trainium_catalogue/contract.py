@@ -2,7 +2,7 @@
 
 from typing import Final
 
-CONTRACT_VERSION: Final = "2"
+CONTRACT_VERSION: Final = "3"
 """Raised when a name below changes its meaning; the helper refuses another one."""
 
 DEFAULT_DEPLOYMENT: Final = "default"
@@ -39,6 +39,8 @@ SSM_EKS_NAMES: Final = (
     SSM_EKS_JOB_TIME_LIMIT_HOURS,
 )
 """What a deployment with the EKS orchestrator publishes, beside what every deployment does."""
+SSM_EKS_LUSTRE_CLAIM: Final = "eks/lustre-claim"
+"""Published only where there is a file system: the claim in the namespace."""
 
 SSM_BATCH_NAMES: Final = (
     SSM_CONTRACT_VERSION,
@@ -89,6 +91,8 @@ ENV_NODE_INDEX: Final = "TRAINIUM_NODE_INDEX"
 ENV_NUM_NODES: Final = "TRAINIUM_NUM_NODES"
 ENV_MAIN_HOST_FROM: Final = "TRAINIUM_MAIN_HOST_FROM"
 """Name of the variable that holds the main node's host name or address."""
+ENV_AFTER_JOB: Final = "TRAINIUM_AFTER_JOB"
+"""Id of the Volcano job that compiles for this one, which waits for it: nothing else does."""
 # Only the rehearsal and laptops set these three.
 ENV_DEVICE: Final = "TRAINIUM_DEVICE"
 ENV_PROCESSES_PER_NODE: Final = "TRAINIUM_PROCESSES_PER_NODE"

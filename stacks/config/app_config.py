@@ -50,6 +50,11 @@ class AppConfig(ContextKeys):
         return find_release(self.neuron_release)
 
     @property
+    def runs_on_batch(self) -> bool:
+        """Whether Batch runs jobs on nodes; data and export jobs it runs anyway."""
+        return "batch" in self.orchestrators
+
+    @property
     def builds_image(self) -> bool:
         """Whether there is an image to build, and a repository to keep it in."""
         return self.image_uri is None

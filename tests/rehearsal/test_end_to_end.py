@@ -71,7 +71,7 @@ def test_the_receipt_fits_its_schema(receipt: dict[str, Any]) -> None:
 def test_every_stack_is_deployed(receipt: dict[str, Any]) -> None:
     parts = [stack["name"].rpartition("-")[2] for stack in receipt["stacks"]]
 
-    assert sorted(parts) == ["batch", "image", "network", "storage"]
+    assert sorted(parts) == ["batch", "data", "image", "network", "storage"]
 
 
 def test_the_image_is_built_from_the_real_dockerfile_for_the_hosts_platform(

@@ -22,7 +22,7 @@ FLAGS = {
     for key, value in json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"].items()
     if not key.startswith("trainium:")
 }
-PARTS = ("network", "storage", "image", "batch")
+PARTS = ("network", "storage", "image", "data", "batch")
 
 Template = dict[str, Any]
 
@@ -37,7 +37,7 @@ class Deployment:
     config: AppConfig
     folder: Path
     templates: dict[str, Template]
-    """By part: ``network``, ``storage``, ``image``, ``batch``."""
+    """By part, one of ``PARTS``; absent where the configuration has no such stack."""
 
     def resources(self, part: str, resource_type: str) -> list[dict[str, Any]]:
         """Properties of every resource of a type."""

@@ -41,7 +41,8 @@ def statements(made: Deployment, workload: str) -> list[dict[str, Any]]:
     """Of the role of a workload's jobs."""
     (policy,) = (
         policy
-        for policy in made.resources("batch", "AWS::IAM::Policy")
+        for part in ("data", "batch")
+        for policy in made.resources(part, "AWS::IAM::Policy")
         if policy["PolicyName"].startswith(f"{workload}JobRole")
     )
     found: list[dict[str, Any]] = policy["PolicyDocument"]["Statement"]
@@ -74,12 +75,22 @@ class TestJobDefinition:
     """How a job runs and ends."""
 
     def test_every_workload_has_one(self, made: Deployment) -> None:
-        commands = [
-            container_of(definition)["Command"]
-            for definition in made.resources("batch", "AWS::Batch::JobDefinition")
-        ]
+        commands = {
+            part: [
+                container_of(definition)["Command"]
+                for definition in made.resources(part, "AWS::Batch::JobDefinition")
+            ]
+            for part in ("data", "batch")
+        }
 
-        assert commands == [["python", "-m", "training.launch", name] for name in WORKLOADS]
+        assert commands == {
+            part: [
+                ["python", "-m", "training.launch", workload.name]
+                for workload in WORKLOADS.values()
+                if workload.hardware is hardware
+            ]
+            for part, hardware in (("data", Hardware.CPU), ("batch", Hardware.TRAINIUM))
+        }
 
     def test_a_submission_may_choose_its_number_of_nodes(self, made: Deployment) -> None:
         (node_range,) = job(made)["NodeProperties"]["NodeRangeProperties"]
@@ -140,16 +151,14 @@ class TestJobDefinition:
 
     def test_logs_go_to_a_group_that_forgets(self) -> None:
         made = deployment(log_retention_days=7)
-        (group,) = made.logical_ids("batch", "AWS::Logs::LogGroup")
+        (group,) = made.logical_ids("data", "AWS::Logs::LogGroup")
+        logs = node(made)["LogConfiguration"]
 
-        assert made.only("batch", "AWS::Logs::LogGroup")["RetentionInDays"] == 7
-        assert node(made)["LogConfiguration"] == {
+        assert made.only("data", "AWS::Logs::LogGroup")["RetentionInDays"] == 7
+        assert group in str(logs["Options"].pop("awslogs-group"))
+        assert logs == {
             "LogDriver": "awslogs",
-            "Options": {
-                "awslogs-group": {"Ref": group},
-                "awslogs-region": "us-west-2",
-                "awslogs-stream-prefix": "node",
-            },
+            "Options": {"awslogs-region": "us-west-2", "awslogs-stream-prefix": "node"},
         }
 
     def test_jobs_carry_the_deployments_tag(self, made: Deployment) -> None:
@@ -229,7 +238,8 @@ class TestRights:
     def test_no_policy_allows_every_action(self, made: Deployment) -> None:
         actions = [
             action
-            for policy in made.resources("batch", "AWS::IAM::Policy")
+            for part in ("data", "batch")
+            for policy in made.resources(part, "AWS::IAM::Policy")
             for statement in policy["PolicyDocument"]["Statement"]
             for action in (
                 [statement["Action"]]
@@ -254,6 +264,7 @@ class TestContract:
         assert sorted(names) == sorted(
             contract.ssm_parameter("default", name)
             for name in (
+                contract.SSM_ORCHESTRATORS,
                 *contract.SSM_BATCH_NAMES,
                 *(contract.ssm_job_definition(workload) for workload in WORKLOADS),
             )
@@ -263,9 +274,10 @@ class TestContract:
         made = deployment(deployment="team-a", max_nodes=3, job_time_limit_hours=9)
         values = {
             parameter["Name"]: parameter["Value"]
-            for parameter in made.resources("batch", "AWS::SSM::Parameter")
+            for parameter in made.resources("data", "AWS::SSM::Parameter")
         }
 
+        assert values["/trainium/team-a/orchestrators"] == "batch"
         assert values["/trainium/team-a/contract-version"] == contract.CONTRACT_VERSION
         assert values["/trainium/team-a/instance-type"] == "trn1.32xlarge"
         assert values["/trainium/team-a/max-nodes"] == "3"
@@ -297,7 +309,7 @@ class TestCpuJobs:
         for workload in WORKLOADS.values():
             if workload.hardware is not Hardware.CPU:
                 continue
-            definition = made.only("batch", "AWS::Batch::JobDefinition", workload.name)
+            definition = made.only("data", "AWS::Batch::JobDefinition", workload.name)
             container = definition["ContainerProperties"]
             environment = {pair["Name"]: pair["Value"] for pair in container["Environment"]}
 
@@ -306,7 +318,7 @@ class TestCpuJobs:
             assert container["User"] != "root"
 
     def test_a_job_fits_on_every_type_that_may_be_chosen(self, made: Deployment) -> None:
-        container = made.only("batch", "AWS::Batch::JobDefinition", "tokenize")[
+        container = made.only("data", "AWS::Batch::JobDefinition", "tokenize")[
             "ContainerProperties"
         ]
         needs = {need["Type"]: int(need["Value"]) for need in container["ResourceRequirements"]}
@@ -319,7 +331,7 @@ class TestCpuJobs:
     def test_spot_is_taken_unless_it_is_declined(self) -> None:
         def kind(**keys: object) -> tuple[str, str]:
             compute = deployment(**keys).only(
-                "batch", "AWS::Batch::ComputeEnvironment", "CpuCompute"
+                "data", "AWS::Batch::ComputeEnvironment", "CpuCompute"
             )["ComputeResources"]
             return compute["Type"], compute["AllocationStrategy"]
 
@@ -327,12 +339,12 @@ class TestCpuJobs:
         assert kind(cpu_spot=False) == ("EC2", "BEST_FIT_PROGRESSIVE")
 
     def test_nothing_is_billed_while_nothing_runs(self, made: Deployment) -> None:
-        compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "CpuCompute")
+        compute = made.only("data", "AWS::Batch::ComputeEnvironment", "CpuCompute")
 
         assert compute["ComputeResources"]["MinvCpus"] == 0
 
     def test_its_instances_take_https_out_and_nothing_in(self, made: Deployment) -> None:
-        group = made.only("batch", "AWS::EC2::SecurityGroup", "CpuCompute")
+        group = made.only("data", "AWS::EC2::SecurityGroup", "CpuCompute")
 
         assert "SecurityGroupIngress" not in group
         assert {rule["FromPort"] for rule in group["SecurityGroupEgress"]} <= {80, 443}

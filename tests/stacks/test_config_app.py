@@ -57,6 +57,7 @@ def test_stacks_carry_the_name_of_the_deployment(tmp_path: Path) -> None:
         "trainium-team-a-network",
         "trainium-team-a-storage",
         "trainium-team-a-image",
+        "trainium-team-a-data",
         "trainium-team-a-batch",
     ]
 

@@ -28,7 +28,7 @@ def manifest(made: Deployment) -> dict[str, Any]:
 
 
 def image_asset(made: Deployment) -> dict[str, Any]:
-    name = f"{made.config.stack_name('batch')}.assets.json"
+    name = f"{made.config.stack_name('data')}.assets.json"
     (asset,) = json.loads((made.folder / name).read_text())["dockerImages"].values()
     assert isinstance(asset, dict)
     return asset
@@ -117,14 +117,14 @@ def test_the_image_is_built_on_a_base_image_of_the_users() -> None:
 
 
 def test_the_image_waits_for_its_repository(made: Deployment) -> None:
-    assets = manifest(made)["trainium-default-batch.assets"]
+    assets = manifest(made)["trainium-default-data.assets"]
 
     assert assets["dependencies"] == ["trainium-default-image"]
 
 
 def test_waiting_changes_nothing_else_of_the_manifest(made: Deployment) -> None:
     artifacts = manifest(made)
-    ours = artifacts["trainium-default-batch.assets"]
+    ours = artifacts["trainium-default-data.assets"]
     usual = artifacts["trainium-default-image.assets"]
 
     assert {**ours["properties"], "file": ""} == {**usual["properties"], "file": ""}
@@ -135,7 +135,7 @@ def test_a_finished_image_needs_no_repository_and_no_build() -> None:
     made = deployment(image_uri=FINISHED)
 
     assert "image" not in made.templates
-    assets = json.loads((made.folder / "trainium-default-batch.assets.json").read_text())
+    assets = json.loads((made.folder / "trainium-default-data.assets.json").read_text())
     assert assets["dockerImages"] == {}
 
 
@@ -144,7 +144,7 @@ def test_a_finished_image_in_a_private_repository_may_be_pulled() -> None:
 
     pulled = [
         statement["Resource"]
-        for policy in made.resources("batch", "AWS::IAM::Policy")
+        for policy in made.resources("data", "AWS::IAM::Policy")
         for statement in policy["PolicyDocument"]["Statement"]
         if "ecr:BatchGetImage" in statement["Action"]
     ]
@@ -155,4 +155,4 @@ def test_a_finished_image_in_a_private_repository_may_be_pulled() -> None:
 def test_a_finished_image_in_a_public_repository_needs_no_right() -> None:
     made = deployment(image_uri="public.ecr.aws/me/it:1")
 
-    assert "ecr:" not in made.text("batch")
+    assert "ecr:" not in made.text("data")

@@ -1,0 +1,153 @@
+"""The data stack: the jobs on ordinary instances, and what every job of the deployment shares."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import aws_ecr as ecr
+from constructs import Construct
+
+from stacks.config import AppConfig
+from stacks.image_stack import ImageStack
+from stacks.network_stack import NetworkStack
+from stacks.storage_stack import StorageStack
+from trainium_catalogue import contract
+from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
+from trainium_constructs import (
+    CpuComputeEnvironment,
+    CpuJob,
+    JobExecutionRole,
+    OwnRepositorySynthesizer,
+    PublishedContract,
+    RetainedLogs,
+    TrainingImage,
+    TrainingQueue,
+    grant_data_uris,
+    private_repository,
+)
+
+REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
+
+
+class DataJobsStack(cdk.Stack):
+    """Data and export jobs, which run on Batch whatever trains; image, logs and contract of all."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        config: AppConfig,
+        network: NetworkStack,
+        storage: StorageStack,
+        image: ImageStack | None,
+        **kwargs: Any,
+    ) -> None:
+        """Create the CPU environment, its queue and one job definition a CPU workload.
+
+        Args:
+            scope: Parent of the stack.
+            construct_id: Id of the stack.
+            config: What one deployment is to be.
+            network: Where instances live.
+            storage: Where data lives.
+            image: Where the built image goes. Default: nothing is built, ``config.image_uri`` runs.
+            **kwargs: Everything else a stack takes.
+        """
+        if image is not None:
+            kwargs["synthesizer"] = OwnRepositorySynthesizer(
+                images=image,
+                repository_name=image.repository_name,
+                publishing_role_name=image.publishing_role_name,
+            )
+        super().__init__(scope, construct_id, **kwargs)
+        if image is not None:
+            self.add_stack_dependency(image, "the image is pushed to its repository")
+        self._config = config
+        self._storage = storage
+        self.logs = RetainedLogs(self, "Logs", retention_days=config.log_retention_days)
+        self.image_uri, self.repository = self._image()
+        self.execution_role = JobExecutionRole(
+            self, "Execution", repository=self.repository, log_group=self.logs.log_group
+        ).role
+        self.job_environment = {
+            contract.ENV_DEPLOYMENT: config.deployment,
+            contract.ENV_BUCKET: storage.bucket.bucket.bucket_name,
+            # ECS on EC2 tells a container its credentials but not its region.
+            contract.ENV_REGION: self.region,
+        }
+        self.compute = CpuComputeEnvironment(
+            self,
+            "CpuCompute",
+            vpc=network.network.vpc,
+            subnet=network.network.subnet,
+            instance_types=config.cpu_instance_types,
+            max_vcpus=config.cpu_max_vcpus,
+            spot=config.cpu_spot,
+            instance_tags={"Name": construct_id, contract.TAG_DEPLOYMENT: config.deployment},
+        )
+        self.queue = TrainingQueue(
+            self,
+            "CpuJobs",
+            environment_arn=self.compute.arn,
+            runnable_time_limit=cdk.Duration.minutes(config.runnable_time_limit_minutes),
+        )
+        self.jobs = {
+            workload.name: self._define(workload)
+            for workload in WORKLOADS.values()
+            if workload.hardware is Hardware.CPU
+        }
+        PublishedContract(self, "Contract", deployment=config.deployment, values=self._published())
+
+    def _image(self) -> tuple[str, ecr.IRepository | None]:
+        if (base_image := self._config.build_base_image) is not None:
+            built = TrainingImage(self, "Image", context=REPOSITORY_ROOT, base_image=base_image)
+            return built.image_uri, built.repository
+        assert self._config.image_uri is not None
+        return self._config.image_uri, private_repository(
+            self, "ImageRepository", self._config.image_uri
+        )
+
+    def _define(self, workload: Workload) -> CpuJob:
+        job = CpuJob(
+            self,
+            workload.name,
+            environment={**self.job_environment, contract.ENV_DEVICE: "cpu"},
+            **job_properties(self._config, workload, self),
+        )
+        self._storage.bucket.grant(job.job_role, workload)
+        grant_data_uris(job.job_role, workload, self._config.data_uris)
+        return job
+
+    def _published(self) -> dict[str, str]:
+        """What every deployment has; the stacks of network, bucket and nodes publish theirs."""
+        config = self._config
+        return {
+            contract.SSM_CONTRACT_VERSION: contract.CONTRACT_VERSION,
+            contract.SSM_ORCHESTRATORS: ",".join(config.orchestrators),
+            contract.SSM_INSTANCE_TYPE: config.instance_type,
+            contract.SSM_MAX_NODES: str(config.max_nodes),
+            contract.SSM_NEURON_RELEASE: config.neuron_release,
+            contract.SSM_CPU_JOB_QUEUE: self.queue.arn,
+            contract.SSM_LOG_GROUP: self.logs.log_group.log_group_name,
+            contract.SSM_JOB_TIME_LIMIT_HOURS: str(config.job_time_limit_hours),
+            **{contract.ssm_job_definition(name): job.arn for name, job in self.jobs.items()},
+        }
+
+
+def job_properties(config: AppConfig, workload: Workload, shared: DataJobsStack) -> dict[str, Any]:
+    """What the job definitions of all workloads have alike."""
+    hours = min(workload.time_limit_hours, config.job_time_limit_hours)
+    return {
+        "workload": workload,
+        "image_uri": shared.image_uri,
+        "time_limit": cdk.Duration.minutes(round(60 * hours)),
+        "execution_role": shared.execution_role,
+        "log_group": shared.logs.log_group,
+        "tags": {
+            contract.TAG_DEPLOYMENT: config.deployment,
+            contract.TAG_WORKLOAD: workload.name,
+        },
+    }

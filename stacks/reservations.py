@@ -1,0 +1,15 @@
+"""Capacity that was bought beforehand, as the configuration names it."""
+
+from __future__ import annotations
+
+from stacks.config import AppConfig
+from trainium_constructs import Reservation
+
+
+def reservation_of(config: AppConfig) -> Reservation | None:
+    """The reservation to launch nodes in; None is on demand."""
+    if config.capacity_block_id is not None:
+        return Reservation(reservation_id=config.capacity_block_id, is_block=True)
+    if config.capacity_reservation_id is not None:
+        return Reservation(reservation_id=config.capacity_reservation_id)
+    return None

@@ -54,6 +54,14 @@ def table(entries: list[dict[str, object]]) -> Table:
     return shown
 
 
+def _submit(stack: ExitStack, environment: dict[str, str], console: Console) -> Comparison:
+    """The only one that needs a deployment."""
+    program = submit.aws_cli(console)
+    console.print("deploying a rehearsal for the submit benchmark")
+    aws, exports = stack.enter_context(submit.deployed(environment))
+    return submit.submit(aws, exports, program)
+
+
 def main(
     pairs: Annotated[int, typer.Option(min=MIN_PAIRS, help="interleaved pairs each")] = MIN_PAIRS,
     only: Annotated[list[str] | None, typer.Option(help="names; all when left out")] = None,
@@ -62,12 +70,10 @@ def main(
     console = Console()
     # A setting of this shell, such as not to write byte code, is not what is measured.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    program = submit.aws_cli(console)
-    console.print("deploying a rehearsal for the submit benchmark")
-    with submit.deployed(environment) as (aws, exports), ExitStack() as stack:
+    with ExitStack() as stack:
         comparisons = [
             synth.synth(environment),
-            submit.submit(aws, exports, program),
+            *([_submit(stack, environment, console)] if not only or "submit" in only else []),
             node.launch(environment),
             node.all_reduce(environment),
             *tokenize.comparisons(stack),
@@ -75,7 +81,7 @@ def main(
             train.step(environment),
             train.restart(environment),
         ]
-        chosen = [c for c in comparisons if only is None or c.name in only]
+        chosen = [c for c in comparisons if not only or c.name in only]
         with Progress(console=console) as progress:
             entries = [measure(comparison, pairs, progress) for comparison in chosen]
     RESULT.parent.mkdir(exist_ok=True)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 COMPILED_PREFIX = f"{CACHE_PREFIX}compiled/"
 _CODE = Path(__file__).resolve().parent
-_TRACED = ("llama", "backends")
-"""Folders whose code decides the graphs."""
+_TRACED = ("llama/**/*.py", "backends/**/*.py", "settings.py")
+"""Code that decides the graphs, and the settings of the compiler."""
 _PATIENCE = Patience(total_s=20.0)
 """A cache is a convenience: a job goes on without knowing what is in it."""
 
@@ -33,7 +33,7 @@ _PATIENCE = Patience(total_s=20.0)
 def code_version() -> str:
     """Of the code that is traced; another one may have other graphs."""
     digest = hashlib.sha256()
-    for path in sorted(path for folder in _TRACED for path in (_CODE / folder).rglob("*.py")):
+    for path in sorted(path for pattern in _TRACED for path in _CODE.glob(pattern)):
         digest.update(str(path.relative_to(_CODE)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -95,7 +95,10 @@ def test_changed_code_changes_the_key(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(compile_cache, "_CODE", tmp_path)
     first = code_version()
     (tmp_path / "llama/model.py").write_text("x = 2\n")
-    assert len({before, first, code_version()}) == 3
+    second = code_version()
+    # The compiler's flags are there.
+    (tmp_path / "settings.py").write_text("x = 1\n")
+    assert len({before, first, second, code_version()}) == 4
 
 
 def test_a_second_job_finds_the_cache_warm_and_runs_nothing(

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
+from trainium_catalogue.contract import ATTEMPTS
+from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 from trainium_catalogue.instances import InstanceType
 
 NAMESPACE: Final = "trainium"
@@ -20,6 +22,27 @@ TASK: Final = "node"
 LABEL_DEPLOYMENT: Final = "trainium/deployment"
 LABEL_RUN: Final = "trainium/run"
 LABEL_WORKLOAD: Final = "trainium/workload"
+
+RETRY_COUNT_FIELD: Final = "metadata.annotations['volcano.sh/job-retry-count']"
+"""Of a pod, for the downward API: how often the job has been restarted, from 0.
+
+``volcano.sh/job-version`` counts something else: every time that pods are removed (Volcano 1.15.1,
+pkg/controllers/job, createJobPod and killPods)."""
+MAX_RETRY: Final = ATTEMPTS
+"""``maxRetry`` of a job: it fails once as many attempts have failed, not one later (Volcano
+1.15.1, pkg/controllers/job/state/restarting.go)."""
+JOB_POLICIES: Final[tuple[Mapping[str, str | int], ...]] = (
+    # The first that applies decides. Not of an exit on request: a job that is stopped needs no
+    # policy, and a pod that a drained node stops is worth another attempt.
+    *(
+        {"exitCode": code.value, "action": "TerminateJob"}
+        for code, ending in EXIT_CODES.items()
+        if not ending.retry and code not in (ExitCode.OK, ExitCode.STOPPED)
+    ),
+    {"event": "PodEvicted", "action": "RestartJob"},
+    {"event": "PodFailed", "action": "RestartJob"},
+)
+"""``policies`` of a job."""
 
 # The rest is the kubelet's, the plugins' and the monitors'.
 _SHARE_OF_VCPUS: Final = 0.9

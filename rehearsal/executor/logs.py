@@ -2,7 +2,6 @@
 
 import threading
 import time
-from typing import IO
 
 from moto.logs.models import logs_backends
 
@@ -26,12 +25,3 @@ class LogStream:
         event = {"timestamp": int(time.time() * 1000), "message": line}
         with _LOCK:
             self._backend.put_log_events(self._group, self.name, [event])
-
-
-def pump(source: IO[str], stream: LogStream, lines: list[str]) -> None:
-    """Copy a node's output to its stream until it ends; ``lines`` lets others look for a line."""
-    for line in source:
-        text = line.rstrip("\n")
-        # CloudWatch takes no empty messages.
-        stream.write(text or " ")
-        lines.append(text)

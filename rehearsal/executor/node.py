@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol
 
 import psutil
-
-from rehearsal.executor.logs import LogStream, pump
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -25,6 +24,27 @@ class Engine:
 
     program: str
     image: str
+
+
+class Stream(Protocol):
+    """Where a node's output goes."""
+
+    name: str
+
+    def write(self, line: str) -> None:
+        """Append one line, now."""
+
+
+_BATCH_MARKS = ("AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_ATTEMPT", "AWS_ENDPOINT_URL")
+
+
+def pump(source: IO[str], stream: Stream, lines: list[str]) -> None:
+    """Copy a node's output to its stream until it ends; ``lines`` lets others look for a line."""
+    for line in source:
+        text = line.rstrip("\n")
+        # CloudWatch takes no empty messages.
+        stream.write(text or " ")
+        lines.append(text)
 
 
 def image_environment() -> dict[str, str]:
@@ -46,13 +66,16 @@ class Node:
         *,
         command: Sequence[str],
         environment: Mapping[str, str],
-        stream: LogStream,
+        stream: Stream,
         engine: Engine | None,
         open_files: int | None = None,
+        marks: Sequence[str] = _BATCH_MARKS,
     ):
         self.stream = stream
         self.lines: list[str] = []
         self._environment = dict(environment)
+        # Variables by which its processes are known from all others.
+        self._marks = marks
         self._engine = engine
         self._name = f"rehearsal-{stream.name.rpartition('/')[2]}"
         self._folder = tempfile.TemporaryDirectory(prefix="rehearsal-node-")
@@ -94,6 +117,11 @@ class Node:
             *command,
         ]
 
+    @property
+    def folder(self) -> Path:
+        """Its working directory."""
+        return Path(self._folder.name)
+
     def exit_code(self) -> int | None:
         """As the container's status: 128 + signal when it was killed; None while it runs."""
         code = self._process.poll()
@@ -128,8 +156,7 @@ class Node:
         self._folder.cleanup()
 
     def _survivors(self) -> list[psutil.Process]:
-        keys = ("AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_ATTEMPT", "AWS_ENDPOINT_URL")
-        mark = {key: self._environment[key] for key in keys}
+        mark = {key: self._environment[key] for key in self._marks}
         found = []
         for process in psutil.process_iter():
             try:

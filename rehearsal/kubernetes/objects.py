@@ -1,0 +1,172 @@
+"""Objects that Volcano's controllers make for a job."""
+
+from __future__ import annotations
+
+import copy
+
+from rehearsal.kubernetes.resources import EVENT, Json
+from rehearsal.kubernetes.scheduling import job_requests
+from rehearsal.kubernetes.store import Store, now
+
+JOB_NAME = "volcano.sh/job-name"
+JOB_VERSION = "volcano.sh/job-version"
+RETRY_COUNT = "volcano.sh/job-retry-count"
+TASK = "volcano.sh/task-spec"
+
+
+def owner(job: Json) -> list[Json]:
+    """``ownerReferences`` of what belongs to the job."""
+    reference = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return [reference]
+
+
+def group_name(job: Json) -> str:
+    """Name of the job's pod group."""
+    return f"{job['metadata']['name']}-{job['metadata']['uid']}"
+
+
+def pod_group(job: Json) -> Json:
+    """The gang, as the scheduler sees it (createOrUpdatePodGroup)."""
+    spec = job["spec"]
+    # Volcano's is a resource list of quantities; plain numbers are quantities too.
+    wanted = {name: f"{float(amount):.0f}" for name, amount in job_requests(job).items()}
+    return {
+        "metadata": {
+            "name": group_name(job),
+            "ownerReferences": owner(job),
+            "labels": job["metadata"].get("labels", {}),
+        },
+        "spec": {
+            "minMember": spec["minAvailable"],
+            "minTaskMember": {task["name"]: task["minAvailable"] for task in spec["tasks"]},
+            "minResources": wanted,
+            "queue": spec["queue"],
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+def hosts(job: Json) -> dict[str, str]:
+    """Data of the svc plugin's ConfigMap (plugins/svc/svc.go, GenerateHosts)."""
+    name = job["metadata"]["name"]
+    data = {}
+    for task in job["spec"]["tasks"]:
+        names = [f"{name}-{task['name']}-{i}.{name}" for i in range(task["replicas"])]
+        key = task["name"].replace("-", "_")
+        data[f"{key}.host"] = "\n".join(names)
+        data[f"VC_{key.upper()}_HOSTS"] = ",".join(names)
+        data[f"VC_{key.upper()}_NUM"] = str(len(names))
+    return data
+
+
+def config_map(job: Json) -> Json:
+    """Host names of all tasks."""
+    name = f"{job['metadata']['name']}-svc"
+    return {"metadata": {"name": name, "ownerReferences": owner(job)}, "data": hosts(job)}
+
+
+def service(job: Json) -> Json:
+    """The headless service under which pods have host names."""
+    name = job["metadata"]["name"]
+    early = "--publish-not-ready-addresses" in job["spec"].get("plugins", {}).get("svc", ())
+    selector = {JOB_NAME: name, "volcano.sh/job-namespace": job["metadata"]["namespace"]}
+    return {
+        "metadata": {"name": name, "ownerReferences": owner(job)},
+        "spec": {
+            "clusterIP": "None",
+            "selector": selector,
+            "publishNotReadyAddresses": early,
+        },
+    }
+
+
+def pod(job: Json, task: Json, index: int) -> Json:
+    """A pod of a task (createJobPod, and the plugins env and svc)."""
+    template = copy.deepcopy(task["template"])
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    metadata, spec = template.get("metadata") or {}, template["spec"]
+    common = {
+        "volcano.sh/task-index": str(index),
+        JOB_NAME: name,
+        TASK: task["name"],
+        "volcano.sh/queue-name": job["spec"]["queue"],
+    }
+    annotations = {
+        **(metadata.get("annotations") or {}),
+        **common,
+        "scheduling.k8s.io/group-name": group_name(job),
+        JOB_VERSION: str(job["status"].get("version", 0)),
+        RETRY_COUNT: str(job["status"].get("retryCount", 0)),
+        "volcano.sh/template-uid": f"{name}-{task['name']}",
+    }
+    labels = {**(metadata.get("labels") or {}), **common, "volcano.sh/job-namespace": namespace}
+    plugins = job["spec"].get("plugins", {})
+    for container in spec["containers"]:
+        container["env"] = [*(container.get("env") or ()), *_plugin_variables(job, plugins, index)]
+    pod_name = f"{name}-{task['name']}-{index}"
+    if "svc" in plugins:
+        spec.setdefault("hostname", pod_name)
+        spec.setdefault("subdomain", name)
+    spec.setdefault("schedulerName", job["spec"]["schedulerName"])
+    return {
+        "metadata": {
+            "name": pod_name,
+            "ownerReferences": owner(job),
+            "annotations": annotations,
+            "labels": labels,
+        },
+        "spec": spec,
+    }
+
+
+def _plugin_variables(job: Json, plugins: Json, index: int) -> list[Json]:
+    found: list[Json] = []
+    if "env" in plugins:
+        found += [{"name": n, "value": str(index)} for n in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
+    if "svc" in plugins:
+        name = f"{job['metadata']['name']}-svc"
+        found += [
+            {"name": key, "valueFrom": {"configMapKeyRef": {"name": name, "key": key}}}
+            for key in hosts(job)
+            if key.startswith("VC_")
+        ]
+    return found
+
+
+def record_event(store: Store, about: Json, *, reason: str, message: str, type_: str) -> None:
+    """Write an Event, or count the one that says the same once more."""
+    metadata = about["metadata"]
+    namespace = metadata.get("namespace", "default")
+    name = f"{metadata['name']}.{abs(hash((metadata['uid'], reason, message))):x}"
+    old = store.find(EVENT, namespace, name)
+    if old is not None:
+        return
+    reference = {
+        "apiVersion": about["apiVersion"],
+        "kind": about["kind"],
+        "name": metadata["name"],
+        "namespace": namespace,
+        "uid": metadata["uid"],
+    }
+    store.create(
+        EVENT,
+        namespace,
+        {
+            "metadata": {"name": name},
+            "involvedObject": reference,
+            "reason": reason,
+            "message": message,
+            "type": type_,
+            "count": 1,
+            "firstTimestamp": now(),
+            "lastTimestamp": now(),
+            "source": {"component": "volcano"},
+        },
+    )

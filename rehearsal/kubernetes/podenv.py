@@ -1,0 +1,103 @@
+"""The environment and the command of a pod's container, as the kubelet resolves them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rehearsal.kubernetes.resources import CONFIG_MAP, POD, Json
+from rehearsal.kubernetes.store import Store
+
+_ANNOTATED = re.compile(r"metadata\.(annotations|labels)\['(.+)'\]")
+_REFERENCE = re.compile(r"\$(\$)?\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_HOSTS = re.compile(r"VC_.+_HOSTS")
+
+
+class Unresolved(ValueError):
+    """A reference in a pod leads nowhere: the container cannot be made."""
+
+
+def container_environment(store: Store, pod: Json) -> dict[str, str]:
+    """Every variable of the first container.
+
+    Host names that Volcano lists become addresses here, as nobody can add names to the resolver
+    of the machine that the rehearsal runs on.
+    """
+    environment: dict[str, str] = {}
+    for entry in pod["spec"]["containers"][0].get("env") or ():
+        name = entry["name"]
+        if "valueFrom" in entry:
+            value = _looked_up(store, pod, entry["valueFrom"])
+        else:
+            value = expanded(entry.get("value") or "", environment)
+        if value is None:
+            continue
+        if _HOSTS.fullmatch(name):
+            value = ",".join(_address(store, pod, host) for host in value.split(","))
+        environment[name] = value
+    return environment
+
+
+def _address(store: Store, pod: Json, host: str) -> str:
+    """What the cluster's DNS answers for a pod behind a headless service; unknown names stay."""
+    name, _, domain = host.partition(".")
+    for other in store.list(POD, pod["metadata"]["namespace"]):
+        spec = other["spec"]
+        if (spec.get("hostname"), spec.get("subdomain")) == (name, domain):
+            return str(other["status"].get("podIP", host))
+    return host
+
+
+def container_command(pod: Json, environment: Mapping[str, str]) -> list[str]:
+    """Command and arguments; what the image would start is not known here."""
+    container = pod["spec"]["containers"][0]
+    words: Sequence[str] = [*(container.get("command") or ()), *(container.get("args") or ())]
+    if not words:
+        raise Unresolved("the container has no command, and the rehearsal has no image")
+    return [expanded(word, environment) for word in words]
+
+
+def expanded(text: str, environment: Mapping[str, str]) -> str:
+    """Put variables for ``$(NAME)``; unknown ones stay, ``$$(NAME)`` is an escape."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1]:
+            return f"$({found[2]})"
+        return environment.get(found[2], found[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def _looked_up(store: Store, pod: Json, source: Json) -> str | None:
+    if "fieldRef" in source:
+        return _field(pod, source["fieldRef"]["fieldPath"])
+    if "configMapKeyRef" in source:
+        reference = source["configMapKeyRef"]
+        found = store.find(CONFIG_MAP, pod["metadata"]["namespace"], reference["name"])
+        value = (found or {}).get("data", {}).get(reference["key"])
+        if value is None and not reference.get("optional"):
+            raise Unresolved(
+                f"couldn't find key {reference['key']} in ConfigMap "
+                f"{pod['metadata']['namespace']}/{reference['name']}"
+            )
+        return None if value is None else str(value)
+    raise Unresolved(f"the rehearsal does not understand {', '.join(source)}")
+
+
+def _field(pod: Json, path: str) -> str:
+    """The downward API (kubernetes.io/docs/concepts/workloads/pods/downward-api)."""
+    if found := _ANNOTATED.fullmatch(path):
+        # A missing annotation is an empty value, not an error.
+        return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
+    values: dict[str, str] = {
+        "metadata.name": pod["metadata"]["name"],
+        "metadata.namespace": pod["metadata"]["namespace"],
+        "metadata.uid": pod["metadata"]["uid"],
+        "spec.nodeName": pod["spec"].get("nodeName", ""),
+        "spec.serviceAccountName": pod["spec"].get("serviceAccountName", "default"),
+        "status.podIP": pod.get("status", {}).get("podIP", ""),
+        "status.hostIP": pod.get("status", {}).get("hostIP", ""),
+    }
+    if path not in values:
+        raise Unresolved(f"the downward API has no {path}")
+    return values[path]

@@ -1,0 +1,126 @@
+"""Kinds of objects that the server holds; anything else is not found, as on a cluster without it.
+
+Names, short names and scopes are Kubernetes 1.35's (``kubectl api-resources``) and Volcano 1.15.1's
+(config/crd/volcano/bases).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of object."""
+
+    group: str
+    version: str
+    kind: str
+    plural: str
+    namespaced: bool = True
+    short: tuple[str, ...] = ()
+
+    @property
+    def api_version(self) -> str:
+        """As manifests write it."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def reference(self) -> str:
+        """As messages name it: ``jobs.batch.volcano.sh``, ``pods``."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+_TABLE: Mapping[tuple[str, str], tuple[str, ...]] = {
+    # kind plural short...; a leading ! means that it belongs to no namespace
+    ("", "v1"): (
+        "Pod pods po",
+        "Service services svc",
+        "ConfigMap configmaps cm",
+        "Secret secrets",
+        "ServiceAccount serviceaccounts sa",
+        "ResourceQuota resourcequotas quota",
+        "LimitRange limitranges limits",
+        "PersistentVolumeClaim persistentvolumeclaims pvc",
+        "Event events ev",
+        "!PersistentVolume persistentvolumes pv",
+        "!Namespace namespaces ns",
+        "!Node nodes no",
+    ),
+    ("apps", "v1"): ("Deployment deployments deploy", "DaemonSet daemonsets ds"),
+    ("batch", "v1"): ("Job jobs", "CronJob cronjobs cj"),
+    ("networking.k8s.io", "v1"): ("NetworkPolicy networkpolicies netpol",),
+    ("rbac.authorization.k8s.io", "v1"): (
+        "Role roles",
+        "RoleBinding rolebindings",
+        "!ClusterRole clusterroles",
+        "!ClusterRoleBinding clusterrolebindings",
+    ),
+    ("storage.k8s.io", "v1"): ("!StorageClass storageclasses sc",),
+    ("scheduling.k8s.io", "v1"): ("!PriorityClass priorityclasses pc",),
+    ("apiextensions.k8s.io", "v1"): ("!CustomResourceDefinition customresourcedefinitions crd",),
+    ("batch.volcano.sh", "v1alpha1"): ("Job jobs vcjob vj",),
+    ("bus.volcano.sh", "v1alpha1"): ("Command commands",),
+    ("scheduling.volcano.sh", "v1beta1"): (
+        "PodGroup podgroups pg",
+        "!Queue queues q",
+    ),
+}
+
+
+def _kind(group: str, version: str, row: str) -> Kind:
+    name, plural, *short = row.split()
+    return Kind(
+        group=group,
+        version=version,
+        kind=name.removeprefix("!"),
+        plural=plural,
+        namespaced=not name.startswith("!"),
+        short=tuple(short),
+    )
+
+
+BUILT_IN: tuple[Kind, ...] = tuple(
+    _kind(group, version, row) for (group, version), rows in _TABLE.items() for row in rows
+)
+
+
+def _built_in(api_version: str, kind: str) -> Kind:
+    (found,) = (k for k in BUILT_IN if (k.api_version, k.kind) == (api_version, kind))
+    return found
+
+
+POD = _built_in("v1", "Pod")
+SERVICE = _built_in("v1", "Service")
+CONFIG_MAP = _built_in("v1", "ConfigMap")
+NAMESPACE = _built_in("v1", "Namespace")
+NODE = _built_in("v1", "Node")
+EVENT = _built_in("v1", "Event")
+CLAIM = _built_in("v1", "PersistentVolumeClaim")
+DEPLOYMENT = _built_in("apps/v1", "Deployment")
+DEFINITION = _built_in("apiextensions.k8s.io/v1", "CustomResourceDefinition")
+VOLCANO_JOB = _built_in("batch.volcano.sh/v1alpha1", "Job")
+COMMAND = _built_in("bus.volcano.sh/v1alpha1", "Command")
+POD_GROUP = _built_in("scheduling.volcano.sh/v1beta1", "PodGroup")
+QUEUE = _built_in("scheduling.volcano.sh/v1beta1", "Queue")
+
+
+def defined_kinds(definition: Json) -> tuple[Kind, ...]:
+    """What a CustomResourceDefinition adds."""
+    spec = definition["spec"]
+    return tuple(
+        Kind(
+            group=spec["group"],
+            version=version["name"],
+            kind=spec["names"]["kind"],
+            plural=spec["names"]["plural"],
+            namespaced=spec["scope"] == "Namespaced",
+            short=tuple(spec["names"].get("shortNames", ())),
+        )
+        for version in spec["versions"]
+        if version["served"]
+    )

@@ -12,13 +12,14 @@ import os
 import random
 import signal
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, faulty_proxy
+from tests.training.checkpoint.faulty import Fault, FaultyProxy, Plan, Request, faulty_proxy
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
 from tests.training.s3_server import REGION, s3_server
@@ -133,6 +134,23 @@ def refuse_marker(folder: str, request: Request) -> Fault | None:
     return Fault.SLOW_DOWN if is_marker and request.method == "PUT" else None
 
 
+def bad_day(lost: str) -> Plan:
+    """Each request about a checkpoint goes wrong once, and the files of ``lost`` stay refused."""
+    faults = (
+        Fault.SLOW_DOWN, Fault.INTERNAL_ERROR, Fault.RESET, Fault.CUT_BODY, Fault.LOST_ANSWER,
+        Fault.SLOW,
+    )  # fmt: skip
+
+    def plan(request: Request) -> Fault | None:
+        if f"{lost}/__" in request.path:
+            return Fault.ACCESS_DENIED
+        if "checkpoints" in request.path and request.number == 0:
+            return faults[zlib.crc32(request.path.encode()) % len(faults)]
+        return None
+
+    return plan
+
+
 def test_a_run_killed_in_every_way_has_exactly_the_losses_of_a_whole_one(
     make_run: Callable[..., Run], whole: list[float]
 ) -> None:
@@ -183,20 +201,34 @@ def test_a_run_killed_in_every_way_has_exactly_the_losses_of_a_whole_one(
 def test_a_run_continues_on_other_ranks_and_loses_nothing(
     make_run: Callable[..., Run], bucket: Objects, whole: list[float], laptop: Laptop
 ) -> None:
-    """From tensor parallel 2 to tensor parallel 2 x data parallel 2, and to one process."""
+    """From tensor parallel 2 to tensor parallel 2 x data parallel 2, and to one process.
+
+    In the former case S3 has a bad day, of which training only tells.
+    """
     for target in (bucket.at("runs/more"), laptop.objects.at("runs/fewer")):
         for info in bucket.at("runs/whole").list():
             if "step-00000012" in info.key or info.key in ("run.json", "metrics/train.jsonl"):
                 target.put(info.key, bucket.get(f"runs/whole/{info.key}"))
     more = make_run("more", num_nodes=1)
+    more.proxy.reset(bad_day(lost=checkpoint_name(16)))
     more.start("--tensor-parallel=2", processes=4)
     laptop.train("--tensor-parallel=1", run="fewer", tiny=False)
     assert more.end() == {0: 0}, more.cluster.all_logs()
+
+    met = {fault for fault, _ in more.proxy.injected}
+    more.proxy.reset(lambda request: None)
+    assert len(met) > 4, met
 
     assert more.losses() == pytest.approx(whole, abs=1e-5)
     assert laptop.losses("fewer") == pytest.approx(whole, abs=1e-5)
     (resume,) = more.lines("resume")
     assert resume["step"] == 12
+    (failed,) = more.lines("save-failed")
+    assert failed["step"] == 16 and "AccessDenied" in failed["reason"]
+    assert [line["step"] for line in more.lines("saved")][-2:] == [22, 24]
+    # CloudWatch is told by one rank of the four, once a minute.
+    assert 1 <= more.cluster.log(0).count('"_aws"') <= 2
+    assert "step-00000016 was not saved, training goes on" in more.cluster.log(0)
     assert "tensor parallel 2 x data parallel 2" in more.cluster.log(0)
 
 

@@ -47,7 +47,6 @@ JOB_POLICIES: Final[tuple[Mapping[str, str | int], ...]] = (
 # The rest is the kubelet's, the plugins' and the monitors'.
 _SHARE_OF_VCPUS: Final = 0.9
 _SHARE_OF_MEMORY: Final = 0.9
-_SHARE_OF_SHM: Final = 0.125
 
 
 def service_account(workload: str) -> str:
@@ -66,8 +65,3 @@ def pod_resources(instance_type: InstanceType) -> Mapping[str, str]:
         NEURON_RESOURCE: str(instance_type.num_neuron_devices),
         **({EFA_RESOURCE: str(efa)} if efa else {}),
     }
-
-
-def shm_mib(instance_type: InstanceType) -> int:
-    """Size of /dev/shm in MiB; it counts as the pod's memory."""
-    return int(instance_type.memory_mib * _SHARE_OF_SHM)

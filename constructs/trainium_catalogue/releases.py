@@ -3,7 +3,7 @@
 A release pins both, because a newer driver refuses an older runtime: driver 2.29 and later make
 ``nrt_init()`` fail below runtime library 2.33 (Neuron release notes, runtime component).
 Images: github.com/aws-neuron/deep-learning-containers. Host images: the releases of
-github.com/aws/amazon-ecs-ami.
+github.com/aws/amazon-ecs-ami and github.com/awslabs/amazon-eks-ami.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,10 @@ _TRN2 = frozenset({"trn2", "trn2u"})
 # 2.29 cut off the runtimes of every published PyTorch training image.
 _AMI_DRIVER_2_28 = "al2023-ami-ecs-neuron-hvm-2023.0.20260615-kernel-6.1-x86_64"
 _AMI_NEWEST = "al2023-ami-ecs-neuron-hvm-2023.0.20261113-kernel-6.1-x86_64"
+
+# Their change log names the driver: 2.28.0.0 and 2.29.0.0. It ends there, in July 2026.
+_EKS_AMI_DRIVER_2_28 = "20260625"
+_EKS_AMI_DRIVER_2_29 = "20260714"
 
 
 class TorchBackend(StrEnum):
@@ -57,6 +61,8 @@ class NeuronRelease:
     families: frozenset[str]
     ecs_ami_name: str
     """The dated ECS-optimised Neuron host image that fits; never ``recommended``, which moves."""
+    eks_ami_date: str | None
+    """Date of the EKS-optimised Neuron host image that fits; None where none is known to."""
 
     @property
     def ecs_ami_ssm_parameter(self) -> str:
@@ -89,6 +95,7 @@ def _xla(name: str, *, image_tag: str, runtime_library: str, driver_min: str) ->
         driver_version="2.28.0.0",
         families=_ALL,
         ecs_ami_name=_AMI_DRIVER_2_28,
+        eks_ami_date=_EKS_AMI_DRIVER_2_28,
     )
 
 
@@ -129,6 +136,7 @@ _RELEASES = (
         driver_version="2.29.0.0",
         families=_ALL,
         ecs_ami_name=_AMI_NEWEST,
+        eks_ami_date=_EKS_AMI_DRIVER_2_29,
     ),
     NeuronRelease(
         name="2.32.0",
@@ -142,6 +150,7 @@ _RELEASES = (
         driver_version="2.30.2.0",
         families=_ALL,
         ecs_ami_name=_AMI_NEWEST,
+        eks_ami_date=None,
     ),
     NeuronRelease(
         name="2.33.0",
@@ -155,6 +164,7 @@ _RELEASES = (
         driver_version="2.31.7.0",
         families=_TRN2,
         ecs_ami_name=_AMI_NEWEST,
+        eks_ami_date=None,
     ),
     NeuronRelease(
         name="2.33.1",
@@ -168,6 +178,7 @@ _RELEASES = (
         driver_version="2.31.7.0",
         families=_TRN2,
         ecs_ami_name=_AMI_NEWEST,
+        eks_ami_date=None,
     ),
 )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ipaddress import IPv4Network
 
+from trainium_catalogue.eks import CLUSTER_ADDRESSES, POD_ADDRESSES, SYSTEM_NODES
+from trainium_catalogue.instances import EfaLayout, InstanceType
 from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
 from trainium_constructs.subnets import RESERVED_ADDRESSES, plan_subnets, usable_addresses
 
@@ -15,6 +17,15 @@ NARROWEST_VPC_PREFIX = 26
 """Half of a new VPC is the nodes' subnet, and the other half still holds a public one."""
 
 NUM_ENDPOINTS = len(DEFAULT_INTERFACE_ENDPOINTS)
+
+CLUSTER = CLUSTER_ADDRESSES + SYSTEM_NODES * (1 + POD_ADDRESSES)
+"""What an EKS cluster takes beside its Trainium nodes."""
+
+
+def per_eks_node(instance: InstanceType, layout: EfaLayout) -> int:
+    """Addresses of a Trainium node of a cluster: its interfaces' and its pods'."""
+    nics = instance.network_interfaces(layout)
+    return sum(nic.takes_address for nic in nics) + POD_ADDRESSES
 
 
 def usable(*, subnet_cidr: str | None, vpc_cidr: str | None) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from stacks.config import addresses
 from stacks.config.checks import check
-from stacks.config.context_keys import ContextKeys
+from stacks.config.eks_keys import EksKeys
 from stacks.config.keys import keys_of, read_all
 from stacks.config.warnings import ConfigWarning, warnings_of
 from trainium_catalogue.cpu_instances import JOB_VCPUS
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppConfig(ContextKeys):
+class AppConfig(EksKeys):
     """What one deployment is to be; an object that exists has passed every check."""
 
     def __post_init__(self) -> None:
@@ -53,6 +53,16 @@ class AppConfig(ContextKeys):
     def runs_on_batch(self) -> bool:
         """Whether Batch runs jobs on nodes; data and export jobs it runs anyway."""
         return "batch" in self.orchestrators
+
+    @property
+    def runs_on_eks(self) -> bool:
+        """Whether an EKS cluster runs jobs on nodes."""
+        return "eks" in self.orchestrators
+
+    @property
+    def has_lustre(self) -> bool:
+        """Whether nodes mount a file system, a new one or an existing one."""
+        return bool(self.lustre_gib) or self.lustre_dns_name is not None
 
     @property
     def builds_image(self) -> bool:
@@ -102,10 +112,21 @@ class AppConfig(ContextKeys):
         """Instances that ``cpu_max_vcpus`` allows, the smallest; each takes an address."""
         return -(-self.cpu_max_vcpus // JOB_VCPUS)
 
+    @property
+    def other_addresses(self) -> int:
+        """Addresses in the nodes' subnet that nodes do not take."""
+        cluster = addresses.CLUSTER if self.runs_on_eks else 0
+        return self.num_cpu_instances + self.num_endpoints + cluster
+
+    def addresses_per_node(self, layout: EfaLayout) -> int:
+        """Addresses of one node, over all orchestrators: both may run as many at once."""
+        on_batch = self.instance.addresses_per_node(layout) if self.runs_on_batch else 0
+        on_eks = addresses.per_eks_node(self.instance, layout) if self.runs_on_eks else 0
+        return on_batch + on_eks
+
     def addresses_needed(self, layout: EfaLayout) -> int:
-        """Addresses that all nodes and CPU instances, and the endpoints, take from the subnet."""
-        nodes = self.num_nodes_at_once * self.instance.addresses_per_node(layout)
-        return nodes + self.num_cpu_instances + self.num_endpoints
+        """Addresses that all nodes, and everything beside them, take from the subnet."""
+        return self.num_nodes_at_once * self.addresses_per_node(layout) + self.other_addresses
 
     @property
     def warnings(self) -> tuple[ConfigWarning, ...]:

@@ -17,7 +17,7 @@ from stacks.config.names import (
     image_reference,
     lustre_dns_name,
     lustre_mount_name,
-    orchestrator,
+    orchestrators,
     region_name,
     zone,
 )
@@ -27,6 +27,7 @@ from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 
 DEFAULT_NUM_NODES = 4
+SMALLEST_LUSTRE_GIB = 1200
 HOME_REGION = "us-west-2"
 
 
@@ -57,6 +58,11 @@ def _num_nodes(earlier: Mapping[str, Any]) -> int:
     return DEFAULT_NUM_NODES if multi_node else 1
 
 
+def _lustre_gib(earlier: Mapping[str, Any]) -> int:
+    wanted = "eks" in earlier["orchestrators"] and earlier["lustre_dns_name"] is None
+    return SMALLEST_LUSTRE_GIB if wanted else 0
+
+
 def _max_vcpus(earlier: Mapping[str, Any]) -> int:
     return INSTANCE_TYPES[earlier["instance_type"]].vcpus_for(earlier["max_nodes"])
 
@@ -72,9 +78,10 @@ class ContextKeys:
         "each in its own stacks `trainium-<deployment>-<part>`",
     )
     orchestrators: tuple[str, ...] = key(
-        kinds.words(orchestrator, noun="list"),
+        orchestrators(),
         default=("batch",),
-        help="what runs the jobs; `batch` is the one of this version",
+        help="what runs jobs on the nodes: AWS Batch, an EKS cluster, or each of them; data and "
+        "export jobs run on Batch anyway",
     )
     instance_type: str = key(
         kinds.name_in(INSTANCE_TYPES, noun="instance type"),
@@ -241,26 +248,26 @@ class ContextKeys:
         default=64,
         help="ceiling of the CPU environment over all its jobs, 16 vCPUs each",
     )
-    lustre_gib: int = key(
-        kinds.whole_number(0, 1_000_000),
-        default=0,
-        help="size of a new FSx for Lustre file system, mounted on every node at /fsx and billed "
-        "while it exists; 0 makes none, and no workload needs one",
-    )
-    lustre_mbps_per_tib: int = key(
-        kinds.one_number_of({125, 250, 500, 1000}, whose="the throughputs of PERSISTENT_2"),
-        default=250,
-        help="throughput of that file system in MB/s for each TiB",
-    )
     lustre_dns_name: str | None = key(
         kinds.optional(lustre_dns_name()),
         default=None,
-        help="existing FSx for Lustre file system to mount instead, with `lustre_mount_name`",
+        help="existing FSx for Lustre file system to mount, with `lustre_mount_name`",
     )
     lustre_mount_name: str | None = key(
         kinds.optional(lustre_mount_name()),
         default=None,
         help="mount name of `lustre_dns_name`",
+    )
+    lustre_gib: int = key(
+        kinds.whole_number(0, 1_000_000),
+        default=Derived(text="0; 1200 with `eks` and no `lustre_dns_name`", compute=_lustre_gib),
+        help="size of a new FSx for Lustre file system, mounted on every node at /fsx and billed "
+        "while it exists; 0 makes none",
+    )
+    lustre_mbps_per_tib: int = key(
+        kinds.one_number_of({125, 250, 500, 1000}, whose="the throughputs of PERSISTENT_2"),
+        default=250,
+        help="throughput of that file system in MB/s for each TiB",
     )
     data_uris: tuple[str, ...] = key(
         kinds.maybe_words(data_uri, noun="list"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stacks.config.kinds import Kind, matching, text
+from stacks.config.kinds import Kind, matching, text, words
 from stacks.config.refusal import Unfit
 from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
 from trainium_catalogue.suggest import did_you_mean
@@ -14,6 +14,8 @@ LOG_RETENTION_DAYS = frozenset(
     | {1827, 2192, 2557, 2922, 3288, 3653}
 )
 """What PutRetentionPolicy takes (CloudWatch Logs API reference)."""
+
+ORCHESTRATORS = ("batch", "eks")
 
 _MOST_DEPLOYMENT_CHARACTERS = 24
 # ECR allows single hyphens between letters and digits; the other places allow more.
@@ -46,12 +48,19 @@ def deployment_name() -> Kind[str]:
     return Kind(noun="name", read=read)
 
 
-def orchestrator(name: str) -> str:
-    """Accept ``batch``; tell apart what comes later and what is a mistake."""
-    if name == "eks":
-        raise Unfit("names eks, which this version does not deploy yet", "use batch")
-    if name != "batch":
-        raise Unfit(f"names the unknown orchestrator {name!r}", did_you_mean(name, ["batch"]))
+def orchestrators() -> Kind[tuple[str, ...]]:
+    """``batch``, ``eks``, or both, as a list or as that word."""
+    listed = words(_orchestrator, noun="`batch`, `eks` or `both`")
+
+    def read(value: object) -> tuple[str, ...]:
+        return ORCHESTRATORS if value == "both" else tuple(sorted(listed.read(value)))
+
+    return Kind(noun=listed.noun, read=read)
+
+
+def _orchestrator(name: str) -> str:
+    if name not in ORCHESTRATORS:
+        raise Unfit(f"names the unknown orchestrator {name!r}", did_you_mean(name, ORCHESTRATORS))
     return name
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stacks.config.refusal import setting
+from trainium_catalogue.eks import NEWER_KERNEL, SYSTEM_NODES, USD_PER_HOUR_ESTIMATE
 
 if TYPE_CHECKING:
     from stacks.config.app_config import AppConfig
@@ -59,6 +60,26 @@ def _warnings(config: AppConfig) -> Iterator[tuple[str, str]]:
             "lustre",
             f"{setting('lustre_gib', config.lustre_gib)} is billed by the hour while it exists, "
             "and destroy deletes it with what has not been exported to the bucket",
+        )
+    if config.runs_on_eks:
+        yield (
+            "eks",
+            f"{setting('orchestrators', ','.join(config.orchestrators))} makes a cluster with "
+            f"{SYSTEM_NODES} small nodes for its add-ons, billed day and night: about "
+            f"{USD_PER_HOUR_ESTIMATE:.2f} USD an hour (estimate)",
+        )
+    if config.runs_on_eks and config.kubernetes_version in NEWER_KERNEL and config.has_lustre:
+        yield (
+            "lustreKernel",
+            f"{setting('kubernetes_version', config.kubernetes_version)} cannot be checked: its "
+            "nodes run Linux 6.18, for which no Lustre client is known",
+        )
+    if config.eks_nodes:
+        usd = config.eks_nodes * config.instance.usd_per_hour_estimate
+        yield (
+            "eksNodes",
+            f"{setting('eks_nodes', config.eks_nodes)} starts nodes that run, and are billed, "
+            f"until they are scaled down: about {usd:.0f} USD an hour (estimate)",
         )
     if config.ami_id is not None:
         yield (

@@ -216,3 +216,42 @@ def test_every_key_of_the_issue_exists() -> None:
 
 def test_a_refusal_is_a_value_error() -> None:
     assert issubclass(ConfigError, ValueError)
+
+
+EKS = {
+    "orchestrators": "eks",
+    "eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
+    "eks_private": True,
+}
+
+
+def test_both_is_a_word_for_every_orchestrator() -> None:
+    assert configured(**{**EKS, "orchestrators": "both"}).orchestrators == ("batch", "eks")
+
+
+def test_a_cluster_comes_with_a_file_system_unless_there_is_one() -> None:
+    existing = {
+        "lustre_dns_name": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
+        "lustre_mount_name": "fqgwbbmv",
+    }
+
+    assert (configured().lustre_gib, configured(**EKS).lustre_gib) == (0, 1200)
+    assert configured(**EKS, **existing).lustre_gib == 0
+
+
+def test_a_cluster_takes_addresses_for_pods_and_for_itself() -> None:
+    on_batch, on_eks, on_both = (
+        configured(**{**EKS, "orchestrators": name}, max_nodes=2).addresses_needed(EfaLayout.EFA)
+        if name != "batch"
+        else configured(max_nodes=2).addresses_needed(EfaLayout.EFA)
+        for name in ("batch", "eks", "both")
+    )
+
+    # 8 interfaces and a task, or 8 and the addresses of 12 pods; control plane and system nodes.
+    assert (on_batch, on_eks - on_batch, on_both - on_eks) == (28, 2 * 11 + 34, 2 * 9)
+
+
+def test_a_cluster_is_said_to_be_billed_while_nothing_runs() -> None:
+    warned = {warning.id for warning in configured(**EKS).warnings}
+
+    assert "trainium:eks" in warned

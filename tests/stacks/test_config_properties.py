@@ -12,6 +12,7 @@ from stacks.config import AppConfig, ConfigError
 from stacks.config.keys import keys_of
 from stacks.config.names import LOG_RETENTION_DAYS
 from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
+from trainium_catalogue.eks import KUBERNETES_VERSIONS
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import NEURON_RELEASES
 
@@ -42,7 +43,7 @@ CIDRS = st.builds("10.{}.0.0/{}".format, st.integers(0, 255), st.integers(16, 26
 
 PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "deployment": st.from_regex(r"[a-z][a-z0-9]{0,20}", fullmatch=True),
-    "orchestrators": st.just(["batch"]),
+    "orchestrators": st.sampled_from([["batch"], ["eks"], ["batch", "eks"]]),
     "region": st.sampled_from(sorted({r for t in INSTANCE_TYPES.values() for r in t.zone_ids})),
     "instance_type": st.sampled_from(sorted(INSTANCE_TYPES)),
     "max_nodes": st.integers(1, 40),
@@ -78,6 +79,16 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "lustre_dns_name": st.just("fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"),
     "lustre_mount_name": st.from_regex(r"[a-z0-9]{8}", fullmatch=True),
     "data_uris": st.lists(st.just("s3://a-bucket/a/prefix"), max_size=1),
+    "kubernetes_version": st.sampled_from(sorted(KUBERNETES_VERSIONS)),
+    "eks_admin_arns": st.just(["arn:aws:iam::111122223333:role/admin"]),
+    "eks_endpoint_cidrs": st.just(["203.0.113.7/32"]),
+    "eks_private": st.booleans(),
+    "eks_nodes": st.integers(0, 4),
+    "eks_subnet_ids": st.lists(hexadecimal("subnet"), min_size=1, max_size=2, unique=True),
+    "eks_system_instance_types": st.just(["m6i.xlarge"]),
+    "eks_recovery": st.booleans(),
+    "eks_chart_versions": st.just(["volcano=1.14.2"]),
+    "node_shell": st.booleans(),
     "bucket_name": st.from_regex(r"[a-z][a-z0-9-]{1,20}[a-z0-9]", fullmatch=True),
     "retain_data": st.booleans(),
 }

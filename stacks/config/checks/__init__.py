@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from stacks.config.checks import hardware, network, software, storage
+from stacks.config.checks import eks, hardware, network, software, storage
 from stacks.config.refusal import ConfigError
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ Check: TypeAlias = "Callable[[AppConfig], ConfigError | None]"
 
 CHECKS: tuple[Check, ...] = (
     *hardware.CHECKS,
+    *eks.CHECKS,
     *network.CHECKS,
     *software.CHECKS,
     *storage.CHECKS,

@@ -92,7 +92,7 @@ def _nodes_reach_services(config: AppConfig) -> ConfigError | None:
 def _nodes_get_efa_software(config: AppConfig) -> ConfigError | None:
     if config.vpc_id is not None or config.nat_gateways or config.ami_id is not None:
         return None
-    if not config.instance.supports_multi_node:
+    if not (config.runs_on_batch and config.instance.supports_multi_node):
         return None
     return refuse(
         config,
@@ -120,9 +120,10 @@ def _subnet_holds_nodes(config: AppConfig) -> ConfigError | None:
     needed = config.addresses_needed(config.efa_layout)
     if needed <= config.usable_addresses:
         return None
-    per_node = config.instance.addresses_per_node(config.efa_layout)
+    per_node = config.addresses_per_node(config.efa_layout)
     others = f" + {config.num_cpu_instances} CPU instances"
     others += f" + {config.num_endpoints} endpoints" if config.num_endpoints else ""
+    others += f" + {addresses.CLUSTER} for the EKS cluster" if config.runs_on_eks else ""
     return refuse(
         config,
         "vpc_cidr" if config.subnet_cidr is None else "subnet_cidr",
@@ -142,8 +143,7 @@ def _ways_to_fit(config: AppConfig, *, needed: int, per_node: int) -> list[str]:
     prefix = addresses.narrowest_prefix_for(needed, spare_bits=spare_bits)
     if prefix is not None:
         ways.append(f"a range of /{prefix} or larger")
-    others = config.num_cpu_instances + config.num_endpoints
-    num_nodes = (config.usable_addresses - others) // per_node
+    num_nodes = (config.usable_addresses - config.other_addresses) // per_node
     if num_nodes >= 1:
         one_job = config.num_nodes_at_once == config.max_nodes
         at_once = f"{num_nodes} node{'s' if num_nodes > 1 else ''} at once"

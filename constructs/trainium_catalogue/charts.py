@@ -1,0 +1,64 @@
+"""The Helm charts that a cluster needs, each pinned; the values that we give are in the constructs.
+
+Versions: releases of github.com/aws-neuron/neuron-helm-charts, and the chart files of
+github.com/aws/eks-charts, github.com/kubernetes-sigs/aws-fsx-csi-driver and
+github.com/volcano-sh/volcano.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Where a chart comes from and where it goes."""
+
+    name: str
+    """What we call it, and its release."""
+    chart: str
+    """An ``oci://`` reference, or the chart's name in ``repository``."""
+    version: str
+    repository: str | None
+    namespace: str
+
+
+_CHARTS = (
+    Chart(
+        name="neuron",
+        chart="oci://public.ecr.aws/neuron/neuron-helm-chart",
+        # Of SDK 2.31, the first whose release notes we saw. Its device plugin talks to the
+        # driver, not to the runtime in the container, which stays that of the release.
+        version="1.9.0",
+        repository=None,
+        namespace="kube-system",
+    ),
+    Chart(
+        name="efa",
+        chart="aws-efa-k8s-device-plugin",
+        version="v0.5.30",
+        repository="https://aws.github.io/eks-charts",
+        namespace="kube-system",
+    ),
+    Chart(
+        name="fsx",
+        chart="aws-fsx-csi-driver",
+        version="1.17.0",
+        repository="https://kubernetes-sigs.github.io/aws-fsx-csi-driver",
+        namespace="kube-system",
+    ),
+    Chart(
+        name="volcano",
+        chart="volcano",
+        version="1.15.0",
+        repository="https://volcano-sh.github.io/helm-charts",
+        namespace="volcano-system",
+    ),
+)
+
+CHARTS: Mapping[str, Chart] = MappingProxyType({chart.name: chart for chart in _CHARTS})
+"""Every chart, by our name."""
+
+NEURON_MONITOR_IMAGE = "public.ecr.aws/neuron/neuron-monitor:1.3.0"
+"""As in AWS's own DaemonSet for neuron-monitor (Neuron documentation, Neuron Monitor DaemonSet)."""
+NEURON_MONITOR_PORT = 8000

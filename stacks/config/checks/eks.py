@@ -1,0 +1,163 @@
+"""What an EKS cluster needs, and what without one is of no use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stacks.config.keys import keys_of
+from stacks.config.refusal import PREFIX, ConfigError, refuse, setting
+from trainium_catalogue.releases import NEURON_RELEASES
+
+if TYPE_CHECKING:
+    from stacks.config.app_config import AppConfig
+
+_WITH_EKS = setting("orchestrators", "eks")
+
+
+def _first_given(config: AppConfig, *starts: str) -> str | None:
+    """The first key beginning so whose value is not its default."""
+    for name, declared in keys_of(type(config)).items():
+        if name.startswith(starts) and getattr(config, name) != declared.default:
+            return name
+    return None
+
+
+def _eks_keys_have_a_cluster(config: AppConfig) -> ConfigError | None:
+    given = _first_given(config, "kubernetes_version", "eks_")
+    if config.runs_on_eks or given is None:
+        return None
+    return refuse(
+        config,
+        given,
+        f"is about an EKS cluster, and {setting('orchestrators', 'batch')} makes none",
+        f"add {_WITH_EKS} or both, or leave {given} out",
+    )
+
+
+def _batch_keys_have_nodes(config: AppConfig) -> ConfigError | None:
+    given = _first_given(config, "min_nodes", "scale_down_delay_minutes", "ami_id")
+    if config.runs_on_batch or given is None:
+        return None
+    instead = f"use {PREFIX}eks_nodes" if given == "min_nodes" else f"leave {given} out"
+    return refuse(
+        config, given, f"is about nodes that Batch starts, and with {_WITH_EKS} it starts none",
+        f"{instead}, or use {setting('orchestrators', 'both')}",
+    )  # fmt: skip
+
+
+def _somebody_is_admin(config: AppConfig) -> ConfigError | None:
+    if not config.runs_on_eks or config.eks_admin_arns:
+        return None
+    return refuse(
+        config,
+        "orchestrators",
+        f"makes an EKS cluster, and without {PREFIX}eks_admin_arns nobody could use it",
+        f"add {PREFIX}eks_admin_arns=<ARN of your IAM role>, for one; "
+        "aws sts get-caller-identity shows who you are",
+    )
+
+
+def _somebody_reaches_the_endpoint(config: AppConfig) -> ConfigError | None:
+    if not config.runs_on_eks or config.eks_private or config.eks_endpoint_cidrs:
+        return None
+    return refuse(
+        config,
+        "orchestrators",
+        f"makes an EKS cluster, and without {PREFIX}eks_endpoint_cidrs nobody could call its API",
+        f"add {PREFIX}eks_endpoint_cidrs=<your public address>/32, or {PREFIX}eks_private=true "
+        "for an API that answers inside the VPC only",
+    )
+
+
+def _endpoint_is_private_or_open(config: AppConfig) -> ConfigError | None:
+    if not (config.eks_private and config.eks_endpoint_cidrs):
+        return None
+    return refuse(
+        config,
+        "eks_endpoint_cidrs",
+        f"opens the API of the cluster, and {PREFIX}eks_private=true closes it",
+        "leave one of the two out",
+    )
+
+
+def _nodes_within_max(config: AppConfig) -> ConfigError | None:
+    if config.eks_nodes <= config.max_nodes:
+        return None
+    return refuse(
+        config,
+        "eks_nodes",
+        f"is more than {PREFIX}max_nodes={config.max_nodes}",
+        f"use at most {config.max_nodes}, or raise max_nodes",
+    )
+
+
+def _control_plane_has_two_zones(config: AppConfig) -> ConfigError | None:
+    if not config.runs_on_eks or config.vpc_id is None or config.eks_subnet_ids:
+        return None
+    return refuse(
+        config,
+        "vpc_id",
+        "has one subnet here, and EKS wants subnets in two zones",
+        f"add {PREFIX}eks_subnet_ids=<a subnet in another zone>, or leave vpc_id out",
+    )
+
+
+def _existing_subnets_have_a_vpc(config: AppConfig) -> ConfigError | None:
+    if not config.eks_subnet_ids or config.vpc_id is not None:
+        return None
+    return refuse(
+        config,
+        "eks_subnet_ids",
+        "belongs to an existing VPC, and a new one is to be made",
+        f"add {PREFIX}vpc_id, or leave the subnets out: one is created",
+    )
+
+
+def _cluster_reaches_registries(config: AppConfig) -> ConfigError | None:
+    if not config.runs_on_eks or config.vpc_id is not None or config.nat_gateways:
+        return None
+    return refuse(
+        config,
+        "nat_gateways",
+        "leaves the cluster no way to its Helm charts and their images, which are on the internet",
+        f"use {PREFIX}nat_gateways=1",
+    )
+
+
+def _release_has_host_image(config: AppConfig) -> ConfigError | None:
+    if not config.runs_on_eks or config.release.eks_ami_date is not None:
+        return None
+    family = config.instance.family
+    able = [r.name for r in NEURON_RELEASES.values() if r.eks_ami_date and family in r.families]
+    return refuse(
+        config,
+        "neuron_release",
+        f"needs driver {config.release.driver_range}, and no EKS host image is known to have it",
+        f"use {' or '.join(able)}",
+    )
+
+
+def _shell_reaches_systems_manager(config: AppConfig) -> ConfigError | None:
+    if not config.node_shell or config.vpc_id is not None or config.nat_gateways:
+        return None
+    return refuse(
+        config,
+        "node_shell",
+        "needs a way from the nodes to AWS Systems Manager",
+        f"use {PREFIX}nat_gateways=1, or leave node_shell out",
+    )
+
+
+CHECKS = (
+    _eks_keys_have_a_cluster,
+    _batch_keys_have_nodes,
+    _endpoint_is_private_or_open,
+    _somebody_is_admin,
+    _somebody_reaches_the_endpoint,
+    _nodes_within_max,
+    _existing_subnets_have_a_vpc,
+    _control_plane_has_two_zones,
+    _cluster_reaches_registries,
+    _release_has_host_image,
+    _shell_reaches_systems_manager,
+)

@@ -1,0 +1,75 @@
+"""The context keys of the EKS half, and of shells on nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stacks.config import kinds
+from stacks.config.context_keys import ContextKeys
+from stacks.config.eks_names import chart_version, principal_arn, public_cidr, system_instance_type
+from stacks.config.keys import key
+from trainium_catalogue.eks import (
+    DEFAULT_KUBERNETES_VERSION,
+    DEFAULT_SYSTEM_INSTANCE_TYPES,
+    KUBERNETES_VERSIONS,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EksKeys(ContextKeys):
+    """All keys; those of this class mean nothing unless ``orchestrators`` names ``eks``."""
+
+    kubernetes_version: str = key(
+        kinds.name_in(KUBERNETES_VERSIONS, noun="Kubernetes version"),
+        default=DEFAULT_KUBERNETES_VERSION,
+        help="Kubernetes version of the EKS cluster",
+    )
+    eks_admin_arns: tuple[str, ...] = key(
+        kinds.maybe_words(principal_arn, noun="list"),
+        default=(),
+        help="ARNs of the IAM roles and users that may do everything in the cluster; EKS needs "
+        "one at least",
+    )
+    eks_endpoint_cidrs: tuple[str, ...] = key(
+        kinds.maybe_words(public_cidr, noun="list"),
+        default=(),
+        help="public address ranges that may call the cluster's API, say `203.0.113.7/32`; EKS "
+        "needs one at least, or `eks_private`",
+    )
+    eks_private: bool = key(
+        kinds.boolean(),
+        default=False,
+        help="true: the cluster's API answers inside the VPC only",
+    )
+    eks_nodes: int = key(
+        kinds.whole_number(0, 1000),
+        default=0,
+        help="Trainium nodes that the cluster starts with, billed while they are up; "
+        "`python -m jobs scale` changes their number later",
+    )
+    eks_subnet_ids: tuple[str, ...] = key(
+        kinds.maybe_words(kinds.resource_id("subnet").read, noun="list"),
+        default=(),
+        help="existing subnets of `vpc_id` in other zones than `subnet_id`, with a route to the "
+        "internet: EKS puts its control plane's interfaces into two zones",
+    )
+    eks_system_instance_types: tuple[str, ...] = key(
+        kinds.words(system_instance_type, noun="list"),
+        default=DEFAULT_SYSTEM_INSTANCE_TYPES,
+        help="types that the two on-demand nodes of the cluster's own add-ons may have",
+    )
+    eks_recovery: bool = key(
+        kinds.boolean(),
+        default=False,
+        help="true: a node with an unrecoverable Neuron error is replaced; false: it is reported",
+    )
+    eks_chart_versions: tuple[str, ...] = key(
+        kinds.maybe_words(chart_version, noun="list"),
+        default=(),
+        help="other versions of Helm charts than the pinned ones, say `volcano=1.14.2`",
+    )
+    node_shell: bool = key(
+        kinds.boolean(),
+        default=False,
+        help="true: nodes accept sessions of AWS Systems Manager (`python -m jobs shell` on Batch)",
+    )

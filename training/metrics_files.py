@@ -146,6 +146,12 @@ class RunFiles:
         if not self._uploads.close(within_s=within_s):
             self._say(f"metrics are not complete in {self._objects.uri}: storage is too slow")
 
+    def abandon(self) -> None:
+        """Write nothing more: the run's files are another job's now."""
+        if self._writer is not None:
+            self._writer.close()
+        self._uploads.abandon()
+
     def _offer_tensorboard(self) -> None:
         for path in sorted(self._tensorboard.glob("events.*")):
             self._uploads.offer(f"{TENSORBOARD}/{path.name}", path)

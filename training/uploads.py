@@ -66,6 +66,13 @@ class Uploads:
                 self._changed.wait(left)
         return True
 
+    def abandon(self) -> None:
+        """Upload nothing more."""
+        with self._changed:
+            self._due.clear()
+            self._closing = True
+            self._changed.notify_all()
+
     def _run(self) -> None:
         while True:
             with self._changed:

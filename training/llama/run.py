@@ -20,7 +20,7 @@ from training.llama.report import first_status, place, plan_line, reference_para
 from training.llama.watch import Watch
 from training.metrics_files import RunFiles
 from training.objects import Objects, open_objects
-from training.runs import RunConfig, RunLock, checkpoint_root
+from training.runs import RunConfig, RunLock, RunLost, checkpoint_root
 from training.stopping import Stopped
 from trainium_catalogue.contract import DATASETS_PREFIX, RUNS_PREFIX
 from trainium_catalogue.instances import find_instance_type
@@ -66,6 +66,10 @@ class Run:
         self._patiently("waiting for the run's lock", lambda: self._ranks.agree(self._acquire))
         try:
             ending = self._train()
+        except RunLost:
+            if self._files is not None:
+                self._files.abandon()
+            raise
         except BaseException as error:
             if self._files is not None:
                 self._files.status(now=True, state="failed", error=str(error))

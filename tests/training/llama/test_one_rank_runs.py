@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from tests.training.llama.conftest import write_dataset
 from tests.training.test_allreduce import validator
 from training.data.manifest import DatasetError
 from training.objects import StorageUnavailable
-from training.runlock import Holder, RunLocked
+from training.runlock import Holder, RunLock, RunLocked, RunLost
 from training.runs import RunConfigError
 from training.stopping import Stopped, StopSwitch
 
@@ -267,6 +268,23 @@ def test_a_second_job_under_a_run_that_is_trained_is_refused(
     finally:
         ended.set()
         thread.join()
+
+
+def test_a_job_that_loses_the_runs_name_writes_nothing_more_about_it(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.llama.run.RunLock", partial(RunLock, heartbeat_s=0.05))
+    objects = laptop.objects.at("runs/taken")
+
+    def take(text: str) -> None:
+        if text.startswith("step 3"):
+            taker = Holder(job_id="x", attempt=1, node="", since="", heartbeat="", heartbeat_s=1)
+            objects.put("lock.json", json.dumps(asdict(taker)).encode())
+
+    with pytest.raises(RunLost):
+        laptop.train("--max-steps=100000", run="taken", on_report=take)
+
+    assert laptop.status("taken")["state"] == "training"
 
 
 def test_a_loss_that_is_no_number_ends_the_run_without_a_checkpoint(laptop: Laptop) -> None:

@@ -1,10 +1,11 @@
-"""The node's own IPv4 address, without any name look-up."""
+"""The node's own IPv4 address, without any name look-up, and the main node's by its name."""
 
 from __future__ import annotations
 
 import fcntl
 import socket
 import struct
+import time
 
 # awsvpc gives the task its own interface, which is eth0 in the container; AWS's Batch samples read
 # the main node's address from it (aws-neuron-samples, torch-neuronx/training/aws-batch).
@@ -12,6 +13,31 @@ TASK_INTERFACE = "eth0"
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _NOWHERE = "192.0.2.1"  # RFC 5737: never routed; connecting a datagram socket sends nothing
+_LOOK_AGAIN_S = 1.0
+
+
+class HostNotFound(OSError):
+    """A host name has no address, also after waiting."""
+
+
+def find_host(host: str, *, within_s: float) -> str:
+    """IPv4 address of a host name, which may appear late: ``HostNotFound`` when it does not.
+
+    A pod's name behind a headless service is known once the pod has its address and the cluster's
+    DNS has heard of it (kubernetes.io/docs/concepts/services-networking/dns-pod-service), and pods
+    of a gang start side by side.
+    """
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return socket.gethostbyname(host)
+        except OSError as error:
+            if time.monotonic() + _LOOK_AGAIN_S > deadline:
+                raise HostNotFound(
+                    f"the main node's name {host} has no address within {within_s:g} s "
+                    f"(join-timeout-s): {error.strerror}"
+                ) from None
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def find_address(main_address: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What one node is told about its job: the Batch environment as one frozen value."""
+"""What one node is told about its job, by Batch or by a Volcano job, as one frozen value."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from training import contract_batch, contract_volcano
+from training.contract_values import ContractError, Place, whole
 from trainium_catalogue.contract import (
     DEFAULT_DEPLOYMENT,
     ENV_BUCKET,
     ENV_DEPLOYMENT,
     ENV_DEVICE,
     ENV_INSTANCE_TYPE,
+    ENV_JOB_ID,
     ENV_LUSTRE,
     ENV_NEURON_RELEASE,
     ENV_NODE_ADDRESS,
@@ -25,23 +28,7 @@ from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.releases import NeuronRelease, TorchBackend, find_release
 from trainium_catalogue.suggest import did_you_mean
 
-# docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
-ENV_JOB_ID = "AWS_BATCH_JOB_ID"
-ENV_ATTEMPT = "AWS_BATCH_JOB_ATTEMPT"
-ENV_NODE_INDEX = "AWS_BATCH_JOB_NODE_INDEX"
-ENV_NUM_NODES = "AWS_BATCH_JOB_NUM_NODES"
-ENV_MAIN_INDEX = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
-# docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html
-ENV_ARRAY_INDEX = "AWS_BATCH_JOB_ARRAY_INDEX"
-ENV_ARRAY_SIZE = "AWS_BATCH_JOB_ARRAY_SIZE"
-ENV_MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
-
-_MULTI_NODE = (ENV_NODE_INDEX, ENV_NUM_NODES, ENV_MAIN_INDEX)
 LOOPBACK = "127.0.0.1"
-
-
-class ContractError(ValueError):
-    """The node was configured in a way that cannot run; the message is for the user."""
 
 
 class DeviceKind(StrEnum):
@@ -57,8 +44,8 @@ class NodeContract:
     """One node of one attempt of one job."""
 
     job_id: str
-    """Without the ``#N`` or ``:N`` that Batch appends on nodes and children of an array."""
     attempt: int
+    """Counted from 1."""
     node_index: int
     num_nodes: int
     main_index: int
@@ -96,56 +83,50 @@ class NodeContract:
 
 
 def read_contract(
-    env: Mapping[str, str], find_address: Callable[[str | None], str]
+    env: Mapping[str, str],
+    find_address: Callable[[str | None], str],
+    find_host: Callable[[str], str] = str,
 ) -> NodeContract:
     """Read the environment of a node.
 
     ``find_address`` returns the node's own address; it is given the main node's on children and
-    None on the main node, and called only where the environment does not tell. Outside Batch the
-    machine is a job of one node.
+    None on the main node, and called only where the environment does not tell. ``find_host``
+    returns the address of a host name. Outside Batch and Volcano the machine is a job of one node.
     """
     env = {name: value for name, value in env.items() if value}
-    node_index, num_nodes, main_index = _position(env)
-    is_main = node_index == main_index
-    array_index, array_size = _share(env)
+    place = _place(env, find_host)
+    is_main = place.node_index == place.main_index
     device, instance_type, release = _hardware(env)
-    if num_nodes > 1 and device is not DeviceKind.CPU:
+    if place.num_nodes > 1 and device is not DeviceKind.CPU:
         assert instance_type is not None
         if not instance_type.supports_multi_node:
             raise ContractError(
-                f"{instance_type.name} has no EFA and cannot join {num_nodes} nodes; "
+                f"{instance_type.name} has no EFA and cannot join {place.num_nodes} nodes; "
                 "submit with one node, or deploy a type with EFA"
             )
-    main_address = env.get(ENV_MAIN_ADDRESS)
-    if not is_main and main_address is None:
-        raise ContractError(
-            f"{ENV_MAIN_ADDRESS} is not set on child node {node_index}; "
-            "Batch sets it on every node but the main one"
-        )
     if ENV_NODE_ADDRESS in env:
         address = env[ENV_NODE_ADDRESS]
-    elif num_nodes == 1:
+    elif place.num_nodes == 1:
         address = LOOPBACK
     else:
-        address = find_address(None if is_main else main_address)
-    job_id = re.split("[#:]", env.get(ENV_JOB_ID, "local"))[0]
+        address = find_address(place.main_address)
     return NodeContract(
-        job_id=job_id,
-        attempt=_whole(env, ENV_ATTEMPT, default=1, least=1),
-        node_index=node_index,
-        num_nodes=num_nodes,
-        main_index=main_index,
+        job_id=place.job_id,
+        attempt=place.attempt,
+        node_index=place.node_index,
+        num_nodes=place.num_nodes,
+        main_index=place.main_index,
         address=address,
-        main_address=address if is_main else str(main_address),
-        run=_run_name(env.get(ENV_RUN, job_id)),
+        main_address=address if is_main else str(place.main_address),
+        run=_run_name(env.get(ENV_RUN, place.job_id)),
         deployment=env.get(ENV_DEPLOYMENT, DEFAULT_DEPLOYMENT),
         bucket=env.get(ENV_BUCKET),
         # The job definition sets AWS_REGION, which boto3 does not read.
         region=env.get(ENV_REGION) or env.get("AWS_DEFAULT_REGION"),
         endpoint_url=env.get("AWS_ENDPOINT_URL"),
         lustre=env.get(ENV_LUSTRE),
-        array_index=array_index,
-        array_size=array_size,
+        array_index=place.array_index,
+        array_size=place.array_size,
         device=device,
         processes_per_node=_processes(env, device, instance_type),
         instance_type=instance_type,
@@ -153,35 +134,16 @@ def read_contract(
     )
 
 
-def _position(env: Mapping[str, str]) -> tuple[int, int, int]:
-    """Node index, number of nodes, main index; a job of one node where Batch says nothing."""
-    given = [name for name in _MULTI_NODE if name in env]
-    if not given:
-        return 0, 1, 0
-    missing = [name for name in _MULTI_NODE if name not in env]
-    if missing:
+def _place(env: Mapping[str, str], find_host: Callable[[str], str]) -> Place:
+    """Where the node stands, as its orchestrator says."""
+    if not contract_volcano.is_volcano(env):
+        return contract_batch.read_place(env)
+    if contract_batch.ENV_JOB_ID in env:
         raise ContractError(
-            f"{', '.join(missing)} is not set although {given[0]} is; "
-            "Batch sets all of them on the nodes of a multi-node job"
+            f"{contract_batch.ENV_JOB_ID} and {ENV_JOB_ID} are both set, "
+            "and a node belongs to one job; unset those of the other orchestrator"
         )
-    num_nodes = _whole(env, ENV_NUM_NODES, least=1)
-    node_index = _whole(env, ENV_NODE_INDEX)
-    main_index = _whole(env, ENV_MAIN_INDEX)
-    for name, value in ((ENV_NODE_INDEX, node_index), (ENV_MAIN_INDEX, main_index)):
-        if value >= num_nodes:
-            raise ContractError(
-                f"{name}={value} is outside the job's {num_nodes} nodes; indices start at 0"
-            )
-    return node_index, num_nodes, main_index
-
-
-def _share(env: Mapping[str, str]) -> tuple[int, int]:
-    """Which child of an array job this is, of how many."""
-    size = _whole(env, ENV_ARRAY_SIZE, default=1, least=1)
-    index = _whole(env, ENV_ARRAY_INDEX, default=0)
-    if index >= size:
-        raise ContractError(f"{ENV_ARRAY_INDEX}={index} is outside an array job of {size}")
-    return index, size
+    return contract_volcano.read_place(env, find_host)
 
 
 def _hardware(
@@ -231,21 +193,9 @@ def _processes(
 ) -> int:
     """Workers per node: the environment's, one on a CPU, else one for each logical core."""
     if device is DeviceKind.CPU or instance_type is None:
-        return _whole(env, ENV_PROCESSES_PER_NODE, default=1, least=1)
+        return whole(env, ENV_PROCESSES_PER_NODE, default=1, least=1)
     default = instance_type.processes_per_node
-    return _whole(env, ENV_PROCESSES_PER_NODE, default=default, least=1)
-
-
-def _whole(env: Mapping[str, str], name: str, *, default: int | None = None, least: int = 0) -> int:
-    """Read a whole number of at least ``least``."""
-    text = env.get(name)
-    if text is None:
-        assert default is not None
-        return default
-    # Not int(): it would take "1_0", " 1" and other scripts' digits.
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
-        raise ContractError(f"{name}={text} is not a whole number of at least {least}")
-    return int(text)
+    return whole(env, ENV_PROCESSES_PER_NODE, default=default, least=1)
 
 
 def _run_name(name: str) -> str:

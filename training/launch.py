@@ -16,13 +16,15 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from training import settings
-from training.addresses import find_address, interface_of
+from training.addresses import HostNotFound, find_address, find_host, interface_of
 from training.arguments import DRY_RUN_FULL, ArgumentError, Request, help_text, parse
 from training.compile_graphs import compile_command
-from training.contract import ContractError, NodeContract, read_contract
+from training.contract import NodeContract, read_contract
+from training.contract_values import ContractError
 from training.failures import describe
 from training.guardian import Guardian
 from training.host import Host, raise_file_limit
@@ -60,11 +62,15 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
         return dry_run_report.main(words)
     try:
         request = parse(words)
-        node = read_contract(env, find_address)
+        patient = partial(find_host, within_s=request.launch.join_timeout_s)
+        node = read_contract(env, find_address, patient)
         refuse_unfit(request, node)
     except (ArgumentError, ContractError) as error:
         print(f"launch: {error}", file=sys.stderr, flush=True)
         return ExitCode.CONFIGURATION
+    except HostNotFound as error:
+        say(str(error))
+        return ExitCode.PREFLIGHT
     except OSError as error:
         say(f"the node's own address cannot be found: {error}")
         return ExitCode.HOST

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.contract import ContractError, DeviceKind, NodeContract, read_contract
+from training.contract import DeviceKind, NodeContract, read_contract
+from training.contract_values import ContractError
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
 

@@ -82,15 +82,15 @@ def loop() -> Any:
 
     from training.arguments import parse
     from training.backends.native import NativeBackend
+    from training.config import TrainConfig
     from training.data.packed import open_dataset
-    from training.llama.config import TrainConfig
     from training.llama.data import packed_batches
-    from training.llama.loop import Loop
-    from training.llama.watch import Watch
+    from training.loop import Loop
     from training.metrics_files import RunFiles
     from training.objects import open_objects
     from training.progress import RunContext
     from training.stopping import StopSwitch
+    from training.watch import Watch
 
     write_dataset()
     request = parse(["llama-tiny", *settings(), f"--lr={_LEARNING_RATE}", f"--max-steps={_NEVER}"])
@@ -147,7 +147,7 @@ def trainer() -> Any:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from training.arguments import parse
-    from training.llama.config import TrainConfig
+    from training.config import TrainConfig
     from training.llama.model import llama_config
 
     config = TrainConfig.from_values(parse(["llama-tiny", *settings()]).values, 1)

@@ -6,11 +6,11 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from training.backends import open_backend
-from training.llama.config import TrainConfig
+from training.config import TrainConfig
 from training.llama.data import random_batches
-from training.llama.loop import Loop
-from training.llama.run import Run
-from training.llama.watch import Watch
+from training.loop import Loop
+from training.run import Run
+from training.watch import Watch
 
 if TYPE_CHECKING:
     from training.workloads import Job

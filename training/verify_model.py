@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from training.backends import open_backend
+from training.config import TrainConfig
 from training.contract import DeviceKind
-from training.llama.config import TrainConfig
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.training_parameters import training_parameters
 

@@ -9,8 +9,8 @@ from training.contract import DeviceKind
 
 if TYPE_CHECKING:
     from training.backends.base import Backend
+    from training.config import TrainConfig
     from training.device import Device
-    from training.llama.config import TrainConfig
 
 
 def open_backend(

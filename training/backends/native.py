@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
     from training.checkpoint import CheckpointInfo, Checkpoints
+    from training.config import TrainConfig
     from training.device import Device
-    from training.llama.config import TrainConfig
 
 _PRECISION = MixedPrecisionPolicy(
     # fp32 parameters are the master weights; gradients are summed in fp32.

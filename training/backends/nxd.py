@@ -20,8 +20,8 @@ from training.checkpoint.ranks import Ranks
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
+    from training.config import TrainConfig
     from training.device import Device
-    from training.llama.config import TrainConfig
 
 _NO_CLIPPING = 1e30
 """A limit that no norm reaches: the norm itself is wanted all the same."""

@@ -13,7 +13,7 @@ from training.llama.parallel import Split, part_of, split_modules, tensor_parall
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-    from training.llama.config import TrainConfig
+    from training.config import TrainConfig
 
 _META = torch.device("meta")
 _HOST = torch.device("cpu")

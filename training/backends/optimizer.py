@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 if TYPE_CHECKING:
     from torch import nn
 
-    from training.llama.config import TrainConfig
+    from training.config import TrainConfig
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -22,8 +22,8 @@ from training.backends.nxd import NxdBackend
 from training.backends.nxd_model import Builder
 from training.backends.nxd_saving import refuse_other_topology
 from training.checkpoint import CheckpointInfo, Checkpoints, CheckpointUnusable
+from training.config import TrainConfig
 from training.contract import DeviceKind
-from training.llama.config import TrainConfig
 from training.llama.model import initial_weight
 from training.llama.parallel import Split, part_of
 from training.objects import StorageUnavailable

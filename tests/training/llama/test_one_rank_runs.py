@@ -273,7 +273,7 @@ def test_a_second_job_under_a_run_that_is_trained_is_refused(
 def test_a_job_that_loses_the_runs_name_writes_nothing_more_about_it(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.llama.run.RunLock", partial(RunLock, heartbeat_s=0.05))
+    monkeypatch.setattr("training.run.RunLock", partial(RunLock, heartbeat_s=0.05))
     objects = laptop.objects.at("runs/taken")
 
     def take(text: str) -> None:

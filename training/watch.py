@@ -10,7 +10,7 @@ from training.metrics import StepRecord, Window
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo
-    from training.llama.config import TrainConfig
+    from training.config import TrainConfig
     from training.metrics_files import RunFiles
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from training.llama.watch import Stopwatch, Watch
 from training.objects import StorageUnavailable
+from training.watch import Stopwatch, Watch
 
 if TYPE_CHECKING:
     import torch
 
     from training.backends.base import Backend
     from training.checkpoint import Checkpoints
-    from training.llama.config import TrainConfig
+    from training.config import TrainConfig
     from training.stopping import StopSwitch
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from training.llama.config import TrainConfig
+    from training.config import TrainConfig
     from training.progress import RunContext
 
 _UNKNOWN = (

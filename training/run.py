@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 from training.backends import open_backend
 from training.checkpoint import Checkpoints
 from training.checkpoint.ranks import Ranks
+from training.config import TrainConfig
 from training.data.packed import PackedDataset, open_dataset
-from training.llama.config import TrainConfig
 from training.llama.data import packed_batches
-from training.llama.loop import Ending, Loop
-from training.llama.report import first_status, place, plan_line, reference_parameters
-from training.llama.watch import Watch
+from training.loop import Ending, Loop
 from training.metrics_files import RunFiles
 from training.objects import Objects, open_objects
+from training.report import first_status, place, plan_line, reference_parameters
 from training.runs import RunConfig, RunLock, RunLost, checkpoint_root
 from training.stopping import Stopped
+from training.watch import Watch
 from trainium_catalogue.contract import DATASETS_PREFIX, RUNS_PREFIX
 from trainium_catalogue.instances import find_instance_type
 

@@ -16,12 +16,15 @@ from moto.moto_server import threaded_moto_server
 from moto.server import ThreadedMotoServer
 from moto.ssm.models import Parameter, ssm_backends
 
+from rehearsal import kubernetes
 from rehearsal.executor import api
 from rehearsal.executor.events import emit
+from rehearsal.executor.faults import Fault
 from rehearsal.executor.gang import Settings
 from rehearsal.executor.node import Engine
-from rehearsal.executor.scheduler import Scheduler
+from rehearsal.executor.scheduler import NEXT_FAULT, Scheduler
 from rehearsal.models import registry
+from rehearsal.models.eks_cluster import CLUSTER
 from rehearsal.s3_faults import S3Faults
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
@@ -51,6 +54,35 @@ def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
             ssm_backends[account_id][region]._parameters[name].append(parameter)
     for name in names:
         emit("seeded", name=name, value=AMI)
+
+
+def take_fault(run: str) -> Fault | None:
+    """The fault that is armed for a run, in whichever region, once."""
+    for backend in ssm_backends[DEFAULT_ACCOUNT_ID].values():
+        if (parameter := backend.get_parameter(NEXT_FAULT)) is None:
+            continue
+        fault = Fault.parse(parameter.value)
+        if fault.run in (None, run):
+            backend.delete_parameter(NEXT_FAULT)
+            return fault
+    return None
+
+
+def start_cluster(settings: Settings) -> kubernetes.Cluster:
+    """Start the Kubernetes cluster, whose pods run as Batch's nodes do."""
+    cluster = kubernetes.serve(
+        kubernetes.Settings(
+            aws_endpoint=settings.endpoint,
+            processes_per_node=settings.processes_per_node,
+            processes_of=settings.processes_of,
+            addresses=settings.addresses,
+            engine=settings.engine,
+            take_fault=take_fault,
+            count_nodes=True,
+        )
+    )
+    emit("kubernetes-ready", endpoint=cluster.endpoint)
+    return cluster
 
 
 def options(words: Sequence[str]) -> argparse.Namespace:
@@ -99,6 +131,7 @@ def main(words: Sequence[str]) -> None:
             engine=Engine(program=given.container_engine, image=image) if image else None,
         )
     )
+    CLUSTER.use(lambda: start_cluster(settings[0]))
     regions = sorted({region for t in INSTANCE_TYPES.values() for region in t.zone_ids})
     seed_public_parameters(DEFAULT_ACCOUNT_ID, regions)
     emit("ready", endpoint=endpoint)
@@ -107,6 +140,7 @@ def main(words: Sequence[str]) -> None:
         signal.signal(number, lambda *_: done.set())
     done.wait()
     scheduler.stop()
+    CLUSTER.stop()
     server.stop()
 
 

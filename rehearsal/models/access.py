@@ -1,9 +1,11 @@
-"""IAM: updates of roles, where moto would keep a description and forget the rest."""
+"""IAM: identity providers, and updates of roles, of which moto would keep a description only."""
 
 import json
 from typing import Any
 
-from rehearsal.models.spi import Change, Contribution, Place
+from moto.iam.models import iam_backends
+
+from rehearsal.models.spi import Change, Contribution, Place, Properties, Resource
 
 _CHANGEABLE = frozenset({"AssumeRolePolicyDocument", "Description", "Policies", "Tags"})
 
@@ -24,5 +26,52 @@ def _update_role(role: Any, change: Change, _: Place) -> Any:
     return role
 
 
-CONTRIBUTION = Contribution(update={"AWS::IAM::Role": _update_role})
-"""Roles; policies of their own are updated by moto."""
+class OpenIdConnectProvider(Resource):
+    """AWS::IAM::OIDCProvider: what lets a cluster's service accounts take roles."""
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+        made = iam_backends[place.account_id]["aws"].create_open_id_connect_provider(
+            properties["Url"],
+            properties.get("ThumbprintList", []),
+            properties.get("ClientIdList", []),
+            properties.get("Tags", []),
+        )
+        return cls(made.arn, {"Arn": made.arn})
+
+
+def _delete_provider(provider: Any, _: Properties, place: Place) -> None:
+    iam_backends[place.account_id]["aws"].delete_open_id_connect_provider(
+        provider.physical_resource_id
+    )
+
+
+class ParsedJson(Resource):
+    """Custom::AWSCDKCfnJson: a text with references in it, as what it says.
+
+    The CDK writes trust policies with it, where a name depends on another resource.
+    """
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+        return cls(name, {"Value": json.loads(properties["Value"])})
+
+
+CONTRIBUTION = Contribution(
+    models={
+        "AWS::IAM::OIDCProvider": OpenIdConnectProvider,
+        "Custom::AWSCDKCfnJson": ParsedJson,
+    },
+    update={
+        "AWS::IAM::Role": _update_role,
+        "Custom::AWSCDKCfnJson": lambda parsed, change, place: ParsedJson.create(
+            parsed.physical_resource_id, change.properties, place
+        ),
+    },
+    delete={
+        "AWS::IAM::OIDCProvider": _delete_provider,
+        # It is an answer, not a thing.
+        "Custom::AWSCDKCfnJson": lambda parsed, properties, place: None,
+    },
+)
+"""Roles' own policies are updated by moto."""

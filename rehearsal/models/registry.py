@@ -15,7 +15,19 @@ from moto.core.common_models import CloudFormationModel
 from moto.core.exceptions import ServiceException
 from moto.ec2.responses import EC2Response
 
-from rehearsal.models import access, batch, ec2, lustre, parameters, storage
+from rehearsal.models import (
+    access,
+    batch,
+    ec2,
+    eks,
+    eks_api,
+    eks_belongings,
+    eks_manifests,
+    functions,
+    lustre,
+    parameters,
+    storage,
+)
 from rehearsal.models.spi import After, Before, Change, Contribution, Delete, Place, Update
 from rehearsal.models.updates import resolved_properties, update_stack_resources
 
@@ -23,6 +35,10 @@ _CONTRIBUTIONS: tuple[Contribution, ...] = (
     access.CONTRIBUTION,
     batch.CONTRIBUTION,
     ec2.CONTRIBUTION,
+    eks.CONTRIBUTION,
+    eks_belongings.CONTRIBUTION,
+    eks_manifests.CONTRIBUTION,
+    functions.CONTRIBUTION,
     lustre.CONTRIBUTION,
     parameters.CONTRIBUTION,
     storage.CONTRIBUTION,
@@ -246,3 +262,4 @@ def install() -> None:
     JobQueue.get_cfn_attribute = batch.get_arn
     JobDefinition.describe = batch.describe_with_nodes
     EC2Response.describe_placement_groups = ec2.describe_placement_groups
+    eks_api.install()

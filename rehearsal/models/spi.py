@@ -65,7 +65,7 @@ class Resource(CloudFormationModel):
     moto's metaclass files every model under the second part of its module's name, hence a package.
     """
 
-    def __init__(self, physical_resource_id: str, attributes: Mapping[str, str] | None = None):
+    def __init__(self, physical_resource_id: str, attributes: Mapping[str, Any] | None = None):
         self.physical_resource_id = physical_resource_id
         self.attributes = dict(attributes or {})
 
@@ -82,7 +82,7 @@ class Resource(CloudFormationModel):
     def has_cfn_attr(cls, attr: str) -> bool:
         return True
 
-    def get_cfn_attribute(self, attribute_name: str) -> str:
+    def get_cfn_attribute(self, attribute_name: str) -> Any:
         return self.attributes[attribute_name]
 
     @classmethod

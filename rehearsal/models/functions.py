@@ -1,0 +1,28 @@
+"""Lambda functions and layers of the CDK's custom resources: deployed, listed, never run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moto.awslambda.models import lambda_backends
+
+from rehearsal.models.spi import Change, Contribution, Place, Properties
+
+
+def _delete_layer(layer: Any, _: Properties, place: Place) -> None:
+    lambda_backends[place.account_id][place.region].delete_layer_version(layer.name, layer.version)
+
+
+def _update_layer(layer: Any, change: Change, place: Place) -> Any:
+    """Every change makes a new version."""
+    made = type(layer).create_from_cloudformation_json(
+        layer.name, {"Properties": change.properties}, place.account_id, place.region
+    )
+    _delete_layer(layer, {}, place)
+    return made
+
+
+CONTRIBUTION = Contribution(
+    update={"AWS::Lambda::LayerVersion": _update_layer},
+    delete={"AWS::Lambda::LayerVersion": _delete_layer},
+)

@@ -31,15 +31,30 @@ def application(store: Store, runs: Runs, *, token: str | None = None) -> web.Ap
         except errors.ApiError as error:
             return web.json_response(error.status(), status=error.code)
 
+    async def version(request: web.Request) -> web.Response:
+        return web.json_response(discovery.version())
+
+    async def core_versions(request: web.Request) -> web.Response:
+        return web.json_response(discovery.core_versions())
+
+    async def groups(request: web.Request) -> web.Response:
+        return web.json_response(discovery.groups(store.kinds))
+
+    async def openapi_paths(request: web.Request) -> web.Response:
+        return web.json_response(discovery.openapi_paths(store.kinds))
+
     api = Api(store, runs)
     app = web.Application(middlewares=[guard], client_max_size=16 * 2**20)
-    app.router.add_get("/version", lambda _: _json(discovery.version()))
-    app.router.add_get("/api", lambda _: _json(discovery.core_versions()))
-    app.router.add_get("/apis", lambda _: _json(discovery.groups(store.kinds)))
-    app.router.add_get("/openapi/v3", lambda _: _json(discovery.openapi_paths(store.kinds)))
-    app.router.add_get("/openapi/v3/{place:.*}", api.openapi)
-    for path in ("/api/{version}", "/apis/{group}/{version}"):
-        app.router.add_get(path, api.kinds)
+    for path, handler in (
+        ("/version", version),
+        ("/api", core_versions),
+        ("/apis", groups),
+        ("/openapi/v3", openapi_paths),
+        ("/openapi/v3/{place:.*}", api.openapi),
+        ("/api/{version}", api.kinds),
+        ("/apis/{group}/{version}", api.kinds),
+    ):
+        app.router.add_get(path, handler)
     app.router.add_route("*", "/{path:apis?/.*}", api.answer)
     return app
 

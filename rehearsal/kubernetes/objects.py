@@ -14,6 +14,16 @@ RETRY_COUNT = "volcano.sh/job-retry-count"
 TASK = "volcano.sh/task-spec"
 
 
+def is_alive(pod: Json) -> bool:
+    """Whether a pod has not ended."""
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def is_leaving(pod: Json) -> bool:
+    """Whether a pod is being removed."""
+    return "deletionTimestamp" in pod["metadata"]
+
+
 def owner(job: Json) -> list[Json]:
     """``ownerReferences`` of what belongs to the job."""
     reference = {

@@ -1,0 +1,68 @@
+"""Volcano jobs for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainium_catalogue.kubernetes import JOB_POLICIES, MAX_RETRY, NAMESPACE, QUEUE
+
+Json = dict[str, Any]
+BASE: tuple[Json, ...] = (
+    {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+    {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "Queue",
+        "metadata": {"name": QUEUE},
+        "spec": {"capability": {"aws.amazon.com/neuron": "32"}},
+    },
+)
+
+
+def job(
+    name: str,
+    command: list[str],
+    *,
+    nodes: int = 2,
+    environment: dict[str, str] | None = None,
+    resources: Json | None = None,
+    **pod: Any,
+) -> Json:
+    """A gang as TorchX writes it: one task of one pod for each node."""
+
+    def task(index: int) -> Json:
+        main = "TORCHX_RANK0_HOST" if index == 0 else "VC_NODE_0_HOSTS"
+        values = {
+            **({"TORCHX_RANK0_HOST": "localhost"} if index == 0 else {}),
+            "TRAINIUM_JOB_ID": name,
+            "TRAINIUM_NODE_INDEX": str(index),
+            "TRAINIUM_NUM_NODES": str(nodes),
+            "TRAINIUM_MAIN_HOST_FROM": main,
+            **(environment or {}),
+        }
+        field = {"fieldPath": "metadata.annotations['volcano.sh/job-retry-count']"}
+        container = {
+            "name": f"node-{index}",
+            "image": "x",
+            "command": command,
+            "resources": resources or {},
+            "env": [
+                *({"name": key, "value": value} for key, value in values.items()),
+                {"name": "TRAINIUM_ATTEMPT", "valueFrom": {"fieldRef": field}},
+            ],
+        }
+        spec = {"restartPolicy": "Never", "containers": [container], **pod}
+        return {"name": f"node-{index}", "replicas": 1, "template": {"spec": spec}}
+
+    return {
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"trainium/run": name}},
+        "spec": {
+            "queue": QUEUE,
+            "minAvailable": nodes,
+            "maxRetry": MAX_RETRY,
+            "policies": list(JOB_POLICIES),
+            "plugins": {"svc": ["--publish-not-ready-addresses"], "env": []},
+            "tasks": [task(index) for index in range(nodes)],
+        },
+    }

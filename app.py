@@ -34,6 +34,13 @@ def build(app: cdk.App, config: AppConfig) -> None:
         BatchStack(
             app, name("batch"), config=config, network=network, storage=storage, data=data, env=env
         )
+    if config.runs_on_eks:
+        # Here, because the CDK's modules behind it take time that nobody else should wait for.
+        from stacks.eks_stack import EksStack
+
+        EksStack(
+            app, name("eks"), config=config, network=network, storage=storage, data=data, env=env
+        )
     for warning in config.warnings:
         cdk.Annotations.of(network).add_warning_v2(warning.id, warning.message)
     cdk.Tags.of(app).add(TAG_DEPLOYMENT, config.deployment)

@@ -61,7 +61,7 @@ class BatchStack(cdk.Stack):
             "Node",
             instance_type=config.instance,
             layout=config.efa_layout,
-            security_group=network.network.security_group,
+            security_groups=[network.network.security_group],
             host=HostSetup(
                 instance_type=config.instance, release=config.release, lustre=storage.lustre
             ),
@@ -79,6 +79,7 @@ class BatchStack(cdk.Stack):
             min_vcpus=config.min_vcpus,
             scale_down_delay_minutes=config.scale_down_delay_minutes,
             placement_group=reservation_of(config) is None,
+            shell=config.node_shell,
             instance_tags={"Name": construct_id, contract.TAG_DEPLOYMENT: config.deployment},
         )
         self.queue = TrainingQueue(

@@ -10,6 +10,7 @@ from constructs import Construct
 
 from stacks.config import AppConfig
 from trainium_catalogue.contract import SSM_REGION
+from trainium_catalogue.eks import another_zone
 from trainium_constructs import EfaNetwork, EfaSecurityGroup, NodeVpc, PublishedContract
 from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
 
@@ -25,10 +26,11 @@ class NetworkStack(cdk.Stack):
         PublishedContract(
             self, "Contract", deployment=config.deployment, values={SSM_REGION: self.region}
         )
-        vpc, subnet = self._existing(config) if config.vpc_id else self._new(config)
+        vpc, subnet, *more = self._existing(config) if config.vpc_id else self._new(config)
         self.network = EfaNetwork(
             vpc=vpc,
             subnet=subnet,
+            second_subnets=tuple(more),
             security_group=(
                 ec2.SecurityGroup.from_security_group_id(
                     self, "SecurityGroup", config.security_group_id, mutable=False
@@ -38,30 +40,40 @@ class NetworkStack(cdk.Stack):
             ),
         )
 
-    def _new(self, config: AppConfig) -> tuple[ec2.IVpc, ec2.ISubnet]:
+    def _new(self, config: AppConfig) -> tuple[ec2.IVpc, ec2.ISubnet, *tuple[ec2.ISubnet, ...]]:
         assert config.vpc_cidr is not None
+        zone = config.zone_id or config.zone_name
+        assert zone is not None  # the defaults give a new VPC its zone
         nodes = NodeVpc(
             self,
             "Nodes",
             cidr=config.vpc_cidr,
             zone_id=config.zone_id,
             zone_name=config.zone_name,
+            second_zone=another_zone(zone) if config.runs_on_eks else None,
             nat_gateways=config.nat_gateways,
             interface_endpoints=DEFAULT_INTERFACE_ENDPOINTS if config.interface_endpoints else (),
             log_retention_days=config.log_retention_days,
         )
-        return nodes.vpc, nodes.private
+        return nodes.vpc, nodes.private, *([nodes.second] if nodes.second else [])
 
-    def _existing(self, config: AppConfig) -> tuple[ec2.IVpc, ec2.ISubnet]:
+    def _existing(
+        self, config: AppConfig
+    ) -> tuple[ec2.IVpc, ec2.ISubnet, *tuple[ec2.ISubnet, ...]]:
         assert config.vpc_id is not None
         assert config.subnet_id is not None
         zone = config.zone_name or ""
         vpc = ec2.Vpc.from_vpc_attributes(
             self, "Vpc", vpc_id=config.vpc_id, availability_zones=[zone]
         )
+        subnet = self._subnet("Subnet", config.subnet_id, zone)
+        more = (self._subnet(f"Subnet{id}", id) for id in config.eks_subnet_ids)
+        return vpc, subnet, *more
+
+    def _subnet(self, construct_id: str, subnet_id: str, zone: str = "") -> ec2.ISubnet:
         subnet = ec2.Subnet.from_subnet_attributes(
-            self, "Subnet", subnet_id=config.subnet_id, availability_zone=zone
+            self, construct_id, subnet_id=subnet_id, availability_zone=zone
         )
         # Its routes are its owner's business: nothing here adds one.
         cdk.Annotations.of(subnet).acknowledge_warning("@aws-cdk/aws-ec2:noSubnetRouteTableId")
-        return vpc, subnet
+        return subnet

@@ -54,7 +54,12 @@ class StorageStack(cdk.Stack):
     def _lustre(self, config: AppConfig, network: NetworkStack) -> LustreMount | None:
         if config.lustre_dns_name is not None:
             assert config.lustre_mount_name is not None
-            return LustreMount(dns_name=config.lustre_dns_name, mount_name=config.lustre_mount_name)
+            return LustreMount(
+                # fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com
+                file_system_id=config.lustre_dns_name.partition(".")[0],
+                dns_name=config.lustre_dns_name,
+                mount_name=config.lustre_mount_name,
+            )
         if not config.lustre_gib:
             return None
         return LustreFileSystem(

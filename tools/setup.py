@@ -133,7 +133,7 @@ def install_python_packages() -> None:
                 "module (Debian: python3-venv) or run make with PYTHON=/path/to/python3.11"
             )
     install_torch()
-    say("installing Python packages, the CDK library and Node (about 250 MB)")
+    say("installing Python packages, the CDK library and Node (about 350 MB)")
     pip("-c", "constraints.txt", "hatchling", "editables")
     pip("-c", "constraints.txt", "--no-build-isolation", "-r", "requirements-dev.txt")
 

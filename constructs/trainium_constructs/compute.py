@@ -14,6 +14,7 @@ from trainium_catalogue.instances import InstanceType
 from trainium_constructs.launch_template import EfaLaunchTemplate
 from trainium_constructs.nag import acknowledge_managed_policy
 from trainium_constructs.network import EfaNetwork
+from trainium_constructs.shell import allow_sessions
 
 INSTANCE_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"
 
@@ -26,8 +27,10 @@ BLOCKED_REASONS = (
 )
 
 
-def instance_profile(scope: Construct) -> tuple[iam.Role, iam.CfnInstanceProfile]:
-    """What the ECS agent of a host may do, and nothing that a job needs."""
+def instance_profile(
+    scope: Construct, *, shell: bool = False
+) -> tuple[iam.Role, iam.CfnInstanceProfile]:
+    """What the ECS agent of a host may do, and nothing that a job needs; ``shell``: sessions."""
     role = iam.Role(
         scope,
         "InstanceRole",
@@ -39,6 +42,8 @@ def instance_profile(scope: Construct) -> tuple[iam.Role, iam.CfnInstanceProfile
         INSTANCE_POLICY,
         "AWS keeps this policy in step with what the ECS agent needs; jobs have roles of their own",
     )
+    if shell:
+        allow_sessions(role)
     return role, iam.CfnInstanceProfile(scope, "InstanceProfile", roles=[role.role_name])
 
 
@@ -58,6 +63,7 @@ class TrainiumComputeEnvironment(Construct):
         min_vcpus: int = 0,
         scale_down_delay_minutes: int | None = None,
         placement_group: bool = True,
+        shell: bool = False,
         instance_tags: Mapping[str, str] | None = None,
     ) -> None:
         """Create the environment.
@@ -75,12 +81,13 @@ class TrainiumComputeEnvironment(Construct):
                 Batch's own, a few minutes.
             placement_group: Start nodes in a cluster placement group of our own. Reserved
                 capacity already has its place, which another group would contradict.
+            shell: Let hosts accept sessions of AWS Systems Manager.
             instance_tags: Tags of the instances.
         """
         super().__init__(scope, construct_id)
         if not 0 <= min_vcpus <= max_vcpus:
             raise ValueError(f"min_vcpus must be 0 to max_vcpus={max_vcpus}, got {min_vcpus}")
-        self.instance_role, profile = instance_profile(self)
+        self.instance_role, profile = instance_profile(self, shell=shell)
         group = (
             ec2.PlacementGroup(
                 self, "PlacementGroup", strategy=ec2.PlacementGroupStrategy.CLUSTER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aws_cdk as cdk
@@ -25,7 +26,7 @@ class Reservation:
 
 
 class EfaLaunchTemplate(Construct):
-    """How Batch starts a node."""
+    """How a node starts, for whatever service starts it."""
 
     def __init__(
         self,
@@ -34,10 +35,13 @@ class EfaLaunchTemplate(Construct):
         *,
         instance_type: InstanceType,
         layout: EfaLayout,
-        security_group: ec2.ISecurityGroup,
-        host: HostSetup,
+        security_groups: Sequence[ec2.ISecurityGroup],
+        host: HostSetup | None = None,
         root_volume_gib: int,
         reservation: Reservation | None = None,
+        names_type: bool = False,
+        placement_group_name: str | None = None,
+        instance_tags: Mapping[str, str] | None = None,
     ) -> None:
         """Describe a node.
 
@@ -46,10 +50,13 @@ class EfaLaunchTemplate(Construct):
             construct_id: Id of the template.
             instance_type: What is started.
             layout: Kind of the secondary interfaces.
-            security_group: Group of every interface; it must admit itself, in and out.
-            host: What user data makes of the host.
+            security_groups: Groups of every interface; one must admit itself, in and out.
+            host: What user data makes of the host. Default: nothing, its image has everything.
             root_volume_gib: Size of the encrypted root volume, which holds the images.
             reservation: Capacity to use. Default: on demand.
+            names_type: Say the type here. Default: whoever uses the template says it.
+            placement_group_name: Group to start in. Default: whoever uses the template says it.
+            instance_tags: Tags of instances and volumes, where nobody else sets them.
         """
         super().__init__(scope, construct_id)
         is_block = reservation is not None and reservation.is_block
@@ -58,13 +65,13 @@ class EfaLaunchTemplate(Construct):
             self,
             "Template",
             launch_template_data=ec2.CfnLaunchTemplate.LaunchTemplateDataProperty(
-                # No subnet: Batch fills in the compute environment's.
+                # No subnet: who starts the node fills it in.
                 network_interfaces=[
                     ec2.CfnLaunchTemplate.NetworkInterfaceProperty(
                         network_card_index=nic.card_index,
                         device_index=nic.device_index,
                         interface_type=nic.interface_type,
-                        groups=[security_group.security_group_id],
+                        groups=[group.security_group_id for group in security_groups],
                         delete_on_termination=True,
                     )
                     for nic in instance_type.network_interfaces(layout)
@@ -85,11 +92,12 @@ class EfaLaunchTemplate(Construct):
                 metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
                     http_endpoint="enabled",
                     http_tokens="required",
-                    # As the ECS-optimised AMI sets it. Tasks of multi-node jobs (awsvpc) are kept
-                    # off by the agent (ECS_AWSVPC_BLOCK_IMDS): they take their role from ECS.
+                    # As both optimised AMIs set it. On ECS, tasks of multi-node jobs (awsvpc) are
+                    # kept off by the agent (ECS_AWSVPC_BLOCK_IMDS): they take their role from ECS.
+                    # On EKS, Neuron's own pods may ask for the instance's type.
                     http_put_response_hop_limit=2,
                 ),
-                user_data=cdk.Fn.base64(host.user_data()),
+                user_data=cdk.Fn.base64(host.user_data()) if host else None,
                 capacity_reservation_specification=_target(reservation),
                 # A block wants the market type and the instance type beside its id, as in AWS's
                 # own Batch templates for Capacity Blocks (awsome-distributed-training).
@@ -100,7 +108,13 @@ class EfaLaunchTemplate(Construct):
                     if is_block
                     else None
                 ),
-                instance_type=instance_type.name if is_block else None,
+                instance_type=instance_type.name if is_block or names_type else None,
+                placement=(
+                    ec2.CfnLaunchTemplate.PlacementProperty(group_name=placement_group_name)
+                    if placement_group_name
+                    else None
+                ),
+                tag_specifications=tag_specifications(instance_tags),
             ),
         )
 
@@ -113,6 +127,21 @@ class EfaLaunchTemplate(Construct):
     def version(self) -> str:
         """The newest version, by number: a change of the template then changes who uses it."""
         return self.template.attr_latest_version_number
+
+
+def tag_specifications(
+    tags: Mapping[str, str] | None,
+) -> list[ec2.CfnLaunchTemplate.TagSpecificationProperty] | None:
+    """The same tags for instances and their volumes; None without tags."""
+    if not tags:
+        return None
+    return [
+        ec2.CfnLaunchTemplate.TagSpecificationProperty(
+            resource_type=kind,
+            tags=[cdk.CfnTag(key=key, value=value) for key, value in tags.items()],
+        )
+        for kind in ("instance", "volume")
+    ]
 
 
 def _target(

@@ -10,10 +10,17 @@ from constructs import Construct
 class RetainedLogs(Construct):
     """A log group with a retention in days."""
 
-    def __init__(self, scope: Construct, construct_id: str, *, retention_days: int) -> None:
-        """Keep records for ``retention_days``, one of the periods that CloudWatch Logs knows."""
+    def __init__(
+        self, scope: Construct, construct_id: str, *, retention_days: int, name: str | None = None
+    ) -> None:
+        """Keep records for ``retention_days``, one of the periods that CloudWatch Logs knows.
+
+        ``name`` is for a group that its writer finds by name.
+        """
         super().__init__(scope, construct_id)
-        self.log_group = logs.LogGroup(self, "Group", removal_policy=cdk.RemovalPolicy.DESTROY)
+        self.log_group = logs.LogGroup(
+            self, "Group", log_group_name=name, removal_policy=cdk.RemovalPolicy.DESTROY
+        )
         # The L2 takes an enumeration of the same numbers, under names.
         resource = self.log_group.node.default_child
         assert isinstance(resource, logs.CfnLogGroup)

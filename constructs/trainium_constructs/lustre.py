@@ -21,6 +21,7 @@ access with VPC security groups)."""
 class LustreMount:
     """What a host needs in order to mount a file system."""
 
+    file_system_id: str
     dns_name: str
     mount_name: str
 
@@ -100,6 +101,7 @@ class LustreFileSystem(Construct):
     def mount(self) -> LustreMount:
         """For the hosts."""
         return LustreMount(
+            file_system_id=self.file_system.ref,
             dns_name=self.file_system.attr_dns_name,
             mount_name=self.file_system.attr_lustre_mount_name,
         )

@@ -32,6 +32,8 @@ class EfaNetwork:
     """Private, with a way out: EC2 gives no public address to an instance with several cards."""
     security_group: ec2.ISecurityGroup
     """Admits the cluster to itself, in and out."""
+    second_subnets: tuple[ec2.ISubnet, ...] = ()
+    """In other zones, where a service asks for more than one."""
 
 
 class NodeVpc(Construct):
@@ -45,6 +47,7 @@ class NodeVpc(Construct):
         cidr: str,
         zone_id: str | None = None,
         zone_name: str | None = None,
+        second_zone: str | None = None,
         nat_gateways: int = 1,
         interface_endpoints: Sequence[str] = DEFAULT_INTERFACE_ENDPOINTS,
         log_retention_days: int = 30,
@@ -57,6 +60,8 @@ class NodeVpc(Construct):
             cidr: Address range; half of it goes to the nodes.
             zone_id: Id of the availability zone, which means the same place in every account.
             zone_name: Name of the zone, for who does not know the id.
+            second_zone: Id or name, as the other one, of a zone for a second, small private
+                subnet; its way out is the first one's. Default: there is none.
             nat_gateways: 0 or 1; without one, nodes reach only what has an endpoint.
             interface_endpoints: AWS services to reach without leaving the VPC, say ``ecr.api``.
             log_retention_days: How long flow logs are kept.
@@ -95,6 +100,17 @@ class NodeVpc(Construct):
         if zone_id is not None:
             for subnet in (public, self.private):
                 _place(subnet, zone_id)
+        self.second: ec2.PrivateSubnet | None = None
+        if second_zone is not None:
+            self.second = ec2.PrivateSubnet(
+                self,
+                "Second",
+                vpc_id=network.ref,
+                cidr_block=str(plan.second),
+                availability_zone="" if zone_id else second_zone,
+            )
+            if zone_id is not None:
+                _place(self.second, second_zone)
         self._route(network, public, nat_gateways)
         # Imported from its own L1, so that endpoints and flow logs can be L2.
         self.vpc: ec2.IVpc = ec2.Vpc.from_vpc_attributes(
@@ -110,7 +126,9 @@ class NodeVpc(Construct):
         )
         public.add_default_internet_route(gateway.ref, attachment)
         if nat_gateways:
-            self.private.add_default_nat_route(public.add_nat_gateway().ref)
+            gateway_id = public.add_nat_gateway().ref
+            for subnet in filter(None, (self.private, self.second)):
+                subnet.add_default_nat_route(gateway_id)
 
     def _add_endpoints(self, cidr: str, names: Sequence[str]) -> None:
         subnets = ec2.SubnetSelection(subnets=[self.private])

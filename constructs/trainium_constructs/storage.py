@@ -106,6 +106,16 @@ class TrainingBucket(Construct):
                 conditions={condition: {"s3:prefix": reads}},
             ).assert_success()
 
+    def grant_reading(self, role: iam.Role, prefixes: Sequence[str]) -> None:
+        """Let ``role`` list and read below ``prefixes``, and nothing else."""
+        self._allow(role, _READ, [f"{prefix}*" for prefix in prefixes])
+        iam.Grant.add_to_principal(
+            grantee=role,
+            actions=["s3:ListBucket"],
+            resource_arns=[self.bucket.bucket_arn],
+            conditions={"StringLike": {"s3:prefix": [f"{prefix}*" for prefix in prefixes]}},
+        ).assert_success()
+
     def _allow(self, role: iam.Role, actions: Sequence[str], keys: Sequence[str]) -> None:
         if not keys:
             return

@@ -7,19 +7,21 @@ from ipaddress import IPv4Network
 
 # AWS reserves the first four addresses and the last one of every subnet (VPC User Guide).
 RESERVED_ADDRESSES = 5
-_PUBLIC_PREFIX = 28
+_SMALLEST_PREFIX = 28
 _SMALLEST_VPC_PREFIX = 26
 _LARGEST_VPC_PREFIX = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubnetPlan:
-    """The two subnets of a new VPC."""
+    """The subnets of a new VPC."""
 
     private: IPv4Network
     """For the nodes and the interface endpoints: the first half of the range."""
     public: IPv4Network
-    """For the NAT gateway: a /28 in the second half; the rest stays free for later use."""
+    """For the NAT gateway: a /28 in the second half."""
+    second: IPv4Network
+    """For what has to be in another zone too: the next /28; the rest stays free for later use."""
 
     @property
     def private_addresses(self) -> int:
@@ -46,5 +48,5 @@ def plan_subnets(vpc_cidr: str) -> SubnetPlan:
             f"/{_LARGEST_VPC_PREFIX} to /{_SMALLEST_VPC_PREFIX}"
         )
     private, rest = vpc.subnets(prefixlen_diff=1)
-    public = next(rest.subnets(new_prefix=max(_PUBLIC_PREFIX, rest.prefixlen)))
-    return SubnetPlan(private=private, public=public)
+    smallest = rest.subnets(new_prefix=_SMALLEST_PREFIX)
+    return SubnetPlan(private=private, public=next(smallest), second=next(smallest))

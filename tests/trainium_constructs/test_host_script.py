@@ -274,7 +274,9 @@ def with_lustre(tmp_path: Path, signer: Signer) -> Host:
         setup=HostSetup(
             instance_type=INSTANCE_TYPES["trn1.32xlarge"],
             release=NEURON_RELEASES["2.28.0"],
-            lustre=LustreMount(dns_name="fs-0.fsx.example", mount_name="fqgwbbmv"),
+            lustre=LustreMount(
+                file_system_id="fs-0", dns_name="fs-0.fsx.example", mount_name="fqgwbbmv"
+            ),
             efa_key_fingerprint=signer.fingerprint,
         ),
         num_efa=8,

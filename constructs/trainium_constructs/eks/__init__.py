@@ -1,0 +1,18 @@
+"""CDK constructs for training on AWS Trainium with Amazon EKS; imported only where they are used.
+
+The CDK's modules behind them take their time, which a deployment without a cluster saves.
+"""
+
+from trainium_constructs.eks.cluster import TrainingCluster
+from trainium_constructs.eks.contents import ClusterContents, ClusterSettings
+from trainium_constructs.eks.identity import pod_role
+from trainium_constructs.eks.node_groups import SystemNodeGroup, TrainiumNodeGroup
+
+__all__ = [
+    "ClusterContents",
+    "ClusterSettings",
+    "SystemNodeGroup",
+    "TrainingCluster",
+    "TrainiumNodeGroup",
+    "pod_role",
+]

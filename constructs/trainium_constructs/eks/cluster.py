@@ -1,0 +1,146 @@
+"""The EKS cluster: control plane, who may use it, and AWS's own add-ons."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import aws_cdk as cdk
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_eks_v2 as eks
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk.lambda_layer_kubectl_v35 import KubectlV35Layer
+from constructs import Construct, IDependable
+
+from trainium_catalogue.eks import POD_ADDRESSES, SPARE_ADDRESSES
+from trainium_constructs.eks.findings import acknowledge_cluster
+from trainium_constructs.eks.identity import pod_role
+from trainium_constructs.log_group import RetainedLogs
+from trainium_constructs.nag import acknowledge_managed_policy
+from trainium_constructs.network import EfaNetwork
+
+_CNI_POLICY = "AmazonEKS_CNI_Policy"
+
+
+class TrainingCluster(Construct):
+    """A cluster without nodes: its API answers, DNS and pods' networks wait for nodes."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        cluster_name: str,
+        kubernetes_version: str,
+        network: EfaNetwork,
+        endpoint_cidrs: Sequence[str],
+        admin_arns: Sequence[str],
+        log_retention_days: int,
+    ) -> None:
+        """Create the cluster.
+
+        Args:
+            scope: Parent of the cluster.
+            construct_id: Id of the cluster.
+            cluster_name: A physical name, because EKS finds the log group of the control plane by
+                it: made here, the group has a retention and goes when the stack goes.
+            kubernetes_version: Minor version, say ``1.35``.
+            network: The nodes' subnet, and one in another zone at least.
+            endpoint_cidrs: Who may call the API from outside the VPC; nobody if it is empty.
+            admin_arns: Roles and users that may do everything in the cluster.
+            log_retention_days: How long the control plane's logs are kept.
+        """
+        super().__init__(scope, construct_id)
+        logs = RetainedLogs(
+            self, "Logs", retention_days=log_retention_days, name=f"/aws/eks/{cluster_name}/cluster"
+        )
+        access = eks.EndpointAccess
+        cluster = eks.Cluster(
+            self,
+            "Cluster",
+            cluster_name=cluster_name,
+            version=eks.KubernetesVersion.of(kubernetes_version),
+            vpc=network.vpc,
+            vpc_subnets=[ec2.SubnetSelection(subnets=[network.subnet, *network.second_subnets])],
+            endpoint_access=(
+                access.PUBLIC_AND_PRIVATE.only_from(*endpoint_cidrs)
+                if endpoint_cidrs
+                else access.PRIVATE
+            ),
+            secrets_encryption_key=kms.Key(
+                self,
+                "Secrets",
+                description=f"secrets of the EKS cluster {cluster_name}",
+                enable_key_rotation=True,
+                removal_policy=cdk.RemovalPolicy.DESTROY,
+                # The shortest that KMS allows; a key that waits for its end costs nothing.
+                pending_window=cdk.Duration.days(7),
+            ),
+            cluster_logging=list(eks.ClusterLoggingTypes),
+            # Nodes are ours; the default is Auto Mode, which knows no EFA.
+            default_capacity_type=eks.DefaultCapacityType.NODEGROUP,
+            default_capacity=0,
+            # Who may enter stands in the template; who happened to deploy is no part of it.
+            bootstrap_cluster_creator_admin_permissions=False,
+            bootstrap_self_managed_addons=False,
+            kubectl_provider_options=eks.KubectlProviderOptions(
+                kubectl_layer=KubectlV35Layer(self, "Kubectl")
+            ),
+            output_config_command=False,
+        )
+        # First in, last out: else the control plane makes another one, which nobody deletes.
+        cluster.node.add_dependency(logs)
+        for index, arn in enumerate(admin_arns):
+            cluster.grant_cluster_admin(f"Admin{index}", arn)
+        acknowledge_cluster(cluster, public=bool(endpoint_cidrs))
+        # jsii's Python types leave an optional member of the interface out of the class.
+        self.cluster = cast("eks.ICluster", cluster)
+        self._add_networks()
+
+    def _add_networks(self) -> None:
+        agent = self.add_on("PodIdentity", "eks-pod-identity-agent")
+        role = pod_role(
+            self, "Networks", cluster=self.cluster, namespace="kube-system", account="aws-node"
+        )
+        role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(_CNI_POLICY))
+        acknowledge_managed_policy(
+            role, _CNI_POLICY, "AWS keeps this policy in step with what its network plug-in needs"
+        )
+        networks = self.add_on(
+            "PodNetworks",
+            "vpc-cni",
+            # Left to itself it takes all addresses of one more interface, 50 of a trn1.32xlarge,
+            # before any pod needs them (amazon-vpc-cni-k8s, eni-and-ip-target.md).
+            values={
+                "env": {
+                    "MINIMUM_IP_TARGET": str(POD_ADDRESSES),
+                    "WARM_IP_TARGET": str(SPARE_ADDRESSES),
+                }
+            },
+        )
+        proxy = self.add_on("Proxy", "kube-proxy")
+        self.before_nodes: tuple[IDependable, ...] = (agent, networks, proxy, role)
+        """What has to be there before a node can become ready."""
+
+    def add_on(
+        self,
+        construct_id: str,
+        name: str,
+        *,
+        values: Mapping[str, Any] | None = None,
+        after: Sequence[IDependable] = (),
+    ) -> eks.CfnAddon:
+        """Install one of EKS's own add-ons, in the version that EKS has for this Kubernetes."""
+        # L1, whose deletion removes what the add-on made; nothing else is needed of the L2.
+        add_on = eks.CfnAddon(
+            self,
+            construct_id,
+            addon_name=name,
+            cluster_name=self.cluster.cluster_name,
+            configuration_values=json.dumps(values) if values else None,
+            resolve_conflicts="OVERWRITE",
+        )
+        add_on.node.add_dependency(*after)
+        return add_on

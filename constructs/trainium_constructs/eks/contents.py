@@ -1,0 +1,189 @@
+"""What is installed into a cluster, in an order whose reverse takes everything out again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aws_cdk import aws_eks_v2 as eks
+from aws_cdk import aws_iam as iam
+from constructs import Construct, IDependable
+
+from trainium_catalogue import kubernetes
+from trainium_catalogue.instances import InstanceType
+from trainium_constructs.eks import charts, manifests, watching
+from trainium_constructs.eks.cluster import TrainingCluster
+from trainium_constructs.eks.identity import pod_role
+from trainium_constructs.eks.manifests import Manifest
+from trainium_constructs.lustre import LustreMount
+from trainium_constructs.nag import acknowledge_wildcard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSettings:
+    """What the contents of a cluster follow from."""
+
+    deployment: str
+    kubernetes_version: str
+    instance_type: InstanceType
+    max_nodes: int
+    region: str
+    image: str
+    """The training image."""
+    bucket_name: str
+    lustre: LustreMount | None = None
+    lustre_gib: int = 0
+    recovery: bool = False
+    """Replace a node with an unrecoverable Neuron error."""
+    chart_versions: Mapping[str, str] = field(default_factory=dict)
+    """Other versions than the pinned ones, by our name of the chart."""
+
+
+class ClusterContents(Construct):
+    """DNS, charts, the namespace of the jobs with its queue, and what watches them.
+
+    CloudFormation deletes in the reverse order of creation: first the namespace, and with it every
+    job and pod, while Volcano is there to end them; then the charts; then the nodes.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        cluster: TrainingCluster,
+        settings: ClusterSettings,
+        accounts: Sequence[str],
+        after: Sequence[IDependable],
+    ) -> None:
+        """Install everything.
+
+        Args:
+            scope: Parent of the contents.
+            construct_id: Id of the contents.
+            cluster: Where they go.
+            settings: What they follow from.
+            accounts: Service accounts in the namespace of the jobs.
+            after: The node groups.
+        """
+        super().__init__(scope, construct_id)
+        self._cluster, self._settings = cluster, settings
+        dns = cluster.add_on("Dns", "coredns", after=after)
+        self._recovery_role()
+        self.charts = self._install_charts((*after, dns))
+        namespace = self._apply("Namespace", [self._namespace()], after=[*self.charts.values()])
+        self._apply("Jobs", self._jobs(accounts), after=[namespace])
+        self._apply("Watching", self._watching(), after=[namespace])
+
+    def _install_charts(self, after: Sequence[IDependable]) -> dict[str, eks.HelmChart]:
+        settings = self._settings
+        values = charts.chart_values(
+            instance_type=settings.instance_type.name,
+            region=settings.region,
+            recovery=settings.recovery,
+            efa=settings.instance_type.supports_multi_node,
+        )
+        installed = {
+            name: charts.install(
+                self,
+                name,
+                cluster=self._cluster.cluster,
+                values=each,
+                version=settings.chart_versions.get(name),
+            )
+            for name, each in values.items()
+            if name != "fsx" or settings.lustre
+        }
+        for chart in installed.values():
+            chart.node.add_dependency(*after)
+        return installed
+
+    def _recovery_role(self) -> None:
+        """What the node problem detector tells CloudWatch, and whom it may replace."""
+        role = pod_role(
+            self,
+            "Recovery",
+            cluster=self._cluster.cluster,
+            namespace=charts.RECOVERY_NAMESPACE,
+            account=charts.RECOVERY_ACCOUNT,
+        )
+        # As the Neuron documentation asks for (permissions for node problem detector and
+        # recovery); the groups of EKS have no name here, but a tag.
+        role.add_to_policy(
+            iam.PolicyStatement(
+                actions=["cloudwatch:PutMetricData"],
+                resources=["*"],
+                conditions={"StringEquals": {"cloudwatch:Namespace": "NeuronHealthCheck"}},
+            )
+        )
+        if self._settings.recovery:
+            role.add_to_policy(
+                iam.PolicyStatement(
+                    actions=["ec2:DescribeInstances", "autoscaling:DescribeAutoScalingInstances"],
+                    resources=["*"],
+                )
+            )
+            name = self._cluster.cluster.cluster_name
+            role.add_to_policy(
+                iam.PolicyStatement(
+                    actions=["autoscaling:SetInstanceHealth"],
+                    resources=["*"],
+                    conditions={"StringEquals": {"aws:ResourceTag/eks:cluster-name": name}},
+                )
+            )
+        acknowledge_wildcard(
+            role, "*", "conditions narrow what changes anything; the rest only describes"
+        )
+
+    def _namespace(self) -> Manifest:
+        return manifests.namespace(
+            kubernetes.NAMESPACE,
+            deployment=self._settings.deployment,
+            # Neuron's runtime runs as root; nothing else of "restricted" is missing by need.
+            enforce="baseline",
+            kubernetes_version=self._settings.kubernetes_version,
+        )
+
+    def _jobs(self, accounts: Sequence[str]) -> list[Manifest]:
+        settings = self._settings
+        made = [
+            manifests.resource_quota(settings.instance_type, settings.max_nodes),
+            manifests.volcano_queue(settings.instance_type, settings.max_nodes),
+            *(manifests.service_account(account) for account in accounts),
+        ]
+        if settings.lustre:
+            volume = f"{kubernetes.NAMESPACE}-{kubernetes.LUSTRE_CLAIM}"
+            gib = settings.lustre_gib
+            made += [
+                manifests.lustre_volume(settings.lustre, name=volume, gib=gib),
+                manifests.lustre_claim(volume=volume, gib=gib),
+            ]
+        return made
+
+    def _watching(self) -> list[Manifest]:
+        settings = self._settings
+        return [
+            manifests.namespace(
+                watching.MONITOR,
+                deployment=settings.deployment,
+                enforce="privileged",
+                kubernetes_version=settings.kubernetes_version,
+            ),
+            *watching.neuron_monitor(instance_type=settings.instance_type.name),
+            manifests.service_account(watching.TENSORBOARD),
+            *watching.tensorboard(
+                image=settings.image,
+                bucket=settings.bucket_name,
+                region=settings.region,
+                lustre=settings.lustre is not None,
+            ),
+        ]
+
+    def _apply(
+        self, construct_id: str, objects: list[Manifest], *, after: Sequence[IDependable]
+    ) -> eks.KubernetesManifest:
+        applied = eks.KubernetesManifest(
+            self, construct_id, cluster=self._cluster.cluster, manifest=objects
+        )
+        applied.node.add_dependency(*after)
+        return applied

@@ -1,0 +1,145 @@
+"""What the stack puts into the cluster, as plain objects; they are validated in the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainium_catalogue import kubernetes
+from trainium_catalogue.contract import LUSTRE_MOUNT
+from trainium_catalogue.instances import InstanceType
+from trainium_constructs.lustre import LustreMount
+
+Manifest = dict[str, Any]
+
+# Beside the nodes' pods: TensorBoard, and what a user starts to look around.
+_SPARE_CPUS = 16
+_SPARE_MEMORY_MIB = 65_536
+
+
+def namespace(name: str, *, deployment: str, enforce: str, kubernetes_version: str) -> Manifest:
+    """A namespace with Pod Security labels; what is not enforced is still reported."""
+    version = f"v{kubernetes_version}"
+    levels = {"enforce": enforce, "audit": "restricted", "warn": "restricted"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {
+            "name": name,
+            "labels": {
+                kubernetes.LABEL_DEPLOYMENT: deployment,
+                **{
+                    f"pod-security.kubernetes.io/{mode}{suffix}": value
+                    for mode, level in levels.items()
+                    for suffix, value in (("", level), ("-version", version))
+                },
+            },
+        },
+    }
+
+
+def total_resources(instance_type: InstanceType, nodes: int) -> dict[str, str]:
+    """What pods on all nodes ask for."""
+    return {
+        name: f"{nodes * int(quantity.removesuffix('Mi'))}{'Mi' if quantity.endswith('Mi') else ''}"
+        for name, quantity in kubernetes.pod_resources(instance_type).items()
+    }
+
+
+def resource_quota(instance_type: InstanceType, max_nodes: int) -> Manifest:
+    """As much as the node group can hold, and nothing that is reached from outside."""
+    total = total_resources(instance_type, max_nodes)
+    cpu = int(total.pop("cpu")) + _SPARE_CPUS
+    memory = int(total.pop("memory").removesuffix("Mi")) + _SPARE_MEMORY_MIB
+    return {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "trainium", "namespace": kubernetes.NAMESPACE},
+        "spec": {
+            "hard": {
+                "requests.cpu": str(cpu),
+                "requests.memory": f"{memory}Mi",
+                **{f"requests.{name}": quantity for name, quantity in total.items()},
+                "persistentvolumeclaims": "4",
+                "services.loadbalancers": "0",
+                "services.nodeports": "0",
+            }
+        },
+    }
+
+
+def volcano_queue(instance_type: InstanceType, max_nodes: int) -> Manifest:
+    """The queue of the jobs: as large as all nodes, so that a larger gang waits outside."""
+    return {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "Queue",
+        "metadata": {"name": kubernetes.QUEUE},
+        "spec": {
+            "weight": 1,
+            "reclaimable": False,
+            "capability": total_resources(instance_type, max_nodes),
+        },
+    }
+
+
+def service_account(name: str) -> Manifest:
+    """An account whose pods get credentials of AWS, and none of the cluster."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": name, "namespace": kubernetes.NAMESPACE},
+        "automountServiceAccountToken": False,
+    }
+
+
+def lustre_volume(mount: LustreMount, *, name: str, gib: int) -> Manifest:
+    """The file system of the storage stack: it is there before the cluster, and stays its own."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {
+            **_lustre_size(gib),
+            "volumeMode": "Filesystem",
+            "persistentVolumeReclaimPolicy": "Retain",
+            # flock: what writes HDF5 or SQLite locks its files.
+            "mountOptions": ["flock"],
+            "claimRef": {"name": kubernetes.LUSTRE_CLAIM, "namespace": kubernetes.NAMESPACE},
+            "csi": {
+                "driver": "fsx.csi.aws.com",
+                "volumeHandle": mount.file_system_id,
+                "volumeAttributes": {"dnsname": mount.dns_name, "mountname": mount.mount_name},
+            },
+        },
+    }
+
+
+def lustre_claim(*, volume: str, gib: int) -> Manifest:
+    """The claim that pods mount."""
+    size = _lustre_size(gib)
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": kubernetes.LUSTRE_CLAIM, "namespace": kubernetes.NAMESPACE},
+        "spec": {
+            "accessModes": size["accessModes"],
+            "storageClassName": size["storageClassName"],
+            "volumeName": volume,
+            "resources": {"requests": size["capacity"]},
+        },
+    }
+
+
+def _lustre_size(gib: int) -> Mapping[str, Any]:
+    return {
+        "capacity": {"storage": f"{gib}Gi"},
+        "accessModes": ["ReadWriteMany"],
+        # None of them: nothing is to be provisioned.
+        "storageClassName": "",
+    }
+
+
+def lustre_mounts() -> tuple[Manifest, Manifest]:
+    """A pod's volume and its container's mount of the claim, to read from."""
+    volume = {"name": "lustre", "persistentVolumeClaim": {"claimName": kubernetes.LUSTRE_CLAIM}}
+    return volume, {"name": "lustre", "mountPath": LUSTRE_MOUNT, "readOnly": True}

@@ -1,0 +1,156 @@
+"""The EKS stack: a cluster that runs jobs on nodes; it can go and come back at any time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aws_cdk as cdk
+from constructs import Construct
+
+from stacks.config import AppConfig
+from stacks.data_jobs_stack import DataJobsStack
+from stacks.network_stack import NetworkStack
+from stacks.reservations import reservation_of
+from stacks.storage_stack import StorageStack
+from trainium_catalogue import contract, kubernetes
+from trainium_catalogue.eks import host_image_version
+from trainium_catalogue.workloads import WORKLOADS, Hardware
+from trainium_constructs import PublishedContract, grant_data_uris
+from trainium_constructs.eks import (
+    ClusterContents,
+    ClusterSettings,
+    SystemNodeGroup,
+    TrainingCluster,
+    TrainiumNodeGroup,
+    pod_role,
+)
+from trainium_constructs.eks.watching import TENSORBOARD
+
+
+class EksStack(cdk.Stack):
+    """Cluster, node groups, add-ons, and one service account with its role a workload."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        config: AppConfig,
+        network: NetworkStack,
+        storage: StorageStack,
+        data: DataJobsStack,
+        **kwargs: Any,
+    ) -> None:
+        """Create what runs jobs on nodes.
+
+        Args:
+            scope: Parent of the stack.
+            construct_id: Id of the stack, and name of the cluster.
+            config: What one deployment is to be.
+            network: Where nodes live.
+            storage: Where data lives.
+            data: What all jobs share: the image.
+            **kwargs: Everything else a stack takes.
+        """
+        super().__init__(scope, construct_id, **kwargs)
+        self.add_stack_dependency(data, "its image has been pushed")
+        self._config = config
+        self._storage = storage
+        self.cluster = TrainingCluster(
+            self,
+            "Training",
+            cluster_name=construct_id,
+            kubernetes_version=config.kubernetes_version,
+            network=network.network,
+            endpoint_cidrs=config.eks_endpoint_cidrs,
+            admin_arns=config.eks_admin_arns,
+            log_retention_days=config.log_retention_days,
+        )
+        self._add_nodes(network, construct_id)
+        self._roles()
+        PublishedContract(
+            self, "Contract", deployment=config.deployment, values=self._published(data)
+        )
+        ClusterContents(
+            self,
+            "Contents",
+            cluster=self.cluster,
+            settings=ClusterSettings(
+                deployment=config.deployment,
+                kubernetes_version=config.kubernetes_version,
+                instance_type=config.instance,
+                max_nodes=config.max_nodes,
+                region=self.region,
+                image=data.image_uri,
+                bucket_name=storage.bucket.bucket.bucket_name,
+                lustre=storage.lustre,
+                lustre_gib=config.lustre_gib or 1,
+                recovery=config.eks_recovery,
+                chart_versions=dict(each.split("=") for each in config.eks_chart_versions),
+            ),
+            accounts=[kubernetes.service_account(name) for name in self._workloads()],
+            after=[self.system, self.nodes],
+        )
+
+    def _add_nodes(self, network: NetworkStack, name: str) -> None:
+        config = self._config
+        date = config.release.eks_ami_date
+        assert date is not None  # the configuration refuses a release without
+        common: dict[str, Any] = {
+            "cluster": self.cluster,
+            "host_image_version": host_image_version(config.kubernetes_version, date),
+            "shell": config.node_shell,
+        }
+        self.system = SystemNodeGroup(
+            self,
+            "System",
+            instance_types=config.eks_system_instance_types,
+            subnet=network.network.subnet,
+            instance_tags=self._tags(f"{name}-system"),
+            **common,
+        )
+        self.nodes = TrainiumNodeGroup(
+            self,
+            "Nodes",
+            instance_type=config.instance,
+            network=network.network,
+            layout=config.efa_layout,
+            root_volume_gib=config.root_volume_gib,
+            nodes=config.eks_nodes,
+            max_nodes=config.max_nodes,
+            reservation=reservation_of(config),
+            instance_tags=self._tags(name),
+            **common,
+        )
+
+    def _tags(self, name: str) -> dict[str, str]:
+        return {"Name": name, contract.TAG_DEPLOYMENT: self._config.deployment}
+
+    def _workloads(self) -> list[str]:
+        return [w.name for w in WORKLOADS.values() if w.hardware is Hardware.TRAINIUM]
+
+    def _roles(self) -> None:
+        """What the pods of each workload may do: the same as its jobs on Batch."""
+        cluster, namespace = self.cluster.cluster, kubernetes.NAMESPACE
+        for name in self._workloads():
+            account = kubernetes.service_account(name)
+            role = pod_role(self, name, cluster=cluster, namespace=namespace, account=account)
+            self._storage.bucket.grant(role, WORKLOADS[name])
+            grant_data_uris(role, WORKLOADS[name], self._config.data_uris)
+        if self._storage.lustre is None:
+            reader = pod_role(
+                self, TENSORBOARD, cluster=cluster, namespace=namespace, account=TENSORBOARD
+            )
+            self._storage.bucket.grant_reading(reader, [contract.RUNS_PREFIX])
+
+    def _published(self, data: DataJobsStack) -> dict[str, str]:
+        claim = {contract.SSM_EKS_LUSTRE_CLAIM: kubernetes.LUSTRE_CLAIM}
+        return {
+            contract.SSM_EKS_CLUSTER: self.cluster.cluster.cluster_name,
+            contract.SSM_EKS_NAMESPACE: kubernetes.NAMESPACE,
+            contract.SSM_EKS_QUEUE: kubernetes.QUEUE,
+            contract.SSM_EKS_NODE_GROUP: self.nodes.nodes.nodegroup_name,
+            contract.SSM_EKS_IMAGE: data.image_uri,
+            contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: str(self._config.job_time_limit_hours),
+            **(claim if self._storage.lustre else {}),
+        }

@@ -7,12 +7,15 @@ import typer
 
 from jobs.commands.catalogue import catalogue
 from jobs.commands.download import download
+from jobs.commands.kubeconfig import kubeconfig
 from jobs.commands.list_runs import list_runs
 from jobs.commands.logs import logs
+from jobs.commands.scale import scale
 from jobs.commands.status import status
 from jobs.commands.stop import stop
 from jobs.commands.submit import submit
 from jobs.commands.submit_help import SubmitCommand
+from jobs.commands.token import token
 from jobs.commands.upload import upload
 from jobs.options import Globals
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
@@ -81,6 +84,9 @@ app.command("status")(status)
 app.command("logs")(logs)
 app.command("stop")(stop)
 app.command("catalogue")(catalogue)
+app.command("kubeconfig")(kubeconfig)
+app.command("token", hidden=True)(token)
+app.command("scale")(scale)
 
 if __name__ == "__main__":
     # The collector runs dozens of times while boto3 reads its service models, for nothing: a

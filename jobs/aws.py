@@ -23,6 +23,12 @@ class SsmClient(Protocol):
     def get_parameters_by_path(self, **kwargs: Any) -> Response: ...
 
 
+class ManagedInstancesClient(Protocol):
+    """The part of the boto3 SSM client that knows which instances take sessions."""
+
+    def describe_instance_information(self, **kwargs: Any) -> Response: ...
+
+
 class BatchClient(Protocol):
     """The part of the boto3 Batch client that is used here."""
 
@@ -55,6 +61,22 @@ class LogsClient(Protocol):
     def get_log_events(self, **kwargs: Any) -> Response: ...
 
 
+class EksClient(Protocol):
+    """The part of the boto3 EKS client that is used here."""
+
+    def describe_cluster(self, **kwargs: Any) -> Response: ...
+
+    def describe_nodegroup(self, **kwargs: Any) -> Response: ...
+
+    def update_nodegroup_config(self, **kwargs: Any) -> Response: ...
+
+
+class EcsClient(Protocol):
+    """The part of the boto3 ECS client that is used here."""
+
+    def describe_container_instances(self, **kwargs: Any) -> Response: ...
+
+
 class Aws:
     """Clients of one session and region."""
 
@@ -80,6 +102,11 @@ class Aws:
         client: SsmClient = self._client("ssm", mode="standard", attempts=3)
         return client
 
+    def managed_instances(self) -> ManagedInstancesClient:
+        """Client that tells whether an instance takes sessions."""
+        client: ManagedInstancesClient = self._client("ssm", mode="standard", attempts=3)
+        return client
+
     def batch(self) -> BatchClient:
         """Client for reading jobs and stopping them."""
         client: BatchClient = self._client("batch", mode="standard", attempts=3)
@@ -103,6 +130,26 @@ class Aws:
         """Client for log events; adaptive, since GetLogEvents has a low rate limit."""
         client: LogsClient = self._client("logs", mode="adaptive", attempts=8)
         return client
+
+    def eks(self) -> EksClient:
+        """Client for the cluster and its node group."""
+        client: EksClient = self._client("eks", mode="standard", attempts=3)
+        return client
+
+    def ecs(self) -> EcsClient:
+        """Client that tells which instance a container is on."""
+        client: EcsClient = self._client("ecs", mode="standard", attempts=3)
+        return client
+
+    def sts(self) -> Any:
+        """Client that signs the cluster's tokens."""
+        return self._client("sts", mode="standard", attempts=3)
+
+    @property
+    def profile(self) -> str | None:
+        """The named profile in force, if one is."""
+        name = self._session.get_config_variable("profile")
+        return str(name) if name else None
 
     def _check_region(self, region: str) -> None:
         """Refuse a region that botocore does not know: its address would be anybody's."""

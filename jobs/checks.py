@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
+from jobs.orchestrators import Orchestrator
 from jobs.request import JobRequest
 from jobs.runs import Kind, Shape
 from trainium_catalogue import contract
@@ -60,29 +61,64 @@ def checked_request(
     num_nodes: int,
     time_limit_hours: float | None,
     parameters: dict[str, Value],
+    orchestrator: Orchestrator = Orchestrator.BATCH,
 ) -> JobRequest:
     """Build the request that this deployment can run, or refuse."""
-    assert deployment.job_definition is not None
     on_cpu = workload.hardware is Hardware.CPU
     if not on_cpu:
         _check_nodes(deployment, num_nodes)
-    hours = _checked_hours(deployment, workload, time_limit_hours)
+    cap = deployment.job_time_limit_hours
+    queue = deployment.cpu_job_queue if on_cpu else deployment.job_queue
+    definition = deployment.job_definition
+    if orchestrator is Orchestrator.EKS:
+        assert deployment.eks is not None
+        cap, queue, definition = deployment.eks.job_time_limit_hours, deployment.eks.queue, None
+    assert queue is not None
+    hours = _checked_hours(deployment, workload, time_limit_hours, cap)
     request = JobRequest(
         run=valid_run_name(run),
         workload=workload.name,
         num_nodes=num_nodes,
         time_limit_hours=hours,
         deployment=deployment.name,
-        job_queue=deployment.cpu_job_queue if on_cpu else deployment.job_queue,
-        job_definition=deployment.job_definition,
+        job_queue=queue,
+        job_definition=definition,
         usd_per_node_hour=(
             USD_PER_JOB_HOUR_ESTIMATE if on_cpu else deployment.instance_type.usd_per_hour_estimate
         ),
         hardware=workload.hardware,
+        orchestrator=orchestrator,
         parameters=parameters,
     )
     check_length(request)
     return request
+
+
+def chosen_orchestrator(
+    deployment: Deployment, workload: Workload, asked: Orchestrator | None
+) -> Orchestrator:
+    """What runs the workload: --on, or the only one there is, or Batch."""
+    if workload.hardware is Hardware.CPU:
+        if asked is Orchestrator.EKS:
+            raise Refusal(
+                "not-on-eks",
+                f"--on eks: {workload.name} runs on ordinary CPU instances, which Batch starts on "
+                "every deployment; leave --on out",
+            )
+        return Orchestrator.BATCH
+    there = deployment.orchestrators
+    if asked is None:
+        return Orchestrator.BATCH if Orchestrator.BATCH in there else there[0]
+    if asked not in there:
+        both = ",".join(sorted({*there, asked}))
+        raise Refusal(
+            "not-deployed",
+            f"--on {asked}: deployment {deployment.name!r} has {' and '.join(there)} only; submit "
+            f"with --on {there[0]}, or deploy again with "
+            f"`{deployment.redeploy_command(orchestrators=both)}` and the other -c settings it was "
+            "deployed with",
+        )
+    return asked
 
 
 def check_size(workload: Workload, num_nodes: int) -> None:
@@ -134,8 +170,9 @@ def _check_nodes(deployment: Deployment, num_nodes: int) -> None:
         )
 
 
-def _checked_hours(deployment: Deployment, workload: Workload, asked: float | None) -> float:
-    cap = deployment.job_time_limit_hours
+def _checked_hours(
+    deployment: Deployment, workload: Workload, asked: float | None, cap: float
+) -> float:
     if asked is None:
         # A default must not be refused: the deployment's cap simply shortens it.
         return min(workload.time_limit_hours, cap)
@@ -158,7 +195,9 @@ def _checked_hours(deployment: Deployment, workload: Workload, asked: float | No
 
 
 def check_length(request: JobRequest) -> None:
-    """Refuse parameters that Batch or ECS would refuse for their length."""
+    """Refuse parameters that Batch or ECS would refuse for their length; a cluster takes more."""
+    if request.orchestrator is Orchestrator.EKS:
+        return
     length = request.overrides_length()
     if length > MAX_OVERRIDE_CHARACTERS:
         raise Refusal(
@@ -189,7 +228,7 @@ def unknown_run(run: str, others: Sequence[str], deployment: Deployment) -> Refu
     hint = f"; {did_you_mean(run, others)}" if others else ""
     return Refusal(
         "unknown-run",
-        f"no run {run!r} in deployment {deployment.name!r} in {deployment.region} (Batch forgets "
-        "a job 7 days after its end, its log lines stay in log group "
+        f"no run {run!r} in deployment {deployment.name!r} in {deployment.region} (a job is "
+        "forgotten 7 days after its end; the log lines of Batch's stay in log group "
         f"{deployment.log_group}){hint}",
     )

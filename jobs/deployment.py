@@ -8,10 +8,11 @@ from typing import TypeVar
 
 from jobs.aws import SsmClient
 from jobs.errors import Refusal
+from jobs.orchestrators import Orchestrator
 from trainium_catalogue import contract
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.suggest import did_you_mean
-from trainium_catalogue.workloads import Hardware
+from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 T = TypeVar("T")
 
@@ -26,8 +27,26 @@ _NAMES = (
     contract.SSM_COMPUTE_ENVIRONMENT,
     contract.SSM_LOG_GROUP,
     contract.SSM_JOB_TIME_LIMIT_HOURS,
+    contract.SSM_ORCHESTRATORS,
+    *contract.SSM_EKS_NAMES,
+    contract.SSM_EKS_LUSTRE_CLAIM,
 )
 _NAMES_PER_CALL = 10  # of GetParameters (Systems Manager API reference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EksTarget:
+    """Where the jobs of a deployment with a cluster go."""
+
+    cluster: str
+    namespace: str
+    queue: str
+    """Volcano's."""
+    node_group: str
+    image: str
+    job_time_limit_hours: float
+    lustre_claim: str | None
+    """Claim of the file system; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,19 +59,23 @@ class Deployment:
     max_nodes: int
     neuron_release: str
     bucket: str
-    job_queue: str
-    """Of the nodes."""
+    orchestrators: tuple[Orchestrator, ...]
+    """What runs jobs on nodes."""
+    job_queue: str | None
+    """Of the nodes; None where Batch starts none."""
     cpu_job_queue: str
-    compute_environment: str
+    compute_environment: str | None
     log_group: str
     job_time_limit_hours: float
     job_definition: str | None
     """ARN of the job definition of the workload that was asked for, if any was."""
+    eks: EksTarget | None = None
 
     @property
     def queues(self) -> Mapping[str, Hardware]:
-        """Both job queues, and what their jobs run on."""
-        return {self.job_queue: Hardware.TRAINIUM, self.cpu_job_queue: Hardware.CPU}
+        """The job queues, and what their jobs run on."""
+        nodes = {} if self.job_queue is None else {self.job_queue: Hardware.TRAINIUM}
+        return {**nodes, self.cpu_job_queue: Hardware.CPU}
 
     def redeploy_command(self, **changes: object) -> str:
         """The command that deploys this again with ``changes``; keeps what the user gave."""
@@ -113,6 +136,14 @@ def _parse(
                 f"`{_deploy_command(name)}`",
             ) from None
 
+    def listed(text: str) -> tuple[Orchestrator, ...]:
+        return tuple(Orchestrator(word.strip()) for word in text.split(","))
+
+    orchestrators = value(contract.SSM_ORCHESTRATORS, listed)
+    on_batch = Orchestrator.BATCH in orchestrators
+    needs_definition = workload is not None and (
+        on_batch or WORKLOADS[workload].hardware is Hardware.CPU
+    )
     return Deployment(
         name=name,
         region=region,
@@ -120,13 +151,29 @@ def _parse(
         max_nodes=value(contract.SSM_MAX_NODES, int),
         neuron_release=value(contract.SSM_NEURON_RELEASE, str),
         bucket=value(contract.SSM_BUCKET, str),
-        job_queue=value(contract.SSM_JOB_QUEUE, str),
+        orchestrators=orchestrators,
+        job_queue=value(contract.SSM_JOB_QUEUE, str) if on_batch else None,
         cpu_job_queue=value(contract.SSM_CPU_JOB_QUEUE, str),
-        compute_environment=value(contract.SSM_COMPUTE_ENVIRONMENT, str),
+        compute_environment=(value(contract.SSM_COMPUTE_ENVIRONMENT, str) if on_batch else None),
         log_group=value(contract.SSM_LOG_GROUP, str),
         job_time_limit_hours=value(contract.SSM_JOB_TIME_LIMIT_HOURS, float),
         job_definition=(
-            value(contract.ssm_job_definition(workload), str) if workload is not None else None
+            value(contract.ssm_job_definition(workload), str)
+            if workload is not None and needs_definition
+            else None
+        ),
+        eks=(
+            EksTarget(
+                cluster=value(contract.SSM_EKS_CLUSTER, str),
+                namespace=value(contract.SSM_EKS_NAMESPACE, str),
+                queue=value(contract.SSM_EKS_QUEUE, str),
+                node_group=value(contract.SSM_EKS_NODE_GROUP, str),
+                image=value(contract.SSM_EKS_IMAGE, str),
+                job_time_limit_hours=value(contract.SSM_EKS_JOB_TIME_LIMIT_HOURS, float),
+                lustre_claim=values.get(contract.SSM_EKS_LUSTRE_CLAIM),
+            )
+            if Orchestrator.EKS in orchestrators
+            else None
         ),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +33,7 @@ def outcome(job: Job) -> Document:
         "started_at_ms": job.started_at_ms,
         "stopped_at_ms": job.stopped_at_ms,
         "kind": job.shape.kind,
+        "orchestrator": job.orchestrator,
         "num_nodes": job.num_nodes,
         "depends_on": list(job.depends_on),
         "max_attempts": job.max_attempts,
@@ -42,6 +43,7 @@ def outcome(job: Job) -> Document:
                 "node": node.index,
                 "status": node.status,
                 "status_reason": node.status_reason,
+                "pod": node.name,
                 "attempts": [_attempt(attempt) for attempt in node.attempts],
             }
             for node in job.nodes
@@ -87,8 +89,9 @@ def submit_document(
     compile_id: str | None,
     status: str | None,
     job: Job | None,
+    payloads: Sequence[Document],
 ) -> Document:
-    """What ``submit --json`` prints."""
+    """What ``submit --json`` prints; ``payloads`` are those of the compile job and of the job."""
     request, first = ready.request, ready.compile_request
     on_cpu = request.hardware is Hardware.CPU
     return {
@@ -97,6 +100,7 @@ def submit_document(
         "status": job.status if job else status,
         "workload": request.workload,
         "hardware": request.hardware,
+        "orchestrator": request.orchestrator,
         "nodes": request.num_nodes,
         "time_limit_hours": request.time_limit_hours,
         "instance_type": None if on_cpu else deployment.instance_type.name,
@@ -114,9 +118,9 @@ def submit_document(
             "job_id": compile_id,
             "time_limit_hours": first.time_limit_hours,
             "usd_at_time_limit": round(first.usd_at_time_limit, 2),
-            "payload": first.to_submit_kwargs(),
+            "payload": payloads[0],
         },
-        "payload": request.to_submit_kwargs(),
+        "payload": payloads[-1],
         "outcome": outcome(job) if job else None,
     }
 

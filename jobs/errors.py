@@ -69,8 +69,8 @@ def http_status(error: BaseException) -> int:
 
 
 def is_throttled(error: BaseException) -> bool:
-    """AWS turned the call away because of its rate: it did nothing, and may be repeated."""
-    return error_code(error) in _THROTTLED or http_status(error) == 429
+    """The call was turned away because of its rate: it did nothing, and may be repeated."""
+    return error_code(error) in _THROTTLED or _status(error) == 429
 
 
 def is_ambiguous(error: BaseException) -> bool:
@@ -86,9 +86,17 @@ def is_ambiguous(error: BaseException) -> bool:
 def is_transient(error: BaseException) -> bool:
     """The same call may well work in a moment."""
     from botocore import exceptions as aws
+    from urllib3.exceptions import HTTPError  # what the Kubernetes client raises
 
     connection = aws.EndpointConnectionError | aws.ConnectionError | aws.HTTPClientError
-    return isinstance(error, connection) or is_throttled(error) or http_status(error) >= 500
+    lost = isinstance(error, connection | HTTPError)
+    return lost or is_throttled(error) or _status(error) >= 500
+
+
+def _status(error: BaseException) -> int:
+    """HTTP status of an answer of AWS or of the Kubernetes API."""
+    status = getattr(error, "status", None)
+    return status if isinstance(status, int) else http_status(error)
 
 
 def from_aws(error: BaseException, *, region: str | None) -> Refusal | None:

@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from jobs import errors
-from jobs.aws import BatchClient
-from jobs.describe import describe_job
 from jobs.explain import Explanation
+from jobs.orchestrators import Orchestrator
 from jobs.runs import ON_HOSTS, Attempt, Job, Kind, Shape
 from jobs.streams import LogLine, Phase, Streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChanged:
-    """The job has another status, or Batch another reason for it."""
+    """The job has another status, or there is another reason for it."""
 
     status: str
     reason: str | None
@@ -25,10 +24,11 @@ class StatusChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
-    """An attempt is over and Batch makes another one."""
+    """An attempt is over and another one is made."""
 
     attempt: Attempt
     max_attempts: int | None
+    orchestrator: Orchestrator = Orchestrator.BATCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,11 @@ class AttemptBegan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StillWaiting:
-    """The job waits for hosts for a while and Batch gives no reason."""
+    """The job waits for hosts for a while and nobody gives a reason."""
 
     seconds: float
     explanation: Explanation | None
+    orchestrator: Orchestrator = Orchestrator.BATCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,8 @@ class Pace:
 class Follower:
     """Follows one job to its end."""
 
-    batch: BatchClient
+    describe: Callable[[str, Shape | None], Job | None]
+    """Reads the job by its id; the shape, where known, saves a call."""
     streams: Streams
     job_id: str
     clock: Clock
@@ -141,7 +143,7 @@ class Follower:
 
     def _describe(self, troubles: list[BaseException]) -> Job | None:
         try:
-            job = describe_job(self.batch, self.job_id, shape=self._shape)
+            job = self.describe(self.job_id, self._shape)
         except Exception as error:
             if not errors.is_transient(error):
                 raise
@@ -150,7 +152,7 @@ class Follower:
         if job is None:
             # DescribeJobs may lag behind SubmitJob for a moment.
             troubles.append(
-                errors.Refusal("unknown-job", f"Batch does not know job {self.job_id} (any more)")
+                errors.Refusal("unknown-job", f"job {self.job_id} is not known (any more)")
             )
             return None
         self._shape = job.shape
@@ -164,7 +166,11 @@ class Follower:
         for attempt in job.attempts[self._attempts_ended :]:
             # The last attempt of a job that ended is told by Ended.
             if not (job.ended and attempt.number == len(job.attempts)):
-                yield AttemptEnded(attempt=attempt, max_attempts=job.max_attempts)
+                yield AttemptEnded(
+                    attempt=attempt,
+                    max_attempts=job.max_attempts,
+                    orchestrator=job.orchestrator,
+                )
         self._attempts_ended = max(self._attempts_ended, len(job.attempts))
         status = job.status, job.status_reason
         if status != self._status:
@@ -180,7 +186,11 @@ class Follower:
             waited_s = self.clock.now() - self._since
             if waited_s >= first_s + self._remarks * later_s:
                 self._remarks += 1
-                yield StillWaiting(seconds=waited_s, explanation=self._ask(self.why_waiting, job))
+                yield StillWaiting(
+                    seconds=waited_s,
+                    explanation=self._ask(self.why_waiting, job),
+                    orchestrator=job.orchestrator,
+                )
 
     @staticmethod
     def _ask(why: Callable[[Job], Explanation | None], job: Job) -> Explanation | None:

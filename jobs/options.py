@@ -66,6 +66,10 @@ def command(function: Callable[P, int]) -> Callable[P, None]:
             if "botocore" not in sys.modules:
                 raise
             mapped = errors.from_aws(error, region=region)
+            if mapped is None and "kubernetes" in sys.modules:
+                from jobs.eks.errors import from_kubernetes
+
+                mapped = from_kubernetes(error)
             if mapped is None:
                 raise
             code = refuse(mapped, as_json=bool(kwargs.get("as_json")))

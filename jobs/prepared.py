@@ -91,7 +91,11 @@ def _compile_request(
     launch = {item.name for item in LAUNCH_PARAMETERS}
     parameters: dict[str, Value] = {
         # All of them, for what an earlier compile job of this name remembers is not to matter.
-        **{name: inputs.values[name] for name in ("dataset", *GRAPH_PARAMETERS)},
+        **{
+            name: inputs.values[name]
+            for name in ("dataset", *GRAPH_PARAMETERS)
+            if name in inputs.values
+        },
         **{name: value for name, value in request.parameters.items() if name in launch},
         "compile-only": True,
     }

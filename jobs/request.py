@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jobs.orchestrators import Orchestrator
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import Hardware, Value
 
@@ -24,9 +25,12 @@ class JobRequest:
     time_limit_hours: float
     deployment: str
     job_queue: str
-    job_definition: str
+    """Batch's ARN, or the name of Volcano's queue."""
+    job_definition: str | None
+    """None on EKS, which has none."""
     usd_per_node_hour: float
     hardware: Hardware = Hardware.TRAINIUM
+    orchestrator: Orchestrator = Orchestrator.BATCH
     parameters: Mapping[str, Value] = field(default_factory=dict)
     depends_on: tuple[str, ...] = ()
     """Ids of jobs that have to succeed first."""
@@ -54,6 +58,7 @@ class JobRequest:
 
     def to_submit_kwargs(self) -> dict[str, Any]:
         """Arguments of Batch's SubmitJob."""
+        assert self.orchestrator is Orchestrator.BATCH
         return {
             "jobName": self.run,
             "jobQueue": self.job_queue,

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from jobs.aws import BatchClient
+from jobs.orchestrators import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 ENDED = frozenset({"SUCCEEDED", "FAILED"})
@@ -69,6 +70,7 @@ class RunSummary:
     num_nodes: int | None
     """Children of an array job, 1 of another CPU job; None where Batch does not say."""
     hardware: Hardware
+    orchestrator: Orchestrator = Orchestrator.BATCH
 
     @property
     def shape(self) -> Shape | None:
@@ -92,10 +94,11 @@ class Attempt:
     """From 1."""
     exit_code: int | None
     reason: str | None
-    """What ECS says of the container."""
+    """What ECS, or Kubernetes, says of the container."""
     status_reason: str | None
-    """What Batch says of the attempt."""
+    """What Batch says of the attempt, or Kubernetes of the pod."""
     log_stream: str | None
+    """In the log group; of a pod, its name."""
     started_at_ms: int | None
     stopped_at_ms: int | None
 
@@ -108,6 +111,8 @@ class Node:
     status: str
     status_reason: str | None
     attempts: tuple[Attempt, ...]
+    name: str | None = None
+    """Of its pod; None on Batch."""
 
     @property
     def last(self) -> Attempt | None:
@@ -140,6 +145,7 @@ class Job:
     attempts: tuple[Attempt, ...]
     """Attempts that ended."""
     nodes: tuple[Node, ...]
+    orchestrator: Orchestrator = Orchestrator.BATCH
 
     @property
     def ended(self) -> bool:
@@ -186,13 +192,6 @@ def list_runs(
         if (run is None or item["jobName"] == run) and ":" not in item["jobId"]
     ]
     return sorted(found, key=lambda summary: summary.created_at_ms, reverse=True)
-
-
-def find_run(batch: BatchClient, queues: Mapping[str, Hardware], run: str) -> RunSummary | None:
-    """Find the newest job of a run; one that has not ended comes before one that has."""
-    found = list_runs(batch, queues, run=run)
-    going_on = [summary for summary in found if not summary.ended]
-    return next(iter(going_on or found), None)
 
 
 def _pages(batch: BatchClient, **kwargs: Any) -> Iterator[Mapping[str, Any]]:

@@ -27,6 +27,7 @@ from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.workloads import Hardware
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
+_NO_REASON = "{} gives no reason"
 _STATUS_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
 
 
@@ -81,15 +82,15 @@ def describe_event(
             found = waits or explain(exit_code=None, reasons=(reason,))
             said = f": {reason}" if is_news(reason) else ""
             return f"{status}{said}{f' - {found.meaning}; {found.remedy}' if found else ''}"
-        case AttemptEnded(attempt=attempt, max_attempts=most):
+        case AttemptEnded(attempt=attempt, max_attempts=most, orchestrator=by):
             of = f" of {most}" if most else ""
             ending = describe_ending(attempt)
-            return f"attempt {attempt.number}{of} ended, {ending}; Batch makes another one"
+            return f"attempt {attempt.number}{of} ended, {ending}; {by.who} makes another one"
         case AttemptBegan(number=number):
             return f"attempt {number}"
-        case StillWaiting(seconds=seconds, explanation=found):
+        case StillWaiting(seconds=seconds, explanation=found, orchestrator=by):
             said = f": {found.meaning}; {found.remedy}" if found else ""
-            return f"still RUNNABLE after {duration(seconds)} and Batch gives no reason{said}"
+            return f"still RUNNABLE after {duration(seconds)} and {by.who} gives no reason{said}"
         case Trouble(message=message):
             return f"no answer from AWS, trying on: {message}"
 
@@ -112,14 +113,14 @@ def verdict(job: Job, *, bucket: str) -> str:
         return f"run {job.run} succeeded{_took(job)}; results are in {results}"
     if not job.ended:
         return f"run {job.run} is {job.status}"
-    ending = job.ending
+    ending, who = job.ending, job.orchestrator.who
     reasons = job.status_reason, ending.reason if ending else None
     found = explain(exit_code=ending.exit_code if ending else None, reasons=reasons)
     said = [] if ending is None or ending.exit_code is None else [f"exit code {ending.exit_code}"]
     said += [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
     if found:
         said += [found.meaning, found.remedy]
-    return f"run {job.run} failed{_took(job)}: {'; '.join(said) or 'Batch gives no reason'}"
+    return f"run {job.run} failed{_took(job)}: {'; '.join(said) or _NO_REASON.format(who)}"
 
 
 def describe_status(job: Job, waiting: Explanation | None) -> str:

@@ -15,6 +15,7 @@ def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explana
     """Return the first thing that is wrong, or what usually is."""
     on_cpu = job.shape.kind is not Kind.NODES
     queue_name = deployment.cpu_job_queue if on_cpu else deployment.job_queue
+    assert queue_name is not None
     queues = batch.describe_job_queues(jobQueues=[queue_name])["jobQueues"]
     environment_names: list[str] = []
     for queue in queues:
@@ -24,6 +25,7 @@ def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explana
             item["computeEnvironment"] for item in queue.get("computeEnvironmentOrder", ())
         ]
     if not on_cpu:
+        assert deployment.compute_environment is not None
         environment_names = [deployment.compute_environment]
     environments = batch.describe_compute_environments(computeEnvironments=environment_names)[
         "computeEnvironments"

@@ -6,18 +6,17 @@ import gc
 import sys
 import time
 
-from jobs.aws import Aws
 from jobs.deployment import Deployment
 from jobs.follow import Clock, Ended, Follower
 from jobs.options import follow_command
+from jobs.orchestrators import JobService
 from jobs.runs import Job
 from jobs.show import Screen, node_table, verdict
 from jobs.streams import LogLine, Streams
-from jobs.waiting import waits_for, why_waiting
 
 
 def watch(
-    aws: Aws,
+    service: JobService,
     deployment: Deployment,
     *,
     run: str,
@@ -31,16 +30,17 @@ def watch(
     With ``keep_lines`` standard output stays free for a document.
     """
     gc.enable()  # off for the sake of a quick start; see jobs/__main__.py
-    batch = aws.batch()
     screen = Screen(part=part, lines_to=sys.stderr if keep_lines else sys.stdout)
     kept: list[LogLine] = []
     follower = Follower(
-        batch=batch,
-        streams=Streams(logs=aws.logs(), log_group=deployment.log_group, only_node=only_node),
+        describe=service.describe,
+        streams=Streams(
+            logs=service.logs(follow=True), log_group=service.log_group, only_node=only_node
+        ),
         job_id=job_id,
         clock=Clock(now=time.time, sleep=time.sleep),
-        why_waiting=lambda job: why_waiting(batch, deployment, job),
-        waits_for=lambda job: waits_for(batch, job),
+        why_waiting=service.why_waiting,
+        waits_for=service.waits_for,
     )
     try:
         for event in follower.events():
@@ -58,9 +58,8 @@ def watch(
     raise AssertionError("a follower ends with Ended")
 
 
-def existing_lines(
-    aws: Aws, deployment: Deployment, job: Job, *, only_node: int | None
-) -> list[LogLine]:
+def existing_lines(service: JobService, job: Job, *, only_node: int | None) -> list[LogLine]:
     """Read what has been printed so far, sorted by time."""
-    streams = Streams(logs=aws.logs(), log_group=deployment.log_group, only_node=only_node)
+    logs = service.logs(follow=False)
+    streams = Streams(logs=logs, log_group=service.log_group, only_node=only_node)
     return streams.read_all(job)

@@ -24,7 +24,13 @@ def first_column(heading: str) -> list[str]:
 def test_every_ssm_parameter_is_documented() -> None:
     documented = first_column("SSM parameters")
 
-    assert documented == [*contract.SSM_BATCH_NAMES, contract.ssm_job_definition("<workload>")]
+    assert documented == [
+        *contract.SSM_BATCH_NAMES,
+        contract.ssm_job_definition("<workload>"),
+        contract.SSM_ORCHESTRATORS,
+        *contract.SSM_EKS_NAMES,
+        contract.SSM_EKS_LUSTRE_CLAIM,
+    ]
 
 
 def test_every_exit_code_of_a_node_is_documented() -> None:

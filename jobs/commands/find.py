@@ -1,35 +1,38 @@
-"""From a run name on the command line to the job in Batch."""
+"""From a run name on the command line to the job that has it."""
 
-from jobs.aws import BatchClient
+from collections.abc import Sequence
+
 from jobs.checks import unknown_run
 from jobs.deployment import Deployment
-from jobs.describe import describe_job
 from jobs.errors import Refusal
-from jobs.runs import Job, RunSummary, find_run, list_runs
+from jobs.orchestrators import JobService
+from jobs.runs import Job, RunSummary
+from jobs.services import find_run
 
 
-def found_summary(batch: BatchClient, target: Deployment, run: str | None) -> RunSummary:
+def found_summary(
+    services: Sequence[JobService], target: Deployment, run: str | None
+) -> tuple[JobService, RunSummary]:
     """Find the run, or the newest one when none is named; refuse when there is none."""
+    found = find_run(services, run)
+    if found is not None:
+        return found
     if run is not None:
-        summary = find_run(batch, target.queues, run)
-        if summary is not None:
-            return summary
-        others = {summary.run for summary in list_runs(batch, target.queues)}
+        others = {summary.run for service in services for summary in service.runs()}
         raise unknown_run(run, sorted(others), target)
-    newest = next(iter(list_runs(batch, target.queues)), None)
-    if newest is None:
-        raise Refusal(
-            "no-runs",
-            f"no runs in deployment {target.name!r} in {target.region}; submit one with "
-            "`python -m jobs submit all-reduce --nodes 2`",
-        )
-    return newest
+    raise Refusal(
+        "no-runs",
+        f"no runs in deployment {target.name!r} in {target.region}; submit one with "
+        "`python -m jobs submit all-reduce --nodes 2`",
+    )
 
 
-def found_job(batch: BatchClient, target: Deployment, run: str | None) -> Job:
+def found_job(
+    services: Sequence[JobService], target: Deployment, run: str | None
+) -> tuple[JobService, Job]:
     """Find the run and read its job with its nodes."""
-    summary = found_summary(batch, target, run)
-    job = describe_job(batch, summary.job_id, shape=summary.shape)
+    service, summary = found_summary(services, target, run)
+    job = service.describe(summary.job_id, summary.shape)
     if job is None:
         raise unknown_run(summary.run, (), target)
-    return job
+    return service, job

@@ -17,7 +17,7 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.runs import list_runs as read_runs
+from jobs.services import all_runs, services_of
 
 
 @command
@@ -32,7 +32,7 @@ def list_runs(
 ) -> int:
     """List the runs, newest first.
 
-    Batch forgets a job 7 days after its end.
+    Batch forgets a job 7 days after its end, and so does the cluster.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def list_runs(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
-    runs = read_runs(aws.batch(), target.queues)
+    runs = all_runs(services_of(aws, target), note)
     shown = runs[:limit]
     if as_json:
         print_document(documents.list_document(target, shown))

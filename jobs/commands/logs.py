@@ -21,6 +21,7 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.services import services_of
 
 
 @command
@@ -58,13 +59,13 @@ def logs(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
-    job = found_job(aws.batch(), target, run)
+    service, job = found_job(services_of(aws, target), target, run)
     check_node_index(node, job.shape)
     if follow:
         from jobs.watch import watch
 
         ended, lines = watch(
-            aws,
+            service,
             target,
             run=job.run,
             job_id=job.job_id,
@@ -80,7 +81,7 @@ def logs(
     from jobs.show import Screen
     from jobs.watch import existing_lines
 
-    lines = existing_lines(aws, target, job, only_node=node)
+    lines = existing_lines(service, job, only_node=node)
     if as_json:
         print_document(documents.logs_document(target, job.run, job.job_id, lines=lines, job=job))
         return EXIT_OK

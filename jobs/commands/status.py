@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from jobs import documents
-from jobs.aws import Aws, BatchClient
+from jobs.aws import Aws
 from jobs.bucket import Bucket
 from jobs.commands.find import found_job
 from jobs.deployment import Deployment, read_deployment
@@ -21,7 +21,9 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.orchestrators import JobService
 from jobs.runs import Job
+from jobs.services import services_of
 from jobs.training_run import read_status
 from trainium_catalogue.contract import TRAIN_METRICS, run_key
 from trainium_catalogue.models import PRESETS
@@ -53,9 +55,8 @@ def status(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
-    batch = aws.batch()
     bucket = Bucket(client=aws.s3(), name=target.bucket)
-    job, training = _found(batch, target, bucket, run)
+    service, job, training = _found(services_of(aws, target), target, bucket, run)
     if as_json:
         document = (
             documents.status_document(target, job, training)
@@ -67,10 +68,10 @@ def status(
     from rich.console import Console
 
     console = Console(highlight=False)
-    if job is not None:
-        _show_job(console, batch, target, job)
+    if job is not None and service is not None:
+        _show_job(console, service, target, job)
     else:
-        note(f"Batch has forgotten the jobs of run {run}; this is what the bucket holds")
+        note(f"the jobs of run {run} are forgotten; this is what the bucket holds")
     if training is not None:
         from jobs.show_training import describe_training
 
@@ -83,19 +84,19 @@ def status(
 
 
 def _found(
-    batch: BatchClient, target: Deployment, bucket: Bucket, run: str | None
-) -> tuple[Job | None, dict[str, Any] | None]:
+    services: list[JobService], target: Deployment, bucket: Bucket, run: str | None
+) -> tuple[JobService | None, Job | None, dict[str, Any] | None]:
     """The newest job of the run, and how far its training is."""
     try:
-        job = found_job(batch, target, run)
+        service, job = found_job(services, target, run)
     except Refusal as refusal:
-        # Batch keeps a job for 7 days, the bucket keeps the run.
+        # Jobs are kept for 7 days, the bucket keeps the run.
         training = read_status(bucket, run) if run and refusal.code == "unknown-run" else None
         if training is None:
             raise
-        return None, training
+        return None, None, training
     is_training = job.workload in PRESETS
-    return job, read_status(bucket, job.run) if is_training else None
+    return service, job, read_status(bucket, job.run) if is_training else None
 
 
 def _exit_code(job: Job | None, training: dict[str, Any] | None) -> int:
@@ -105,15 +106,14 @@ def _exit_code(job: Job | None, training: dict[str, Any] | None) -> int:
     return EXIT_JOB_FAILED if failed else EXIT_OK
 
 
-def _show_job(console: Any, batch: BatchClient, target: Deployment, job: Job) -> None:
+def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -> None:
     from jobs.show import describe_status, node_table, verdict
-    from jobs.waiting import waits_for, why_waiting
 
     found = None
     if job.status == "PENDING" and job.depends_on:
-        found = waits_for(batch, job)
+        found = service.waits_for(job)
     elif job.status == "RUNNABLE" and not job.status_reason:
-        found = why_waiting(batch, target, job)
+        found = service.why_waiting(job)
     console.print(describe_status(job, found), soft_wrap=True)
     if job.nodes:
         console.print(node_table(job))

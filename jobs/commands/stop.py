@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from jobs import documents
-from jobs.aws import Aws, BatchClient
+from jobs.aws import Aws
 from jobs.commands.find import found_summary
 from jobs.deployment import read_deployment
-from jobs.describe import describe_job
 from jobs.errors import EXIT_OK
 from jobs.options import (
     DeploymentOption,
@@ -21,7 +20,9 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.orchestrators import JobService, Orchestrator
 from jobs.runs import ON_HOSTS, Job, RunSummary
+from jobs.services import services_of
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 
 
@@ -41,9 +42,9 @@ def stop(
 ) -> int:
     """Stop a run.
 
-    The nodes get SIGTERM and may end cleanly; ECS kills what is left after the stop time-out of
-    the hosts. A job that still waits for hosts is cancelled. The run can be submitted again, and
-    continues where its last complete checkpoint is.
+    The nodes get SIGTERM and may end cleanly; ECS, or the kubelet, kills what is left after the
+    stop time-out of the hosts. A job that still waits for hosts is cancelled. The run can be
+    submitted again, and continues where its last complete checkpoint is.
 
     \b
     Example:
@@ -52,20 +53,19 @@ def stop(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
-    batch = aws.batch()
-    summary = found_summary(batch, target, run)
+    service, summary = found_summary(services_of(aws, target), target, run)
     reason = None
     job: Job | None = None
     if summary.ended:
         note(f"run {run} has ended already ({summary.status}); nothing to stop")
     else:
         reason = f"stopped by {_user()} with jobs stop"
-        batch.terminate_job(jobId=summary.job_id, reason=reason)
-        note(_announcement(run, summary.job_id, summary.status))
+        service.stop(summary, reason)
+        note(_announcement(summary))
         if summary.status == "PENDING":
-            _say_what_holds_it(batch, summary)
+            _say_what_holds_it(service, summary)
         if grace > 0:
-            job = _wait(batch, summary.job_id, grace)
+            job = _wait(service, summary.job_id, grace)
             if job is not None:
                 note(_report(job, grace, bucket=target.bucket))
     if as_json:
@@ -76,32 +76,34 @@ def stop(
     return EXIT_OK
 
 
-def _announcement(run: str, job_id: str, status: str) -> str:
-    if status not in ON_HOSTS:
-        return f"run {run}, job {job_id}, is {status}: it is cancelled before it starts"
+def _announcement(summary: RunSummary) -> str:
+    run, job_id = summary.run, summary.job_id
+    if summary.status not in ON_HOSTS:
+        return f"run {run}, job {job_id}, is {summary.status}: it is cancelled before it starts"
+    killer = "ECS" if summary.orchestrator is Orchestrator.BATCH else "the kubelet"
     (grace,) = (p.default for p in LAUNCH_PARAMETERS if p.name == "stop-grace-s")
     return (
         f"stopping run {run}, job {job_id}: its nodes get SIGTERM, the launcher gives its workers "
-        f"{grace:g} s (parameter stop-grace-s), then ECS kills what is left"
+        f"{grace:g} s (parameter stop-grace-s), then {killer} kills what is left"
     )
 
 
-def _say_what_holds_it(batch: BatchClient, summary: RunSummary) -> None:
+def _say_what_holds_it(service: JobService, summary: RunSummary) -> None:
     """Batch cancels a job that waits for others when those have ended (API, CancelJob)."""
-    job = describe_job(batch, summary.job_id, shape=summary.shape)
-    if job is None or not job.depends_on:
-        return
-    for item in batch.describe_jobs(jobs=list(job.depends_on))["jobs"]:
-        note(
-            f"Batch carries that out when run {item['jobName']} ({item['status']}) has ended; stop "
-            f"it too with: python -m jobs stop {item['jobName']}"
-        )
+    job = service.describe(summary.job_id, summary.shape)
+    for held_by in job.depends_on if job is not None else ():
+        other = service.describe(held_by)
+        if other is not None:
+            note(
+                f"Batch carries that out when run {other.run} ({other.status}) has ended; stop it "
+                f"too with: python -m jobs stop {other.run}"
+            )
 
 
-def _wait(batch: BatchClient, job_id: str, grace_s: float) -> Job | None:
+def _wait(service: JobService, job_id: str, grace_s: float) -> Job | None:
     deadline = time.monotonic() + grace_s
     while True:
-        job = describe_job(batch, job_id)
+        job = service.describe(job_id)
         left_s = deadline - time.monotonic()
         if job is None or job.ended or left_s <= 0:
             return job

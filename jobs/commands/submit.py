@@ -10,10 +10,16 @@ import typer
 from jobs import documents
 from jobs.aws import Aws
 from jobs.bucket import Bucket
-from jobs.checks import check_size, checked_request, known_workload, valid_run_name
-from jobs.commands.submit_send import finish, send, send_first
+from jobs.checks import (
+    check_size,
+    checked_request,
+    chosen_orchestrator,
+    known_workload,
+    valid_run_name,
+)
+from jobs.commands.submit_send import Sender
 from jobs.commands.submit_show import ask, show_payload, show_plan
-from jobs.deployment import Deployment, read_deployment
+from jobs.deployment import read_deployment
 from jobs.errors import EXIT_OK
 from jobs.options import (
     DeploymentOption,
@@ -24,9 +30,11 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.orchestrators import JobService, Orchestrator
 from jobs.parameters import parsed_parameters
-from jobs.prepared import Prepared, check_compile, num_ranks_of, prepared
-from jobs.runs import RunSummary, list_runs
+from jobs.prepared import Prepared, check_compile, compile_run, num_ranks_of, prepared
+from jobs.runs import RunSummary
+from jobs.services import service_for, services_of
 from trainium_catalogue.workloads import Hardware
 
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
@@ -42,6 +50,14 @@ def submit(
             "--nodes",
             help="Number of nodes; of tokenize: of instances that share the work.",
             show_default="the workload's",
+        ),
+    ] = None,
+    on: Annotated[
+        Orchestrator | None,
+        typer.Option(
+            "--on",
+            help="What runs the nodes; data and export jobs run on Batch everywhere.",
+            show_default="the deployment's; of two: batch",
         ),
     ] = None,
     name: Annotated[
@@ -70,7 +86,7 @@ def submit(
         typer.Option(
             "--time-limit",
             metavar="HOURS",
-            help="Hours after which Batch ends an attempt.",
+            help="Hours after which an attempt is ended.",
             show_default="the workload's",
         ),
     ] = None,
@@ -80,8 +96,18 @@ def submit(
             "--set", metavar="KEY=VALUE", help="The same as --KEY VALUE, for scripts; repeatable."
         ),
     ] = None,
+    releases: Annotated[
+        bool,
+        typer.Option(
+            "--release",
+            help="On EKS, with --follow: scale to 0 nodes when the job has ended.",
+        ),
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the exact SubmitJob payload, submit nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the exact SubmitJob payload or Volcano job, submit nothing."
+        ),
     ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before a multi-node job.")
@@ -106,6 +132,7 @@ def submit(
       python -m jobs submit llama2-7b --nodes 4 --dataset wiki --name my-run --compile --follow
       python -m jobs submit llama2-7b --nodes 4 --name my-run --lr 1e-4 --dry-run
       python -m jobs submit export --run my-run
+      python -m jobs submit bert --on eks --nodes 2 --compile --name bert-1 --follow --release
     """
     # What needs no network is refused first.
     wanted = known_workload(workload)
@@ -119,6 +146,12 @@ def submit(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region, workload=wanted.name)
+    orchestrator = chosen_orchestrator(target, wanted, on)
+    on_eks = orchestrator is Orchestrator.EKS
+    if releases:
+        from jobs.commands.submit_cluster import check_release
+
+        check_release(wanted, orchestrator, follows=follow)
     request = checked_request(
         target,
         wanted,
@@ -126,21 +159,31 @@ def submit(
         num_nodes=num_nodes,
         time_limit_hours=time_limit,
         parameters=parameters,
+        orchestrator=orchestrator,
     )
-    batch = aws.batch_once()
+    service = service_for(aws, target, orchestrator, submits=True)
+    sender = Sender(service=service, target=target, follows=follow, as_json=as_json)
+    if on_eks:
+        from jobs.commands.submit_cluster import releaser
+        from jobs.eks.launch_spec import check_run_label
+
+        check_run_label(compile_run(run) if compiles else run)
+        sender = replace(sender, release=releaser(service) if releases else None)
     earlier: list[RunSummary] = []
     # A generated name is new, and a dry run submits nothing: there is nothing to look for.
     if name is not None and not dry_run:
-        earlier = list_runs(batch, target.queues, run=run)
+        for place in [service, *_others(services_of(aws, target), orchestrator)]:
+            earlier += place.runs(run)
         going_on = next((summary for summary in earlier if not summary.ended), None)
         if going_on is not None:
             note(
                 f"run {run} is {going_on.status} already, job {going_on.job_id}: nothing was "
                 "submitted"
             )
-            only = Prepared(request=request)
-            return finish(
-                aws, target, only, going_on.job_id, None, going_on.status, follow, as_json
+            elsewhere = replace(sender, service=service_for(aws, target, going_on.orchestrator))
+            same = replace(request, orchestrator=going_on.orchestrator)
+            return elsewhere.finish(
+                Prepared(request=same), going_on.job_id, status_before=going_on.status
             )
     ready = prepared(
         request,
@@ -152,31 +195,46 @@ def submit(
     if not (dry_run and as_json):
         show_plan(target, ready, processes_per_node=given.processes_per_node)
     if dry_run:
-        return _dry_run(target, ready, as_json=as_json)
+        return _dry_run(sender, ready)
+    if on_eks:
+        from jobs.commands.submit_cluster import check_nodes
+
+        check_nodes(service, num_nodes)
     if num_nodes > 1 and wanted.hardware is not Hardware.CPU and not yes:
         ask(request)
     compile_id = None
     if ready.compile_request is not None:
-        compile_id = send_first(ready.compile_request, batch, target)
+        compile_id = sender.first(ready.compile_request)
         ready = replace(ready, request=replace(request, depends_on=(compile_id,)))
-    job_id = send(ready.request, batch, earlier={summary.job_id for summary in earlier})
-    note(f"submitted run {run}, job {job_id}")
-    return finish(aws, target, ready, job_id, compile_id, None, follow, as_json)
+    job_id = sender.send(ready.request, earlier={summary.job_id for summary in earlier})
+    return sender.finish(ready, job_id, compile_id=compile_id)
 
 
 def _generated_name(workload: str) -> str:
     return f"{workload}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def _dry_run(target: Deployment, ready: Prepared, *, as_json: bool) -> int:
+def _others(services: list[JobService], orchestrator: Orchestrator) -> list[JobService]:
+    return [service for service in services if service.orchestrator is not orchestrator]
+
+
+def _dry_run(sender: Sender, ready: Prepared) -> int:
     if ready.compile_request is not None:
         request = replace(ready.request, depends_on=(_SHOWN_IN_A_DRY_RUN,))
         ready = replace(ready, request=request)
-    if as_json:
+    payloads = sender.payloads(ready)
+    if sender.as_json:
         document = documents.submit_document(
-            target, ready, action="dry-run", job_id=None, compile_id=None, status=None, job=None
+            sender.target,
+            ready,
+            action="dry-run",
+            job_id=None,
+            compile_id=None,
+            status=None,
+            job=None,
+            payloads=payloads,
         )
         print_document(document)
     else:
-        show_payload(ready)
+        show_payload(payloads)
     return EXIT_OK

@@ -3,89 +3,107 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from jobs import documents
-from jobs.aws import Aws, BatchClient
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK
 from jobs.options import exit_code, follow_command, note, print_document
+from jobs.orchestrators import JobService
 from jobs.prepared import Prepared
 from jobs.request import JobRequest
-from jobs.runs import list_runs
-from jobs.submission import submit_once
+from jobs.runs import Job
 from trainium_catalogue.workloads import Hardware
 
 
-def send_first(request: JobRequest, batch: BatchClient, target: Deployment) -> str:
-    """Submit the compile job, or find the one that is running already."""
-    earlier = list_runs(batch, target.queues, run=request.run)
-    going_on = next((summary for summary in earlier if not summary.ended), None)
-    if going_on is not None:
-        note(f"run {request.run} is {going_on.status} already, job {going_on.job_id}")
-        return going_on.job_id
-    job_id = send(request, batch, earlier={summary.job_id for summary in earlier})
-    note(f"submitted run {request.run}, job {job_id}")
-    return job_id
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """Where a submission goes, and what happens after it."""
 
+    service: JobService
+    target: Deployment
+    follows: bool
+    as_json: bool
+    release: Callable[[], None] | None = None
+    """Gives the nodes up when the job has ended."""
 
-def send(request: JobRequest, batch: BatchClient, *, earlier: set[str]) -> str:
-    """Submit one job and return its id; ``earlier`` are the ids that the run had before."""
-    try:
-        return submit_once(request, batch, earlier=earlier, sleep=time.sleep)
-    except KeyboardInterrupt:
-        note(f"interrupted; whether it was submitted tells: python -m jobs status {request.run}")
-        raise
+    def first(self, request: JobRequest) -> str:
+        """Submit the compile job, or find the one that is running already."""
+        earlier = self.service.runs(request.run)
+        going_on = next((summary for summary in earlier if not summary.ended), None)
+        if going_on is not None:
+            note(f"run {request.run} is {going_on.status} already, job {going_on.job_id}")
+            return going_on.job_id
+        return self.send(request, earlier={summary.job_id for summary in earlier})
 
+    def send(self, request: JobRequest, *, earlier: set[str]) -> str:
+        """Submit one job and return its id; ``earlier`` are the ids that the run had before."""
+        try:
+            job_id = self.service.submit(request, earlier=earlier, sleep=time.sleep)
+        except KeyboardInterrupt:
+            note(
+                f"interrupted; whether it was submitted tells: python -m jobs status {request.run}"
+            )
+            raise
+        note(f"submitted run {request.run}, job {job_id}")
+        return job_id
 
-def finish(
-    aws: Aws,
-    target: Deployment,
-    ready: Prepared,
-    job_id: str,
-    compile_id: str | None,
-    status_before: str | None,
-    follow: bool,
-    as_json: bool,
-) -> int:
-    """Follow when asked to, print the document when asked to; return the exit code.
+    def finish(
+        self,
+        ready: Prepared,
+        job_id: str,
+        *,
+        compile_id: str | None = None,
+        status_before: str | None = None,
+    ) -> int:
+        """Follow when asked to, print the document when asked to; return the exit code.
 
-    ``status_before`` is that of a job that was submitted earlier.
-    """
-    outcome = None
-    code = EXIT_OK
-    run = ready.request.run
-    if follow:
+        ``status_before`` is that of a job that was submitted earlier.
+        """
+        outcome = self._follow(ready, job_id, compile_id) if self.follows else None
+        if outcome is None:
+            note(f"follow it with: {follow_command(self.target, ready.request.run)}")
+        elif self.release is not None:
+            self.release()
+        if self.as_json:
+            document = documents.submit_document(
+                self.target,
+                ready,
+                action="submitted" if status_before is None else "already-running",
+                job_id=job_id,
+                compile_id=compile_id,
+                status=status_before or "SUBMITTED",
+                job=outcome,
+                payloads=self.payloads(ready),
+            )
+            print_document(document)
+        return EXIT_OK if outcome is None else exit_code(outcome)
+
+    def payloads(self, ready: Prepared) -> list[documents.Document]:
+        """What is sent, the compile job first."""
+        first = ready.compile_request
+        both = [ready.request] if first is None else [first, ready.request]
+        return [self.service.payload(request) for request in both]
+
+    def _follow(self, ready: Prepared, job_id: str, compile_id: str | None) -> Job:
         from jobs.watch import watch  # rich is not needed before
 
         if compile_id is not None and ready.compile_request is not None:
             watch(
-                aws,
-                target,
+                self.service,
+                self.target,
                 run=ready.compile_request.run,
                 job_id=compile_id,
-                keep_lines=as_json,
+                keep_lines=self.as_json,
             )
         is_array = ready.request.hardware is Hardware.CPU and ready.request.num_nodes > 1
         outcome, _ = watch(
-            aws,
-            target,
-            run=run,
+            self.service,
+            self.target,
+            run=ready.request.run,
             job_id=job_id,
-            keep_lines=as_json,
+            keep_lines=self.as_json,
             part="child" if is_array else "node",
         )
-        code = exit_code(outcome)
-    else:
-        note(f"follow it with: {follow_command(target, run)}")
-    if as_json:
-        document = documents.submit_document(
-            target,
-            ready,
-            action="submitted" if status_before is None else "already-running",
-            job_id=job_id,
-            compile_id=compile_id,
-            status=status_before or "SUBMITTED",
-            job=outcome,
-        )
-        print_document(document)
-    return code
+        return outcome

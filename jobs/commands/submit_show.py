@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import typer
 
@@ -34,12 +36,9 @@ def show_plan(target: Deployment, ready: Prepared, *, processes_per_node: int | 
     note("\n".join(lines))
 
 
-def show_payload(ready: Prepared) -> None:
-    """Print what SubmitJob would be told; of two jobs, a list in their order."""
-    payload = ready.request.to_submit_kwargs()
-    first = ready.compile_request
-    both = payload if first is None else [first.to_submit_kwargs(), payload]
-    typer.echo(json.dumps(both, indent=2))
+def show_payload(payloads: Sequence[Mapping[str, Any]]) -> None:
+    """Print what SubmitJob, or the cluster, would be told; of two jobs, a list in their order."""
+    typer.echo(json.dumps(payloads[0] if len(payloads) == 1 else payloads, indent=2))
 
 
 def ask(request: JobRequest) -> None:

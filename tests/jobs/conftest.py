@@ -208,6 +208,7 @@ def deploy(desk: Desk) -> None:
     values = {
         contract.SSM_CONTRACT_VERSION: contract.CONTRACT_VERSION,
         contract.SSM_REGION: REGION,
+        contract.SSM_ORCHESTRATORS: "batch",
         contract.SSM_INSTANCE_TYPE: "trn1.32xlarge",
         contract.SSM_MAX_NODES: "4",
         contract.SSM_NEURON_RELEASE: "2.28.0",

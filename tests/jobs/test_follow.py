@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.aws import BatchClient, LogsClient
+from jobs.describe import describe_job
 from jobs.explain import Explanation
 from jobs.follow import (
     AttemptBegan,
@@ -56,7 +57,7 @@ def follow(
     why_waiting: Callable[[Job], Explanation | None] = lambda job: None,
 ) -> list[Event]:
     follower = Follower(
-        batch=batch,
+        describe=lambda job_id, shape: describe_job(batch, job_id, shape=shape),
         streams=Streams(logs=logs, log_group=LOG_GROUP, only_node=only_node),
         job_id=JOB_ID,
         clock=clock.as_clock(),

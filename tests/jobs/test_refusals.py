@@ -149,7 +149,7 @@ def test_a_missing_deployment_is_refused_with_the_way_to_make_it(desk: Desk) -> 
 def test_another_contract_version_is_refused(desk: Desk) -> None:
     desk.parameter(contract.SSM_CONTRACT_VERSION, "1")
 
-    assert_refused(desk.run(*NIGHTLY), "speaks contract version 1, this checkout 2", "cdk deploy")
+    assert_refused(desk.run(*NIGHTLY), "speaks contract version 1, this checkout 3", "cdk deploy")
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from jobs.describe import describe_job
-from jobs.runs import Job, Kind, Shape, find_run, list_runs
+from jobs.orchestrators import JobService, Orchestrator
+from jobs.runs import Job, Kind, RunSummary, Shape, list_runs
+from jobs.services import find_run
 from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, attempt, child, parent, scene
 from trainium_catalogue.workloads import Hardware
 
@@ -51,10 +53,16 @@ def test_runs_come_newest_first() -> None:
 
 
 def test_the_job_that_goes_on_is_found_before_a_newer_one_that_ended() -> None:
-    found = find_run(Listing(FakeClock()), QUEUES, "nightly")
+    class Service:
+        orchestrator = Orchestrator.BATCH
+
+        def runs(self, run: str | None = None) -> list[RunSummary]:
+            return list_runs(Listing(FakeClock()), QUEUES, run=run)
+
+    found = find_run([cast(JobService, Service())], "nightly")
 
     assert found is not None
-    assert found.job_id == "new"
+    assert found[1].job_id == "new"
 
 
 def test_batch_filters_by_name() -> None:

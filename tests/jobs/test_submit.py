@@ -153,7 +153,7 @@ def test_a_single_node_is_not_asked_about(desk: Desk) -> None:
 
 
 def test_the_deployment_can_be_named_before_or_after_the_command(desk: Desk) -> None:
-    for name in contract.SSM_BATCH_NAMES:
+    for name in (*contract.SSM_BATCH_NAMES, contract.SSM_ORCHESTRATORS):
         value = desk.client("ssm").get_parameter(Name=contract.ssm_parameter("default", name))
         desk.parameter(name, value["Parameter"]["Value"], deployment="team-b")
     desk.parameter(contract.ssm_job_definition("all-reduce"), "arn", deployment="team-b")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.deployment import Deployment
+from jobs.orchestrators import Orchestrator
 from jobs.runs import Job, Kind, Shape
 from jobs.waiting import why_waiting
 from tests.jobs.fakes import FakeBatch, FakeClock
@@ -21,6 +22,7 @@ DEPLOYMENT = Deployment(
     max_nodes=4,
     neuron_release="2.28.0",
     bucket="bucket",
+    orchestrators=(Orchestrator.BATCH,),
     job_queue="queue",
     cpu_job_queue="cpu-queue",
     compute_environment="environment",

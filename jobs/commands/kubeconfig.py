@@ -1,0 +1,69 @@
+"""`jobs kubeconfig`: let kubectl and torchx into the deployment's cluster."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.commands.cluster import eks_deployment
+from jobs.errors import EXIT_OK
+from jobs.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    chosen,
+    command,
+    note,
+    print_document,
+)
+
+
+@command
+def kubeconfig(
+    context: typer.Context,
+    path: Annotated[
+        str,
+        typer.Option(
+            "--kubeconfig",
+            envvar="KUBECONFIG",
+            metavar="FILE",
+            help="File to write into; of a list, its first.",
+        ),
+    ] = "~/.kube/config",
+    as_json: JsonOption = False,
+    deployment: DeploymentOption = None,
+    region: RegionOption = None,
+) -> int:
+    """Write a context of the deployment's cluster, and make it the current one.
+
+    kubectl and torchx then call `python -m jobs token` for credentials: the AWS settings that are
+    in force when they are called decide. What else is in the file stays.
+
+    \b
+    Examples:
+      python -m jobs kubeconfig
+      kubectl get pods,vcjob
+    """
+    from jobs.eks.cluster import read_endpoint
+    from jobs.eks.kubeconfig import context_name, entries, write
+
+    given = chosen(context, deployment, region)
+    aws, target, eks = eks_deployment(given, "a kubeconfig")
+    endpoint = read_endpoint(aws, eks.cluster)
+    file = Path(path.split(":")[0]).expanduser()
+    write(file, entries(target, endpoint, aws))
+    name = context_name(target)
+    note(f"context {name} of cluster {eks.cluster}, namespace {eks.namespace}, is in {file}")
+    if as_json:
+        print_document(
+            {
+                "deployment": target.name,
+                "region": target.region,
+                "kubeconfig": str(file),
+                "context": name,
+                "cluster": eks.cluster,
+                "namespace": eks.namespace,
+                "server": endpoint.url,
+            }
+        )
+    return EXIT_OK

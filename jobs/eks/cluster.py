@@ -1,0 +1,160 @@
+"""The only door to the cluster: JSON in, JSON out, with the caller's own AWS credentials.
+
+No kubeconfig is read, so that a command goes to the deployment it names and to no other.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.aws import Aws
+from jobs.eks.errors import from_kubernetes
+from jobs.eks.token import make_token
+from jobs.errors import Refusal, error_code
+
+Json = dict[str, Any]
+
+_TOKEN_AGE_S = 600.0
+"""A token is good for 15 minutes; following lasts longer."""
+_TIMEOUT_S = (5, 30)
+MERGE_PATCH = "application/merge-patch+json"
+JOBS = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
+COMMANDS = "/apis/bus.volcano.sh/v1alpha1/namespaces/{namespace}/commands"
+PODS = "/api/v1/namespaces/{namespace}/pods"
+SERVICES = "/api/v1/namespaces/{namespace}/services"
+NODES = "/api/v1/nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where the API server is, and by whose certificate it is known."""
+
+    name: str
+    url: str
+    certificate: str
+    """Of the authority: base64 of PEM, as EKS gives it."""
+
+
+def read_endpoint(aws: Aws, cluster: str) -> Endpoint:
+    """Ask EKS for the cluster; refuses when there is none, or none yet."""
+    try:
+        found = aws.eks().describe_cluster(name=cluster)["cluster"]
+    except Exception as error:
+        if error_code(error) != "ResourceNotFoundException":
+            raise
+        raise Refusal(
+            "no-cluster",
+            f"there is no cluster {cluster} (any more); deploy again with `cdk deploy --all`",
+        ) from None
+    if not found.get("endpoint"):
+        raise Refusal(
+            "no-cluster", f"cluster {cluster} is {found.get('status')}; wait until it is ACTIVE"
+        )
+    return Endpoint(
+        name=cluster,
+        url=found["endpoint"],
+        certificate=(found.get("certificateAuthority") or {}).get("data", ""),
+    )
+
+
+class Cluster:
+    """The Kubernetes API of one cluster, in one namespace."""
+
+    def __init__(self, aws: Aws, cluster: str, namespace: str) -> None:
+        self._aws = aws
+        self._name = cluster
+        self.namespace = namespace
+        self._api: Any = None
+
+    def api(self) -> Any:
+        """The Kubernetes client's ApiClient, made when first used."""
+        if self._api is None:
+            endpoint = read_endpoint(self._aws, self._name)
+            from kubernetes.client import ApiClient, Configuration
+
+            configuration: Any = Configuration(host=endpoint.url, retries=0)
+            if endpoint.url.startswith("https:"):
+                configuration.ca_cert_data = base64.b64decode(endpoint.certificate).decode()
+            made_at = 0.0
+
+            def renew(of: Any) -> None:
+                nonlocal made_at
+                if made_at and time.monotonic() - made_at < _TOKEN_AGE_S:
+                    return
+                made_at = time.monotonic()
+                of.api_key["authorization"] = f"Bearer {make_token(self._aws, self._name)}"
+
+            configuration.refresh_api_key_hook = renew
+            renew(configuration)
+            self._api = ApiClient(configuration)
+        return self._api
+
+    def get(self, path: str, **query: str) -> Json:
+        """Read an object or a list."""
+        return self.call("GET", path, query=query)
+
+    def items(self, path: str, **query: str) -> list[Json]:
+        """Every object of a list."""
+        return list(self.get(path, **query).get("items") or ())
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        """One request; raises the client's ApiException, or urllib3's errors."""
+        with self.open(method, path, query=query, body=body, content_type=content_type) as answer:
+            found: Json = json.loads(answer.read())
+        return found
+
+    def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        timeout: tuple[float, float | None] = _TIMEOUT_S,
+    ) -> Any:
+        """One request, whose answer is read by the caller."""
+        from kubernetes.client.exceptions import ApiException
+
+        api = self.api()
+        headers = {"Accept": "application/json, */*", "Content-Type": content_type}
+        words = api.param_serialize(
+            method=method,
+            resource_path=path.format(namespace=self.namespace),
+            query_params=list((query or {}).items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        answer = api.call_api(*words, _request_timeout=timeout).response
+        if not 200 <= answer.status < 300:
+            error = ApiException(status=answer.status, reason=answer.reason)
+            error.body = answer.read().decode(errors="replace")
+            raise error
+        return answer
+
+
+class refusing:
+    """Turns errors of the cluster inside the block into refusals."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or isinstance(error, Refusal):
+            return
+        refusal = from_kubernetes(error) if isinstance(error, Exception) else None
+        if refusal is not None:
+            raise refusal from None

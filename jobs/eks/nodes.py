@@ -1,0 +1,135 @@
+"""The nodes of the cluster that jobs run on: how many there are, and asking for more or fewer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from jobs.aws import EksClient
+from jobs.deployment import Deployment
+from jobs.eks.cluster import NODES, Cluster, Json
+from jobs.errors import Refusal
+from trainium_catalogue import kubernetes
+from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeGroup:
+    """As EKS describes it."""
+
+    status: str
+    wanted: int
+    most: int
+    troubles: tuple[str, ...]
+    """What keeps it from having the nodes it wants."""
+
+
+def read_node_group(eks: EksClient, deployment: Deployment) -> NodeGroup:
+    """Ask EKS."""
+    assert deployment.eks is not None
+    found = eks.describe_nodegroup(
+        clusterName=deployment.eks.cluster, nodegroupName=deployment.eks.node_group
+    )["nodegroup"]
+    scaling = found.get("scalingConfig") or {}
+    issues = (found.get("health") or {}).get("issues") or ()
+    return NodeGroup(
+        status=found["status"],
+        wanted=int(scaling.get("desiredSize") or 0),
+        most=int(scaling.get("maxSize") or 0),
+        troubles=tuple(f"{issue.get('code')}: {issue.get('message')}" for issue in issues),
+    )
+
+
+def ready_nodes(cluster: Cluster, deployment: Deployment) -> int:
+    """Nodes of the deployment's instance type on which pods can be placed."""
+    selector = f"{kubernetes.NODE_LABEL}={deployment.instance_type.name}"
+    return sum(_is_ready(node) for node in cluster.items(NODES, labelSelector=selector))
+
+
+def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> None:
+    """Refuse a job that is larger than what is there; the message has the command that helps."""
+    ready = ready_nodes(cluster, deployment)
+    if ready >= num_nodes:
+        return
+    raise Refusal(
+        "nodes-missing",
+        f"--nodes {num_nodes}: the cluster has {ready} ready nodes of "
+        f"{deployment.instance_type.name}; get them with `{scale_command(deployment, num_nodes)}`",
+    )
+
+
+def scale_command(deployment: Deployment, num_nodes: int) -> str:
+    """The command that changes the number of nodes."""
+    chosen = "" if deployment.name == DEFAULT_DEPLOYMENT else f"--deployment {deployment.name} "
+    region = f"--region {deployment.region} " if deployment.region else ""
+    return f"python -m jobs {chosen}{region}scale --nodes {num_nodes}"
+
+
+def check_scale(deployment: Deployment, num_nodes: int) -> None:
+    """Refuse more nodes than the deployment may have."""
+    if num_nodes > deployment.max_nodes:
+        raise Refusal(
+            "too-many-nodes",
+            f"--nodes {num_nodes} is more than deployment {deployment.name!r} can hold "
+            f"({deployment.max_nodes}); scale to {deployment.max_nodes} or fewer, or deploy again "
+            f"with `{deployment.redeploy_command(max_nodes=num_nodes)}` and the other -c settings "
+            "it was deployed with",
+        )
+
+
+def request_nodes(eks: EksClient, deployment: Deployment, num_nodes: int) -> None:
+    """Tell EKS how many nodes the group shall have."""
+    assert deployment.eks is not None
+    eks.update_nodegroup_config(
+        clusterName=deployment.eks.cluster,
+        nodegroupName=deployment.eks.node_group,
+        scalingConfig={"minSize": 0, "desiredSize": num_nodes, "maxSize": deployment.max_nodes},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the group is."""
+
+    ready: int
+    group: NodeGroup
+
+    def text(self, num_nodes: int) -> str:
+        """For a person."""
+        said = f"{self.ready} of {num_nodes} nodes are ready, the node group is {self.group.status}"
+        return "; ".join((said, *self.group.troubles))
+
+
+def wait_for_nodes(
+    read: Callable[[], Progress],
+    num_nodes: int,
+    *,
+    limit_s: float,
+    now: Callable[[], float],
+    sleep: Callable[[float], None],
+    pause_s: float = 5.0,
+) -> Iterator[Progress]:
+    """Yield what has changed until the number is reached; refuses when it takes too long."""
+    deadline = now() + limit_s
+    last: Progress | None = None
+    while True:
+        progress = read()
+        if progress != last:
+            yield progress
+            last = progress
+        if progress.ready == num_nodes and progress.group.status == "ACTIVE":
+            return
+        if now() >= deadline:
+            raise Refusal(
+                "nodes-late",
+                f"after {limit_s:g} s {progress.text(num_nodes)}; EKS goes on: look again with the "
+                "same command, or give the nodes up with --nodes 0",
+            )
+        sleep(pause_s)
+
+
+def _is_ready(node: Json) -> bool:
+    if node.get("spec", {}).get("unschedulable"):
+        return False
+    conditions = node.get("status", {}).get("conditions") or ()
+    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)

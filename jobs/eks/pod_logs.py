@@ -1,0 +1,106 @@
+"""Pods' logs, read as CloudWatch's streams are read: pages that begin where the last one ended.
+
+A follower keeps each pod's log open. Volcano deletes the pods of an attempt that failed at once,
+and a log that is only asked for from time to time would lose the last lines, which say why.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from jobs.eks.cluster import PODS, Cluster
+from jobs.eks.errors import is_missing
+
+_WAIT_S = 5.0
+"""Between two tries to open a log."""
+_SILENCE_S = 300.0
+"""After so long without a byte the connection may be dead: it is opened again."""
+
+
+@dataclass(slots=True)
+class _Tail:
+    """One pod's log, as far as it has come."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    newest: str = ""
+    is_over: bool = False
+
+    def take(self, line: str) -> None:
+        """A line with the time that the kubelet read it; one that was read before is left out."""
+        stamp, _, message = line.partition(" ")
+        # Stamps have nine digits of a second and one zone, so they sort as times do.
+        if self.newest and stamp <= self.newest:
+            return
+        self.newest = stamp
+        self.lines.append({"timestamp": _ms(stamp), "message": message})
+
+
+class PodLogs:
+    """Stands where the client of CloudWatch Logs stands; a stream is ``<pod>/<uid>``."""
+
+    def __init__(self, cluster: Cluster, *, follow: bool) -> None:
+        self._cluster = cluster
+        self._follow = follow
+        self._tails: dict[str, _Tail] = {}
+        self._lock = threading.Lock()
+
+    def get_log_events(self, **kwargs: Any) -> Mapping[str, Any]:
+        """Lines after the token, which is a count of lines."""
+        stream = str(kwargs["logStreamName"])
+        begin = int(kwargs.get("nextToken", "0"))
+        with self._lock:
+            tail = self._tails.get(stream)
+            if tail is None:
+                tail = self._tails[stream] = _Tail()
+                self._begin(stream, tail)
+        lines = tail.lines[begin:]
+        return {"events": lines, "nextForwardToken": str(begin + len(lines))}
+
+    def _begin(self, stream: str, tail: _Tail) -> None:
+        if self._follow:
+            threading.Thread(target=self._keep_reading, args=(stream, tail), daemon=True).start()
+        else:
+            self._read(stream, tail, follow=False)
+
+    def _keep_reading(self, stream: str, tail: _Tail) -> None:
+        pause = threading.Event()
+        while not tail.is_over:
+            try:
+                self._read(stream, tail, follow=True)
+            except Exception:
+                # Whatever it is, the pod's end or a lost connection: the follower asks the
+                # cluster about the job all the time and says what is wrong.
+                pause.wait(_WAIT_S)
+
+    def _read(self, stream: str, tail: _Tail, *, follow: bool) -> None:
+        name, _, uid = stream.partition("/")
+        query = {"timestamps": "true", **({"follow": "true"} if follow else {})}
+        try:
+            if self._cluster.get(f"{PODS}/{name}")["metadata"]["uid"] != uid:
+                tail.is_over = True
+                return
+            path = f"{PODS}/{name}/log"
+            with self._cluster.open("GET", path, query=query, timeout=(5, _SILENCE_S)) as answer:
+                for line in answer:
+                    tail.take(line.decode(errors="replace").rstrip("\r\n"))
+            # The server ends a followed log when the container has ended, or after hours.
+            tail.is_over = not follow or self._has_ended(name, uid)
+        except Exception as error:
+            if not is_missing(error):
+                raise
+            tail.is_over = True
+
+    def _has_ended(self, name: str, uid: str) -> bool:
+        pod = self._cluster.get(f"{PODS}/{name}")
+        is_same = pod["metadata"]["uid"] == uid
+        return not is_same or pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def _ms(stamp: str) -> int:
+    # fromisoformat reads six digits of a second, Kubernetes writes nine.
+    whole, _, fraction = stamp.rstrip("Z").partition(".")
+    return round(datetime.fromisoformat(f"{whole}.{fraction[:6] or '0'}+00:00").timestamp() * 1000)

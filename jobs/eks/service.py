@@ -1,0 +1,156 @@
+"""The cluster as a place where jobs go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs import errors
+from jobs.aws import Aws, LogsClient
+from jobs.deployment import Deployment, EksTarget
+from jobs.eks.cluster import COMMANDS, JOBS, MERGE_PATCH, PODS, Cluster, Json, refusing
+from jobs.eks.describe import STOPPED_BY, describe, summarize
+from jobs.eks.errors import is_missing, status_of
+from jobs.eks.launch_spec import launch_spec
+from jobs.eks.pod_logs import PodLogs
+from jobs.explain import Explanation
+from jobs.orchestrators import Orchestrator
+from jobs.request import JobRequest
+from jobs.runs import Job, RunSummary, Shape
+
+WAITS_S = (1.0, 2.0, 4.0, 8.0)
+"""Pauses between attempts to create a job."""
+
+
+@dataclass(slots=True)
+class EksService:
+    """The deployment's cluster."""
+
+    aws: Aws
+    target: Deployment
+    _cluster: Cluster | None = None
+    _built: dict[tuple[str, tuple[str, ...]], Any] = field(default_factory=dict)
+
+    @property
+    def orchestrator(self) -> Orchestrator:
+        """EKS."""
+        return Orchestrator.EKS
+
+    @property
+    def log_group(self) -> str:
+        """None: lines are the pods' own."""
+        return ""
+
+    @property
+    def eks(self) -> EksTarget:
+        """The names of the deployment's cluster."""
+        assert self.target.eks is not None
+        return self.target.eks
+
+    def cluster(self) -> Cluster:
+        """The Kubernetes API."""
+        if self._cluster is None:
+            self._cluster = Cluster(self.aws, self.eks.cluster, self.eks.namespace)
+        return self._cluster
+
+    def runs(self, run: str | None = None) -> list[RunSummary]:
+        """Volcano jobs of the namespace, newest first; `torchx run`'s as well."""
+        with refusing():
+            jobs = self.cluster().items(JOBS)
+        found = [summarize(job) for job in jobs]
+        chosen = [summary for summary in found if run is None or summary.run == run]
+        return sorted(chosen, key=lambda summary: summary.created_at_ms, reverse=True)
+
+    def describe(self, job_id: str, shape: Shape | None = None) -> Job | None:
+        """A job with its pods."""
+        try:
+            job = self.cluster().get(f"{JOBS}/{job_id}")
+        except Exception as error:
+            if is_missing(error):
+                return None
+            raise
+        return describe(job, self.pods(job_id))
+
+    def pods(self, job_id: str) -> list[Json]:
+        """Pods of a job."""
+        return self.cluster().items(PODS, labelSelector=f"volcano.sh/job-name={job_id}")
+
+    def logs(self, *, follow: bool) -> LogsClient:
+        """The pods' logs, while the pods are there."""
+        return PodLogs(self.cluster(), follow=follow)
+
+    def payload(self, request: JobRequest) -> dict[str, Any]:
+        """The Volcano job."""
+        resource: dict[str, Any] = self._dry_run(request).request.resource
+        return resource
+
+    def submit(
+        self, request: JobRequest, *, earlier: set[str], sleep: Callable[[float], None]
+    ) -> str:
+        """Create the job under the name it was given, so that asking again makes no second one."""
+        job = self.payload(request)
+        name = str(job["metadata"]["name"])
+        with refusing():
+            for wait_s in (*WAITS_S, None):
+                try:
+                    self.cluster().call("POST", JOBS, body=job)
+                    return name
+                except Exception as error:
+                    if status_of(error) == 409:
+                        return name  # the answer to an earlier call was lost, the job was not
+                    if wait_s is None or not errors.is_transient(error):
+                        raise
+                    sleep(wait_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def stop(self, summary: RunSummary, reason: str) -> None:
+        """Abort the job, as `vcctl job suspend` does: its pods end, it stays to be looked at."""
+        path = f"{JOBS}/{summary.job_id}"
+        with refusing():
+            note = {"metadata": {"annotations": {STOPPED_BY: reason}}}
+            job = self.cluster().call("PATCH", path, body=note, content_type=MERGE_PATCH)
+            self.cluster().call("POST", COMMANDS, body=_abort(job))
+
+    def why_waiting(self, job: Job) -> Explanation | None:
+        """Look at the nodes and at who has them."""
+        from jobs.eks.waiting import why_waiting
+
+        return why_waiting(self, job)
+
+    def waits_for(self, job: Job) -> Explanation | None:
+        """Look at the job that compiles for this one."""
+        from jobs.eks.waiting import waits_for
+
+        return waits_for(self, job)
+
+    def _dry_run(self, request: JobRequest) -> Any:
+        key = request.run, request.depends_on
+        if key not in self._built:
+            from jobs.eks.volcano_job import dry_run
+
+            self._built[key] = dry_run(launch_spec(request, self.target), self.eks)
+        return self._built[key]
+
+
+def _abort(job: Json) -> Json:
+    """A Command, which Volcano's controller carries out once (volcano.sh/apis, bus/v1alpha1)."""
+    metadata = job["metadata"]
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+    }
+    return {
+        "apiVersion": "bus.volcano.sh/v1alpha1",
+        "kind": "Command",
+        "metadata": {
+            "generateName": f"{metadata['name']}-abort-",
+            "namespace": metadata["namespace"],
+            "ownerReferences": [owner],
+        },
+        "target": owner,
+        "action": "AbortJob",
+    }

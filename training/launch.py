@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from training import settings
+from training import job_results, settings
 from training.addresses import HostNotFound, find_address, find_host, interface_of
 from training.arguments import DRY_RUN_FULL, ArgumentError, Request, help_text, parse
 from training.compile_graphs import compile_command
@@ -37,7 +37,12 @@ from training.supervisor import ChildRole, MainRole, StopRequest, Tools
 from training.torchrun import torchrun_command
 from training.verdict import Verdict
 from training.workloads import refuse_unfit
-from trainium_catalogue.contract import CACHE_PREFIX, ENV_NODE_ADDRESS
+from trainium_catalogue.contract import (
+    CACHE_PREFIX,
+    ENV_AFTER_JOB,
+    ENV_JOB_ID,
+    ENV_NODE_ADDRESS,
+)
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 from trainium_catalogue.ports import RENDEZVOUS
 
@@ -86,6 +91,8 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
     guardian = Guardian(scratch=scratch, silence_s=request.launch.peer_timeout_s)
     try:
         decision = run_node(request, node, env, scratch=scratch, guardian=guardian, stop=stop)
+        if node.is_main and node.bucket and _compiles_for_another(request, env):
+            job_results.leave_result(job_results.open_results(node), node, decision, say)
     except Exception as error:
         # A host on which not even the launcher works, or a mistake in the launcher: in no case the
         # workload's, so another attempt is worth its few seconds.
@@ -117,6 +124,16 @@ def run_node(
         f"{node.address}: {request.workload.name}, run {node.run}, attempt {node.attempt}, "
         f"{node.processes_per_node} processes on {node.device}"
     )
+    if (first := env.get(ENV_AFTER_JOB)) and node.bucket:
+        decision = job_results.wait_for(
+            job_results.open_results(node),
+            first,
+            beat=guardian.beat,
+            stopped=lambda: stop.count > 0,
+            say=say,
+        )
+        if decision is not None:
+            return decision
     outcomes = preflight(node, Host(disk=scratch, beat=guardian.beat))
     for line in report_lines(outcomes):
         say(line)
@@ -171,6 +188,11 @@ def run_node(
             return MainRole(tools).run(hub, found, port)
     finally:
         local.kill(guardian.beat)
+
+
+def _compiles_for_another(request: Request, env: Mapping[str, str]) -> bool:
+    """Whether a Volcano job waits for this one's result; Batch looks after that by itself."""
+    return bool(request.values.get("compile-only")) and ENV_JOB_ID in env
 
 
 def open_hub(node: NodeContract, *, timeout_s: float, beat: Callable[[], None]) -> Hub | Verdict:

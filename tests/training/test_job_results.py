@@ -1,0 +1,70 @@
+"""A job that waits for the one that compiles for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.training.nodes import CPU_NODE
+from training import job_results
+from training.objects import LocalObjects
+from training.verdict import Verdict
+from trainium_catalogue.exit_codes import ExitCode
+
+NODE = replace(CPU_NODE, job_id="compile-x7")
+
+
+def leave(folder: Path, code: ExitCode, *, attempt: int = 1) -> LocalObjects:
+    results = LocalObjects(folder)
+    verdict = Verdict(code=code, reason="because")
+    job_results.leave_result(results, replace(NODE, attempt=attempt), verdict, print)
+    return results
+
+
+def wait(results: LocalObjects, *, looks: int = 1) -> Verdict | None:
+    """Ask to stop after so many looks."""
+    beats = iter(range(looks))
+    return job_results.wait_for(
+        results,
+        "compile-x7",
+        beat=lambda: None,
+        stopped=lambda: next(beats, None) is None,
+        say=print,
+    )
+
+
+def test_a_job_goes_on_once_the_other_has_compiled(tmp_path: Path) -> None:
+    assert wait(leave(tmp_path, ExitCode.OK)) is None
+
+
+@pytest.mark.parametrize("code", [ExitCode.WORKLOAD, ExitCode.CONFIGURATION, ExitCode.STOPPED])
+def test_a_job_whose_compilation_failed_fails_and_says_why(tmp_path: Path, code: ExitCode) -> None:
+    verdict = wait(leave(tmp_path, code))
+
+    assert verdict is not None and verdict.code is ExitCode.WORKLOAD
+    assert verdict.reason == "job compile-x7, which compiles for this one, has failed: because"
+
+
+@pytest.mark.parametrize(("attempt", "told"), [(1, False), (2, False), (3, True)])
+def test_only_the_last_attempt_tells_of_a_failure_that_is_retried(
+    tmp_path: Path, attempt: int, told: bool
+) -> None:
+    results = leave(tmp_path, ExitCode.HOST, attempt=attempt)
+
+    assert [entry.key for entry in results.list()] == (["compile-x7.json"] if told else [])
+
+
+def test_a_job_that_waits_can_be_stopped(tmp_path: Path) -> None:
+    verdict = wait(LocalObjects(tmp_path), looks=2)
+
+    assert verdict is not None and verdict.code is ExitCode.STOPPED
+
+
+def test_a_result_says_how_the_job_ended(tmp_path: Path) -> None:
+    leave(tmp_path, ExitCode.OK)
+
+    document = json.loads((tmp_path / "compile-x7.json").read_text())
+    assert document == {"schema": 1, "code": 0, "reason": "because"}

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from rehearsal.kubernetes import discovery, errors, streams, tables
+from rehearsal.kubernetes.portforward import forward_ports
 from rehearsal.kubernetes.requests import APPLY_PATCH, Target, find_target, patched, read_body
 from rehearsal.kubernetes.resources import POD, Json
 from rehearsal.kubernetes.shell import Runs, run_in_pod
@@ -89,6 +90,8 @@ class Api:
             return await streams.log(request, self._pod(target), self._runs)
         if target.kind == POD and target.part == "exec":
             return await run_in_pod(request, self._pod(target), self._runs)
+        if target.kind == POD and target.part == "portforward":
+            return await forward_ports(request, self._pod(target))
         if target.part not in (None, "status"):
             raise errors.no_such_path()
         verb = {

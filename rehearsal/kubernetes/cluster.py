@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 import time
 from concurrent.futures import Future
+from pathlib import Path
 
 from aiohttp import web
 
 from rehearsal.kubernetes import nodes
 from rehearsal.kubernetes.admission import ADMISSIONS
 from rehearsal.kubernetes.api import application
+from rehearsal.kubernetes.deployments import Deployments
 from rehearsal.kubernetes.kubelet import Kubelet
 from rehearsal.kubernetes.resources import NAMESPACE, POD, QUEUE, VOLCANO_JOB, Json
 from rehearsal.kubernetes.settings import Settings
 from rehearsal.kubernetes.store import Store
 from rehearsal.kubernetes.volcano import Volcano
+from rehearsal.kubernetes.volcano_scheduler import Scheduler
 from trainium_catalogue.instances import InstanceType
 
 _HOST = "127.0.0.1"
@@ -32,8 +36,13 @@ class Cluster:
         for name in _PRESENT:
             self.store.create(NAMESPACE, "", {"metadata": {"name": name}})
         self.store.create(QUEUE, "", {"metadata": {"name": "default"}, "spec": {"weight": 1}})
-        self._kubelet = Kubelet(self.store, settings)
-        self._volcano = Volcano(self.store, self._kubelet, settings)
+        self._folder = tempfile.TemporaryDirectory(prefix="rehearsal-claims-")
+        self.claims = Path(self._folder.name)
+        """Files of claims, in ``<namespace>/<claim>``; gone with the cluster."""
+        self._kubelet = Kubelet(self.store, settings, self.claims)
+        scheduler = Scheduler(self.store, self._kubelet, settings)
+        self._volcano = Volcano(self.store, self._kubelet, scheduler, settings)
+        self._deployments = Deployments(self.store, self._kubelet, scheduler)
         self._app = application(self.store, self._kubelet, token=token)
         self._loop = asyncio.new_event_loop()
         bound: Future[int] = Future()
@@ -43,6 +52,7 @@ class Cluster:
         self._thread.start()
         self.endpoint = f"http://{_HOST}:{bound.result()}"
         self._volcano.start()
+        self._deployments.start()
 
     def apply(self, manifest: Json) -> Json:
         """Create an object, or put the manifest's parts in place of those it has."""
@@ -64,6 +74,7 @@ class Cluster:
 
     def stop(self) -> None:
         """End every pod, then the server."""
+        self._deployments.stop()
         for job in self.store.list(VOLCANO_JOB):
             metadata = job["metadata"]
             self.store.delete(VOLCANO_JOB, metadata["namespace"], metadata["name"])
@@ -76,6 +87,7 @@ class Cluster:
         self._volcano.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._folder.cleanup()
 
     def _serve(self, port: int, bound: Future[int]) -> None:
         asyncio.set_event_loop(self._loop)

@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rehearsal.executor.environment import node_address, rehearsal_extras
 from rehearsal.executor.events import emit
 from rehearsal.executor.faults import Fault
 from rehearsal.executor.node import Node, image_environment
-from rehearsal.kubernetes import errors
+from rehearsal.kubernetes import errors, objects
 from rehearsal.kubernetes.podenv import Unresolved, container_command, container_environment
 from rehearsal.kubernetes.resources import POD, Json
 from rehearsal.kubernetes.settings import Settings
@@ -57,12 +58,17 @@ class Run:
     @property
     def job(self) -> str:
         """The Volcano job's name, or the pod's own."""
-        return str(self._annotations.get("volcano.sh/job-name", self.pod["metadata"]["name"]))
+        return str(self._annotations.get(objects.JOB_NAME, self.pod["metadata"]["name"]))
 
     @property
     def attempt(self) -> int:
         """Counted from 1, as on Batch."""
-        return 1 + int(self._annotations.get("volcano.sh/job-retry-count", 0))
+        return 1 + int(self._annotations.get(objects.RETRY_COUNT, 0))
+
+    def tell(self, event: str, **details: Any) -> None:
+        """Emit an event of a node; a pod that belongs to no job is none."""
+        if objects.JOB_NAME in self._annotations:
+            emit(event, job_id=self.job, attempt=self.attempt, node=self.index, **details)
 
     @property
     def _annotations(self) -> Mapping[str, str]:
@@ -76,9 +82,11 @@ class Run:
 class Kubelet:
     """Of every node of the cluster."""
 
-    def __init__(self, store: Store, settings: Settings) -> None:
+    def __init__(self, store: Store, settings: Settings, claims: Path) -> None:
+        """``claims`` is the folder that has one for each claim that pods mount."""
         self._store = store
         self._settings = settings
+        self._claims = claims
         self._runs: dict[str, Run] = {}
         self._addresses = 0
 
@@ -135,7 +143,8 @@ class Kubelet:
                 self._wait_unresolved(run, str(error))
                 return
             again = policy == "Always" or (policy == "OnFailure" and code != 0)
-            if not again or self._current(run) is None or reason:
+            current = self._current(run)
+            if not again or reason or current is None or objects.is_leaving(current):
                 break
             run.restarts += 1
             time.sleep(_RESTART_S)
@@ -143,7 +152,7 @@ class Kubelet:
         self._report(run, phase="Failed" if code or reason else "Succeeded", code=code,
                      reason=reason)  # fmt: skip
         current = self._current(run)
-        if current is not None and "deletionTimestamp" in current["metadata"]:
+        if current is not None and objects.is_leaving(current):
             self._remove(run)
 
     def _run_container(self, run: Run) -> tuple[int, str]:
@@ -157,7 +166,7 @@ class Kubelet:
             current = self._current(run)
             if current is None:
                 node.stop(0)
-            elif "deletionTimestamp" in current["metadata"]:
+            elif objects.is_leaving(current):
                 node.stop(current["metadata"]["deletionGracePeriodSeconds"])
             elif deadline_s is not None and time.monotonic() - started_s > deadline_s:
                 reason = "DeadlineExceeded"
@@ -167,14 +176,7 @@ class Kubelet:
         code = node.exit_code()
         assert code is not None
         node.finish()
-        emit(
-            "node-ended",
-            job_id=run.job,
-            attempt=run.attempt,
-            node=run.index,
-            exit_code=code,
-            reason=reason or "the container ended",
-        )
+        run.tell("node-ended", exit_code=code, reason=reason or "the container ended")
         return code, reason
 
     def _start_container(self, run: Run) -> Node:
@@ -188,8 +190,8 @@ class Kubelet:
         )
         if not settings.aws_endpoint:
             del extras["AWS_ENDPOINT_URL"]
-        given = container_environment(self._store, run.pod)
-        command = container_command(run.pod, given)
+        given = container_environment(self._store, run.pod, self._claims)
+        command = container_command(run.pod, given, self._claims)
         run.environment = {
             "HOSTNAME": run.pod["metadata"]["name"],
             **given,
@@ -204,12 +206,9 @@ class Kubelet:
             open_files=run.fault.open_files(run.index) if run.fault else None,
             marks=(MARK,),
         )
-        emit(
+        run.tell(
             "node-started",
-            job_id=run.job,
             run=run.label(kubernetes.LABEL_RUN) or run.job,
-            attempt=run.attempt,
-            node=run.index,
             pid=run.node.pid,
             address=address,
             command=command,
@@ -260,7 +259,7 @@ class Kubelet:
         status = {"containerStatuses": [_container(run, state, ready=False)]}
         self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
         while (current := self._current(run)) is not None:
-            if "deletionTimestamp" in current["metadata"]:
+            if objects.is_leaving(current):
                 self._remove(run)
             time.sleep(_POLL_S)
         run.ended = True

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rehearsal.kubernetes.resources import CONFIG_MAP, POD, Json
 from rehearsal.kubernetes.store import Store
 
 _ANNOTATED = re.compile(r"metadata\.(annotations|labels)\['(.+)'\]")
 _REFERENCE = re.compile(r"\$(\$)?\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_ALL_ADDRESSES = "0.0.0.0"
 _HOSTS = re.compile(r"VC_.+_HOSTS")
 
 
@@ -17,12 +19,14 @@ class Unresolved(ValueError):
     """A reference in a pod leads nowhere: the container cannot be made."""
 
 
-def container_environment(store: Store, pod: Json) -> dict[str, str]:
+def container_environment(store: Store, pod: Json, claims: Path) -> dict[str, str]:
     """Every variable of the first container.
 
-    Host names that Volcano lists become addresses here, as nobody can add names to the resolver
-    of the machine that the rehearsal runs on.
+    What a pod has to itself is put in words instead: the host names that Volcano lists become
+    addresses, as nobody can add names to the resolver of this machine, and the mount points of
+    claims become folders below ``claims``, as nobody can mount here.
     """
+    mounts = _mounts(pod, claims)
     environment: dict[str, str] = {}
     for entry in pod["spec"]["containers"][0].get("env") or ():
         name = entry["name"]
@@ -32,6 +36,7 @@ def container_environment(store: Store, pod: Json) -> dict[str, str]:
             value = expanded(entry.get("value") or "", environment)
         if value is None:
             continue
+        value = _moved(value, mounts)
         if _HOSTS.fullmatch(name):
             value = ",".join(_address(store, pod, host) for host in value.split(","))
         environment[name] = value
@@ -48,13 +53,43 @@ def _address(store: Store, pod: Json, host: str) -> str:
     return host
 
 
-def container_command(pod: Json, environment: Mapping[str, str]) -> list[str]:
-    """Command and arguments; what the image would start is not known here."""
+def container_command(pod: Json, environment: Mapping[str, str], claims: Path) -> list[str]:
+    """Command and arguments; what the image would start is not known here.
+
+    A program that listens on all of its pod's addresses gets the one that the pod has here.
+    """
     container = pod["spec"]["containers"][0]
     words: Sequence[str] = [*(container.get("command") or ()), *(container.get("args") or ())]
     if not words:
         raise Unresolved("the container has no command, and the rehearsal has no image")
-    return [expanded(word, environment) for word in words]
+    mounts = _mounts(pod, claims)
+    own = str(pod["status"].get("podIP", _ALL_ADDRESSES))
+    return [
+        _moved(expanded(word, environment), mounts).replace(_ALL_ADDRESSES, own) for word in words
+    ]
+
+
+def _mounts(pod: Json, claims: Path) -> dict[str, Path]:
+    """Folders of the claims that the container mounts, by mount point."""
+    names = {
+        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in pod["spec"].get("volumes") or ()
+        if "persistentVolumeClaim" in volume
+    }
+    mounts = {}
+    for mount in pod["spec"]["containers"][0].get("volumeMounts") or ():
+        if mount["name"] in names:
+            folder = claims / pod["metadata"]["namespace"] / names[mount["name"]]
+            folder.mkdir(parents=True, exist_ok=True)
+            mounts[mount["mountPath"]] = folder
+    return mounts
+
+
+def _moved(text: str, mounts: Mapping[str, Path]) -> str:
+    """Put the folder for a mount point that begins a path."""
+    for point, folder in mounts.items():
+        text = re.sub(rf"(?<![^=:,]){re.escape(point)}(?=[/:,]|$)", str(folder), text)
+    return text
 
 
 def expanded(text: str, environment: Mapping[str, str]) -> str:

@@ -49,11 +49,13 @@ _START_LIMIT_S = 30.0
 class Volcano:
     """One thread that looks after all jobs."""
 
-    def __init__(self, store: Store, kubelet: Kubelet, settings: Settings) -> None:
+    def __init__(
+        self, store: Store, kubelet: Kubelet, scheduler: Scheduler, settings: Settings
+    ) -> None:
         self._store = store
         self._kubelet = kubelet
         self._settings = settings
-        self._scheduler = Scheduler(store, kubelet, settings)
+        self._scheduler = scheduler
         self._changes: queue.Queue[Change | None] = queue.Queue()
         self._phases: dict[str, str] = {}
         self._removed: set[str] = set()
@@ -84,7 +86,8 @@ class Volcano:
                     self._changes.put(change)
                 if not self._changes.empty():
                     continue
-            for job in self._store.list(VOLCANO_JOB):
+            # The scheduler takes the older job first (Volcano 1.15.1, framework, JobOrderFn).
+            for job in sorted(self._store.list(VOLCANO_JOB), key=_age):
                 _done(self._sync, job)
 
     # --- events ---------------------------------------------------------------------------------
@@ -290,6 +293,10 @@ def _run(job: Json) -> str:
     """The run that a job is for; its own name without a label."""
     labels = job["metadata"].get("labels") or {}
     return str(labels.get("trainium/run", job["metadata"]["name"]))
+
+
+def _age(job: Json) -> tuple[str, str]:
+    return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
 
 
 def _pod_status(pods: list[Json], counts: Counts) -> Json:

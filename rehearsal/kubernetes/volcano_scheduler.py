@@ -69,13 +69,7 @@ class Scheduler:
     def bind(self, job: Json, pods: list[Json]) -> list[Json]:
         """Give every pod of the gang a node and an address; nothing when there is no room."""
         namespace = job["metadata"]["namespace"]
-        pods = [
-            pod
-            for pod in pods
-            if pod["status"]["phase"] == "Pending"
-            and "nodeName" not in pod["spec"]
-            and not objects.is_leaving(pod)
-        ]
+        pods = _unbound(pods)
         order = [task["name"] for task in job["spec"]["tasks"]]
         pods.sort(key=lambda pod: order.index(pod["metadata"]["annotations"][objects.TASK]))
         if not pods or len(pods) < job["spec"]["minAvailable"]:
@@ -88,6 +82,10 @@ class Scheduler:
         group = objects.group_name(job)
         self._store.set_status(POD_GROUP, namespace, group, {"phase": "Running"})
         return bound
+
+    def bind_each(self, pods: list[Json]) -> list[Json]:
+        """Bind pods that belong to no gang, as many as there is room for: the default scheduler."""
+        return [self._bound(pod, name) for pod in _unbound(pods) for name in self._nodes_for([pod])]
 
     def _nodes_for(self, pods: list[Json]) -> list[str]:
         if not self._settings.count_nodes:
@@ -134,3 +132,14 @@ class Scheduler:
         objects.record_event(
             self._store, job, reason="PodGroupPending", message=words, type_="Warning"
         )
+
+
+def _unbound(pods: list[Json]) -> list[Json]:
+    """Pods that wait for a node."""
+    return [
+        pod
+        for pod in pods
+        if pod["status"]["phase"] == "Pending"
+        and "nodeName" not in pod["spec"]
+        and not objects.is_leaving(pod)
+    ]

@@ -199,7 +199,9 @@ def check_lustre(node: NodeContract, host: Host) -> Outcome:
         "the host's mount or the job definition's volume is missing; read the boot messages of "
         "the host; "
     )
-    if host.file_system_type(node.lustre) != "lustre":
+    # On a CPU, in the rehearsal, a folder takes the file system's place.
+    is_real = node.device is not DeviceKind.CPU
+    if is_real and host.file_system_type(node.lustre) != "lustre":
         return Failed(
             finding=f"no Lustre file system is mounted at {node.lustre}",
             remedy=remedy + _ANOTHER_HOST,
@@ -209,7 +211,7 @@ def check_lustre(node: NodeContract, host: Host) -> Outcome:
             finding=f"{node.lustre} cannot be written to",
             remedy="the file system is full or read-only; free some of it, or deploy a larger one",
         )
-    return Passed(what=f"Lustre at {node.lustre}")
+    return Passed(what=f"{'Lustre' if is_real else 'a folder for Lustre'} at {node.lustre}")
 
 
 CHECKS: tuple[Callable[[NodeContract, Host], Outcome], ...] = (

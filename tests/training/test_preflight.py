@@ -266,6 +266,15 @@ def test_lustre_must_be_mounted_where_it_is_promised(tmp_path: Path) -> None:
         assert "no Lustre file system is mounted at /fsx" in outcome.finding
 
 
+def test_on_a_cpu_a_folder_takes_the_place_of_lustre(tmp_path: Path) -> None:
+    node = replace(node_on(None), lustre="/fsx")
+
+    assert check_lustre(node, with_lustre(tmp_path, kind="ext4")) == Passed(
+        what="a folder for Lustre at /fsx"
+    )
+    assert isinstance(check_lustre(node, make_host(tmp_path / "none")), Failed)
+
+
 def test_lustre_must_be_writable(tmp_path: Path) -> None:
     node = replace(node_on("trn1.32xlarge"), lustre="/fsx")
     host = with_lustre(tmp_path, kind="lustre")

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 import venv
@@ -71,9 +72,22 @@ def is_current(digest: str) -> bool:
 
 
 def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> None:
-    """Run a step; its own output tells what went wrong."""
-    if subprocess.run([str(word) for word in command], cwd=cwd, env=env).returncode:
+    """Run a step; its own output tells what went wrong, and a clock that it goes on."""
+    began = time.monotonic()
+    with subprocess.Popen([str(word) for word in command], cwd=cwd, env=env) as process:
+        while (code := _ended(process)) is None:
+            if sys.stdout.isatty():
+                print(f"\rsetup: {time.monotonic() - began:.0f} s", end="\r", flush=True)
+    if code:
         refuse(f"{' '.join(str(word) for word in command[:6])} ... failed; see its output above")
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int | None:
+    """Exit code of the step within the next second, if it ends by then."""
+    try:
+        return process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def pip(*arguments: str) -> None:

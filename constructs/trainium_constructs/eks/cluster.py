@@ -11,8 +11,9 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
+from aws_cdk import aws_logs as cdk_logs
 from aws_cdk.lambda_layer_kubectl_v35 import KubectlV35Layer
-from constructs import Construct, IDependable
+from constructs import Construct, IConstruct, IDependable
 
 from trainium_catalogue.eks import POD_ADDRESSES, SPARE_ADDRESSES
 from trainium_constructs.eks.findings import acknowledge_cluster
@@ -95,6 +96,7 @@ class TrainingCluster(Construct):
         for index, arn in enumerate(admin_arns):
             cluster.grant_cluster_admin(f"Admin{index}", arn)
         acknowledge_cluster(cluster, public=bool(endpoint_cidrs))
+        _end_logs_of(cluster.node.find_child("KubectlProvider"), log_retention_days)
         # jsii's Python types leave an optional member of the interface out of the class.
         self.cluster = cast("eks.ICluster", cluster)
         self._add_networks()
@@ -144,3 +146,11 @@ class TrainingCluster(Construct):
         )
         add_on.node.add_dependency(*after)
         return add_on
+
+
+def _end_logs_of(functions: IConstruct, retention_days: int) -> None:
+    """Let the logs of the CDK's own functions end, which by default stay for ever."""
+    for construct in functions.node.find_all():
+        if isinstance(construct, cdk_logs.CfnLogGroup):
+            construct.retention_in_days = retention_days
+            construct.apply_removal_policy(cdk.RemovalPolicy.DESTROY)

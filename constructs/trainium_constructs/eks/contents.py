@@ -71,9 +71,12 @@ class ClusterContents(Construct):
         dns = cluster.add_on("Dns", "coredns", after=after)
         self._recovery_role()
         self.charts = self._install_charts((*after, dns))
-        namespace = self._apply("Namespace", [self._namespace()], after=[*self.charts.values()])
-        self._apply("Jobs", self._jobs(accounts), after=[namespace])
-        self._apply("Watching", self._watching(), after=[namespace])
+        # The namespace and what is in it at once: a claim goes when the last pod that mounts it is
+        # gone, and pods go with the namespace.
+        jobs = self._apply(
+            "Jobs", [self._namespace(), *self._jobs(accounts)], after=[*self.charts.values()]
+        )
+        self._apply("Watching", self._watching(), after=[jobs])
 
     def _install_charts(self, after: Sequence[IDependable]) -> dict[str, eks.HelmChart]:
         settings = self._settings

@@ -1,0 +1,152 @@
+"""Values of the Helm charts: keys that the charts know, and the real charts where they are at hand.
+
+HELM_CHARTS_DIR names a folder with the charts as `helm pull` leaves them, <chart>-<version>.tgz.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from rehearsal.kubernetes import binaries
+from tests.stacks.cluster_objects import CHART, chart_values, with_cluster
+from tests.stacks.synthesis import Deployment
+from trainium_catalogue.charts import CHARTS
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.kubernetes import TAINT
+
+RECORDED: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("chart_keys.toml").read_text(encoding="utf-8")
+)
+CHARTS_FOLDER = os.environ.get("HELM_CHARTS_DIR")
+
+
+@pytest.fixture(scope="module")
+def made() -> Deployment:
+    return with_cluster()
+
+
+def paths(values: dict[str, Any], start: str = "") -> Iterator[str]:
+    """Dotted names of all values."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from paths(value, f"{start}{key}.")
+        else:
+            yield f"{start}{key}"
+
+
+def test_every_chart_is_recorded() -> None:
+    assert set(RECORDED) == set(CHARTS)
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_record_is_of_the_chart_that_is_installed(name: str) -> None:
+    chart = CHARTS[name]
+
+    assert RECORDED[name]["chart"] == chart.chart.rpartition("/")[2]
+    # AWS publishes no source of the newer charts of Neuron.
+    assert name == "neuron" or RECORDED[name]["version"] == chart.version
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_chart_is_given_only_values_that_it_knows(name: str, made: Deployment) -> None:
+    given = set(paths(chart_values(made)[name]))
+
+    assert given
+    assert given <= set(RECORDED[name]["keys"])
+
+
+def test_an_unknown_value_would_be_noticed(made: Deployment) -> None:
+    values = chart_values(made)["fsx"] | {"controler": {"region": "us-west-2"}}
+
+    assert not set(paths(values)) <= set(RECORDED["fsx"]["keys"])
+
+
+def test_every_chart_is_pinned_and_installed_once(made: Deployment) -> None:
+    installed = {
+        each["Release"]: (each["Chart"], each["Version"], each.get("Repository"))
+        for each in made.resources("eks", CHART)
+    }
+
+    assert len(made.resources("eks", CHART)) == len(CHARTS)
+    assert installed == {
+        chart.name: (chart.chart, chart.version, chart.repository) for chart in CHARTS.values()
+    }
+
+
+def test_a_version_can_be_chosen() -> None:
+    made = with_cluster(eks_chart_versions="volcano=1.14.2,neuron=1.10.0")
+    versions = {each["Release"]: each["Version"] for each in made.resources("eks", CHART)}
+
+    assert (versions["volcano"], versions["neuron"]) == ("1.14.2", "1.10.0")
+    assert versions["fsx"] == CHARTS["fsx"].version
+
+
+def test_what_runs_on_trainium_nodes_tolerates_their_taint(made: Deployment) -> None:
+    values = chart_values(made)
+    neuron = values["neuron"]
+
+    for tolerations in (
+        neuron["devicePlugin"]["tolerations"],
+        neuron["npd"]["tolerations"],
+        values["efa"]["tolerations"],
+    ):
+        assert TAINT in {each["key"] for each in tolerations}
+    assert values["fsx"]["node"]["tolerateAllTaints"] is True
+
+
+@pytest.mark.parametrize("instance_type", INSTANCE_TYPES)
+def test_device_plugins_run_on_the_type_of_the_deployment(instance_type: str) -> None:
+    instance = INSTANCE_TYPES[instance_type]
+    values = chart_values(
+        with_cluster(instance_type=instance_type, region=next(iter(instance.zone_ids)))
+    )
+
+    assert values["neuron"]["neuronInstances"] == [instance_type]
+    assert ("efa" in values) is instance.supports_multi_node
+
+
+@pytest.mark.parametrize("recovery", [False, True])
+def test_node_problems_are_detected_and_repaired_where_that_is_wanted(recovery: bool) -> None:
+    npd = chart_values(with_cluster(eks_recovery=recovery))["neuron"]["npd"]
+
+    assert (npd["enabled"], npd["nodeRecovery"]["enabled"]) == (True, recovery)
+
+
+def test_the_cdks_own_neuron_plugin_is_not_installed(made: Deployment) -> None:
+    assert "neuron-device-plugin:1.0" not in made.text("eks")
+
+
+def test_no_storage_driver_is_installed_without_storage() -> None:
+    assert "fsx" not in chart_values(with_cluster(lustre_gib=0))
+
+
+@pytest.mark.skipif(CHARTS_FOLDER is None, reason="HELM_CHARTS_DIR names no folder with charts")
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_real_chart_renders_valid_objects(name: str, made: Deployment, tmp_path: Path) -> None:
+    chart = CHARTS[name]
+    archive = Path(CHARTS_FOLDER or "") / f"{chart.chart.rpartition('/')[2]}-{chart.version}.tgz"
+    values = tmp_path / "values.json"
+    values.write_text(json.dumps(chart_values(made)[name]), encoding="utf-8")
+
+    rendered = subprocess.run(
+        [str(binaries.helm()), "template", name, str(archive), "--values", str(values),
+         "--namespace", chart.namespace, "--kube-version", "1.35.0"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+    objects = [each for each in yaml.safe_load_all(rendered) if each]
+    assert objects
+    for each in objects:
+        if re.fullmatch(r"v1|(apps|batch|policy)/.*|.*\.k8s\.io/v1", each["apiVersion"]):
+            kubernetes_validate.validate(each, "1.35", strict=False)

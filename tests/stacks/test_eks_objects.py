@@ -1,0 +1,165 @@
+"""What the stack puts into its cluster: valid for Kubernetes, and as the catalogue says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.stacks.cluster_objects import object_of, objects_of, with_cluster
+from tests.stacks.synthesis import Deployment, name_of
+from trainium_catalogue import kubernetes
+from trainium_catalogue.eks import KUBERNETES_VERSIONS
+from trainium_catalogue.instances import INSTANCE_TYPES
+
+TYPES = [
+    {"instance_type": each.name, "region": next(iter(each.zone_ids))}
+    for each in INSTANCE_TYPES.values()
+]
+OF_VOLCANO = "scheduling.volcano.sh/v1beta1"
+DNS_NAME = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"
+
+
+@pytest.fixture(scope="module")
+def made() -> Deployment:
+    return with_cluster()
+
+
+def pod_templates(made: Deployment) -> list[dict[str, Any]]:
+    return [each["spec"]["template"]["spec"] for each in objects_of(made) if "template" in
+            each.get("spec", {})]  # fmt: skip
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+@pytest.mark.parametrize("lustre_gib", [0, 1200])
+def test_every_object_is_valid_for_the_version(version: str, lustre_gib: int) -> None:
+    for each in objects_of(with_cluster(kubernetes_version=version, lustre_gib=lustre_gib)):
+        if each["apiVersion"] != OF_VOLCANO:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_the_validation_would_find_something(made: Deployment) -> None:
+    service = object_of(made, "Service", "tensorboard")
+    service["spec"]["prots"] = service["spec"].pop("ports")
+
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(service, "1.35", strict=True)
+
+
+@pytest.mark.parametrize("keys", TYPES, ids=name_of)
+def test_the_queue_holds_pods_on_all_nodes_and_no_more(keys: dict[str, object]) -> None:
+    made = with_cluster(**keys)
+    instance, nodes = made.config.instance, made.config.max_nodes
+    queue = object_of(made, "Queue", kubernetes.QUEUE)["spec"]["capability"]
+    pod = kubernetes.pod_resources(instance)
+
+    assert int(queue["cpu"]) == nodes * int(pod["cpu"])
+    assert int(queue["memory"][:-2]) == nodes * int(pod["memory"][:-2])
+    assert int(queue[kubernetes.NEURON_RESOURCE]) == nodes * instance.num_neuron_devices
+    assert int(queue.get(kubernetes.EFA_RESOURCE, 0)) == nodes * instance.num_efa_interfaces
+
+
+@pytest.mark.parametrize("keys", TYPES, ids=name_of)
+def test_the_quota_has_room_for_the_queue(keys: dict[str, object]) -> None:
+    made = with_cluster(**keys)
+    quota = object_of(made, "ResourceQuota", "trainium")["spec"]["hard"]
+    queue = object_of(made, "Queue", kubernetes.QUEUE)["spec"]["capability"]
+
+    assert {name.removeprefix("requests.") for name in quota} >= set(queue)
+    assert all(
+        int(quota[f"requests.{name}"].removesuffix("Mi")) >= int(asked.removesuffix("Mi"))
+        for name, asked in queue.items()
+    )
+
+
+@pytest.mark.parametrize("keys", TYPES, ids=name_of)
+def test_a_pod_of_the_catalogue_fits_on_its_node(keys: dict[str, object]) -> None:
+    instance = INSTANCE_TYPES[str(keys["instance_type"])]
+    pod = kubernetes.pod_resources(instance)
+
+    assert int(pod["cpu"]) < instance.num_vcpus
+    assert int(pod["memory"].removesuffix("Mi")) < instance.memory_mib
+
+
+def test_nothing_can_be_reached_from_outside(made: Deployment) -> None:
+    quota = object_of(made, "ResourceQuota", "trainium")["spec"]["hard"]
+    services = [each for each in objects_of(made) if each["kind"] == "Service"]
+
+    assert (quota["services.loadbalancers"], quota["services.nodeports"]) == ("0", "0")
+    assert all(each["spec"].get("type", "ClusterIP") == "ClusterIP" for each in services)
+
+
+def test_a_pod_that_is_not_privileged_is_admitted_and_what_is_not_strict_is_reported(
+    made: Deployment,
+) -> None:
+    labels = object_of(made, "Namespace", kubernetes.NAMESPACE)["metadata"]["labels"]
+
+    assert labels["pod-security.kubernetes.io/enforce"] == "baseline"
+    assert labels["pod-security.kubernetes.io/warn"] == "restricted"
+    assert labels["pod-security.kubernetes.io/enforce-version"] == "v1.35"
+
+
+def test_the_file_system_of_the_deployment_is_mounted(made: Deployment) -> None:
+    volume = object_of(made, "PersistentVolume", "trainium-lustre")["spec"]
+    claim = object_of(made, "PersistentVolumeClaim", kubernetes.LUSTRE_CLAIM)["spec"]
+
+    assert "LustreFileSystem" in volume["csi"]["volumeHandle"]
+    assert "DNSName" in volume["csi"]["volumeAttributes"]["dnsname"]
+    assert claim["volumeName"] == "trainium-lustre"
+    assert volume["capacity"] == claim["resources"]["requests"] == {"storage": "1200Gi"}
+
+
+def test_an_existing_file_system_is_mounted_by_its_id() -> None:
+    made = with_cluster(lustre_dns_name=DNS_NAME, lustre_mount_name="fqgwbbmv")
+
+    assert object_of(made, "PersistentVolume", "trainium-lustre")["spec"]["csi"] == {
+        "driver": "fsx.csi.aws.com",
+        "volumeHandle": "fs-0123456789abcdef0",
+        "volumeAttributes": {"dnsname": DNS_NAME, "mountname": "fqgwbbmv"},
+    }
+
+
+def test_destroying_the_cluster_keeps_the_file_system(made: Deployment) -> None:
+    volume = object_of(made, "PersistentVolume", "trainium-lustre")["spec"]
+
+    assert volume["persistentVolumeReclaimPolicy"] == "Retain"
+    assert volume["storageClassName"] == ""
+
+
+def test_tensorboard_looks_where_runs_write() -> None:
+    with_lustre, without = (
+        object_of(with_cluster(lustre_gib=gib), "Deployment", "tensorboard")["spec"]["template"][
+            "spec"
+        ]["containers"][0]["args"][0]
+        for gib in (1200, 0)
+    )
+
+    assert with_lustre == "--logdir=/fsx/runs/"
+    assert without.startswith("--logdir=s3://<") and without.endswith("/runs/")
+
+
+def test_tensorboard_runs_the_image_that_is_pushed(made: Deployment) -> None:
+    deployed = object_of(made, "Deployment", "tensorboard")
+    (container,) = deployed["spec"]["template"]["spec"]["containers"]
+
+    assert "trainium-default" in container["image"]
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_every_image_is_pinned(made: Deployment) -> None:
+    images = [each["image"] for pod in pod_templates(made) for each in pod["containers"]]
+
+    assert len(images) == 2
+    assert not [image for image in images if ":" not in image or image.endswith(":latest")]
+
+
+def test_neuron_monitor_runs_on_every_trainium_node_and_is_found_by_prometheus(
+    made: Deployment,
+) -> None:
+    template = object_of(made, "DaemonSet", "neuron-monitor")["spec"]["template"]
+
+    assert template["spec"]["nodeSelector"] == {kubernetes.NODE_LABEL: "trn1.32xlarge"}
+    assert template["spec"]["tolerations"][0]["key"] == kubernetes.TAINT
+    assert template["metadata"]["annotations"]["prometheus.io/scrape"] == "true"
+    assert "hostPath" not in str(template)

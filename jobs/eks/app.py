@@ -11,8 +11,10 @@ from typing import Any
 
 from jobs.eks.launch_spec import LaunchSpec
 from trainium_catalogue import contract, kubernetes
+from trainium_catalogue.ports import RESERVED_PORTS
 
 _GRACE_S = 120
+_RESERVED = ",".join(str(port) for port in RESERVED_PORTS)
 _SHM = "dshm"
 """Name that TorchX gives the volume at /dev/shm."""
 
@@ -97,6 +99,13 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
             "automountServiceAccountToken": False,
             "activeDeadlineSeconds": spec.time_limit_s,
             "terminationGracePeriodSeconds": _GRACE_S,
-            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            # The launcher must not be process 1, which is immune to its own container's signals:
+            # here that is the pod's pause, as Docker's init is on Batch.
+            "shareProcessNamespace": True,
+            "securityContext": {
+                "seccompProfile": {"type": "RuntimeDefault"},
+                # Of the pod's own network; one of the sysctls that Kubernetes calls safe.
+                "sysctls": [{"name": "net.ipv4.ip_local_reserved_ports", "value": _RESERVED}],
+            },
         },
     }

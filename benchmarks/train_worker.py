@@ -85,6 +85,7 @@ def loop() -> Any:
     from training.config import TrainConfig
     from training.data.packed import open_dataset
     from training.llama.data import packed_batches
+    from training.llama.network import LlamaNetwork
     from training.loop import Loop
     from training.metrics_files import RunFiles
     from training.objects import open_objects
@@ -96,7 +97,7 @@ def loop() -> Any:
     request = parse(["llama-tiny", *settings(), f"--lr={_LEARNING_RATE}", f"--max-steps={_NEVER}"])
     config = TrainConfig.from_values(request.values, 1)
     device: Any = _Device()
-    backend = NativeBackend(config, device, peak_flops=None)
+    backend = NativeBackend(config, device, LlamaNetwork(config), peak_flops=None)
     backend.build()
     objects = open_objects("build", region=None, endpoint_url=None)
     dataset = open_dataset(

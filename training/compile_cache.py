@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COMPILED_PREFIX = f"{CACHE_PREFIX}compiled/"
 _CODE = Path(__file__).resolve().parent
-_TRACED = ("llama/**/*.py", "backends/**/*.py", "settings.py")
+_TRACED = ("llama/**/*.py", "bert/**/*.py", "backends/**/*.py", "settings.py")
 """Code that decides the graphs, and the settings of the compiler."""
 _PATIENCE = Patience(total_s=20.0)
 """A cache is a convenience: a job goes on without knowing what is in it."""
@@ -46,7 +46,7 @@ def cache_key(context: RunContext, values: Mapping[str, Value]) -> str:
         "instance_type": context.instance_type,
         "num_nodes": context.num_nodes,
         "processes_per_node": context.processes_per_node,
-        "parameters": {name: values[name] for name in GRAPH_PARAMETERS},
+        "parameters": {name: values[name] for name in GRAPH_PARAMETERS if name in values},
         "code": code_version(),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

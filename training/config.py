@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 
-from trainium_catalogue.models import ModelShape
+from trainium_catalogue.models import Shape
 from trainium_catalogue.parameters import Value
 from trainium_catalogue.plan import TrainingPlan
+
+
+class Optimizer(StrEnum):
+    """How gradients change weights."""
+
+    ADAMW = "AdamW"
+    SGD = "SGD"
+    """Without momentum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +30,11 @@ class TrainConfig:
     learning_rate: float
     """At the end of the warm-up."""
     warmup_steps: int
+    optimizer: Optimizer = Optimizer.ADAMW
+    rate_falls: bool = True
+    """To 0 at the end, after the warm-up."""
+    mixed: bool = True
+    """On accelerators: bf16 arithmetic, fp32 master weights."""
     weight_decay: float
     """Not of norms and biases."""
     beta1: float
@@ -38,10 +52,13 @@ class TrainConfig:
     checkpoint_uri: str
     """Empty: the run's own place."""
     log_every: int
-    compile_only: bool
+    dropout: float = 0.0
+    max_predictions: int = 0
+    """Of a sequence, where words are predicted at some positions only."""
+    compile_only: bool = False
 
     @property
-    def shape(self) -> ModelShape:
+    def shape(self) -> Shape:
         """The model."""
         return self.plan.shape
 
@@ -60,13 +77,15 @@ class TrainConfig:
             adam_eps=float(values["adam-eps"]),
             max_grad_norm=float(values["max-grad-norm"]),
             seed=int(values["seed"]),
-            activation_checkpointing=bool(values["activation-checkpointing"]),
+            activation_checkpointing=bool(values.get("activation-checkpointing", False)),
             save_every=int(values["save-every"]),
             keep_last=int(values["keep-last"]),
             keep_every=int(values["keep-every"]),
             async_save=bool(values["async-save"]),
             checkpoint_uri=str(values["checkpoint-uri"]),
             log_every=int(values["log-every"]),
+            dropout=float(values.get("dropout", 0.0)),
+            max_predictions=int(values.get("max-predictions", 0)),
             compile_only=bool(values["compile-only"]),
         )
 
@@ -84,6 +103,8 @@ class TrainConfig:
         """
         if step <= self.warmup_steps:
             return self.learning_rate * step / self.warmup_steps
+        if not self.rate_falls:
+            return self.learning_rate
         falling = self.max_steps - self.warmup_steps
         return self.learning_rate * max(0, self.max_steps + 1 - step) / max(1, falling)
 
@@ -91,9 +112,15 @@ class TrainConfig:
         """Positions in the data order that a data rank computes at once.
 
         Step ``step``, counted from 0, of the run takes ``global_batch`` positions in a row, the
-        same for any number of ranks; ``micro`` counts the accumulation steps.
+        same for any number of ranks, and each rank a part of them in a row; ``micro`` counts the
+        accumulation steps.
         """
-        at_once = self.plan.data_parallel * self.plan.micro_batch
-        first = step * self.plan.global_batch + micro * at_once
-        first += data_rank * self.plan.micro_batch
-        return range(first, first + self.plan.micro_batch)
+        plan = self.plan
+        first = step * plan.global_batch
+        first += (data_rank * plan.accumulation_steps + micro) * plan.micro_batch
+        return range(first, first + plan.micro_batch)
+
+    @property
+    def positions_of_a_rank(self) -> int:
+        """That each data rank computes in a step."""
+        return self.plan.accumulation_steps * self.plan.micro_batch

@@ -26,6 +26,7 @@ from trainium_catalogue.contract import (
     RUNS_PREFIX,
     checkpoint_name,
 )
+from trainium_catalogue.models import LLAMA_PRESETS
 from trainium_catalogue.plan import shape_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,12 @@ def export(order: Order, place: Place, *, report: Callable[[str], None]) -> dict
     config = RunConfig.load(bucket.at(f"{RUNS_PREFIX}{order.run}"))
     if config is None:
         raise ExportError(f"there is no run {order.run} in {bucket.uri}; see: jobs list")
+    if config.workload not in LLAMA_PRESETS:
+        raise ExportError(
+            f"run {order.run} is a run of {config.workload}, and only Llama models can be "
+            f"exported ({', '.join(LLAMA_PRESETS)}); its checkpoints are in torch's own format, "
+            "which torch.distributed.checkpoint.format_utils converts"
+        )
     checkpoints = checkpoint_root(
         bucket, order.run, config, region=place.region, endpoint_url=place.endpoint_url
     )

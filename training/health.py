@@ -24,6 +24,7 @@ MODULES = (
     "botocore",
     "fastokens",
     "google.protobuf",
+    "h5py",
     "huggingface_hub",
     "numpy",
     "pyarrow",
@@ -39,6 +40,7 @@ MODULES = (
     "transformers",
     "transformers.convert_slow_tokenizer",
     "transformers.generation.configuration_utils",
+    "transformers.models.bert.modeling_bert",
     "transformers.models.llama.modeling_llama",
     "transformers.tokenization_utils_fast",
 )

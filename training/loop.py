@@ -41,8 +41,8 @@ class Loop:
 
     config: TrainConfig
     backend: Backend
-    batch: Callable[[range], torch.Tensor]
-    """Positions in the data order to int64 ``[positions, seq_len + 1]``."""
+    batch: Callable[[range], Any]
+    """Positions in the data order to a micro-batch, as the model takes it."""
     checkpoints: Checkpoints | None
     """None: nothing is saved."""
     meta: dict[str, Any]
@@ -124,6 +124,11 @@ class Loop:
         self.report(f"saving step {step}")
         self.watch.before_save()
         clock = Stopwatch()
-        meta = {**self.meta, "tokens_total": step * self.config.plan.tokens_per_step}
+        plan = self.config.plan
+        meta = {
+            **self.meta,
+            "tokens_total": step * plan.tokens_per_step,
+            "position": step * plan.global_batch,
+        }
         self.backend.save(self.checkpoints, step, meta, asynchronous=asynchronous)
         self.watch.save_began(step, stall_s=clock.seconds)

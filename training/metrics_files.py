@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,8 +125,14 @@ class RunFiles:
         """
         self._uploads.flush(TRAIN_METRICS, within_s=_SECURING_S)
 
-    def finish(self, *, parameters: Mapping[str, Any], log_every: int) -> None:
-        """Write results.json and upload what is left."""
+    def finish(
+        self,
+        *,
+        parameters: Mapping[str, Any],
+        log_every: int,
+        more: Iterable[tuple[str, float, str]] = (),
+    ) -> None:
+        """Write results.json, with ``more`` metrics and their units; upload what is left."""
         document = results_document(
             self._read(RESULTS),
             parameters=parameters,
@@ -134,6 +140,7 @@ class RunFiles:
             last=self._last,
             log_every=log_every,
             seconds=time.monotonic() - self._began_s,
+            more=more,
         )
         self._uploads.offer(RESULTS, json.dumps(document, indent=2).encode() + b"\n", now=True)
         self.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,7 @@ def results_document(
     last: StepRecord | None,
     log_every: int,
     seconds: float,
+    more: Iterable[tuple[str, float, str]] = (),
 ) -> dict[str, Any]:
     """results.json: ``earlier``'s metrics, if it has any, and this job's after them."""
     metrics = _earlier_metrics(earlier)
@@ -57,6 +58,7 @@ def results_document(
             ("Time to train", round(seconds / 60, 4), "minutes"),
             ("Average throughput", round(sum(warm) / len(warm), 4), "seq/s"),
             ("Peak throughput", round(max(throughputs), 4), "seq/s"),
+            *more,
         ):
             metrics.append(
                 {

@@ -1,54 +1,77 @@
-"""The pre-training workloads: train, or compile what training needs."""
+"""The workloads that train: train, or compile what training needs."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from training.backends import open_backend
-from training.config import TrainConfig
-from training.llama.data import random_batches
 from training.loop import Loop
 from training.run import Run
 from training.watch import Watch
+from trainium_catalogue.models import LLAMA_PRESETS
 
 if TYPE_CHECKING:
+    from training.recipe import Recipe
     from training.workloads import Job
 
 _COMPILED_STEPS = 3
 """The first step, the steady state, and one to see that nothing is compiled any more."""
 
 
+def _llama() -> Recipe:
+    from training.llama.recipe import LlamaRecipe
+
+    return LlamaRecipe()
+
+
+def _bert() -> Recipe:
+    from training.bert.recipe import BertRecipe
+
+    return BertRecipe()
+
+
+def _mnist() -> Recipe:
+    from training.mnist.recipe import MnistRecipe
+
+    return MnistRecipe()
+
+
+RECIPES: Mapping[str, Callable[[], Recipe]] = MappingProxyType(
+    {**dict.fromkeys(LLAMA_PRESETS, _llama), "bert": _bert, "bert-tiny": _bert, "mnist": _mnist}
+)
+"""Each workload that trains; its model is imported when it is made."""
+
+
 def run(job: Job) -> None:
     """Entry point of the workloads that train."""
-    if job.values["compile-only"]:
-        compile_graphs(job)
+    recipe = RECIPES[job.store.workload]()
+    if job.values.get("compile-only"):
+        compile_graphs(job, recipe)
     else:
-        Run(job).go()
+        Run(job, recipe).go()
 
 
-def compile_graphs(job: Job) -> None:
-    """Make the steps of a run on random tokens, for the graphs alone; nothing is saved."""
-    config = TrainConfig.from_values(job.values, job.device.num_ranks)
+def compile_graphs(job: Job, recipe: Recipe) -> None:
+    """Make the steps of a run on random data, for the graphs alone; nothing is saved."""
+    config = recipe.config(job.values, job.device.num_ranks, None)
     config = dataclasses.replace(
         config,
         max_steps=max(config.max_steps, _COMPILED_STEPS),
         steps_this_run=_COMPILED_STEPS,
         save_every=0,
     )
-    backend = open_backend(config, job.device, peak_flops=None, report=job.progress.report)
+    backend = recipe.backend(config, job.device, peak_flops=None, report=job.progress.report)
     job.progress.report("building the model")
     backend.build()
-    plan = config.plan
     Loop(
         config=config,
         backend=backend,
-        batch=random_batches(
-            vocab_size=plan.shape.vocab_size, seed=config.seed, seq_len=plan.seq_len
-        ),
+        batch=recipe.random_batches(config, backend),
         checkpoints=None,
         meta={},
-        watch=Watch(config, None, sequences_per_epoch=plan.global_batch, peak_flops=None),
+        watch=Watch(config, None, sequences_per_epoch=config.plan.global_batch, peak_flops=None),
         stop=job.stop,
         report=lambda text: job.progress.report(f"compiling: {text}"),
     ).run(0)

@@ -5,19 +5,16 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_backend
 from training.checkpoint import Checkpoints
 from training.checkpoint.ranks import Ranks
-from training.config import TrainConfig
-from training.data.packed import PackedDataset, open_dataset
-from training.llama.data import packed_batches
 from training.loop import Ending, Loop
 from training.metrics_files import RunFiles
 from training.objects import Objects, open_objects
+from training.recipe import Material, Outcome, Recipe, Staging
 from training.report import first_status, place, plan_line, reference_parameters
 from training.runs import RunConfig, RunLock, RunLost, checkpoint_root
 from training.stopping import Stopped
@@ -27,6 +24,7 @@ from trainium_catalogue.instances import find_instance_type
 
 if TYPE_CHECKING:
     from training.backends.base import Backend
+    from training.config import TrainConfig
     from training.workloads import Job
 
 _BEAT_S = 1.0
@@ -36,11 +34,15 @@ class NoDataset(ValueError):
     """A new run that does not say what to train on."""
 
 
+class WrongOutcome(ValueError):
+    """The run has made all its steps, and what has come of them is not right."""
+
+
 class Run:
     """One rank's part in one job of a run."""
 
-    def __init__(self, job: Job) -> None:
-        self._job, self._context = job, job.context
+    def __init__(self, job: Job, recipe: Recipe) -> None:
+        self._job, self._context, self._recipe = job, job.context, recipe
         self._ranks = Ranks()
         self._leads = job.device.rank == 0
         context = job.context
@@ -89,12 +91,15 @@ class Run:
     def _train(self) -> Ending:
         job, context = self._job, self._context
         settled = self._ranks.agree(self._settle)
-        config = TrainConfig.from_values(settled.values, job.device.num_ranks)
+        recipe, values, num_ranks = self._recipe, settled.values, job.device.num_ranks
+        recipe.check(values, num_ranks)
+        name = str(values["dataset"])
+        material = recipe.open_data(self._staging(name), values)
+        config = recipe.config(values, num_ranks, material)
         peak_flops = _peak_flops(job)
-        backend = open_backend(
+        backend = recipe.backend(
             config, job.device, peak_flops=peak_flops, report=job.progress.report
         )
-        dataset = self._dataset(str(settled.values["dataset"]), backend, config)
         if self._leads:
             self._files = RunFiles(
                 self._root,
@@ -107,18 +112,12 @@ class Run:
                 now=True,
                 **first_status(context, workload=job.store.workload, max_steps=config.max_steps),
             )
-        manifest = dataset.manifest
-        facts = {
-            "tokenizer_sha256": manifest.tokenizer_sha256,
-            "num_tokens": manifest.num_tokens,
-            "eos_id": manifest.eos_id,
-        }
-        settled = settled.with_facts(run=context.run, facts=facts)
+        settled = settled.with_facts(run=context.run, facts=material.facts)
         self._ranks.agree(lambda: settled.save(self._root))
         watch = Watch(
             config,
             self._files,
-            sequences_per_epoch=dataset.num_sequences(config.plan.seq_len),
+            sequences_per_epoch=material.samples,
             peak_flops=peak_flops,
         )
         checkpoints = Checkpoints(
@@ -140,13 +139,13 @@ class Run:
         )
         job.progress.report("building the model")
         backend.build()
-        meta = self._meta(config, backend, manifest.tokenizer_sha256)
+        meta = self._meta(config, backend, material)
         done = self._resume(backend, checkpoints, meta)
         self._begin(config, backend, done)
         loop = Loop(
             config=config,
             backend=backend,
-            batch=packed_batches(dataset, seed=config.seed, seq_len=config.plan.seq_len),
+            batch=recipe.batches(config, material, backend),
             checkpoints=checkpoints,
             meta=meta,
             watch=watch,
@@ -156,7 +155,12 @@ class Run:
         )
         job.stop.defer()
         ending = loop.run(done)
-        self._end(config, ending, dataset=str(settled.values["dataset"]))
+        outcome = Outcome()
+        if ending is Ending.FINISHED:
+            outcome = recipe.finish(config, material, backend, watch.last, values)
+        self._end(config, ending, outcome, dataset=name)
+        if outcome.problem is not None:
+            raise WrongOutcome(outcome.problem)
         return ending
 
     def _settle(self) -> RunConfig:
@@ -175,30 +179,32 @@ class Run:
             )
         return settled
 
-    def _dataset(self, name: str, backend: Backend, config: TrainConfig) -> PackedDataset:
-        """The dataset on this node, refused if the model cannot read it."""
+    def _staging(self, name: str) -> Staging:
+        """Where the dataset is, and where it goes on this node."""
         context = self._context
         is_leader = self._job.device.rank % context.processes_per_node == 0
         folder = self._cache / "datasets" / name
         if context.lustre is not None:
             # All nodes see the same files.
             is_leader, folder = self._leads, Path(context.lustre) / DATASETS_PREFIX / name
-        dataset = open_dataset(
-            self._all.at(f"{DATASETS_PREFIX}{name}"),
-            folder,
+        return Staging(
+            objects=self._all.at(f"{DATASETS_PREFIX}{name}"),
+            cache=folder,
             is_leader=is_leader,
-            wait=lambda: self._patiently(f"waiting for dataset {name}", backend.barrier),
+            wait=lambda: self._patiently(f"waiting for dataset {name}", self._meet),
             report=self._job.progress.report,
         )
-        dataset.require(vocab_size=config.shape.vocab_size, seq_len=config.plan.seq_len)
-        return dataset
 
-    def _meta(self, config: TrainConfig, backend: Backend, tokenizer_sha256: str) -> dict[str, Any]:
+    def _meet(self) -> None:
+        self._ranks.gather(None)
+
+    def _meta(self, config: TrainConfig, backend: Backend, material: Material) -> dict[str, Any]:
         """What every checkpoint says about itself."""
+        tokenizer = {"tokenizer_sha256": material.tokenizer_sha256}
         return {
             "run": self._context.run,
             "model": dataclasses.asdict(config.shape),
-            "tokenizer_sha256": tokenizer_sha256,
+            **(tokenizer if material.tokenizer_sha256 is not None else {}),
             "world_size": backend.num_ranks,
             "tensor_parallel": config.plan.tensor_parallel,
             "data_parallel": config.plan.data_parallel,
@@ -210,7 +216,7 @@ class Run:
         info = checkpoints.latest()
         if info is None:
             return 0
-        info.refuse_other(model=meta["model"], tokenizer_sha256=meta["tokenizer_sha256"])
+        info.refuse_other(model=meta["model"], tokenizer_sha256=meta.get("tokenizer_sha256"))
         began_s = time.monotonic()
         loaded = backend.load(checkpoints, info)
         if self._leads:
@@ -229,8 +235,9 @@ class Run:
         )
         compiles = self._context.device != "cpu"
         self._files.status(now=True, step=done, state="compiling" if compiles else "training")
+        _print(self._recipe.first_lines)
 
-    def _end(self, config: TrainConfig, ending: Ending, *, dataset: str) -> None:
+    def _end(self, config: TrainConfig, ending: Ending, outcome: Outcome, *, dataset: str) -> None:
         if self._files is None:
             return
         self._files.event("end", {"status": ending.value})
@@ -243,7 +250,8 @@ class Run:
             dataset=dataset,
             device=self._context.device,
         )
-        self._files.finish(parameters=parameters, log_every=config.log_every)
+        self._files.finish(parameters=parameters, log_every=config.log_every, more=outcome.metrics)
+        _print(outcome.lines)
         _say(f"{ending.value}; results are in {self._root.uri}")
 
     def _patiently(self, text: str, action: Callable[[], None]) -> None:
@@ -280,3 +288,9 @@ def _peak_flops(job: Job) -> float | None:
 def _say(text: str) -> None:
     """One line into the log, of rank 0."""
     print(f"training: {text}", flush=True)
+
+
+def _print(lines: Iterable[str]) -> None:
+    """As the reference writes them."""
+    for line in lines:
+        print(line, flush=True)

@@ -38,6 +38,8 @@ class Watch:
         self._sequences_per_epoch = sequences_per_epoch
         self._window = Window(config.log_every)
         self._sums = _Sums()
+        self.last: StepRecord | None = None
+        """The last logged step, on every rank."""
         self.failed_saves: dict[int, str] = {}
         """Step to reason, on every rank."""
 
@@ -72,6 +74,7 @@ class Watch:
             throughput=self._window.add(sequences, sums.step_s),
             tokens_total=step * plan.tokens_per_step,
         )
+        self.last = record
         if self._files is None:
             return
         self._files.step(record)

@@ -94,6 +94,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
             name: Implementation(check=TrainingPlan.from_values, load=_load_pretraining)
             for name in PRESETS
         },
+        "mnist": Implementation(check=_anything, load=_load_pretraining),
         "verify": Implementation(check=_anything, load=_load_verify),
         "prepare": Implementation(check=_anything, load=_load_prepare),
         "tokenize": Implementation(check=_anything, load=_load_tokenize),

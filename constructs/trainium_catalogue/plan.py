@@ -7,25 +7,27 @@ compares it with what PyTorch really allocates.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainium_catalogue.models import ModelShape
+from trainium_catalogue.models import BertShape, ModelShape, Shape
 from trainium_catalogue.parameters import Value
-from trainium_catalogue.training_parameters import SHAPE_FIELDS
+from trainium_catalogue.training_parameters import BERT_FIELDS, SHAPE_FIELDS
 
 GIB = 1024**3
 BYTES_OF_STATE = 12
 """Of a parameter in a checkpoint: fp32 master weight and AdamW's two moments."""
 
 
-def shape_of(values: Mapping[str, Value]) -> ModelShape:
+def shape_of(values: Mapping[str, Value]) -> Shape:
     """The model that the parameters of a training workload describe; ``ValueError`` if none."""
-    return ModelShape(**{field: int(values[name]) for name, field in SHAPE_FIELDS.items()})
+    if set(SHAPE_FIELDS) <= set(values):
+        return ModelShape(**{field: int(values[name]) for name, field in SHAPE_FIELDS.items()})
+    return BertShape(**{field: int(values[name]) for name, field in BERT_FIELDS.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
     """A model on so many ranks; an object that exists divides without remainder."""
 
-    shape: ModelShape
+    shape: Shape
     num_ranks: int
     tensor_parallel: int
     global_batch: int
@@ -38,7 +40,8 @@ class TrainingPlan:
         return TrainingPlan(
             shape=shape_of(values),
             num_ranks=num_ranks,
-            tensor_parallel=int(values["tensor-parallel"]),
+            # A BERT is whole on every rank.
+            tensor_parallel=int(values.get("tensor-parallel", 1)),
             global_batch=int(values["global-batch"]),
             micro_batch=int(values["micro-batch"]),
             seq_len=int(values["seq-len"]),
@@ -95,9 +98,8 @@ class TrainingPlan:
         N leaves the input embedding out, which is looked up and not multiplied; recomputed
         activations do not count (arXiv 2204.02311, appendix B).
         """
-        multiplied = self.shape.num_parameters - self.shape.num_embedding_parameters
         attention = 12 * self.shape.num_hidden_layers * self.shape.hidden_size * self.seq_len
-        return 6 * multiplied + attention
+        return 6 * self.shape.num_multiplied_parameters + attention
 
     @property
     def parameters_per_rank(self) -> int:

@@ -6,7 +6,7 @@ from trainium_catalogue.parameters import Value
 from trainium_catalogue.training_parameters import FIXED_IN_A_RUN
 
 # Where the checkpoints are belongs to a run as well: elsewhere it would begin again at step 0.
-_FIXED = (*FIXED_IN_A_RUN, "checkpoint-uri")
+_FIXED = (*FIXED_IN_A_RUN, "batch-size", "checkpoint-uri")
 _OF_ONE_SUBMISSION = frozenset({"steps-this-run", "compile-only"})
 """Parameters that the next submission does not inherit."""
 

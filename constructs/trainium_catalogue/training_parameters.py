@@ -1,7 +1,7 @@
 """The parameters of a pre-training workload; their defaults come from its preset."""
 
 from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
-from trainium_catalogue.models import Preset
+from trainium_catalogue.models import BERT_POSITIONS, ModelShape, Preset
 from trainium_catalogue.parameters import Parameter
 
 SHAPE_FIELDS = {
@@ -14,19 +14,26 @@ SHAPE_FIELDS = {
 }
 """Parameter to field of ``ModelShape``."""
 
+BERT_FIELDS = {name: field for name, field in SHAPE_FIELDS.items() if name != "num-kv-heads"}
+"""Parameter to field of ``BertShape``."""
+
 FIXED_IN_A_RUN = (*SHAPE_FIELDS, "dataset", "seed", "global-batch", "seq-len")
 """What makes a run what it is: another value needs another run name."""
 
 GRAPH_PARAMETERS = (
     *SHAPE_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
-    "activation-checkpointing",
+    "activation-checkpointing", "max-predictions", "dropout",
 )  # fmt: skip
-"""What decides the compiled graphs, beside the number of nodes and the Neuron release."""
+"""What decides the compiled graphs, beside the number of nodes and the Neuron release.
+
+A workload has some of them.
+"""
 
 _CHECKPOINT_URI = r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?|/[^\s]*"
 
 
 def _shape(preset: Preset) -> tuple[Parameter, ...]:
+    fields = SHAPE_FIELDS if isinstance(preset.shape, ModelShape) else BERT_FIELDS
     return tuple(
         Parameter(
             name=name,
@@ -34,19 +41,63 @@ def _shape(preset: Preset) -> tuple[Parameter, ...]:
             minimum=1,
             help=f"{field} of the model",
         )
-        for name, field in SHAPE_FIELDS.items()
+        for name, field in fields.items()
+    )
+
+
+def _llama(preset: Preset) -> tuple[Parameter, ...]:
+    return (
+        Parameter(name="seq-len", default=preset.seq_len, minimum=8, help="tokens of one sequence"),
+        Parameter(
+            name="tensor-parallel",
+            default=preset.tensor_parallel,
+            minimum=1,
+            help="ranks that share each layer",
+        ),
+        Parameter(
+            name="activation-checkpointing",
+            default=True,
+            help="recompute activations in the backward pass: less memory, more time",
+        ),
+    )
+
+
+def _bert(preset: Preset) -> tuple[Parameter, ...]:
+    return (
+        Parameter(
+            name="seq-len",
+            default=preset.seq_len,
+            minimum=8,
+            maximum=BERT_POSITIONS,
+            help="tokens of one sequence, which the dataset has been cut to",
+        ),
+        Parameter(
+            name="max-predictions",
+            default=20,
+            minimum=1,
+            help="masked words of a sequence, at most, for which the dataset has room",
+        ),
+        Parameter(
+            name="dropout",
+            default=0.1,
+            minimum=0,
+            maximum=0.9,
+            help="part of the activations that is left out, of hidden layers and attention",
+        ),
     )
 
 
 def training_parameters(preset: Preset) -> tuple[Parameter, ...]:
     """Every parameter of the workload that trains ``preset``."""
+    is_llama = isinstance(preset.shape, ModelShape)
+    made_by = "tokenised dataset (see tokenize)" if is_llama else "dataset (see prepare)"
     return (
         Parameter(
             name="dataset",
-            default="",
+            default=preset.dataset,
             pattern=f"|{DATASET_NAME_PATTERN}",
             pattern_help=DATASET_NAME_HELP,
-            help="tokenised dataset (see tokenize); a run that continues remembers its own",
+            help=f"{made_by}; a run that continues remembers its own",
         ),
         Parameter(name="max-steps", default=preset.max_steps, minimum=1, help="optimizer steps"),
         Parameter(
@@ -67,13 +118,7 @@ def training_parameters(preset: Preset) -> tuple[Parameter, ...]:
             minimum=1,
             help="sequences that a rank computes at once; the rest of its share accumulates",
         ),
-        Parameter(name="seq-len", default=preset.seq_len, minimum=8, help="tokens of one sequence"),
-        Parameter(
-            name="tensor-parallel",
-            default=preset.tensor_parallel,
-            minimum=1,
-            help="ranks that share each layer",
-        ),
+        *(_llama(preset) if is_llama else _bert(preset)),
         Parameter(name="lr", default=preset.learning_rate, minimum=0, help="peak learning rate"),
         Parameter(
             name="warmup-steps",
@@ -92,11 +137,6 @@ def training_parameters(preset: Preset) -> tuple[Parameter, ...]:
         Parameter(name="adam-eps", default=1e-6, minimum=1e-12, help="AdamW epsilon"),
         Parameter(name="max-grad-norm", default=1.0, minimum=0, help="gradient clipping (0: none)"),
         Parameter(name="seed", default=12349, minimum=0, help="of the weights and the data order"),
-        Parameter(
-            name="activation-checkpointing",
-            default=True,
-            help="recompute activations in the backward pass: less memory, more time",
-        ),
         Parameter(
             name="save-every",
             default=preset.save_every,
@@ -128,3 +168,46 @@ def training_parameters(preset: Preset) -> tuple[Parameter, ...]:
         ),
         *_shape(preset),
     )
+
+
+MNIST_PARAMETERS = (
+    Parameter(
+        name="dataset",
+        default="mnist",
+        pattern=DATASET_NAME_PATTERN,
+        pattern_help=DATASET_NAME_HELP,
+        help="images (see prepare); a run that continues remembers its own",
+    ),
+    Parameter(
+        name="epochs",
+        default=0,
+        minimum=0,
+        help="passes over the training images (0: as many as the dataset says, 4 for mnist)",
+    ),
+    Parameter(
+        name="batch-size",
+        default=32,
+        minimum=1,
+        help="images that each worker takes per step",
+    ),
+    Parameter(
+        name="lr",
+        default=0.01,
+        minimum=0,
+        help="learning rate of one worker; it is multiplied by their number",
+    ),
+    Parameter(name="seed", default=0, minimum=0, help="of the weights and the data order"),
+    Parameter(
+        name="save-every",
+        default=0,
+        minimum=0,
+        help="steps between checkpoints (0: only at the end)",
+    ),
+    Parameter(name="log-every", default=10, minimum=1, help="steps between log lines"),
+    Parameter(
+        name="require-accuracy",
+        default=False,
+        help="fail when accuracy is outside the band that the dataset says is right",
+    ),
+)
+"""Of the workload ``mnist``; the reference's values."""

@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 from trainium_catalogue import contract
 from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
-from trainium_catalogue.corpora import CORPORA
+from trainium_catalogue.corpora import CORPORA, DATASETS
 from trainium_catalogue.models import PRESETS, Preset
 from trainium_catalogue.parameters import LAUNCH_PARAMETERS, Parameter, Value, parse_parameters
 from trainium_catalogue.suggest import did_you_mean
-from trainium_catalogue.training_parameters import training_parameters
+from trainium_catalogue.training_parameters import MNIST_PARAMETERS, training_parameters
 
 __all__ = [
     "LAUNCH_PARAMETERS",
@@ -56,6 +56,8 @@ class Workload:
     parameters: tuple[Parameter, ...]
     preset: str | None = None
     """The model that it pre-trains, from ``models.PRESETS``."""
+    trains: bool = False
+    """Keeps checkpoints, metrics and a status under its run's name, and continues from them."""
     reads: tuple[str, ...] = ()
     """Prefixes of the bucket that its role may list and read."""
     writes: tuple[str, ...] = ()
@@ -77,6 +79,7 @@ def _pretraining(preset: Preset) -> Workload:
         time_limit_hours=preset.time_limit_hours,
         parameters=training_parameters(preset),
         preset=preset.name,
+        trains=True,
         reads=(contract.DATASETS_PREFIX,),
         writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
         reads_data_uris=True,
@@ -148,6 +151,15 @@ _WORKLOADS = (
     ),
     *(_pretraining(preset) for preset in PRESETS.values()),
     Workload(
+        name="mnist",
+        summary="train the reference's small network on handwritten digits, and test it",
+        time_limit_hours=1.0,
+        parameters=MNIST_PARAMETERS,
+        trains=True,
+        reads=(contract.DATASETS_PREFIX,),
+        writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
+    ),
+    Workload(
         name="verify",
         summary="on one node: is this device, with this release, right? parity, resume, sums",
         max_nodes=1,
@@ -165,24 +177,24 @@ _WORKLOADS = (
     ),
     Workload(
         name="prepare",
-        summary="fetch a known corpus, check it, put it into the bucket as text",
+        summary="fetch a known corpus or dataset, check it, put it into the bucket",
         hardware=Hardware.CPU,
-        writes=(contract.CORPORA_PREFIX,),
-        time_limit_hours=4.0,
+        writes=(contract.CORPORA_PREFIX, contract.DATASETS_PREFIX),
+        time_limit_hours=8.0,
         parameters=(
             Parameter(
                 name="dataset",
                 default="",
                 required=True,
-                pattern="|".join(CORPORA),
-                pattern_help=" or ".join(CORPORA),
-                help="corpus to fetch: " + ", ".join(CORPORA),
+                pattern="|".join((*CORPORA, *DATASETS)),
+                pattern_help=" or ".join((*CORPORA, *DATASETS)),
+                help="corpus or dataset to fetch: " + ", ".join((*CORPORA, *DATASETS)),
             ),
             Parameter(
                 name="max-documents",
                 default=0,
                 minimum=0,
-                help="end after so many documents (0: all)",
+                help="end after so many documents, of a corpus or of bert-tiny's (0: all)",
             ),
         ),
     ),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium_catalogue.models import PRESETS
+from trainium_catalogue.models import PRESETS, BertShape
 from trainium_catalogue.plan import GIB, TrainingPlan
 from trainium_catalogue.training_parameters import (
     FIXED_IN_A_RUN,
@@ -116,12 +116,42 @@ def test_ranks_hold_the_whole_model_between_them(tensor_parallel: int) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=lambda preset: preset.name)
-def test_every_preset_runs_on_one_node_and_on_four(preset: Any) -> None:
+def test_every_preset_runs_on_one_node_and_on_as_many_as_it_asks_for(preset: Any) -> None:
     values = {p.name: p.default for p in training_parameters(preset)}
 
-    for num_nodes in (1, 4):
+    for num_nodes in (1, preset.default_nodes):
         assert TrainingPlan.from_values(values, 32 * num_nodes).accumulation_steps >= 1
 
 
 def test_what_is_fixed_in_a_run_or_decides_graphs_is_a_parameter() -> None:
-    assert set(FIXED_IN_A_RUN) | set(GRAPH_PARAMETERS) <= set(LLAMA_TINY)
+    known = {p.name for preset in PRESETS.values() for p in training_parameters(preset)}
+
+    assert set(FIXED_IN_A_RUN) | set(GRAPH_PARAMETERS) <= known
+
+
+def test_a_bert_keeps_its_global_batch_on_any_number_of_nodes() -> None:
+    values = {p.name: p.default for p in training_parameters(PRESETS["bert"])}
+    plans = [TrainingPlan.from_values(values, 32 * num_nodes) for num_nodes in (1, 2, 4)]
+
+    assert {made.global_batch for made in plans} == {16384}
+    assert [made.accumulation_steps for made in plans] == [32, 16, 8]
+
+
+def test_aws_figure_for_bert_gives_about_its_utilization() -> None:
+    # 3,530 seq/s and 27.5 % on one node: trn1_trn1n_nlp_data.csv of aws-neuron-sdk.
+    values = {p.name: p.default for p in training_parameters(PRESETS["bert"])}
+    made = TrainingPlan.from_values(values, 32)
+
+    found = made.model_flops_utilization(3530 * made.seq_len, peak_flops=95e12)
+    assert found == pytest.approx(0.275, abs=0.001)
+
+
+def test_a_bert_whose_heads_do_not_divide_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="hidden-size=130 is not a multiple of num-heads=4; every"):
+        BertShape(
+            vocab_size=8,
+            hidden_size=130,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+        )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from training.contract import DeviceKind
 
 if TYPE_CHECKING:
-    from training.backends.base import Backend
+    from training.backends.base import Backend, DataParallel
+    from training.backends.network import Network
     from training.config import TrainConfig
     from training.device import Device
 
@@ -20,7 +21,7 @@ def open_backend(
     peak_flops: float | None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Backend:
-    """The backend of a device whose ranks have already met; ``peak_flops`` is one rank's.
+    """A Llama's back-end, on a device whose ranks have already met; ``peak_flops`` is one rank's.
 
     ``report`` is called while something goes on that takes long, such as compiling.
     """
@@ -29,5 +30,24 @@ def open_backend(
 
         return NxdBackend(config, device, peak_flops=peak_flops, report=report)
     from training.backends.native import NativeBackend
+    from training.llama.network import LlamaNetwork
 
-    return NativeBackend(config, device, peak_flops=peak_flops)
+    return NativeBackend(config, device, LlamaNetwork(config), peak_flops=peak_flops)
+
+
+def open_data_parallel(
+    config: TrainConfig,
+    device: Device,
+    network: Network,
+    *,
+    peak_flops: float | None,
+    report: Callable[[str], None] = lambda text: None,
+) -> DataParallel:
+    """The same for a model that every rank can hold."""
+    if device.kind is DeviceKind.XLA:
+        from training.backends.xla import XlaBackend
+
+        return XlaBackend(config, device, network, peak_flops=peak_flops, report=report)
+    from training.backends.native import NativeBackend
+
+    return NativeBackend(config, device, network, peak_flops=peak_flops)

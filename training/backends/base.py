@@ -1,7 +1,8 @@
-"""What the training loop asks of an accelerator: one protocol, two implementations.
+"""What the training loop asks of an accelerator: one protocol, three implementations.
 
 ``native`` is plain torch.distributed (gloo on CPUs, TorchNeuron on Trainium2 and later), ``nxd``
-is torch_xla with neuronx_distributed. Both run the same model with the same tensor-parallel plan.
+is torch_xla with neuronx_distributed, and ``xla`` torch_xla alone, for models that need no tensor
+parallelism. Each runs the same models, with the same tensor-parallel plan.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
+    from training.backends.network import Score
     from training.checkpoint import CheckpointInfo, Checkpoints
 
 
@@ -22,7 +24,7 @@ class Backend(Protocol):
     """
 
     name: str
-    """``native`` or ``nxd``."""
+    """``native``, ``nxd`` or ``xla``."""
     checkpoint_format: str
     """``dcp`` or ``nxd``: what ``save`` writes and ``load`` reads."""
     rank: int
@@ -37,12 +39,13 @@ class Backend(Protocol):
     def build(self) -> None:
         """Make the sharded model with its initial weights, and the optimizer."""
 
-    def forward_backward(self, tokens: torch.Tensor, *, is_last: bool) -> torch.Tensor:
+    def forward_backward(self, tokens: Any, *, is_last: bool) -> torch.Tensor:
         """Add the gradients of one micro-batch; returns the step's loss so far.
 
-        ``tokens`` is int64 ``[micro_batch, seq_len + 1]`` on the host: token i predicts i + 1.
-        After the last micro-batch it is this data rank's mean loss. Gradients are reduced over
-        data-parallel ranks only when ``is_last``.
+        ``tokens`` is what the workload's data gives, on the host: for a Llama int64
+        ``[micro_batch, seq_len + 1]``, of which token i predicts i + 1. After the last micro-batch
+        it is this data rank's mean loss. Gradients are reduced over data-parallel ranks only when
+        ``is_last``.
         """
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
@@ -74,4 +77,17 @@ class Backend(Protocol):
 
         That is an earlier one where ``info`` is damaged. ``ValueError`` where the format does not
         fit the number of ranks.
+        """
+
+
+class DataParallel(Backend, Protocol):
+    """A back-end on which every rank holds the whole model while it computes."""
+
+    def seed(self, number: int) -> None:
+        """Make what is random in the next micro-batch a function of ``number``."""
+
+    def evaluate(self, batch: Any, score: Score) -> float:
+        """Sum over data-parallel ranks of ``score``, fetched; the same on every rank.
+
+        ``score`` is given the model and the batch on its device; gradients are not computed.
         """

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from training.backends.heap import keep_freed_memory
-from training.backends.optimizer import Adam, clip
+from training.backends.network import Batch, Network, Score, place
+from training.backends.optimizer import Updates, clip, make_optimizer
 from training.contract import DeviceKind
-from training.llama.model import initial_weight, llama_config, meta_model, restore_buffers
-from training.llama.parallel import parallelize
 
 if TYPE_CHECKING:
-    from transformers.models.llama.modeling_llama import LlamaForCausalLM
-
     from training.checkpoint import CheckpointInfo, Checkpoints
     from training.config import TrainConfig
     from training.device import Device
@@ -42,11 +40,13 @@ class NativeBackend:
     checkpoint_format = "dcp"
     tracing_only = False
 
-    def __init__(self, config: TrainConfig, device: Device, *, peak_flops: float | None) -> None:
-        self._config = config
+    def __init__(
+        self, config: TrainConfig, device: Device, network: Network, *, peak_flops: float | None
+    ) -> None:
+        self._config, self._network = config, network
         self._device = torch.device("cpu" if device.kind is DeviceKind.CPU else "neuron")
         # bf16 arithmetic on CPUs without AMX is 75 times slower than fp32.
-        self._mixed = device.kind is not DeviceKind.CPU
+        self._mixed = device.kind is not DeviceKind.CPU and config.mixed
         self.rank, self.num_ranks = device.rank, device.num_ranks
         self.peak_flops = peak_flops
         plan = config.plan
@@ -64,33 +64,26 @@ class NativeBackend:
         """Make the sharded model with its initial weights, and the optimizer."""
         if self._device.type == "cpu":
             keep_freed_memory()
-        config = self._config
-        model = meta_model(llama_config(config.shape, seq_len=config.plan.seq_len))
-        if self._degree > 1:
-            parallelize(model, self._part("tensor"))
+        network = self._network
+        model = network.build(self._part("tensor") if self._degree > 1 else None)
         model.to_empty(device=self._device)
+        network.restore(model, self._device)
         for name, parameter in model.named_parameters():
-            _fill(parameter, initial_weight(name, parameter.size(), seed=config.seed))
-        restore_buffers(model, self._device)
-        if config.activation_checkpointing:
-            model.gradient_checkpointing_enable(
-                # There is no dropout whose random numbers would have to be repeated.
-                {"use_reentrant": False, "preserve_rng_state": False}
-            )
+            _fill(parameter, network.initial_weight(name, parameter.size()))
         if self._shards:
             self._shard(model)
-        self._model: LlamaForCausalLM = model
-        self._adam = Adam(model, config)
+        self._model: nn.Module = model
+        self._optimizer = make_optimizer(model.named_parameters(), self._config)
 
     @property
     def _shards(self) -> bool:
         return self._parts > 1 or self._mixed
 
-    def _shard(self, model: LlamaForCausalLM) -> None:
+    def _shard(self, model: nn.Module) -> None:
         """Optimizer state, gradients and master weights by data rank (ZeRO-2)."""
         policy = _PRECISION if self._mixed else MixedPrecisionPolicy()
         mesh = self._part("data")
-        for layer in model.model.layers:
+        for layer in self._network.layers(model):
             # Weights stay gathered from forward to backward: one gathering a step, as in ZeRO-1.
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -102,19 +95,20 @@ class NativeBackend:
             )
         return self._mesh[name]
 
-    def forward_backward(self, tokens: torch.Tensor, *, is_last: bool) -> torch.Tensor:
+    def seed(self, number: int) -> None:
+        """Make what is random in the next micro-batch a function of ``number``."""
+        torch.manual_seed(number)
+
+    def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
         """Add the gradients of one micro-batch; returns the step's loss so far."""
         if self._shards:
             sharded = cast(FSDPModule, self._model)
             sharded.set_requires_gradient_sync(is_last)
             # Else every micro-batch would gather the same weights again.
             sharded.set_reshard_after_backward(is_last)
-        placed = tokens.to(self._device)
+        placed = place(tokens, self._device)
         with self._loss_context():
-            logits = self._model(input_ids=placed[:, :-1], use_cache=False).logits
-            loss = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1).float(), placed[:, 1:].flatten()
-            )
+            loss = self._network.loss(self._model, placed)
             loss = loss / self._config.plan.accumulation_steps
             loss.backward()  # type: ignore[no-untyped-call]
         part = _local(loss.detach())
@@ -128,9 +122,17 @@ class NativeBackend:
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
         """Clip, update the weights and drop the gradients; returns the norm before clipping."""
         norm = clip(self._model.parameters(), self._config.max_grad_norm)
-        self._adam.step(learning_rate)
+        self._optimizer.step(learning_rate)
         self._loss = None
         return norm
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, score: Score) -> float:
+        """Sum over data-parallel ranks of ``score``, fetched; the same on every rank."""
+        self._model.eval()
+        found = score(self._model, place(batch, self._device))
+        self._model.train()
+        return self.mean_over_data(found) * self._parts
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
         """Average over data-parallel ranks, fetched; the same on every rank."""
@@ -159,7 +161,7 @@ class NativeBackend:
     def state_dict(self) -> dict[str, Any]:
         """Master weights and moments by name of the parameter, sharded as they are here."""
         weights = dict(self._model.named_parameters())
-        return {"model": weights, "optimizer": self._adam.state(weights)}
+        return with_optimizer(weights, self._optimizer)
 
     def save(
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
@@ -170,8 +172,14 @@ class NativeBackend:
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
         """Replace weights and optimizer state by a checkpoint's, whatever topology wrote it."""
         loaded = checkpoints.load(self.state_dict(), info)
-        self._adam.restore_step(loaded.step)
+        self._optimizer.restore_step(loaded.step)
         return loaded
+
+
+def with_optimizer(weights: dict[str, Any], optimizer: Updates) -> dict[str, Any]:
+    """What a checkpoint of the format ``dcp`` consists of, whichever back-end writes it."""
+    state = optimizer.state(weights)
+    return {"model": weights, "optimizer": state} if state else {"model": weights}
 
 
 @torch.no_grad()

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-if TYPE_CHECKING:
-    from torch import nn
+from training.config import Optimizer
 
+if TYPE_CHECKING:
     from training.config import TrainConfig
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -25,30 +25,86 @@ def _mesh_of(tensor: torch.Tensor) -> object:
 
 def is_decayed(name: str) -> bool:
     """Whether weight decay applies: not to norms and biases."""
-    return not (name.endswith("norm.weight") or name.endswith("bias"))
+    return not name.lower().endswith(("norm.weight", "bias"))
+
+
+class Updates(Protocol):
+    """An optimizer, its state kept by the names of the parameters."""
+
+    def step(self, learning_rate: float, *, set_to_none: bool = True) -> None:
+        """Update the weights; drop the gradients, or make them 0."""
+
+    def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """What a checkpoint keeps of it, by kind and name of the parameter."""
+
+    def restore_step(self, step: int) -> None:
+        """Count on from ``step`` updates."""
+
+
+def make_optimizer(
+    parameters: Iterable[tuple[str, torch.Tensor]],
+    config: TrainConfig,
+    *,
+    foreach: bool | None = None,
+) -> Updates:
+    """The optimizer of a run; ``foreach`` is torch's, None where it shall choose."""
+    if config.optimizer is Optimizer.SGD:
+        return Sgd([parameter for _, parameter in parameters])
+    return Adam(parameters, config, foreach=foreach)
+
+
+class Sgd:
+    """Plain gradient descent, which has no state."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self._parameters = parameters
+
+    @torch.no_grad()
+    def step(self, learning_rate: float, *, set_to_none: bool = True) -> None:
+        """Update the weights; drop the gradients, or make them 0."""
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            parameter -= learning_rate * parameter.grad
+            if set_to_none:
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()
+
+    def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def restore_step(self, step: int) -> None:
+        """Nothing is counted."""
 
 
 class Adam:
-    """torch's AdamW, its state kept by the names of the parameters."""
+    """torch's AdamW."""
 
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, torch.Tensor]],
+        config: TrainConfig,
+        *,
+        foreach: bool | None,
+    ) -> None:
         # One group of a kind: operations on lists of DTensors need one mesh, and norms are whole
         # where matrices are split.
         groups: dict[tuple[object, bool], list[torch.Tensor]] = {}
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters:
             groups.setdefault((_mesh_of(parameter), is_decayed(name)), []).append(parameter)
-        on_cpu = next(model.parameters()).device.type == "cpu"
+        on_cpu = next(iter(groups.values()))[0].device.type == "cpu" and foreach is None
         self._optimizer = torch.optim.AdamW(
             [
-                {"params": parameters, "weight_decay": config.weight_decay if decayed else 0.0}
-                for (_, decayed), parameters in groups.items()
+                {"params": members, "weight_decay": config.weight_decay if decayed else 0.0}
+                for (_, decayed), members in groups.items()
             ],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.adam_eps,
             # One pass over each parameter where there is such a kernel.
             fused=on_cpu or None,
-            foreach=None if on_cpu else True,
+            foreach=None if on_cpu else foreach is not False,
         )
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
@@ -58,12 +114,12 @@ class Adam:
                     **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
                 }
 
-    def step(self, learning_rate: float) -> None:
-        """Update the weights, drop the gradients."""
+    def step(self, learning_rate: float, *, set_to_none: bool = True) -> None:
+        """Update the weights; drop the gradients, or make them 0."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=set_to_none)
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Both moments of every parameter, by its name."""

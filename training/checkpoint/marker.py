@@ -40,8 +40,8 @@ class CheckpointInfo:
         """Of all files together."""
         return sum(known.num_bytes for known in self.files.values())
 
-    def refuse_other(self, *, model: Mapping[str, Any], tokenizer_sha256: str) -> None:
-        """``CheckpointUnusable`` unless it was made by that model on that tokenizer."""
+    def refuse_other(self, *, model: Mapping[str, Any], tokenizer_sha256: str | None) -> None:
+        """``CheckpointUnusable`` unless it was made by that model on that tokenizer, if known."""
         mine = self.meta.get("model")
         if mine is not None and dict(mine) != dict(model):
             differing = [
@@ -54,7 +54,9 @@ class CheckpointInfo:
                 "run name for another model"
             )
         made_with = self.meta.get("tokenizer_sha256")
-        if made_with is not None and made_with != tokenizer_sha256:
+        if made_with is None or tokenizer_sha256 is None:
+            return
+        if made_with != tokenizer_sha256:
             raise CheckpointUnusable(
                 f"checkpoint {self.name} was trained with tokenizer {made_with[:12]}, the dataset "
                 f"has {tokenizer_sha256[:12]}; continue with the run's own dataset, or use another "

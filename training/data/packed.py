@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.manifest import DatasetError, Manifest, Shard, sha256_of
-from training.objects import ObjectMissing, Objects
-from trainium_catalogue.contract import DATASET_MANIFEST
-
-_MIB = 1024 * 1024
+from training.data.manifest import DatasetError, Manifest
+from training.data.staging import stage
+from training.objects import Objects
 
 
 class PackedDataset:
@@ -90,69 +87,13 @@ def open_dataset(
     from ``wait``, a barrier of the node's processes at least, when it is there. ``DatasetError``
     names a shard that is missing or is not what the manifest says.
     """
-    if is_leader:
-        _stage(objects, cache, report)
-    wait()
-    path = cache / DATASET_MANIFEST
-    return PackedDataset(cache, Manifest.from_json(path.read_bytes(), name=str(path)))
-
-
-def _stage(objects: Objects, cache: Path, report: Callable[[str], None]) -> None:
-    name = f"{objects.uri}/{DATASET_MANIFEST}"
-    try:
-        data = objects.get(DATASET_MANIFEST)
-    except ObjectMissing:
-        raise DatasetError(
-            f"{objects.uri} holds no complete dataset: it has no {DATASET_MANIFEST}; "
-            "run tokenize, or wait until it has finished"
-        ) from None
-    manifest = Manifest.from_json(data, name=name)
-    cache.mkdir(parents=True, exist_ok=True)
-    missing = []
-    for shard in manifest.shards:
-        report(f"checking {shard.name}")
-        if not _is_right(cache / shard.name, shard):
-            missing.append(shard)
-    if missing:
-        # Gone until all shards are right, so that nobody takes a torn folder for a whole one.
-        (cache / DATASET_MANIFEST).unlink(missing_ok=True)
-    needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(cache).free
-    if needed > free:
-        raise DatasetError(
-            f"{cache} has {free // _MIB} MiB free and the dataset needs {needed // _MIB} more; "
-            "give the nodes a larger volume or put the cache on Lustre"
-        )
-    moved = 0
-
-    def on_bytes(count: int) -> None:
-        nonlocal moved
-        moved += count
-        report(f"dataset: {moved // _MIB} of {needed // _MIB} MiB")
-
-    for shard in missing:
-        _fetch(objects, cache / shard.name, shard, on_bytes)
-    half = cache / f"{DATASET_MANIFEST}.part"
-    half.write_bytes(data)
-    half.replace(cache / DATASET_MANIFEST)
-
-
-def _fetch(objects: Objects, path: Path, shard: Shard, on_bytes: Callable[[int], None]) -> None:
-    try:
-        objects.get_file(shard.name, path, on_bytes=on_bytes)
-    except ObjectMissing:
-        raise DatasetError(
-            f"shard {shard.name} of {objects.uri} is missing though its manifest lists it; "
-            "run tokenize again, which makes only what is missing"
-        ) from None
-    if not _is_right(path, shard):
-        found = path.stat().st_size
-        path.unlink()
-        raise DatasetError(
-            f"shard {shard.name} of {objects.uri} is damaged: {found} bytes were read and "
-            f"{shard.bytes} with sha256 {shard.sha256[:12]} are expected; delete it and run "
-            "tokenize again, which makes only what is missing"
-        )
-
-
-def _is_right(path: Path, shard: Shard) -> bool:
-    return path.is_file() and path.stat().st_size == shard.bytes and sha256_of(path) == shard.sha256
+    manifest = stage(
+        objects,
+        cache,
+        parse=lambda data, name: Manifest.from_json(data, name=name),
+        made_by="tokenize",
+        is_leader=is_leader,
+        wait=wait,
+        report=report,
+    )
+    return PackedDataset(cache, manifest)

@@ -1,4 +1,4 @@
-"""The prepare workload: a known corpus, fetched and checked, put into the bucket as JSONL."""
+"""The prepare workload: a known corpus or dataset, fetched and checked, put into the bucket."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from training.data import api_docs, wikicorpus
 from training.data.corpus import count_complete, write_corpus
 from training.data.places import Place
 from training.data.wikicorpus import RAW_ENGLISH, Archive
-from trainium_catalogue.contract import CORPORA_PREFIX
+from trainium_catalogue.contract import CORPORA_PREFIX, DATASETS_PREFIX
+from trainium_catalogue.corpora import DATASETS
 
 if TYPE_CHECKING:
+    from training.data.ready import Ready
     from training.workloads import Job
 
 
@@ -25,12 +27,43 @@ def run(job: Job) -> None:
     context = job.context
     if context.array_index:
         return  # one child is enough, and two would write the same files
-    prepare(
+    place = Place.of(context.bucket, region=context.region, endpoint_url=context.endpoint_url)
+    make = prepare_dataset if job.values["dataset"] in DATASETS else prepare
+    make(
         str(job.values["dataset"]),
-        Place.of(context.bucket, region=context.region, endpoint_url=context.endpoint_url),
+        place,
         max_documents=int(job.values["max-documents"]),
         report=job.progress.report,
     )
+
+
+def prepare_dataset(
+    name: str, place: Place, *, max_documents: int, report: Callable[[str], None]
+) -> Ready:
+    """Put dataset ``name`` of the catalogue into ``place``, ready to train on."""
+    from training.data.bert_tar import prepare_bert_tar
+    from training.data.bert_tiny import DOCUMENTS, prepare_bert_tiny
+    from training.data.images import prepare_digits, prepare_mnist
+
+    objects = place.open(f"{place.root}/{DATASETS_PREFIX}{name}")
+    with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
+        scratch = Path(folder)
+        match name:
+            case "mnist":
+                return prepare_mnist(objects, scratch, report=report)
+            case "digits":
+                return prepare_digits(objects, scratch, report=report)
+            case "bert-wikicorpus":
+                return prepare_bert_tar(objects, scratch, report=report)
+        assert name == "bert-tiny", name
+        count = max_documents or DOCUMENTS
+        return prepare_bert_tiny(
+            objects,
+            scratch,
+            documents=itertools.islice(api_docs.documents(), count),
+            source={**_botocore(), "max-documents": str(count)},
+            report=report,
+        )
 
 
 def prepare(
@@ -50,9 +83,7 @@ def prepare(
         source = {"url": archive.url, "sha256": archive.sha256}
     else:
         assert name == "aws-api-docs", name
-        import botocore
-
-        source = {"package": "botocore", "version": botocore.__version__}
+        source = _botocore()
     if max_documents:
         source["max-documents"] = str(max_documents)
     total = count_complete(objects, source)
@@ -74,3 +105,9 @@ def prepare(
         total = write_corpus(objects, kept, scratch, source=source, report=report)
     print(f"prepare: {objects.uri} is complete: {total:,} documents", flush=True)
     return total
+
+
+def _botocore() -> dict[str, str]:
+    import botocore
+
+    return {"package": "botocore", "version": botocore.__version__}

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import io
 from concurrent.futures import Future, ThreadPoolExecutor
-
-from training.objects import Objects
+from typing import Protocol
 
 _BLOCK_BYTES = 8 * 1024 * 1024
+
+
+class Ranges(Protocol):
+    """Where bytes come from: ``Objects``, or a file of the web."""
+
+    @property
+    def uri(self) -> str:
+        """For messages."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """At most ``length`` bytes from ``start`` on."""
 
 
 class ObjectFile(io.RawIOBase):
     """Read-only; the next block is on its way while this one is read."""
 
-    def __init__(self, objects: Objects, key: str, size: int) -> None:
+    def __init__(self, objects: Ranges, key: str, size: int) -> None:
         self._objects, self._key, self._size = objects, key, size
         self._place = 0
         self._block = b""
@@ -77,6 +87,6 @@ class ObjectFile(io.RawIOBase):
         return block
 
 
-def open_object(objects: Objects, key: str, size: int) -> io.BufferedReader:
+def open_object(objects: Ranges, key: str, size: int) -> io.BufferedReader:
     """A buffered, seekable file of an object's bytes."""
     return io.BufferedReader(ObjectFile(objects, key, size), buffer_size=1024 * 1024)

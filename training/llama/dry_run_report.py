@@ -17,7 +17,7 @@ from training.arguments import DRY_RUN_FULL as FLAG
 from training.arguments import PROGRAM, parse
 from training.llama.dry_run import Memory, Shards, measure_shards, rank_memory
 from trainium_catalogue.instances import InstanceType, find_instance_type
-from trainium_catalogue.models import PRESETS
+from trainium_catalogue.models import LLAMA_PRESETS
 from trainium_catalogue.parameters import Value
 from trainium_catalogue.plan import GIB, TrainingPlan
 
@@ -125,8 +125,10 @@ def main(words: Sequence[str]) -> int:
     try:
         request = parse(rest)
         name = request.workload.name
-        if name not in PRESETS:
-            raise ValueError(f"{name} has no model to split; {FLAG} takes {', '.join(PRESETS)}")
+        if name not in LLAMA_PRESETS:
+            raise ValueError(
+                f"{name} has no model to split; {FLAG} takes {', '.join(LLAMA_PRESETS)}"
+            )
         outcome = dry_run(
             name,
             request.values,

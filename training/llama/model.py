@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 
 # Importing transformers.models.llama's two modules takes half the time of importing more.
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
 
-from trainium_catalogue.models import ModelShape
-
-_INITIAL_DEVIATION = 0.02
-"""Of the reference (7B_config_llama2/config.json, initializer_range)."""
+from training.initial import INITIAL_DEVIATION, normal_weight
+from trainium_catalogue.models import ModelShape, Shape
 
 
-def llama_config(shape: ModelShape, *, seq_len: int, attention: str = "sdpa") -> LlamaConfig:
+def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> LlamaConfig:
     """Hugging Face's configuration; what it does not say is Llama-2's."""
+    assert isinstance(shape, ModelShape), shape
     return LlamaConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -27,7 +24,7 @@ def llama_config(shape: ModelShape, *, seq_len: int, attention: str = "sdpa") ->
         num_key_value_heads=shape.num_key_value_heads,
         max_position_embeddings=seq_len,
         rms_norm_eps=1e-5,
-        initializer_range=_INITIAL_DEVIATION,
+        initializer_range=INITIAL_DEVIATION,
         rope_theta=10000.0,
         hidden_act="silu",
         tie_word_embeddings=False,
@@ -54,9 +51,7 @@ def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
     """
     if name.endswith("norm.weight"):
         return torch.ones(size)
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.empty(size).normal_(0.0, _INITIAL_DEVIATION, generator=generator)
+    return normal_weight(name, size, seed=seed)
 
 
 def restore_buffers(model: LlamaForCausalLM, device: torch.device) -> None:

@@ -55,6 +55,23 @@ def all_reduce(
     return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
 
 
+def all_reduce_bucketized_gradients(
+    gradients: list[torch.Tensor],
+    scale: float,
+    groups: list[list[int]] | None,
+    pin_layout: bool,
+    bucket_cap_mb: int = 0,
+) -> None:
+    _record("all_reduce_bucketized_gradients", scale=scale, bucket_cap_mb=bucket_cap_mb)
+    for gradient in gradients:
+        gradient *= scale
+
+
+def set_rng_state(seed: int, device: str | None = None) -> None:
+    _record("set_rng_state", seed=seed)
+    torch.manual_seed(seed)
+
+
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     _record("mark_step")
 
@@ -399,7 +416,14 @@ def load_checkpoint(
 MODULES: dict[str, list[Any]] = {
     "torch_xla": [],
     "torch_xla.core": [],
-    "torch_xla.core.xla_model": [xla_device, all_reduce, mark_step, wait_device_ops],
+    "torch_xla.core.xla_model": [
+        xla_device,
+        all_reduce,
+        all_reduce_bucketized_gradients,
+        set_rng_state,
+        mark_step,
+        wait_device_ops,
+    ],
     "neuronx_distributed": [
         neuronx_distributed_config,
         initialize_parallel_model,

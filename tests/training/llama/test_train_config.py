@@ -15,7 +15,7 @@ from training.config import TrainConfig
 from training.llama.model import initial_weight, llama_config, meta_model
 from training.llama.parallel import Split, part_of, split_modules, tensor_parallel_plan
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_catalogue.models import PRESETS
+from trainium_catalogue.models import LLAMA_PRESETS
 from trainium_catalogue.parameters import Value
 from trainium_catalogue.workloads import WORKLOADS
 
@@ -62,7 +62,7 @@ def test_the_ranks_of_a_step_share_its_positions_without_gap_or_overlap(
 
     positions = [
         position
-        for micro, rank in itertools.product(range(plan.accumulation_steps), range(data_parallel))
+        for rank, micro in itertools.product(range(data_parallel), range(plan.accumulation_steps))
         for position in found.positions(step, micro, rank)
     ]
 
@@ -104,9 +104,9 @@ def test_the_first_weights_never_change() -> None:
     assert weight.flatten()[:4].tolist() == pytest.approx(FIRST_WEIGHTS, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", LLAMA_PRESETS)
 def test_the_model_has_as_many_parameters_as_the_catalogue_says(name: str) -> None:
-    preset = PRESETS[name]
+    preset = LLAMA_PRESETS[name]
     model = meta_model(llama_config(preset.shape, seq_len=preset.seq_len))
 
     assert sum(p.numel() for p in model.parameters()) == preset.shape.num_parameters
@@ -114,7 +114,7 @@ def test_the_model_has_as_many_parameters_as_the_catalogue_says(name: str) -> No
 
 
 def test_the_plan_splits_every_matrix() -> None:
-    preset = PRESETS["llama-tiny"]
+    preset = LLAMA_PRESETS["llama-tiny"]
     model = meta_model(llama_config(preset.shape, seq_len=preset.seq_len))
 
     split = {name for name, _, _ in split_modules(model, tensor_parallel_plan(model.config))}

@@ -1,0 +1,228 @@
+"""torch_xla without neuronx_distributed: a whole model on every core, gradients summed.
+
+For models that need no tensor parallelism, on trn1 and trn1n. Signatures: torch_xla 2.9,
+typings/torch_xla.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from training.backends.beat import beating
+from training.backends.native import with_optimizer
+from training.backends.network import Batch, Network, Score, place
+from training.backends.optimizer import Updates, make_optimizer
+from training.checkpoint.ranks import Ranks
+
+if TYPE_CHECKING:
+    from training.checkpoint import CheckpointInfo, Checkpoints
+    from training.config import TrainConfig
+    from training.device import Device
+
+_BUCKET_MIB = 512
+"""Of gradients that are reduced at once: what AWS's BERT scripts set for several nodes."""
+_COMPILES_AT_MOST_S = 4 * 3600.0
+"""A first step that takes longer is taken for a hang."""
+_LOADS_AT_MOST_S = 3600.0
+_UNTIL_STEADY = 2
+"""Steps that have all graphs of a job."""
+
+
+class XlaBackend:
+    """One rank's share of a run; see ``Backend``.
+
+    Weights are bf16 on the device where the model is mixed, beside fp32 master weights, gradients
+    and moments: 18 bytes a parameter, 6 GB of a core's 16 for BERT-large.
+    """
+
+    name = "xla"
+    checkpoint_format = "dcp"
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        device: Device,
+        network: Network,
+        *,
+        peak_flops: float | None,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._config, self._network, self._report = config, network, report
+        self.rank, self.num_ranks = device.rank, device.num_ranks
+        self.data_rank = device.rank
+        self.peak_flops = peak_flops
+        # neuron_parallel_compile runs such a job only to see its graphs; the numbers are void.
+        self.tracing_only = config.compile_only
+        self._steps = 0
+        self._ranks = Ranks()
+
+    def _patience(self) -> contextlib.AbstractContextManager[None]:
+        """While graphs are compiled, which may take an hour and says nothing."""
+        if self._steps >= _UNTIL_STEADY:
+            return contextlib.nullcontext()
+        return beating(self._report, "compiling graphs", at_most_s=_COMPILES_AT_MOST_S)
+
+    def build(self) -> None:
+        """Make the model with its initial weights, and the optimizer."""
+        import torch_xla.core.xla_model as xm
+
+        self._device = xm.xla_device()
+        model = self._network.build(None)
+        if self._config.mixed:
+            model.to(torch.bfloat16)
+        model.to_empty(device=self._device)
+        # Ties are made on the device: torch_xla copies each of two tied parameters.
+        self._network.restore(model, self._device)
+        self._model = model
+        self._weights = dict(model.named_parameters())
+        self._masters: dict[str, nn.Parameter] = {}
+        for name, weight in self._weights.items():
+            whole = self._network.initial_weight(name, weight.size())
+            self._masters[name] = nn.Parameter(whole.to(self._device))
+            # Always there and never None, so that all micro-batches are one graph.
+            self._masters[name].grad = torch.zeros_like(self._masters[name])
+        self._publish()
+        self._optimizer = make_optimizer(self._masters.items(), self._config, foreach=False)
+        self._loss = self._zero()
+        with self._patience():
+            xm.mark_step()
+
+    def _zero(self) -> torch.Tensor:
+        return torch.zeros((), dtype=torch.float32, device=self._device)
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Master weights to the weights that are computed with."""
+        for name, weight in self._weights.items():
+            weight.copy_(self._masters[name])
+
+    def seed(self, number: int) -> None:
+        """Make what is random in the next micro-batch a function of ``number``."""
+        import torch_xla.core.xla_model as xm
+
+        # Data of the device, no constant of the graph (torch_xla, csrc/xla_graph_executor.cpp).
+        xm.set_rng_state(number)
+
+    def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
+        """Add the gradients of one micro-batch; returns the step's loss so far."""
+        import torch_xla.core.xla_model as xm
+
+        loss = self._network.loss(self._model, place(tokens, self._device))
+        loss = loss / self._config.plan.accumulation_steps
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, weight in self._weights.items():
+            gradient = self._masters[name].grad
+            assert gradient is not None and weight.grad is not None
+            gradient += weight.grad
+            weight.grad = None
+        self._loss += loss.detach()
+        with self._patience():
+            xm.mark_step()
+        return self._loss
+
+    def clip_and_step(self, learning_rate: float) -> torch.Tensor:
+        """Reduce, clip, update the weights and zero the gradients; returns the norm before."""
+        import torch_xla.core.xla_model as xm
+
+        gradients = [p.grad for p in self._masters.values() if p.grad is not None]
+        xm.all_reduce_bucketized_gradients(
+            gradients,
+            scale=1 / self.num_ranks,
+            groups=None,
+            pin_layout=True,
+            bucket_cap_mb=_BUCKET_MIB,
+        )
+        norm = get_total_norm(gradients)
+        if self._config.max_grad_norm > 0:
+            clip_grads_with_norm_(self._masters.values(), self._config.max_grad_norm, norm)
+        self._optimizer.step(learning_rate, set_to_none=False)
+        self._publish()
+        # The old one has been handed out.
+        self._loss = self._zero()
+        with self._patience():
+            xm.mark_step()
+        self._steps += 1
+        return norm
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch, score: Score) -> float:
+        """Sum over data-parallel ranks of ``score``, fetched; the same on every rank."""
+        self._model.eval()
+        found = score(self._model, place(batch, self._device))
+        self._model.train()
+        return self.mean_over_data(found) * self.num_ranks
+
+    def mean_over_data(self, loss: torch.Tensor) -> float:
+        """Average over data-parallel ranks, fetched; the same on every rank."""
+        import torch_xla.core.xla_model as xm
+
+        part: torch.Tensor = loss / self.num_ranks
+        return self.fetch(xm.all_reduce(xm.REDUCE_SUM, part))
+
+    def fetch(self, scalar: torch.Tensor) -> float:
+        """A device scalar as a number; waits for the device."""
+        with self._patience():
+            return float(scalar.cpu().item())
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether any rank says so; the hosts ask each other, the devices go on."""
+        return any(self._ranks.gather(flag))
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self._ranks.gather(None)
+
+    def save(
+        self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
+    ) -> None:
+        """Write a checkpoint; each rank copies and writes an equal part of the tensors."""
+        state = _map(
+            {
+                name: weight
+                for number, (name, weight) in enumerate(self._masters.items())
+                if number % self.num_ranks == self.rank
+            },
+            self._optimizer,
+            lambda tensor: tensor.detach().cpu(),
+        )
+        checkpoints.save(state, step, meta, asynchronous=asynchronous)
+
+    def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
+        """Replace weights and optimizer state by a checkpoint's, whatever topology wrote it."""
+        state = _map(self._masters, self._optimizer, lambda tensor: torch.empty(tensor.size()))
+        with beating(self._report, f"loading {info.name}", at_most_s=_LOADS_AT_MOST_S):
+            loaded = checkpoints.load(state, info)
+        self._restore(with_optimizer(dict(self._masters), self._optimizer), state)
+        self._publish()
+        self._optimizer.restore_step(loaded.step)
+        return loaded
+
+    @torch.no_grad()
+    def _restore(self, mine: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        for name, value in mine.items():
+            if isinstance(value, torch.Tensor):
+                value.copy_(state[name])
+            else:
+                self._restore(value, state[name])
+
+
+def _map(
+    weights: Mapping[str, torch.Tensor],
+    optimizer: Updates,
+    change: Callable[[torch.Tensor], torch.Tensor],
+) -> dict[str, Any]:
+    """A checkpoint's state of some weights, each tensor changed."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return change(value)
+        return {name: changed(inner) for name, inner in value.items()}
+
+    found: dict[str, Any] = changed(with_optimizer(dict(weights), optimizer))
+    return found

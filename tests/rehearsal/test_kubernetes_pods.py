@@ -48,7 +48,7 @@ def deployment(directory: str) -> Json:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    running = serve(Settings(addresses="127.0.94"))
+    running = serve(Settings(addresses="127.0.95"))
     for manifest in BASE:
         running.apply(manifest)
     running.apply(deployment("/fsx/runs"))

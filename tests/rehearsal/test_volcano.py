@@ -281,7 +281,6 @@ def test_a_gang_waits_until_there_are_nodes_for_all_of_it(counted: Cluster) -> N
     pod: Json = {
         "resources": {"limits": {"aws.amazon.com/neuron": "16"}},
         "nodeSelector": {"node.kubernetes.io/instance-type": type_.name},
-        "tolerations": [{"key": "aws.amazon.com/neuron", "operator": "Exists"}],
     }
     counted.scale("trainium", type_, 1)
     counted.apply(job("patient", ["true"], **pod))
@@ -299,7 +298,7 @@ def test_a_gang_waits_until_there_are_nodes_for_all_of_it(counted: Cluster) -> N
 
 def test_a_gang_that_no_node_tolerates_stays_pending(counted: Cluster) -> None:
     counted.scale("trainium", INSTANCE_TYPES["trn1.32xlarge"], 2)
-    counted.apply(job("unfit", ["true"], nodes=1))
+    counted.apply(job("unfit", ["true"], nodes=1, tolerations=[]))
 
     wait(lambda: any("unschedulable" in text for text in events(counted, "unfit")))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainium_catalogue.kubernetes import JOB_POLICIES, MAX_RETRY, NAMESPACE, QUEUE
+from trainium_catalogue.kubernetes import JOB_POLICIES, MAX_RETRY, NAMESPACE, QUEUE, TAINT
 
 Json = dict[str, Any]
 BASE: tuple[Json, ...] = (
@@ -50,7 +50,13 @@ def job(
                 {"name": "TRAINIUM_ATTEMPT", "valueFrom": {"fieldRef": field}},
             ],
         }
-        spec = {"restartPolicy": "Never", "containers": [container], **pod}
+        tolerations = [{"key": TAINT, "operator": "Exists", "effect": "NoSchedule"}]
+        spec = {
+            "restartPolicy": "Never",
+            "containers": [container],
+            "tolerations": tolerations,
+            **pod,
+        }
         return {"name": f"node-{index}", "replicas": 1, "template": {"spec": spec}}
 
     return {

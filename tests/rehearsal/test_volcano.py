@@ -202,7 +202,7 @@ def test_a_job_that_is_deleted_leaves_nothing(cluster: Cluster) -> None:
     cluster.store.delete(VOLCANO_JOB, NAMESPACE, "gone")
     wait(lambda: not pods(cluster, "gone"))
 
-    assert not any(process.is_running() for process in processes)
+    wait(lambda: not any(process.is_running() for process in processes), 5)
     names = [
         e["metadata"]["name"] for kind in (CONFIG_MAP, SERVICE) for e in cluster.store.list(kind)
     ]

@@ -11,7 +11,7 @@ from jobs.errors import Refusal
 from jobs.parameters import with_defaults
 from jobs.training_run import Checkpoints, known_runs, read_checkpoints, read_run
 from trainium_catalogue import contract
-from trainium_catalogue.corpora import CORPORA
+from trainium_catalogue.corpora import CORPORA, DATASETS
 from trainium_catalogue.run_rules import settle_values
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import Value, Workload
@@ -61,7 +61,9 @@ def training_inputs(
             f"{_listed('datasets', bucket.names(contract.DATASETS_PREFIX))}, {hint}",
         )
     manifest = _dataset(bucket, name)
-    _check_dataset(name, manifest, values)
+    _check_kind(name, manifest, workload)
+    if workload.preset is not None:
+        _check_dataset(name, manifest, values)
     return Inputs(
         values=values, exists=stored is not None, checkpoints=checkpoints, dataset=manifest
     )
@@ -123,15 +125,29 @@ def _dataset(bucket: Bucket, name: str) -> dict[str, Any]:
     if bucket.has(prefix):
         raise Refusal(
             "dataset-incomplete",
-            f"dataset {name!r} is not complete: its manifest is missing; wait for its tokenize "
-            "job, or submit that again, it goes on where it ended",
+            f"dataset {name!r} is not complete: its manifest is missing; wait for its "
+            f"{'prepare' if name in DATASETS else 'tokenize'} job, or submit that again, it goes "
+            "on where it ended",
         )
     there = bucket.names(contract.DATASETS_PREFIX)
+    make = f"tokenize --dataset {name} --input CORPUS --tokenizer TOKENIZER"
+    if name in DATASETS:
+        make = f"prepare --dataset {name}"
     raise Refusal(
         "no-dataset",
         f"there is no dataset {name!r}: {_hint('datasets', name, there)}; make it with `python -m "
-        f"jobs submit tokenize --dataset {name} --input CORPUS --tokenizer TOKENIZER`",
+        f"jobs submit {make}`",
     )
+
+
+def _check_kind(name: str, manifest: Mapping[str, Any], workload: Workload) -> None:
+    kind = str(manifest.get("kind", "packed"))
+    if kind != workload.dataset_kind:
+        raise Refusal(
+            "dataset-kind",
+            f"dataset {name} is of kind {kind}, and {workload.name} trains on kind "
+            f"{workload.dataset_kind}; submit with another --dataset",
+        )
 
 
 def _check_dataset(name: str, manifest: Mapping[str, Any], values: Mapping[str, Value]) -> None:
@@ -142,6 +158,13 @@ def _check_dataset(name: str, manifest: Mapping[str, Any], values: Mapping[str, 
             f"dataset {name} has ids up to {vocab_size - 1} and the model's vocabulary only "
             f"{values['vocab-size']}; submit with --vocab-size {vocab_size}, or tokenize with the "
             "model's own tokenizer",
+        )
+    seq_len = manifest.get("seq_len", values["seq-len"])
+    if seq_len != values["seq-len"]:
+        raise Refusal(
+            "dataset-sequences",
+            f"dataset {name} has sequences of {seq_len} and the run --seq-len "
+            f"{values['seq-len']}; submit with --seq-len {seq_len}",
         )
     if num_tokens <= int(values["seq-len"]):
         raise Refusal(

@@ -67,7 +67,9 @@ def prepared(
         plan = training_plan(workload, inputs, run=request.run, num_ranks=num_ranks)
         first = _compile_request(request, workload, inputs, bucket) if compiles else None
         return Prepared(request=request, plan=plan, compile_request=first)
-    if workload.name == "all-reduce":
+    if workload.trains:
+        inputs = training_inputs(bucket, workload, request.run, given)
+    elif workload.name == "all-reduce":
         check_sweep_values(values, num_ranks=num_ranks)
         inputs = Inputs(values=values)
     elif workload.name == "tokenize":

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from trainium_catalogue import contract
 from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
 from trainium_catalogue.corpora import CORPORA, DATASETS
-from trainium_catalogue.models import PRESETS, Preset
+from trainium_catalogue.models import LLAMA_PRESETS, PRESETS, Preset
 from trainium_catalogue.parameters import LAUNCH_PARAMETERS, Parameter, Value, parse_parameters
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.training_parameters import MNIST_PARAMETERS, training_parameters
@@ -58,6 +58,8 @@ class Workload:
     """The model that it pre-trains, from ``models.PRESETS``."""
     trains: bool = False
     """Keeps checkpoints, metrics and a status under its run's name, and continues from them."""
+    dataset_kind: str = ""
+    """``kind`` of the datasets that it trains on; a manifest without one is of packed tokens."""
     reads: tuple[str, ...] = ()
     """Prefixes of the bucket that its role may list and read."""
     writes: tuple[str, ...] = ()
@@ -80,6 +82,7 @@ def _pretraining(preset: Preset) -> Workload:
         parameters=training_parameters(preset),
         preset=preset.name,
         trains=True,
+        dataset_kind="packed" if preset.name in LLAMA_PRESETS else "bert",
         reads=(contract.DATASETS_PREFIX,),
         writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
         reads_data_uris=True,
@@ -156,6 +159,7 @@ _WORKLOADS = (
         time_limit_hours=1.0,
         parameters=MNIST_PARAMETERS,
         trains=True,
+        dataset_kind="images",
         reads=(contract.DATASETS_PREFIX,),
         writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
     ),

@@ -26,7 +26,7 @@ from jobs.runs import Job
 from jobs.services import services_of
 from jobs.training_run import read_status
 from trainium_catalogue.contract import TRAIN_METRICS, run_key
-from trainium_catalogue.models import PRESETS
+from trainium_catalogue.workloads import WORKLOADS
 
 
 @command
@@ -95,7 +95,7 @@ def _found(
         if training is None:
             raise
         return None, None, training
-    is_training = job.workload in PRESETS
+    is_training = job.workload in WORKLOADS and WORKLOADS[job.workload].trains
     return service, job, read_status(bucket, job.run) if is_training else None
 
 

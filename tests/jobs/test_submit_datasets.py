@@ -1,0 +1,69 @@
+"""Submissions of workloads whose datasets prepare makes: looked up, and refused, at the desk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.jobs.conftest import Desk
+from tests.jobs.test_refusals import assert_refused
+
+MANIFESTS: dict[str, dict[str, Any]] = {
+    "bert-wikicorpus": {
+        "kind": "bert", "seq_len": 128, "vocab_size": 30522, "num_tokens": 12_800_000,
+    },
+    "long": {"kind": "bert", "seq_len": 512, "vocab_size": 30522, "num_tokens": 5_120_000},
+    "mnist": {"kind": "images", "epochs": 4},
+    "wiki": {"vocab_size": 32000, "num_tokens": 1_000_000},
+}  # fmt: skip
+
+
+@pytest.fixture
+def ready(desk: Desk) -> Desk:
+    for name, manifest in MANIFESTS.items():
+        desk.put(f"datasets/{name}/manifest.json", manifest)
+    return desk
+
+
+def test_bert_and_mnist_need_no_word_about_their_datasets(ready: Desk) -> None:
+    for workload in ("bert", "mnist"):
+        result = ready.run("submit", workload, "--name", f"{workload}-1", "--yes")
+
+        assert result.exit_code == 0, result.stderr
+        assert len(ready.jobs(f"{workload}-1")) == 1
+
+
+def test_the_plan_of_a_bert_has_no_tensor_parallelism(ready: Desk) -> None:
+    result = ready.run("submit", "bert", "--name", "bert-1", "--nodes", "1", "--dry-run", "--json")
+
+    assert '"data_parallel": 32' in result.stdout
+    assert '"accumulation_steps": 32' in result.stdout
+
+
+def test_a_bert_compiles_beforehand_with_what_decides_its_graphs(ready: Desk) -> None:
+    result = ready.run(
+        "submit", "bert", "--name", "bert-1", "--compile", "--dropout", "0.2", "--yes"
+    )
+
+    assert result.exit_code == 0, result.stderr
+    (first,), (second,) = ready.jobs("bert-1-compile"), ready.jobs("bert-1")
+    assert [item["jobId"] for item in second["dependsOn"]] == [first["jobId"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("bert", "--dataset", "wiki"), "wiki is of kind packed, and bert trains on kind bert"),
+        (("mnist", "--dataset", "long"), "long is of kind bert, and mnist trains on kind images"),
+        (("llama-tiny", "--dataset", "mnist"), "mnist is of kind images, and llama-tiny trains"),
+        (("bert", "--dataset", "long"), "sequences of 512 and the run --seq-len 128; submit with"),
+        (("mnist", "--dataset", "digits"), "make it with `python -m jobs submit prepare --dataset"),
+        (("mnist", "--compile"), "mnist has no graphs to compile beforehand"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
+)
+def test_what_would_fail_on_the_nodes_is_refused(
+    ready: Desk, words: tuple[str, ...], reason: str
+) -> None:
+    assert_refused(ready.run("submit", *words, "--name", "r", "--yes"), reason)

@@ -95,7 +95,7 @@ class TrainingCluster(Construct):
         cluster.node.add_dependency(logs)
         for index, arn in enumerate(admin_arns):
             cluster.grant_cluster_admin(f"Admin{index}", arn)
-        acknowledge_cluster(cluster, public=bool(endpoint_cidrs))
+        acknowledge_cluster(cluster)
         _end_logs_of(cluster.node.find_child("KubectlProvider"), log_retention_days)
         # jsii's Python types leave an optional member of the interface out of the class.
         self.cluster = cast("eks.ICluster", cluster)

@@ -18,16 +18,9 @@ from trainium_constructs.nag import (
 _KEPT_BY_AWS = "AWS keeps this policy in step with what its service needs"
 
 
-def acknowledge_cluster(cluster: eks.Cluster, *, public: bool) -> None:
+def acknowledge_cluster(cluster: eks.Cluster) -> None:
     """Record what is known about the cluster and about the functions that run kubectl and helm."""
     acknowledge_managed_policy(cluster.role, "AmazonEKSClusterPolicy", _KEPT_BY_AWS)
-    if public:
-        acknowledge(
-            cluster,
-            "AwsSolutions-EKS1",
-            "kubectl, TorchX and the helper run at a desk; only the given ranges reach the "
-            "endpoint, and eks_private closes it",
-        )
     _acknowledge_functions(cluster.node.find_child("KubectlProvider"))
 
 

@@ -133,6 +133,9 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     lines = [f"run {job.run}: {job.status}, {size}{attempt}, job {job.job_id}"]
     took = _took(job).replace(" after ", ", took ")
     lines.append(f"submitted {timestamp(job.created_at_ms)}{took}")
+    # Volcano's index is the rank, so nobody has to read logs to find it.
+    if job.nodes and job.nodes[0].name is not None:
+        lines.append(f"rank 0 is pod {job.nodes[0].name}")
     found = waiting or explain(exit_code=None, reasons=(job.status_reason,))
     if not job.ended and is_news(job.status_reason):
         lines.append(str(job.status_reason))

@@ -64,12 +64,11 @@ def describe(job: Json, pods: Sequence[Json]) -> Job:
     status = _status(job)
     by_index = {int(match[1]): pod for pod in pods if (match := _NODE.search(_name(pod)))}
     ended = status in ("SUCCEEDED", "FAILED")
-    waits = status == "RUNNABLE"
-    if waits and any(pod["spec"].get("nodeName") for pod in pods):
+    if status == "RUNNABLE" and any(pod["spec"].get("nodeName") for pod in pods):
         status = "STARTING"
-    nodes = tuple(
-        _node(index, by_index.get(index), waits=waits) for index in range(_num_nodes(job))
-    )
+    # Pods that were deleted, of a job that was stopped or has no attempts left, ended as it did.
+    gone = status if ended else "RUNNABLE"
+    nodes = tuple(_node(index, by_index.get(index), gone) for index in range(_num_nodes(job)))
     labels = job["metadata"].get("labels") or {}
     after = (job["metadata"].get("annotations") or {}).get(AFTER)
     return Job(
@@ -119,11 +118,9 @@ def _deciding(nodes: Sequence[Node]) -> Attempt | None:
     return min(failed or ended, key=lambda attempt: attempt.stopped_at_ms or 0, default=None)
 
 
-def _node(index: int, pod: Json | None, *, waits: bool) -> Node:
+def _node(index: int, pod: Json | None, gone: str) -> Node:
     if pod is None:
-        return Node(
-            index=index, status="RUNNABLE" if waits else "", status_reason=None, attempts=()
-        )
+        return Node(index=index, status=gone, status_reason=None, attempts=())
     container: Json = next(iter(pod.get("status", {}).get("containerStatuses") or ()), {})
     state = container.get("state") or {}
     ended = state.get("terminated") or {}

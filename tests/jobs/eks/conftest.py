@@ -1,0 +1,150 @@
+"""The deployment of the other tests with a cluster beside Batch: an API server that runs pods."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from moto.eks.models import eks_backends
+from typer.testing import Result
+
+from rehearsal.executor import events
+from rehearsal.kubernetes import Cluster, Settings, serve
+from rehearsal.kubernetes.resources import POD, VOLCANO_JOB
+from tests.jobs.conftest import ACCOUNT, REGION, Desk
+from tests.rehearsal.volcano_jobs import BASE, job
+from trainium_catalogue import contract
+from trainium_catalogue.instances import find_instance_type
+from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, TAINT, pod_resources
+
+INSTANCE_TYPE = find_instance_type("trn1.32xlarge")
+ROOT = Path(__file__).parents[3]
+NODE_GROUP = "nodes"
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/eks"
+EKS_PARAMETERS: Mapping[str, str] = {
+    contract.SSM_EKS_CLUSTER: "cluster",
+    contract.SSM_EKS_NAMESPACE: NAMESPACE,
+    contract.SSM_EKS_QUEUE: QUEUE,
+    contract.SSM_EKS_NODE_GROUP: NODE_GROUP,
+    contract.SSM_EKS_IMAGE: "123456789012.dkr.ecr.us-west-2.amazonaws.com/training:1",
+    contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: "12",
+    contract.SSM_EKS_LUSTRE_CLAIM: "lustre",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster without nodes and jobs."""
+    with pytest.MonkeyPatch.context() as patch:
+        # It tells what happens on standard output, which belongs to the commands here.
+        patch.setattr(events, "print", lambda *_, **__: None, raising=False)
+        running = serve(Settings(addresses="127.0.94", count_nodes=True))
+        for manifest in BASE:
+            running.apply(manifest)
+        yield running
+        running.stop()
+
+
+@dataclass(slots=True)
+class EksDesk:
+    """The account with a cluster, and the commands."""
+
+    desk: Desk
+    cluster: Cluster
+
+    def run(self, *arguments: str) -> Result:
+        """Call `python -m jobs` in this process."""
+        return self.desk.run(*arguments)
+
+    def document(self, *arguments: str) -> dict[str, Any]:
+        """The document of a command that does not refuse."""
+        result = self.run(*arguments, "--json")
+        assert result.exit_code in (0, 1), result.stderr
+        found: dict[str, Any] = json.loads(result.stdout)
+        return found
+
+    def nodes(self, number: int) -> None:
+        """Have so many ready nodes."""
+        self.cluster.scale(NODE_GROUP, INSTANCE_TYPE, number)
+
+    def moto_cluster(self) -> Any:
+        """moto's own object."""
+        return eks_backends[ACCOUNT][REGION].clusters["cluster"]
+
+    def node_group(self) -> Any:
+        """moto's own object."""
+        return eks_backends[ACCOUNT][REGION].describe_nodegroup("cluster", NODE_GROUP)
+
+    def has(self, run: str, script: str, *, nodes: int = 2) -> None:
+        """Put a job of shell scripts on the cluster."""
+        resources = {"limits": pod_resources(INSTANCE_TYPE)}
+        self.cluster.apply(
+            job(
+                run,
+                ["sh", "-c", script],
+                nodes=nodes,
+                resources=resources,
+                tolerations=[{"key": TAINT, "operator": "Exists"}],
+            )
+        )
+
+    def job(self, run: str) -> dict[str, Any] | None:
+        """The job of that name."""
+        return self.cluster.store.find(VOLCANO_JOB, NAMESPACE, run)
+
+    def pods(self) -> list[dict[str, Any]]:
+        """All pods."""
+        return self.cluster.store.list(POD)
+
+    def wait(self, run: str, *phases: str) -> None:
+        """Until the job is in one of the phases."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            found = (self.job(run) or {}).get("status", {}).get("state", {}).get("phase")
+            if found in phases:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"{run} is {found}, not {phases}")
+
+
+def conforms(schema: str, document: dict[str, Any]) -> None:
+    """Check a document against its published schema."""
+    text = (ROOT / "docs" / "schemas" / f"{schema}.schema.json").read_text()
+    jsonschema.validate(document, json.loads(text), cls=jsonschema.Draft202012Validator)
+
+
+@pytest.fixture
+def eks(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
+    """The deployment `default`, with Batch and a cluster with 2 of at most 4 nodes."""
+    backend = eks_backends[ACCOUNT][REGION]
+    backend.create_cluster(
+        name="cluster",
+        role_arn=ROLE,
+        resources_vpc_config={"subnetIds": ["subnet-1"], "securityGroupIds": []},
+    )
+    backend.clusters["cluster"].endpoint = cluster.endpoint
+    backend.create_nodegroup(
+        cluster_name="cluster",
+        node_role=ROLE,
+        nodegroup_name=NODE_GROUP,
+        subnets=["subnet-1"],
+        scaling_config={"minSize": 0, "desiredSize": 0, "maxSize": 4},
+    )
+    desk.parameter(contract.SSM_ORCHESTRATORS, "batch,eks")
+    for name, value in EKS_PARAMETERS.items():
+        desk.parameter(name, value)
+    made = EksDesk(desk, cluster)
+    made.nodes(2)
+    yield made
+    for entry in cluster.store.list(VOLCANO_JOB):
+        cluster.store.delete(VOLCANO_JOB, NAMESPACE, entry["metadata"]["name"])
+    cluster.scale(NODE_GROUP, INSTANCE_TYPE, 0)
+    deadline = time.monotonic() + 20
+    while cluster.store.list(POD) and time.monotonic() < deadline:
+        time.sleep(0.05)

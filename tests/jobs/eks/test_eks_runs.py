@@ -1,0 +1,153 @@
+"""list, status, logs and stop of runs on a cluster, beside those of Batch."""
+
+from __future__ import annotations
+
+from tests.jobs.eks.conftest import EksDesk, conforms
+
+
+def test_runs_of_both_are_in_one_list(eks: EksDesk) -> None:
+    eks.desk.submitted("on-batch")
+    eks.has("on-eks", "sleep 30")
+    runs = {run["run"]: run for run in eks.document("list")["runs"]}
+
+    assert {name: run["orchestrator"] for name, run in runs.items()} == {
+        "on-batch": "batch",
+        "on-eks": "eks",
+    }
+    assert runs["on-eks"]["num_nodes"] == 2
+
+
+def test_a_cluster_that_does_not_answer_hides_no_run_of_batch(eks: EksDesk) -> None:
+    eks.desk.submitted("on-batch")
+    eks.desk.client("eks").delete_nodegroup(clusterName="cluster", nodegroupName="nodes")
+    eks.desk.client("eks").delete_cluster(name="cluster")
+    result = eks.run("list")
+
+    assert "on-batch" in result.stdout
+    assert "jobs on the cluster are not shown: there is no cluster cluster" in result.stderr
+
+
+def test_status_names_the_pod_of_rank_0(eks: EksDesk) -> None:
+    eks.has("gang", "sleep 30")
+    eks.wait("gang", "Running")
+    document = eks.document("status", "gang")
+
+    conforms("jobs-status", document)
+    assert document["status"] == "RUNNING"
+    assert [(node["node"], node["pod"]) for node in document["nodes"]] == [
+        (0, "gang-node-0-0"),
+        (1, "gang-node-1-0"),
+    ]
+    assert "rank 0 is pod gang-node-0-0" in eks.run("status", "gang").stdout
+
+
+def test_a_gang_that_is_too_large_waits_with_the_scale_command(eks: EksDesk) -> None:
+    eks.has("gang", "true", nodes=3)
+    eks.wait("gang", "Pending")
+    result = eks.run("status", "gang")
+
+    assert "run gang: RUNNABLE, 3 nodes" in result.stdout
+    assert "the job needs 3 nodes, 2 are ready" in result.stdout
+    assert "python -m jobs --region us-west-2 scale --nodes 3" in result.stdout
+
+
+def test_a_gang_that_waits_for_another_run_says_for_which(eks: EksDesk) -> None:
+    eks.has("first", "sleep 30")
+    eks.wait("first", "Running")
+    eks.has("second", "true", nodes=2)
+    eks.wait("second", "Pending")
+
+    assert "run first (2 nodes) runs" in eks.run("status", "second").stdout
+
+
+def test_an_error_of_the_workload_ends_the_run_with_its_exit_code(eks: EksDesk) -> None:
+    eks.has("broken", 'test "$TRAINIUM_NODE_INDEX" = 1 && exit 1; sleep 30')
+    eks.wait("broken", "Terminated")
+    document = eks.document("status", "broken")
+
+    assert document["status"] == "FAILED"
+    assert [attempt["exit_code"] for attempt in document["attempts"]] == [1]
+    assert document["explanation"]["meaning"] == "the workload raised an error"
+
+
+def test_a_lost_node_makes_another_attempt(eks: EksDesk) -> None:
+    eks.has("again", 'test "$TRAINIUM_ATTEMPT" = 1 || exit 75; echo again')
+    eks.wait("again", "Completed")
+    document = eks.document("status", "again")
+
+    assert document["status"] == "SUCCEEDED"
+    assert len(document["attempts"]) == 2
+    assert document["nodes"][0]["attempts"][0]["number"] == 2
+
+
+def test_attempts_come_to_an_end(eks: EksDesk) -> None:
+    eks.has("never", "exit 75", nodes=1)
+    eks.wait("never", "Failed")
+    result = eks.run("status", "never")
+
+    assert result.exit_code == 1
+    assert "no attempts left" in result.stdout
+
+
+def test_logs_are_those_of_all_pods(eks: EksDesk) -> None:
+    eks.has("talk", 'echo "hello from $TRAINIUM_NODE_INDEX"')
+    eks.wait("talk", "Completed")
+    document = eks.document("logs", "talk")
+
+    conforms("jobs-logs", document)
+    assert sorted((line["node"], line["message"]) for line in document["lines"]) == [
+        (0, "hello from 0"),
+        (1, "hello from 1"),
+    ]
+
+
+def test_logs_of_one_node(eks: EksDesk) -> None:
+    eks.has("talk", 'echo "hello from $TRAINIUM_NODE_INDEX"')
+    eks.wait("talk", "Completed")
+
+    assert eks.run("logs", "talk", "--node", "1").stdout == "node 1 | hello from 1\n"
+
+
+def test_following_goes_on_through_a_new_attempt_and_loses_no_line(eks: EksDesk) -> None:
+    script = 'echo "attempt $TRAINIUM_ATTEMPT"; sleep 3; test "$TRAINIUM_ATTEMPT" = 1 || exit 75'
+    eks.has("again", script, nodes=1)
+    result = eks.run("logs", "again", "--follow")
+
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "node 0 | attempt 0\nnode 0, attempt 2 | attempt 1\n"
+    assert "attempt 1 of 3 ended, a pod failed or was lost; Volcano makes another one" in (
+        result.stderr
+    )
+
+
+def test_a_stopped_run_says_who_stopped_it(eks: EksDesk) -> None:
+    eks.has("endless", "trap 'exit 143' TERM; sleep 60 & wait")
+    eks.wait("endless", "Running")
+    document = eks.document("stop", "endless", "--grace", "20")
+
+    conforms("jobs-stop", document)
+    assert document["ended"]
+    assert document["outcome"]["status"] == "FAILED"
+    assert document["outcome"]["status_reason"].startswith("stopped by ")
+
+
+def test_a_run_that_has_ended_is_not_stopped(eks: EksDesk) -> None:
+    eks.has("short", "true", nodes=1)
+    eks.wait("short", "Completed")
+
+    assert eks.document("stop", "short")["action"] == "already-ended"
+
+
+def test_what_the_cluster_denies_is_said_in_one_message(eks: EksDesk) -> None:
+    eks.moto_cluster().endpoint = "http://127.0.0.1:9"
+    result = eks.run("status", "gang")
+
+    assert result.exit_code == 2
+    assert "the cluster's API server does not answer" in result.stderr
+    assert "trainium:eks_endpoint_cidrs" in result.stderr
+
+
+def test_an_unknown_run_gets_a_hint_from_both(eks: EksDesk) -> None:
+    eks.has("nightly-1", "sleep 30")
+
+    assert "did you mean 'nightly-1'" in eks.run("status", "nightly").stderr

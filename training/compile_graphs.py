@@ -14,16 +14,19 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training import job_results
 from training.arguments import parse
 from training.compile_cache import CompileCache
 from training.contract import DeviceKind, NodeContract
 from training.objects import StorageError
 from training.processes import die_with_parent
 from training.progress import ENV_SCRATCH, Progress, RunContext
+from trainium_catalogue.contract import ENV_JOB_ID
 from trainium_catalogue.exit_codes import ExitCode
 
 MODULE = "training.compile_graphs"
@@ -86,7 +89,7 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
         return ExitCode.OK
     _say(f"cache is cold: no job has compiled {cache.key[:12]}")
     summary = Summary()
-    status = _run(command, summary, progress)
+    status = _run(command, summary, progress, _signs(context, env))
     if summary.problem is not None:
         progress.fail(ExitCode.WORKLOAD, summary.problem)
         return ExitCode.WORKLOAD
@@ -96,7 +99,17 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
     return status
 
 
-def _run(command: Sequence[str], summary: Summary, progress: Progress) -> int:
+def _signs(context: RunContext, env: Mapping[str, str]) -> Callable[[], None]:
+    """Leaves a sign of life for a Volcano job that waits for this one; else does nothing."""
+    if ENV_JOB_ID not in env or context.bucket is None or context.node_index != 0:
+        return lambda: None
+    results = job_results.open_results(context)
+    return lambda: job_results.leave_sign(results, context.job_id)
+
+
+def _run(
+    command: Sequence[str], summary: Summary, progress: Progress, sign: Callable[[], None]
+) -> int:
     """Run it, pass its output on, say often that it goes on; returns its status."""
     parent = os.getpid()
     # No thread is running yet, so code between fork and exec is safe.
@@ -112,16 +125,23 @@ def _run(command: Sequence[str], summary: Summary, progress: Progress) -> int:
     ended = threading.Event()
 
     def beat() -> None:
+        signed_s = float("-inf")
         while not ended.wait(_BEAT_S):
             progress.report("compiling")
+            if time.monotonic() - signed_s > job_results.SIGN_S:
+                sign()
+                signed_s = time.monotonic()
 
-    threading.Thread(target=beat, daemon=True).start()
+    beating = threading.Thread(target=beat, daemon=True)
+    beating.start()
     assert process.stdout is not None
     for line in process.stdout:
         print(line, end="", flush=True)
         summary.read(line)
     status = process.wait()
     ended.set()
+    # A sign of life must not come after the result.
+    beating.join()
     return status
 
 

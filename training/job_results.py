@@ -1,15 +1,19 @@
-"""How one job tells another that it has ended, through the bucket.
+"""How one job tells another that it runs and how it has ended, through the bucket.
 
 Volcano lets no job wait for another, and a pod has no rights on the cluster. So the job that
-compiles leaves a result under its id, and the launchers of the job that trains look for it.
+compiles leaves a sign of life and then a result under its id, and the launchers of the job that
+trains look for them. A job that sees no sign of life makes room: both want the same nodes, and the
+one that compiles may have come second (Volcano orders jobs by the second in which they or their
+restarts were created).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training.contract import NodeContract
 from training.verdict import Verdict
@@ -18,16 +22,21 @@ from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
 if TYPE_CHECKING:
     from training.objects import Objects
+    from training.progress import RunContext
 
 PREFIX = f"{CACHE_PREFIX}compiled/jobs"
+SIGN_S = 60.0
+"""Time between two signs of life."""
 _LOOK_S = 5.0
+_PATIENCE_S = 600.0
+"""Nodes that hold the image start a pod within seconds, new ones within minutes."""
 _TICK_S = 0.2
 _REQUEST_S = 2.0
 """Shorter than any silence that the guardian takes for a frozen launcher."""
 Say = Callable[[str], None]
 
 
-def open_results(node: NodeContract) -> Objects:
+def open_results(node: NodeContract | RunContext) -> Objects:
     """Where jobs leave their results; the deployment's bucket."""
     from training.objects import Patience, open_objects
 
@@ -38,6 +47,15 @@ def open_results(node: NodeContract) -> Objects:
         endpoint_url=node.endpoint_url,
         patience=Patience(total_s=_REQUEST_S),
     )
+
+
+def leave_sign(results: Objects, job_id: str) -> None:
+    """Write that this job runs; one that is not written may be the next time."""
+    from training.objects import StorageError
+
+    document = {"schema": 1, "running_at": time.time()}
+    with contextlib.suppress(StorageError, OSError):
+        results.put(_key(job_id), json.dumps(document).encode() + b"\n")
 
 
 def leave_result(results: Objects, node: NodeContract, verdict: Verdict, say: Say) -> None:
@@ -62,8 +80,8 @@ def wait_for(
     say: Say,
 ) -> Verdict | None:
     """Wait for a job's end; a verdict when this job must not go on."""
-    from training.objects import ObjectMissing, StorageUnavailable
-
+    seen_s = time.monotonic()
+    running_at = 0.0
     say(f"waiting for job {job_id}, which compiles for this one")
     looked_s = float("-inf")
     while not stopped():
@@ -72,9 +90,17 @@ def wait_for(
             time.sleep(_TICK_S)
             continue
         looked_s = time.monotonic()
-        try:
-            result = json.loads(results.get(_key(job_id)))
-        except (ObjectMissing, StorageUnavailable):
+        result = _find(results, job_id)
+        if "code" not in result:
+            # By the other machine's clock, so only whether it moves is looked at.
+            if result.get("running_at", running_at) != running_at:
+                running_at, seen_s = result["running_at"], looked_s
+            if looked_s - seen_s > _PATIENCE_S:
+                return Verdict(
+                    code=ExitCode.HOST,
+                    reason=f"job {job_id}, which compiles for this one, has shown no sign of life "
+                    f"for {_PATIENCE_S:g} s; this job makes room for it",
+                )
             continue
         if result["code"] == ExitCode.OK:
             say(f"job {job_id} has compiled the graphs")
@@ -84,6 +110,18 @@ def wait_for(
             reason=f"job {job_id}, which compiles for this one, has failed: {result['reason']}",
         )
     return Verdict(code=ExitCode.STOPPED, reason=f"asked to stop while waiting for job {job_id}")
+
+
+def _find(results: Objects, job_id: str) -> dict[str, Any]:
+    """What the job has left so far; empty where that is nothing, or storage does not answer."""
+    from training.objects import ObjectMissing, StorageUnavailable
+
+    try:
+        found = json.loads(results.get(_key(job_id)))
+    except (ObjectMissing, StorageUnavailable):
+        return {}
+    assert isinstance(found, dict)
+    return found
 
 
 def _key(job_id: str) -> str:

@@ -63,6 +63,21 @@ def test_a_job_that_waits_can_be_stopped(tmp_path: Path) -> None:
     assert verdict is not None and verdict.code is ExitCode.STOPPED
 
 
+def test_a_job_makes_room_for_one_that_shows_no_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_results, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(job_results, "_LOOK_S", 0.0)
+    job_results.leave_sign(LocalObjects(tmp_path), "compile-x7")
+
+    patient = wait(LocalObjects(tmp_path), looks=1)
+    verdict = wait(LocalObjects(tmp_path), looks=9)
+
+    assert patient is not None and patient.code is ExitCode.STOPPED
+    assert verdict is not None and verdict.code is ExitCode.HOST
+    assert "has shown no sign of life for 0 s; this job makes room for it" in verdict.reason
+
+
 def test_a_result_says_how_the_job_ended(tmp_path: Path) -> None:
     leave(tmp_path, ExitCode.OK)
 

@@ -21,6 +21,9 @@ from jobs.runs import Job, RunSummary, Shape
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts to create a job."""
+_YOUNGER_S = 2.0
+"""Later than the job that this one waits for: Volcano's scheduler lets the older of two jobs go
+first, and tells their ages by the second (pkg/scheduler/framework, JobOrderFn)."""
 
 
 @dataclass(slots=True)
@@ -91,6 +94,8 @@ class EksService:
         """Create the job under the name it was given, so that asking again makes no second one."""
         job = self.payload(request)
         name = str(job["metadata"]["name"])
+        if request.depends_on:
+            sleep(_YOUNGER_S)
         with refusing():
             for wait_s in (*WAITS_S, None):
                 try:

@@ -19,10 +19,10 @@ from trainium_constructs import PublishedContract, grant_data_uris
 from trainium_constructs.eks import (
     ClusterContents,
     ClusterSettings,
+    PodRole,
     SystemNodeGroup,
     TrainingCluster,
     TrainiumNodeGroup,
-    pod_role,
 )
 from trainium_constructs.eks.watching import TENSORBOARD
 
@@ -67,7 +67,7 @@ class EksStack(cdk.Stack):
             log_retention_days=config.log_retention_days,
         )
         self._add_nodes(network, construct_id)
-        self._roles()
+        roles = self._roles()
         PublishedContract(
             self, "Contract", deployment=config.deployment, values=self._published(data)
         )
@@ -89,7 +89,7 @@ class EksStack(cdk.Stack):
                 chart_versions=dict(each.split("=") for each in config.eks_chart_versions),
             ),
             accounts=[kubernetes.service_account(name) for name in self._workloads()],
-            after=[self.system, self.nodes],
+            after=[self.system, self.nodes, *roles],
         )
 
     def _add_nodes(self, network: NetworkStack, name: str) -> None:
@@ -129,19 +129,28 @@ class EksStack(cdk.Stack):
     def _workloads(self) -> list[str]:
         return [w.name for w in WORKLOADS.values() if w.hardware is Hardware.TRAINIUM]
 
-    def _roles(self) -> None:
+    def _roles(self) -> list[PodRole]:
         """What the pods of each workload may do: the same as its jobs on Batch."""
-        cluster, namespace = self.cluster.cluster, kubernetes.NAMESPACE
+        made = []
         for name in self._workloads():
-            account = kubernetes.service_account(name)
-            role = pod_role(self, name, cluster=cluster, namespace=namespace, account=account)
-            self._storage.bucket.grant(role, WORKLOADS[name])
-            grant_data_uris(role, WORKLOADS[name], self._config.data_uris)
+            pods = self._role(name, kubernetes.service_account(name))
+            self._storage.bucket.grant(pods.role, WORKLOADS[name])
+            grant_data_uris(pods.role, WORKLOADS[name], self._config.data_uris)
+            made.append(pods)
         if self._storage.lustre is None:
-            reader = pod_role(
-                self, TENSORBOARD, cluster=cluster, namespace=namespace, account=TENSORBOARD
-            )
-            self._storage.bucket.grant_reading(reader, [contract.RUNS_PREFIX])
+            pods = self._role(TENSORBOARD, TENSORBOARD)
+            self._storage.bucket.grant_reading(pods.role, [contract.RUNS_PREFIX])
+            made.append(pods)
+        return made
+
+    def _role(self, construct_id: str, account: str) -> PodRole:
+        return PodRole(
+            self,
+            construct_id,
+            cluster=self.cluster.cluster,
+            namespace=kubernetes.NAMESPACE,
+            account=account,
+        )
 
     def _published(self, data: DataJobsStack) -> dict[str, str]:
         claim = {contract.SSM_EKS_LUSTRE_CLAIM: kubernetes.LUSTRE_CLAIM}

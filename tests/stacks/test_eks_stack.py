@@ -294,6 +294,18 @@ class TestEnd:
             (add_on,) = made.logical_ids("eks", "AWS::EKS::Addon", start)
             assert groups <= dependants(made, add_on)
 
+    def test_pods_are_created_when_there_are_credentials_for_them(self, made: Deployment) -> None:
+        groups = set(made.logical_ids("eks", "AWS::EKS::Nodegroup"))
+        (networks,) = made.logical_ids(
+            "eks", "AWS::EKS::PodIdentityAssociation", "TrainingNetworks"
+        )
+        (recovery,) = made.logical_ids(
+            "eks", "AWS::EKS::PodIdentityAssociation", "ContentsRecovery"
+        )
+
+        assert groups <= dependants(made, networks)
+        assert set(made.logical_ids("eks", CHART, "ContentsNeuron")) <= dependants(made, recovery)
+
     def test_the_log_group_is_there_before_anybody_writes_to_it(self, made: Deployment) -> None:
         (logs,) = made.logical_ids("eks", "AWS::Logs::LogGroup", "TrainingLogs")
 

@@ -5,14 +5,14 @@ The CDK's modules behind them take their time, which a deployment without a clus
 
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.contents import ClusterContents, ClusterSettings
-from trainium_constructs.eks.identity import pod_role
+from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.eks.node_groups import SystemNodeGroup, TrainiumNodeGroup
 
 __all__ = [
     "ClusterContents",
     "ClusterSettings",
+    "PodRole",
     "SystemNodeGroup",
     "TrainingCluster",
     "TrainiumNodeGroup",
-    "pod_role",
 ]

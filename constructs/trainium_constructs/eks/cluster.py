@@ -17,7 +17,7 @@ from constructs import Construct, IConstruct, IDependable
 
 from trainium_catalogue.eks import POD_ADDRESSES, SPARE_ADDRESSES
 from trainium_constructs.eks.findings import acknowledge_cluster
-from trainium_constructs.eks.identity import pod_role
+from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.log_group import RetainedLogs
 from trainium_constructs.nag import acknowledge_managed_policy
 from trainium_constructs.network import EfaNetwork
@@ -103,12 +103,14 @@ class TrainingCluster(Construct):
 
     def _add_networks(self) -> None:
         agent = self.add_on("PodIdentity", "eks-pod-identity-agent")
-        role = pod_role(
+        pods = PodRole(
             self, "Networks", cluster=self.cluster, namespace="kube-system", account="aws-node"
         )
-        role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(_CNI_POLICY))
+        pods.role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(_CNI_POLICY))
         acknowledge_managed_policy(
-            role, _CNI_POLICY, "AWS keeps this policy in step with what its network plug-in needs"
+            pods.role,
+            _CNI_POLICY,
+            "AWS keeps this policy in step with what its network plug-in needs",
         )
         networks = self.add_on(
             "PodNetworks",
@@ -123,7 +125,7 @@ class TrainingCluster(Construct):
             },
         )
         proxy = self.add_on("Proxy", "kube-proxy")
-        self.before_nodes: tuple[IDependable, ...] = (agent, networks, proxy, role)
+        self.before_nodes: tuple[IDependable, ...] = (agent, pods, networks, proxy)
         """What has to be there before a node can become ready."""
 
     def add_on(

@@ -13,7 +13,7 @@ from trainium_catalogue import kubernetes
 from trainium_catalogue.instances import InstanceType
 from trainium_constructs.eks import charts, manifests, watching
 from trainium_constructs.eks.cluster import TrainingCluster
-from trainium_constructs.eks.identity import pod_role
+from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.eks.manifests import Manifest
 from trainium_constructs.lustre import LustreMount
 from trainium_constructs.nag import acknowledge_wildcard
@@ -64,13 +64,12 @@ class ClusterContents(Construct):
             cluster: Where they go.
             settings: What they follow from.
             accounts: Service accounts in the namespace of the jobs.
-            after: The node groups.
+            after: The node groups, and the roles of those accounts.
         """
         super().__init__(scope, construct_id)
         self._cluster, self._settings = cluster, settings
         dns = cluster.add_on("Dns", "coredns", after=after)
-        self._recovery_role()
-        self.charts = self._install_charts((*after, dns))
+        self.charts = self._install_charts((*after, dns, self._recovery()))
         # The namespace and what is in it at once: a claim goes when the last pod that mounts it is
         # gone, and pods go with the namespace.
         jobs = self._apply(
@@ -101,15 +100,16 @@ class ClusterContents(Construct):
             chart.node.add_dependency(*after)
         return installed
 
-    def _recovery_role(self) -> None:
+    def _recovery(self) -> PodRole:
         """What the node problem detector tells CloudWatch, and whom it may replace."""
-        role = pod_role(
+        pods = PodRole(
             self,
             "Recovery",
             cluster=self._cluster.cluster,
             namespace=charts.RECOVERY_NAMESPACE,
             account=charts.RECOVERY_ACCOUNT,
         )
+        role = pods.role
         # As the Neuron documentation asks for (permissions for node problem detector and
         # recovery); the groups of EKS have no name here, but a tag.
         role.add_to_policy(
@@ -137,6 +137,7 @@ class ClusterContents(Construct):
         acknowledge_wildcard(
             role, "*", "conditions narrow what changes anything; the rest only describes"
         )
+        return pods
 
     def _namespace(self) -> Manifest:
         return manifests.namespace(

@@ -7,26 +7,38 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 
-def pod_role(
-    scope: Construct, construct_id: str, *, cluster: eks.ICluster, namespace: str, account: str
-) -> iam.Role:
-    """The role of a service account; its pods get credentials from EKS, not from their node."""
-    service = iam.ServicePrincipal("pods.eks.amazonaws.com").with_conditions(
-        # EKS sets these tags on each session (EKS User Guide, Pod Identity, role trust policy).
-        {
-            "StringEquals": {
-                "aws:RequestTag/kubernetes-namespace": namespace,
-                "aws:RequestTag/kubernetes-service-account": account,
+class PodRole(Construct):
+    """Credentials that pods get from EKS, not from their node.
+
+    They are given when a pod is created: whatever creates pods has to come after this.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        cluster: eks.ICluster,
+        namespace: str,
+        account: str,
+    ) -> None:
+        """Create a role without rights for the service account ``account`` in ``namespace``."""
+        super().__init__(scope, construct_id)
+        service = iam.ServicePrincipal("pods.eks.amazonaws.com").with_conditions(
+            # EKS sets these tags on each session (EKS User Guide, Pod Identity, role trust policy).
+            {
+                "StringEquals": {
+                    "aws:RequestTag/kubernetes-namespace": namespace,
+                    "aws:RequestTag/kubernetes-service-account": account,
+                }
             }
-        }
-    )
-    role = iam.Role(scope, f"{construct_id}Role", assumed_by=iam.SessionTagsPrincipal(service))
-    eks.CfnPodIdentityAssociation(
-        scope,
-        f"{construct_id}Identity",
-        cluster_name=cluster.cluster_name,
-        namespace=namespace,
-        service_account=account,
-        role_arn=role.role_arn,
-    )
-    return role
+        )
+        self.role = iam.Role(self, "Role", assumed_by=iam.SessionTagsPrincipal(service))
+        eks.CfnPodIdentityAssociation(
+            self,
+            "Identity",
+            cluster_name=cluster.cluster_name,
+            namespace=namespace,
+            service_account=account,
+            role_arn=self.role.role_arn,
+        )

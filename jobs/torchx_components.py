@@ -9,8 +9,7 @@ which know exit codes, and the checks before anything is spent) TorchX cannot: `
 restarts after a lost pod and after a mistake alike, so it is 0 unless given.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: TorchX reads the annotations, as types.
 import os
 import secrets
 import time

@@ -95,7 +95,8 @@ def _found(
         if training is None:
             raise
         return None, None, training
-    is_training = job.workload in WORKLOADS and WORKLOADS[job.workload].trains
+    workload = WORKLOADS.get(job.workload or "")
+    is_training = workload is not None and workload.trains
     return service, job, read_status(bucket, job.run) if is_training else None
 
 

@@ -1,0 +1,129 @@
+"""`scale`, and the kubeconfig with which kubectl and torchx come in."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+import yaml
+
+from rehearsal.kubernetes import binaries
+from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
+from trainium_catalogue import contract
+
+
+def test_scale_waits_until_the_nodes_are_ready(eks: EksDesk) -> None:
+    document = eks.document("scale", "--nodes", "2")
+
+    conforms("jobs-scale", document)
+    assert document["ready"] == 2
+    assert eks.node_group().scaling_config["desiredSize"] == 2
+
+
+def test_scale_tells_the_price_first(eks: EksDesk) -> None:
+    assert "0 -> 2 nodes of trn1.32xlarge, about $43.00 an hour" in (
+        eks.run("scale", "--nodes", "2").stderr
+    )
+
+
+def test_scale_goes_as_far_as_the_deployment(eks: EksDesk) -> None:
+    result = eks.run("scale", "--nodes", "5")
+
+    assert result.exit_code == 2
+    assert "scale to 4 or fewer" in result.stderr
+    assert "-c trainium:max_nodes=5" in result.stderr
+
+
+def test_nodes_that_do_not_come_are_not_waited_for_for_ever(eks: EksDesk) -> None:
+    result = eks.run("scale", "--nodes", "3", "--wait", "0")
+
+    assert result.exit_code == 2
+    assert "after 0 s 2 of 3 nodes are ready" in result.stderr
+
+
+def test_a_deployment_without_a_cluster_has_no_kubeconfig(eks: EksDesk, tmp_path: Path) -> None:
+    eks.desk.parameter(contract.SSM_ORCHESTRATORS, "batch")
+    result = eks.run("kubeconfig", "--kubeconfig", str(tmp_path / "config"))
+
+    assert result.exit_code == 2
+    assert "-c trainium:orchestrators=batch,eks" in result.stderr
+
+
+def test_kubectl_comes_in_with_the_kubeconfig(eks: EksDesk, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    document = eks.document("kubeconfig", "--kubeconfig", str(file))
+    kubectl = subprocess.run(
+        [binaries.kubectl(), "get", "nodes", "-o", "name"],
+        env={**os.environ, "KUBECONFIG": str(file)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    conforms("jobs-kubeconfig", document)
+    assert kubectl.stdout.split() == ["node/nodes-0", "node/nodes-1"], kubectl.stderr
+
+
+def test_what_else_is_in_the_kubeconfig_stays(eks: EksDesk, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    other = {"name": "other", "context": {"cluster": "other", "user": "other"}}
+    stale = {"name": "trainium-default", "context": {"cluster": "gone", "user": "gone"}}
+    file.write_text(yaml.safe_dump({"contexts": [other, stale], "current-context": "other"}))
+    eks.run("kubeconfig", "--kubeconfig", str(file))
+    written = yaml.safe_load(file.read_text())
+
+    assert [item["name"] for item in written["contexts"]] == ["other", "trainium-default"]
+    assert written["contexts"][1]["context"]["namespace"] == "trainium"
+    assert written["current-context"] == "trainium-default"
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_file_that_is_no_kubeconfig_is_not_overwritten(eks: EksDesk, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text("- my notes")
+    result = eks.run("kubeconfig", "--kubeconfig", str(file))
+
+    assert result.exit_code == 2
+    assert "is no kubeconfig" in result.stderr
+    assert file.read_text() == "- my notes"
+
+
+def test_a_token_is_a_signed_call_of_sts_for_one_cluster(eks: EksDesk) -> None:
+    result = eks.run("token", "cluster-7")
+    status = json.loads(result.stdout)["status"]
+    kind, _, text = status["token"].partition(".")
+    url = urlparse(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode())
+    query = parse_qs(url.query)
+
+    assert kind == "k8s-aws-v1"
+    assert query["Action"] == ["GetCallerIdentity"]
+    assert query["X-Amz-SignedHeaders"] == ["host;x-k8s-aws-id"]
+    assert query["X-Amz-Expires"] == ["60"]
+
+
+@pytest.fixture
+def torchx(eks: EksDesk, tmp_path: Path) -> list[str]:
+    """torchx with the deployment's kubeconfig; its environment is this process's."""
+    eks.run("kubeconfig", "--kubeconfig", str(tmp_path / "config"))
+    return ["env", f"KUBECONFIG={tmp_path / 'config'}", f"{Path(sys.executable).parent}/torchx"]
+
+
+def test_torchx_runs_a_component_by_itself(eks: EksDesk, torchx: list[str]) -> None:
+    run = [
+        *torchx, "run", "-s", "kubernetes", "--workspace", "",
+        "-cfg", "queue=trainium,namespace=trainium",
+        "jobs/torchx_components.py:all_reduce", "--nnodes", "2", "--name", "by-torchx",
+        "--", "--max-bytes", "1024",
+    ]  # fmt: skip
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    handle = done.stdout.strip()
+    runs = eks.document("list")["runs"]
+
+    assert handle.startswith("kubernetes://"), done.stderr
+    assert [(item["run"], item["num_nodes"]) for item in runs] == [("by-torchx", 2)]

@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+# Which halves `make rehearse` rehearses: batch, eks or batch,eks; empty: all.
+ORCHESTRATORS ?=
 # A file's tests share what it made, a deployment for example, so one worker runs them all.
 PYTEST := python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -34,8 +36,8 @@ test: check ## everything but the slow matrices
 test-full: check ## with the slow matrices
 	$(PYTEST)
 
-rehearse: setup ## deploy, run on 4 local nodes, destroy, prove that nothing is left; no AWS account
-	python -m rehearsal run
+rehearse: setup ## deploy, run on local nodes, destroy, prove that nothing is left; no AWS account
+	python -m rehearsal run $(if $(ORCHESTRATORS),--orchestrators $(ORCHESTRATORS))
 
 synth: setup ## write the templates to cdk.out without touching AWS
 	cdk synth --quiet

@@ -14,8 +14,8 @@ from benchmarks.pairs import Comparison
 from benchmarks.processes import ROOT, seconds_of
 from rehearsal.aws import Aws
 from rehearsal.phases import Rehearsal
+from rehearsal.progress import Progress
 from rehearsal.receipt import Receipt
-from rehearsal.report import Progress
 from rehearsal.state import DEPLOYMENT, Folder, Settings
 from trainium_catalogue import contract
 

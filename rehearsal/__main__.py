@@ -9,22 +9,32 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from rehearsal import cdk, report, story
-from rehearsal.containers import refuse_without_tools
-from rehearsal.faults import find_faults
+from rehearsal import cdk, eks_story, options, report, story
+from rehearsal.options import (
+    Addresses,
+    AsJson,
+    Containers,
+    Faults,
+    FolderPath,
+    InstanceType,
+    Keep,
+    Nodes,
+    Orchestrators,
+    Parameters,
+    Processes,
+    Workloads,
+)
 from rehearsal.phases import Rehearsal
+from rehearsal.progress import Progress
 from rehearsal.receipt import Receipt
 from rehearsal.server_process import wait_until
 from rehearsal.state import ROOT, Folder, Refused, Settings, State, load_state, refuse_second
-from rehearsal.submission import ALL_REDUCE, own_parameters
-from trainium_catalogue.instances import find_instance_type
-from trainium_catalogue.models import PRESETS
-from trainium_catalogue.suggest import did_you_mean
+from rehearsal.submission import ALL_REDUCE
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -40,44 +50,12 @@ app = typer.Typer(
     help="Deploy, run and destroy everything on this machine, without an AWS account.",
 )
 
-Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Nodes of a job.")]
-Processes = Annotated[
-    int | None,
-    typer.Option(
-        "--processes-per-node",
-        min=1,
-        help="Worker processes of each node.",
-        show_default="1, and 2 for training",
-    ),
-]
-InstanceType = Annotated[str, typer.Option("--instance-type", help="What is deployed for.")]
-Workloads = Annotated[
-    list[str] | None,
-    typer.Option("--workload", help="all-reduce or llama-tiny; repeatable.", show_default="both"),
-]
-Faults = Annotated[
-    list[str] | None,
-    typer.Option("--fault", help="Inject a fault into a job of its own; repeatable, or all."),
-]
-Parameters = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set a parameter of the jobs; repeatable."),
-]
-Containers = Annotated[
-    bool, typer.Option("--containers", help="Build the image and run the nodes in containers.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the receipt and nothing else.")]
-Keep = Annotated[bool, typer.Option("--keep", help="Stay up after the jobs until Ctrl-C or down.")]
-FolderPath = Annotated[Path, typer.Option("--folder", help="Where logs and the receipt go.")]
-Addresses = Annotated[
-    str, typer.Option("--addresses", help="First three parts of the nodes' loopback addresses.")
-]
-STORIES = (ALL_REDUCE, story.WORKLOAD)
 FOLDER = Path("build") / "rehearsal"
 
 
 @app.command()
 def run(
+    orchestrators: Orchestrators = None,
     nodes: Nodes = 4,
     processes_per_node: Processes = None,
     instance_type: InstanceType = "trn1.32xlarge",
@@ -95,13 +73,22 @@ def run(
     Exit codes: 0 all went as it must, 1 something failed or is left over, 2 refused, 130 Ctrl-C.
     """
     settings = _settings(
-        nodes, processes_per_node, instance_type, workload, fault, set_, containers, addresses
+        orchestrators=orchestrators,
+        nodes=nodes,
+        processes_per_node=processes_per_node,
+        instance_type=instance_type,
+        workloads=workload,
+        faults=fault,
+        parameters=set_,
+        containers=containers,
+        addresses=addresses,
     )
     raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=True, stay=keep))
 
 
 @app.command()
 def up(
+    orchestrators: Orchestrators = None,
     nodes: Nodes = 4,
     processes_per_node: Processes = None,
     instance_type: InstanceType = "trn1.32xlarge",
@@ -115,7 +102,12 @@ def up(
     Prints each node's process id. Ctrl-C, or `down` elsewhere, destroys and proves.
     """
     settings = _settings(
-        nodes, processes_per_node, instance_type, None, None, None, containers, addresses
+        orchestrators=orchestrators,
+        nodes=nodes,
+        processes_per_node=processes_per_node,
+        instance_type=instance_type,
+        containers=containers,
+        addresses=addresses,
     )
     raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=False, stay=True))
 
@@ -150,7 +142,7 @@ def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, 
         signal.signal(number, _raise_interrupt)
     begin = time.monotonic()
     receipt = Receipt(settings=settings)
-    progress = report.Progress(console, show_nodes=stay)
+    progress = Progress(console, show_nodes=stay)
     rehearsal = Rehearsal(
         settings=settings,
         folder=folder,
@@ -194,6 +186,8 @@ def _go(rehearsal: Rehearsal, *, jobs: bool, stay: bool) -> None:
                     rehearsal.run(number, fault)
             if story.WORKLOAD in rehearsal.settings.workloads:
                 rehearsal.train()
+            if any(name in rehearsal.settings.workloads for name in eks_story.WORKLOADS):
+                rehearsal.train_on_cluster()
         if stay:
             _stay(rehearsal)
     except cdk.StepFailed as failure:
@@ -223,52 +217,11 @@ def _stay(rehearsal: Rehearsal) -> None:
     raise cdk.StepFailed(f"the server ended by itself; see {folder.server_log}")
 
 
-def _settings(
-    nodes: int,
-    processes_per_node: int | None,
-    instance_type: str,
-    workloads: list[str] | None,
-    faults: list[str] | None,
-    parameters: list[str] | None,
-    containers: bool,
-    addresses: str,
-) -> Settings:
+def _settings(**given: Any) -> Settings:
     try:
-        for pair in parameters or ():
-            if "=" not in pair:
-                raise Refused(f"--set {pair} has no value; write --set key=value")
-            if not any(own_parameters([pair], name) for name in STORIES):
-                raise Refused(f"--set {pair}: neither of {' and '.join(STORIES)} has it")
-        if containers:
-            refuse_without_tools(os.environ.get("PATH", ""))
-        return Settings(
-            nodes=nodes,
-            processes_per_node=processes_per_node or 1,
-            processes_of=(
-                {name: story.PROCESSES_PER_NODE for name in PRESETS}
-                if processes_per_node is None
-                else {}
-            ),
-            instance_type=find_instance_type(instance_type).name,
-            workloads=_stories(workloads, faults),
-            faults=find_faults(faults or ()),
-            parameters=tuple(parameters or ()),
-            containers=containers,
-            addresses=addresses,
-        )
+        return options.check(path=os.environ.get("PATH", ""), **given)
     except ValueError as refusal:
         _refuse(str(refusal))
-
-
-def _stories(workloads: list[str] | None, faults: list[str] | None) -> tuple[str, ...]:
-    """What to run; faults alone are injected into all-reduce jobs."""
-    for name in workloads or ():
-        if name not in STORIES:
-            raise Refused(f"--workload {name} is not rehearsed; {did_you_mean(name, STORIES)}")
-    chosen = workloads or ([ALL_REDUCE] if faults else STORIES)
-    if faults and ALL_REDUCE not in chosen:
-        raise Refused(f"--fault needs --workload {ALL_REDUCE}; {story.WORKLOAD} has its own")
-    return tuple(name for name in STORIES if name in chosen)
 
 
 def _folder(path: Path) -> Folder:

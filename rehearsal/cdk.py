@@ -35,12 +35,19 @@ def version() -> str:
 
 def context(settings: Settings) -> dict[str, str]:
     """The context of a rehearsal: all that differs from a deployment to AWS."""
+    cluster = {
+        "trainium:eks_admin_arns": f"arn:aws:iam::{ACCOUNT}:role/rehearsal",
+        # Addresses of documentation (RFC 5737): the rehearsal's API server is on loopback.
+        "trainium:eks_endpoint_cidrs": "192.0.2.0/24",
+    }
     return {
+        "trainium:orchestrators": ",".join(settings.orchestrators),
         "trainium:deployment": DEPLOYMENT,
         "trainium:instance_type": settings.instance_type,
         "trainium:max_nodes": str(settings.nodes),
         # Destroy must leave nothing; the default keeps the bucket.
         "trainium:retain_data": "false",
+        **(cluster if "eks" in settings.orchestrators else {}),
     }
 
 

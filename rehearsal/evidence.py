@@ -12,7 +12,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rehearsal.aws import Aws
-from rehearsal.receipt import Check, TrainingAttempt
+from rehearsal.receipt_stories import Check, TrainingAttempt
 from rehearsal.state import DEPLOYMENT
 from trainium_catalogue import contract
 
@@ -43,10 +43,16 @@ class Found:
 
 def gather(aws: Aws, *, run: str, log: Path, download: Path, plan: Wanted) -> Found:
     """Read metrics, status, checkpoints and the exported model, and judge them."""
+    found = gather_training(aws, run=run, log=log, plan=plan)
+    found.checks.append(judge_export(download))
+    return found
+
+
+def gather_training(aws: Aws, *, run: str, log: Path, plan: Wanted) -> Found:
+    """Read metrics, status and checkpoints, and judge them."""
     bucket = _Bucket(aws)
     lines = bucket.text(contract.run_key(run, contract.TRAIN_METRICS)).splitlines()
     events = [json.loads(line) for line in lines]
-    status = json.loads(bucket.text(contract.run_key(run, contract.RUN_STATUS)) or "{}")
     resumed = [event["step"] for event in events if event["event"] == "resume"]
     found = Found(
         attempts=attempts(events),
@@ -59,14 +65,20 @@ def gather(aws: Aws, *, run: str, log: Path, download: Path, plan: Wanted) -> Fo
         *judge_steps(events, plan, resumed_from=found.resumed_from),
         judge_repeated(log.read_text(encoding="utf-8") if log.exists() else ""),
         judge_marker(bucket.text(prefix + contract.CHECKPOINT_MARKER), bucket.sizes(prefix), plan),
-        Check(
-            name="the run's status says that it finished",
-            ok=status.get("state") == "finished" and status.get("step") == plan.max_steps,
-            detail=f"{status.get('state')} at step {status.get('step')}",
-        ),
-        judge_export(download),
+        judge_finished(aws, run, step=plan.max_steps),
     ]
     return found
+
+
+def judge_finished(aws: Aws, run: str, *, step: int | None = None) -> Check:
+    """The run's own status says so, at the step that it was meant to reach."""
+    text = _Bucket(aws).text(contract.run_key(run, contract.RUN_STATUS))
+    status = json.loads(text or "{}")
+    return Check(
+        name="the run's status says that it finished",
+        ok=status.get("state") == "finished" and step in (None, status.get("step")),
+        detail=f"{status.get('state')} at step {status.get('step')}",
+    )
 
 
 def attempts(events: Sequence[Json]) -> list[TrainingAttempt]:

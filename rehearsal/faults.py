@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from rehearsal.state import Refused
@@ -24,13 +24,18 @@ RUNNABLE_CLOCK = 1200.0
 class Ending:
     """How a run must end."""
 
-    exit_codes: tuple[int, ...]
-    """Of the main node, attempt by attempt."""
+    exit_codes: tuple[int | None, ...]
+    """Of the main node, attempt by attempt; None where nobody can say it any more."""
     status: str
     jobs_exit_code: int
     """Of ``python -m jobs submit --follow``."""
     reason: str | None = None
     """Part of the job's status reason."""
+
+    @property
+    def on_cluster(self) -> Ending:
+        """The same on a cluster: Volcano deletes the pods of an attempt before the next one."""
+        return replace(self, exit_codes=(*(None for _ in self.exit_codes[1:]), self.exit_codes[-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

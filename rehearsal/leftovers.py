@@ -107,12 +107,29 @@ LISTINGS = (
         "InstanceProfiles[].InstanceProfileName",
     ),
     Listing("lambda", "function", "list_functions", "Functions[].FunctionName"),
+    Listing("lambda", "layer", "list_layers", "Layers[].LayerName"),
+    Listing("eks", "cluster", "list_clusters", "clusters"),
+    Listing(
+        *("iam", "identity provider", "list_open_id_connect_providers"),
+        "OpenIDConnectProviderList[].Arn",
+    ),
+    Listing("kms", "key", "list_keys", "Keys[].KeyId"),
+    Listing("kms", "alias", "list_aliases", "Aliases[?TargetKeyId].AliasName"),
     Listing("logs", "log group", "describe_log_groups", "logGroups[].logGroupName"),
     Listing(
         *("ssm", "parameter", "describe_parameters", "Parameters[].Name"),
         (("ParameterFilters", [_OUR_PARAMETERS]),),
     ),
 )
+
+
+_IN_EVERY_CLUSTER = frozenset(
+    {
+        *(Item("kubernetes", "namespace", name)
+          for name in ("default", "kube-system", "volcano-system")),
+        Item("kubernetes", "queue", "default"),
+    }
+)  # fmt: skip
 
 
 def take_inventory(aws: Aws) -> frozenset[Item]:
@@ -172,6 +189,8 @@ def _why_expected(item: Item, bootstrap: frozenset[str]) -> str | None:
     # An image would be in the repository, not of the bootstrap: images are never expected.
     if item.kind != "image" and item.id in bootstrap:
         return "made by cdk bootstrap"
+    if item in _IN_EVERY_CLUSTER:
+        return "in every Kubernetes cluster with Volcano, and gone with this one"
     if item.kind == "service-linked role" and item.id.lower() == BATCH_SERVICE_ROLE.lower():
         return "service-linked role, which AWS makes once per account for Batch"
     return None

@@ -11,11 +11,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rehearsal import cdk, containers, docker_stand_in, leftovers, story
+from rehearsal import (
+    cdk,
+    cluster_leftovers,
+    containers,
+    docker_stand_in,
+    eks_story,
+    leftovers,
+    story,
+)
 from rehearsal.aws import Aws, desk_environment, endpoint_environment
 from rehearsal.faults import NO_CAPACITY, RUNNABLE_CLOCK
+from rehearsal.progress import Progress
 from rehearsal.receipt import Phase, Receipt, Stack, recorded_image
-from rehearsal.report import Progress
+from rehearsal.receipt_stories import Chart
 from rehearsal.server_process import ServerProcess, server_command, start_server
 from rehearsal.state import Folder, Settings, State
 from rehearsal.submission import submit
@@ -112,19 +121,36 @@ class Rehearsal:
         for problem in training.problems:
             self.progress.note(problem)
 
+    def train_on_cluster(self) -> None:
+        """Tell the cluster's story and record how it went."""
+        assert self._aws is not None
+        told = eks_story.tell(
+            self.settings,
+            aws=self._aws,
+            folder=self.folder,
+            environment=self._environment,
+            on_line=self.progress.detail,
+            phase=self._phase,
+        )
+        self.receipt.cluster = told
+        for problem in told.problems:
+            self.progress.note(problem)
+
     def destroy(self) -> None:
         """Destroy all stacks and look at what is left."""
-        assert self._aws is not None
+        assert self._aws is not None and self._server is not None
         with self._phase("destroy"):
             executable = cdk.executable(self._bin)
             self._cdk(cdk.destroy_command(executable, assembly=self.folder.assembly), "destroy")
         with self._phase("proof"):
             self.receipt.expected_left, self.receipt.leftovers = leftovers.compare(
                 before=self._before,
-                after=leftovers.take_inventory(self._aws),
+                after=leftovers.take_inventory(self._aws)
+                | cluster_leftovers.take_inventory(self._server.kubernetes),
                 toolkit=leftovers.toolkit_resources(self._aws),
             )
             self.receipt.proven_empty = True
+            self.receipt.charts = [_chart(event) for event in self._server.charts.values()]
 
     @property
     def server_alive(self) -> bool:
@@ -191,6 +217,17 @@ class Rehearsal:
             environment=self._environment,
             on_line=self.progress.detail,
         )
+
+
+def _chart(event: Mapping[str, str]) -> Chart:
+    return Chart(
+        release=event["release"],
+        chart=event["chart"],
+        repository=event["repository"],
+        version=event["version"],
+        namespace=event["namespace"],
+        uninstalled=event["action"] == "uninstalled",
+    )
 
 
 def _versions() -> dict[str, str]:

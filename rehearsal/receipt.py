@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from rehearsal.docker_stand_in import Entry
 from rehearsal.leftovers import Expected, Item
+from rehearsal.receipt_stories import Chart, ClusterStory, Run, Training
 from rehearsal.state import Settings
 
-VERSION = 2
+VERSION = 3
 
 ALWAYS_UNPROVEN = (
     "EFA, Neuron devices and drivers: the nodes run on CPU with gloo",
@@ -24,6 +25,11 @@ ALWAYS_UNPROVEN = (
 NO_IMAGE_BUILT = (
     "that the image builds and its nodes start in it: needs podman and --containers",
     "the real base image: a stand-in for docker recorded the build and pushed a small manifest",
+)
+ON_CLUSTER = (
+    "Helm charts: they are recorded, not rendered, so no plug-in, driver or monitor runs",
+    "pods' networks, volumes and Pod Identity: pods are processes with the rehearsal's credentials",
+    "Volcano and Kubernetes themselves: a stand-in follows their source",
 )
 STAND_IN_BASE = "the real base image: the Dockerfile was built on Debian packages and CPU torch"
 
@@ -61,104 +67,6 @@ class Image:
 
 
 @dataclass(slots=True, kw_only=True)
-class NodeAttempt:
-    """One node of one attempt, as DescribeJobs tells it."""
-
-    node: int
-    attempt: int
-    exit_code: int | None
-    reason: str | None
-    seconds: float | None
-
-
-@dataclass(slots=True, kw_only=True)
-class Size:
-    """One line of the sweep."""
-
-    bytes: int
-    correct: bool
-    p50_us: float
-    p99_us: float
-    algbw_gib_per_s: float
-    busbw_gib_per_s: float
-
-
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """One submitted job."""
-
-    run: str
-    fault: str | None
-    summary: str
-    expected: str
-    seen: str
-    differences: list[str]
-    """Everything that ended otherwise than the failure model says; empty is good."""
-    job_id: str | None
-    status: str
-    status_reason: str | None
-    jobs_exit_code: int
-    attempts: list[int | None]
-    """Exit codes of the main node."""
-    nodes: list[NodeAttempt]
-    sizes: list[Size]
-    seconds: float
-
-
-@dataclass(slots=True, kw_only=True)
-class Step:
-    """A command of the training story."""
-
-    name: str
-    command: str
-    exit_code: int
-    seconds: float
-
-
-@dataclass(slots=True, kw_only=True)
-class TrainingAttempt:
-    """The optimizer steps of one attempt that count; what it lost is in the next one's."""
-
-    attempt: int
-    steps: list[int]
-    losses: list[float]
-
-
-@dataclass(slots=True, kw_only=True)
-class Check:
-    """Something that must be true after training."""
-
-    name: str
-    ok: bool
-    detail: str
-
-
-@dataclass(slots=True, kw_only=True)
-class Training:
-    """The training story: from text to an exported model, over the loss of a node."""
-
-    steps: list[Step]
-    run: Run
-    killed_after: int
-    """The step in the log after which a node was killed."""
-    resumed_from: int | None
-    attempts: list[TrainingAttempt]
-    tokens_per_second: float | None
-    """Median over all steps."""
-    checks: list[Check]
-    figure: str
-    """File of the loss curve."""
-
-    @property
-    def problems(self) -> list[str]:
-        """Everything that is not as it must be."""
-        found = [f"{s.name}: ended with {s.exit_code}" for s in self.steps if s.exit_code]
-        found += [f"{self.run.run}: {text}" for text in self.run.differences]
-        found += [f"not so: {check.name} ({check.detail})" for check in self.checks if not check.ok]
-        return found
-
-
-@dataclass(slots=True, kw_only=True)
 class Receipt:
     """Everything, in the order in which it is found."""
 
@@ -176,6 +84,8 @@ class Receipt:
     environment_extras: dict[str, str] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     training: Training | None = None
+    cluster: ClusterStory | None = None
+    charts: list[Chart] = field(default_factory=list)
     proven_empty: bool = False
     """Whether the account was looked at after destroy; without it an empty list says nothing."""
     expected_left: list[Expected] = field(default_factory=list)
@@ -188,7 +98,10 @@ class Receipt:
         found = list(self.errors)
         found += [f"{run.run}: {text}" for run in self.runs for text in run.differences]
         found += self.training.problems if self.training is not None else []
+        found += self.cluster.problems if self.cluster is not None else []
         if self.proven_empty:
+            found += [f"left over: Helm release {c.release}" for c in self.charts
+                      if not c.uninstalled]  # fmt: skip
             found += [f"left over: {i.service} {i.kind} {i.id}" for i in self.leftovers]
         elif not self.errors and not self.interrupted:
             found.append("nothing proved that destroy left nothing")
@@ -204,7 +117,11 @@ class Receipt:
     def unproven(self) -> list[str]:
         """What this rehearsal cannot say about AWS."""
         built = self.image is not None and self.image.built
-        return [*ALWAYS_UNPROVEN, *((STAND_IN_BASE,) if built else NO_IMAGE_BUILT)]
+        return [
+            *ALWAYS_UNPROVEN,
+            *(ON_CLUSTER if "eks" in self.settings.orchestrators else ()),
+            *((STAND_IN_BASE,) if built else NO_IMAGE_BUILT),
+        ]
 
     def to_document(self) -> dict[str, Any]:
         """As written to the file and printed with ``--json``."""

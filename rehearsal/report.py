@@ -1,98 +1,17 @@
-"""What a person sees: progress while it runs, and the tables at the end."""
+"""The tables that a person sees at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import datetime
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from rehearsal import curve
-from rehearsal.receipt import Phase, Receipt, Run
-
-_DETAIL_WIDTH = 56
-
-
-class Progress:
-    """Phases as they go by; on a terminal with a spinner and the last line of the tool at work."""
-
-    def __init__(self, console: Console, *, show_nodes: bool = False) -> None:
-        self._console = console
-        self._show_nodes = show_nodes
-        self._status: Status | None = None
-        self._phase = ""
-        self._started: dict[tuple[str, int], dict[int, int]] = {}
-        self._sizes: dict[str, int] = {}
-
-    @contextmanager
-    def phase(self, phase: Phase) -> Iterator[None]:
-        """Show a phase while it runs and a line when it ended."""
-        self._phase = phase.name
-        try:
-            if self._console.is_terminal:
-                with self._console.status(phase.name) as self._status:
-                    yield
-            else:
-                yield
-        finally:
-            self._status = None
-            style = "green" if phase.outcome == "ok" else "bold red"
-            self._console.print(
-                Text.assemble(
-                    (f"{phase.outcome:<7}", style),
-                    f"{phase.name:<42}",
-                    (f"{phase.seconds:>7.1f} s", "dim"),
-                )
-            )
-
-    def detail(self, line: str) -> None:
-        """Show what the tool at work said last."""
-        if self._status is not None:
-            # The text may hold square brackets that are no markup.
-            words = Text.from_ansi(line).plain[:_DETAIL_WIDTH]
-            self._status.update(Text.assemble(self._phase, (f"  {words}", "dim")))
-
-    def note(self, text: str) -> None:
-        """Say something that stays."""
-        self._console.print(Text(text))
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Show what a person needs who wants to hurt a node: its process and its address."""
-        match event.get("event"):
-            case "job-submitted":
-                self._sizes[event["job_id"]] = event["num_nodes"]
-            case "node-started" if self._show_nodes:
-                self._say(
-                    f"node {event['node']} of {event['run']}, attempt {event['attempt']}: "
-                    f"process {event['pid']} on {event['address']}"
-                )
-            case "node-started":
-                self._all_started(event)
-            case "node-ended" if self._show_nodes:
-                reason = f" ({event['reason']})" if event.get("reason") else ""
-                self._say(f"node {event['node']} ended with {event['exit_code']}{reason}")
-            case "job-status" if self._show_nodes:
-                reason = f": {event['reason']}" if event.get("reason") else ""
-                self._say(f"job is {event['status']}{reason}")
-            case "fault-injected":
-                self._say(f"injected {event['kind']}: {event['detail']}")
-
-    def _all_started(self, event: dict[str, Any]) -> None:
-        attempt = (event["job_id"], event["attempt"])
-        nodes = self._started.setdefault(attempt, {})
-        nodes[event["node"]] = event["pid"]
-        if len(nodes) == self._sizes.get(event["job_id"]):
-            pids = " ".join(str(nodes[node]) for node in sorted(nodes))
-            self._say(f"attempt {event['attempt']}: nodes 0 to {len(nodes) - 1} run as {pids}")
-
-    def _say(self, text: str) -> None:
-        self._console.print(Text(f"  {datetime.now():%H:%M:%S} {text}", style="dim"))
+from rehearsal.receipt import Receipt
+from rehearsal.receipt_stories import Check, Run
 
 
 def show(receipt: Receipt, console: Console) -> None:
@@ -103,6 +22,8 @@ def show(receipt: Receipt, console: Console) -> None:
         *(_ends(run) for run in receipt.runs if run.nodes),
         *(_sizes(run) for run in receipt.runs if run.fault is None and run.sizes),
         *_training(receipt, console),
+        *_cluster(receipt, console),
+        _charts(receipt),
         _phases(receipt),
         _left(receipt),
     ):
@@ -203,15 +124,43 @@ def _training(receipt: Receipt, console: Console) -> tuple[Table, ...]:
     told = _table("The training story", "command", "s", numbers=("s",))
     for step in training.steps:
         told.add_row(step.command, f"{step.seconds:.1f}")
-    checks = _table("What it proves", "must be so", "", "found")
-    for check in training.checks:
-        mark = Text("ok", "green") if check.ok else Text("WRONG", "bold red")
-        checks.add_row(check.name, mark, check.detail)
     if any(attempt.steps for attempt in training.attempts):
         # Printed here, before the tables that speak of it.
         console.print(Text(f"\nLoss of {training.run.run}; also in {training.figure}", "bold"))
         console.print(Text(curve.text(training.attempts, width=console.width)), soft_wrap=True)
-    return told, _ends(training.run), checks
+    return told, _ends(training.run), _checks(training.checks)
+
+
+def _cluster(receipt: Receipt, console: Console) -> tuple[Table, ...]:
+    cluster = receipt.cluster
+    if cluster is None:
+        return ()
+    told = _table("The cluster's story", "command", "", "s", numbers=("s",))
+    for step in cluster.steps:
+        right = step.exit_code == step.expected_exit_code
+        word = "refused" if step.expected_exit_code else "ok"
+        mark = Text(word, "green") if right else Text("WRONG", "bold red")
+        told.add_row(step.command, mark, f"{step.seconds:.1f}")
+    if any(attempt.steps for attempt in cluster.attempts):
+        console.print(Text(f"\nLoss of {cluster.runs[-1].run}; also in {cluster.figure}", "bold"))
+        console.print(Text(curve.text(cluster.attempts, width=console.width)), soft_wrap=True)
+    return told, *(_ends(run) for run in cluster.runs), _checks(cluster.checks)
+
+
+def _checks(checks: list[Check]) -> Table:
+    table = _table("What it proves", "must be so", "", "found")
+    for check in checks:
+        mark = Text("ok", "green") if check.ok else Text("WRONG", "bold red")
+        table.add_row(check.name, mark, check.detail)
+    return table
+
+
+def _charts(receipt: Receipt) -> Table:
+    table = _table("Helm releases, recorded and not rendered", "release", "chart", "version", "")
+    for chart in receipt.charts:
+        end = Text("uninstalled", "green") if chart.uninstalled else Text("LEFT OVER", "bold red")
+        table.add_row(chart.release, chart.chart, chart.version, end)
+    return table
 
 
 def _phases(receipt: Receipt) -> Table:
@@ -262,6 +211,7 @@ def _verdict(receipt: Receipt, console: Console) -> None:
     left = str(len(receipt.leftovers) or "none") if receipt.proven_empty else "not looked for"
     style = "bold green" if receipt.outcome == "passed" else "bold red"
     jobs = len(receipt.runs) + (receipt.training is not None)
+    jobs += len(receipt.cluster.runs) if receipt.cluster is not None else 0
     console.print(
         Text.assemble(
             (receipt.outcome.upper(), style),

@@ -34,6 +34,10 @@ class ServerProcess:
     endpoint: str = ""
     seeded: list[Event] = field(default_factory=list)
     environment_extras: dict[str, str] = field(default_factory=dict)
+    kubernetes: str | None = None
+    """Address of the Kubernetes API server, once there is a cluster."""
+    charts: dict[str, Event] = field(default_factory=dict)
+    """The last that was said of each Helm release."""
     _ready: queue.Queue[str | None] = field(default_factory=queue.Queue)
 
     def wait_ready(self, folder: Folder) -> str:
@@ -76,6 +80,10 @@ class ServerProcess:
                 self._ready.put(event["endpoint"])
             elif event.get("event") == "seeded":
                 self.seeded.append(event)
+            elif event.get("event") == "kubernetes-ready":
+                self.kubernetes = event["endpoint"]
+            elif event.get("event") == "helm-release":
+                self.charts[event["release"]] = event
             elif event.get("event") == "node-started":
                 # A node's own address differs from node to node; the first one's is shown.
                 self.environment_extras = event["environment"] | self.environment_extras

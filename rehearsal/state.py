@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+ORCHESTRATORS = ("batch", "eks")
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOYMENT = "default"
 
@@ -20,13 +21,15 @@ class Refused(ValueError):
 class Settings:
     """The options of the command line, checked."""
 
+    orchestrators: tuple[str, ...] = ("batch",)
+    """What runs jobs on the nodes: batch, eks or both."""
     nodes: int
     processes_per_node: int
     processes_of: Mapping[str, int]
     """Processes per node of single workloads."""
     instance_type: str
     workloads: tuple[str, ...]
-    """What is run: all-reduce, llama-tiny or both."""
+    """What is run: all-reduce and llama-tiny on Batch, mnist and bert-tiny on EKS."""
     faults: tuple[str, ...]
     parameters: tuple[str, ...]
     """``key=value``, passed to ``jobs submit --set``."""

@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 from rehearsal import cdk, curve, evidence
 from rehearsal.aws import Aws
 from rehearsal.faults import PARAMETER
-from rehearsal.receipt import Step, Training
+from rehearsal.receipt_stories import Step, Training
 from rehearsal.state import DEPLOYMENT, Folder, Settings
 from rehearsal.submission import LAUNCH_DEFAULTS, job_status, judge, own_parameters
 from trainium_catalogue import contract

@@ -14,7 +14,7 @@ from botocore.exceptions import ClientError
 from rehearsal import cdk
 from rehearsal.aws import Aws
 from rehearsal.faults import FAULTS, PARAMETER, SUCCESS, Ending, describe, differences
-from rehearsal.receipt import NodeAttempt, Run, Size
+from rehearsal.receipt_stories import NodeAttempt, Run, Size
 from rehearsal.state import DEPLOYMENT, ROOT, Folder, Settings
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, find_workload
@@ -105,12 +105,15 @@ def judge(
     jobs_exit_code: int,
     sizes: list[Size] | None,
     seconds: float,
+    on_cluster: bool = False,
 ) -> Run:
     """Compare what ``jobs status --json`` says with what must be.
 
     ``sizes`` is None for a workload that measures none.
     """
     ending: Ending = SUCCESS if fault is None else FAULTS[fault].ending
+    if on_cluster:
+        ending = ending.on_cluster
     exit_codes = [attempt["exit_code"] for attempt in status["attempts"]]
     found = differences(
         ending,
@@ -120,10 +123,11 @@ def judge(
         reasons=[status["status_reason"]],
     )
     nodes = _nodes(status)
-    if ending.exit_codes and len(nodes) != len(exit_codes) * status["num_nodes"]:
+    told = 1 if on_cluster else len(exit_codes)
+    if ending.exit_codes and len(nodes) != told * status["num_nodes"]:
         found.append(
             f"{len(nodes)} ends of nodes are recorded instead of "
-            f"{len(exit_codes)} attempts x {status['num_nodes']} nodes"
+            f"{told} attempts x {status['num_nodes']} nodes"
         )
     if status["status"] == "SUCCEEDED" and sizes is not None and not sizes:
         found.append("the job succeeded without a result in the bucket")

@@ -1,4 +1,4 @@
-"""IAM: identity providers, and updates of roles, of which moto would keep a description only."""
+"""IAM and KMS: identity providers, tags of keys, and updates of roles, which moto half ignores."""
 
 import json
 from typing import Any
@@ -57,7 +57,15 @@ class ParsedJson(Resource):
         return cls(name, {"Value": json.loads(properties["Value"])})
 
 
+def _name_tags_as_kms(properties: Properties, _: Place) -> None:
+    """KMS's API has other words for a tag's parts than CloudFormation."""
+    properties["Tags"] = [
+        {"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in properties.get("Tags", [])
+    ]
+
+
 CONTRIBUTION = Contribution(
+    before={"AWS::KMS::Key": _name_tags_as_kms},
     models={
         "AWS::IAM::OIDCProvider": OpenIdConnectProvider,
         "Custom::AWSCDKCfnJson": ParsedJson,

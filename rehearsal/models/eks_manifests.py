@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-import kubernetes_validate  # type: ignore[import-untyped]
+import kubernetes_validate
 from moto.cloudformation.exceptions import ValidationError
 
 from rehearsal.executor.events import emit

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from moto.awslambda.models import lambda_backends
+from moto.awslambda.models import get_backend
 
 from rehearsal.models.spi import Change, Contribution, Place, Properties
 
 
 def _delete_layer(layer: Any, _: Properties, place: Place) -> None:
-    lambda_backends[place.account_id][place.region].delete_layer_version(layer.name, layer.version)
+    get_backend(place.account_id, place.region).delete_layer_version(layer.name, layer.version)
 
 
 def _update_layer(layer: Any, change: Change, place: Place) -> Any:

@@ -3,7 +3,8 @@
 import copy
 import tomllib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
 
@@ -235,16 +236,33 @@ def _checked(operation: Any) -> Any:
     def run(self: CloudFormationBackend, name: str, template: str, *args: Any, **kw: Any) -> Any:
         if template:
             check_template(Stack.parse_template(template), lenient=name == "CDKToolkit")
-        try:
+        with _in_words_of_cloudformation():
             return operation(self, name, template, *args, **kw)
-        except ServiceException:
-            raise
-        except Exception as error:
-            # An HTTP 500 would be retried by the CLI and then read as "already exists".
-            traceback.print_exc()
-            raise ValidationError(message=f"{type(error).__name__}: {error}") from error
 
     return run
+
+
+_delete_stack = CloudFormationBackend.delete_stack
+
+
+def _checked_delete_stack(self: CloudFormationBackend, name: str) -> None:
+    with _in_words_of_cloudformation():
+        _delete_stack(self, name)
+
+
+@contextmanager
+def _in_words_of_cloudformation() -> Iterator[None]:
+    """Let the CLI read errors of every service, whatever form they have."""
+    try:
+        yield
+    except ServiceException:
+        raise
+    except Exception as error:
+        # An HTTP 500 would be retried by the CLI and then read as "already exists", and an
+        # answer in JSON not be read at all.
+        traceback.print_exc()
+        words = getattr(error, "description", "") or error
+        raise ValidationError(message=f"{type(error).__name__}: {words}") from error
 
 
 def install() -> None:
@@ -257,6 +275,7 @@ def install() -> None:
     parsing.ResourceMap.update = update_stack_resources
     CloudFormationBackend._resolve_update_parameters = _update_parameters
     CloudFormationBackend.create_stack = _checked(CloudFormationBackend.create_stack)
+    CloudFormationBackend.delete_stack = _checked_delete_stack
     CloudFormationBackend.update_stack = _checked(CloudFormationBackend.update_stack)
     ComputeEnvironment.get_cfn_attribute = batch.get_arn
     JobQueue.get_cfn_attribute = batch.get_arn

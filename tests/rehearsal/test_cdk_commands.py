@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
@@ -57,11 +59,20 @@ def test_a_proxy_is_not_asked_for_the_local_server() -> None:
 
 def test_bucket_is_not_retained_and_nothing_else_differs_from_a_deployment_to_aws() -> None:
     assert cdk.context(SETTINGS) == {
+        "trainium:orchestrators": "batch",
         "trainium:deployment": "default",
         "trainium:instance_type": "trn1.32xlarge",
         "trainium:max_nodes": "4",
         "trainium:retain_data": "false",
     }
+
+
+def test_a_cluster_gets_an_administrator_and_addresses_that_nobody_has() -> None:
+    context = cdk.context(replace(SETTINGS, orchestrators=("batch", "eks")))
+
+    assert context["trainium:orchestrators"] == "batch,eks"
+    assert context["trainium:eks_admin_arns"].startswith("arn:aws:iam::123456789012:")
+    assert ip_network(context["trainium:eks_endpoint_cidrs"]).is_private
 
 
 def test_deploy_does_not_use_change_sets() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rehearsal.faults import FAULTS, SUCCESS, differences, find_faults
-from rehearsal.receipt import Size
+from rehearsal.receipt_stories import Size
 from rehearsal.state import Refused
 from rehearsal.submission import judge
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
@@ -62,6 +62,7 @@ def test_a_fault_is_followed_by_another_attempt_exactly_when_batch_retries(kind:
     codes = FAULTS[kind].ending.exit_codes
 
     for number, code in enumerate(codes):
+        assert code is not None
         assert EXIT_CODES[ExitCode(code)].retry == (number < len(codes) - 1)
 
 

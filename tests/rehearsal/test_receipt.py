@@ -12,7 +12,8 @@ from rich.console import Console
 
 from rehearsal import report
 from rehearsal.leftovers import Expected, Item
-from rehearsal.receipt import Image, NodeAttempt, Phase, Receipt, Run, Size, Stack
+from rehearsal.receipt import Image, Phase, Receipt, Stack
+from rehearsal.receipt_stories import NodeAttempt, Run, Size
 from rehearsal.state import Folder, Settings, State, load_state
 
 SCHEMA = json.loads(
@@ -25,6 +26,7 @@ def finished(**changes: object) -> Receipt:
     """A receipt of a rehearsal in which all went well."""
     receipt = Receipt(
         settings=Settings(
+            orchestrators=("batch",),
             nodes=2,
             processes_per_node=1,
             instance_type="trn1.32xlarge",

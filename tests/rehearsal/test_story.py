@@ -11,7 +11,7 @@ import pytest
 
 from rehearsal import curve, evidence, story
 from rehearsal.evidence import Wanted
-from rehearsal.receipt import TrainingAttempt
+from rehearsal.receipt_stories import TrainingAttempt
 from rehearsal.state import Settings
 
 PLAN = Wanted(max_steps=6, save_every=2, killed_after=3)
@@ -19,6 +19,7 @@ PLAN = Wanted(max_steps=6, save_every=2, killed_after=3)
 
 def settings(**changes: Any) -> Settings:
     values: dict[str, Any] = {
+        "orchestrators": ("batch",),
         "nodes": 4,
         "processes_per_node": 1,
         "processes_of": {"llama-tiny": 2},

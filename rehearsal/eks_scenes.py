@@ -1,0 +1,183 @@
+"""The cluster's story as commands: what a user types, how each must end, and what it must say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rehearsal.kubernetes.binaries import kubectl
+from rehearsal.state import DEPLOYMENT, Settings
+from trainium_catalogue import kubernetes
+
+MNIST, BERT = "mnist", "bert"
+"""Names of the runs."""
+PROCESSES_OF = {"mnist": 2, "bert-tiny": 1}
+"""Processes per node: data parallel in a pod, and over pods."""
+NODES = 2
+"""Of the run that loses a pod."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """One command of the story."""
+
+    name: str
+    program: str
+    """``jobs``, ``kubectl`` or ``torchx``."""
+    words: tuple[str, ...]
+    processes: int | None = None
+    """Per node, where the helper counts ranks."""
+    exit_code: int = 0
+    says: Mapping[str, str] = field(default_factory=dict)
+    """What must be so, and the regular expression that must be in the output for it."""
+
+    @property
+    def shown(self) -> str:
+        """As a user types it."""
+        program = "python -m jobs" if self.program == "jobs" else self.program
+        return " ".join((program, *self.words))
+
+
+def command(scene: Scene) -> tuple[str, ...]:
+    """As it is started."""
+    match scene.program:
+        case "jobs":
+            return (sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, *scene.words)
+        case "kubectl":
+            return (str(kubectl()), *scene.words)
+        case other:
+            return (str(Path(sys.executable).parent / other), *scene.words)
+
+
+def _flags(parameters: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(word for name, value in parameters.items() for word in (f"--{name}", value))
+
+
+def before(instance_type: str) -> tuple[Scene, ...]:
+    """Up to nodes that are there."""
+    follow = ("--yes", "--follow")
+    scale = rf"scale --nodes {NODES}"
+    ready = rf"(?s)( Ready [^\n]*{instance_type}.*){{{NODES}}}"
+    return (
+        Scene(name="kubeconfig", program="jobs", words=("kubeconfig",)),
+        Scene(
+            name="prepare digits",
+            program="jobs",
+            words=("submit", "prepare", "--dataset", "digits", *follow),
+        ),
+        Scene(
+            name="prepare bert-tiny",
+            program="jobs",
+            words=("submit", "prepare", "--dataset", "bert-tiny", *follow),
+        ),
+        Scene(
+            name="refused",
+            program="jobs",
+            words=("submit", "bert-tiny", "--on", "eks", "--nodes", str(NODES), "--yes"),
+            processes=PROCESSES_OF["bert-tiny"],
+            exit_code=2,
+            says={"without nodes, submit names the command that gets them": scale},
+        ),
+        Scene(name="scale up", program="jobs", words=("scale", "--nodes", str(NODES))),
+        Scene(
+            name="nodes",
+            program="kubectl",
+            words=("get", "nodes", "-L", kubernetes.NODE_LABEL),
+            says={f"kubectl sees {NODES} Ready nodes": ready},
+        ),
+    )
+
+
+def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Scene, ...]:
+    """The two runs; the second loses a pod."""
+    submit, last = ("submit",), ("--yes", "--follow")
+    return (
+        Scene(
+            name=MNIST,
+            program="jobs",
+            processes=PROCESSES_OF["mnist"],
+            words=(
+                *submit, "mnist", "--on", "eks", "--nodes", "1", "--dataset", "digits",
+                "--name", MNIST, *_flags(parameters["mnist"]), *last,
+            ),
+        ),
+        Scene(
+            name=BERT,
+            program="jobs",
+            processes=PROCESSES_OF["bert-tiny"],
+            words=(
+                *submit, "bert-tiny", "--on", "eks", "--nodes", str(NODES),
+                "--dataset", "bert-tiny", "--name", BERT, *_flags(parameters["bert-tiny"]), *last,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def watching(job_ids: Mapping[str, str]) -> tuple[Scene, ...]:
+    """What users, kubectl and TorchX see of the runs.
+
+    Args:
+        job_ids: Names of the Volcano jobs, by run.
+    """
+    bert, mnist = job_ids[BERT], job_ids[MNIST]
+    namespace = kubernetes.NAMESPACE
+    task = kubernetes.TASK
+    return (
+        Scene(
+            name="kubectl",
+            program="kubectl",
+            words=("get", "pods,vcjob"),
+            says={
+                "kubectl sees a pod per node, all completed": (
+                    rf"(?s){bert}-{task}-0-0 .*Completed.*{bert}-{task}-1-0 .*Completed"
+                ),
+                "kubectl sees both Volcano jobs completed": (
+                    rf"(?s)(?=.*job.batch.volcano.sh/{bert} +Completed)"
+                    rf"(?=.*job.batch.volcano.sh/{mnist} +Completed)"
+                ),
+            },
+        ),
+        Scene(
+            name="torchx status",
+            program="torchx",
+            words=("status", f"kubernetes://torchx/{namespace}:{bert}"),
+            says={"TorchX says that the job succeeded": "SUCCEEDED"},
+        ),
+        Scene(
+            name="torchx list",
+            program="torchx",
+            words=("list", "-s", "kubernetes"),
+            says={"TorchX lists both jobs": rf"(?s)(?=.*{bert})(?=.*{mnist})"},
+        ),
+        Scene(
+            name="status",
+            program="jobs",
+            words=("status", BERT),
+            says={"status says which pod has rank 0": rf"{bert}-{task}-0-0"},
+        ),
+        Scene(
+            name="logs",
+            program="jobs",
+            words=("logs", BERT, "--node", "0"),
+            says={"logs are read from the pod": r"step \d+ of \d+"},
+        ),
+        Scene(
+            name="list",
+            program="jobs",
+            words=("list",),
+            says={"list has the jobs of Batch and of the cluster": (
+                rf"(?s)(?=.*{BERT})(?=.*{MNIST})(?=.*prepare)"
+            )},
+        ),
+        Scene(name="scale down", program="jobs", words=("scale", "--nodes", "0")),
+    )  # fmt: skip
+
+
+def runs_of(settings: Settings) -> tuple[str, ...]:
+    """Names of the runs that are told."""
+    return tuple(
+        run for workload, run in (("mnist", MNIST), ("bert-tiny", BERT))
+        if workload in settings.workloads
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""What a person sees while a rehearsal runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from rehearsal.receipt import Phase
+
+_DETAIL_WIDTH = 56
+
+
+class Progress:
+    """Phases as they go by; on a terminal with a spinner and the last line of the tool at work."""
+
+    def __init__(self, console: Console, *, show_nodes: bool = False) -> None:
+        self._console = console
+        self._show_nodes = show_nodes
+        self._status: Status | None = None
+        self._phase = ""
+        self._started: dict[tuple[str, int], dict[int, int]] = {}
+        self._sizes: dict[str, int] = {}
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Show a phase while it runs and a line when it ended."""
+        self._phase = phase.name
+        try:
+            if self._console.is_terminal:
+                with self._console.status(phase.name) as self._status:
+                    yield
+            else:
+                yield
+        finally:
+            self._status = None
+            style = "green" if phase.outcome == "ok" else "bold red"
+            self._console.print(
+                Text.assemble(
+                    (f"{phase.outcome:<7}", style),
+                    f"{phase.name:<42}",
+                    (f"{phase.seconds:>7.1f} s", "dim"),
+                )
+            )
+
+    def detail(self, line: str) -> None:
+        """Show what the tool at work said last."""
+        if self._status is not None:
+            # The text may hold square brackets that are no markup.
+            words = Text.from_ansi(line).plain[:_DETAIL_WIDTH]
+            self._status.update(Text.assemble(self._phase, (f"  {words}", "dim")))
+
+    def note(self, text: str) -> None:
+        """Say something that stays."""
+        self._console.print(Text(text))
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Show what a person needs who wants to hurt a node: its process and its address."""
+        match event.get("event"):
+            case "job-submitted":
+                self._sizes[event["job_id"]] = event["num_nodes"]
+            case "node-started" if self._show_nodes:
+                self._say(
+                    f"node {event['node']} of {event['run']}, attempt {event['attempt']}: "
+                    f"process {event['pid']} on {event['address']}"
+                )
+            case "node-started":
+                self._all_started(event)
+            case "node-ended" if self._show_nodes:
+                reason = f" ({event['reason']})" if event.get("reason") else ""
+                self._say(f"node {event['node']} ended with {event['exit_code']}{reason}")
+            case "job-status" if self._show_nodes:
+                reason = f": {event['reason']}" if event.get("reason") else ""
+                self._say(f"job is {event['status']}{reason}")
+            case "fault-injected":
+                self._say(f"injected {event['kind']}: {event['detail']}")
+
+    def _all_started(self, event: dict[str, Any]) -> None:
+        attempt = (event["job_id"], event["attempt"])
+        nodes = self._started.setdefault(attempt, {})
+        nodes[event["node"]] = event["pid"]
+        if len(nodes) == self._sizes.get(event["job_id"]):
+            pids = " ".join(str(nodes[node]) for node in sorted(nodes))
+            self._say(f"attempt {event['attempt']}: nodes 0 to {len(nodes) - 1} run as {pids}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(Text(f"  {datetime.now():%H:%M:%S} {text}", style="dim"))

@@ -1,0 +1,167 @@
+"""The cluster's story: its commands, what they must say, and what is left of a cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rehearsal import cluster_leftovers, eks_scenes, eks_story
+from rehearsal.eks_scenes import Scene
+from rehearsal.faults import FAULTS
+from rehearsal.kubernetes import Cluster, Settings, serve
+from rehearsal.leftovers import Item, compare
+from rehearsal.receipt_stories import ClusterStory
+from rehearsal.state import Folder
+from rehearsal.state import Settings as Asked
+from rehearsal.submission import judge
+
+ASKED = Asked(
+    orchestrators=("eks",),
+    nodes=4,
+    processes_per_node=1,
+    processes_of={},
+    instance_type="trn1.32xlarge",
+    workloads=("mnist", "bert-tiny"),
+    faults=(),
+    parameters=("max-steps=12", "max-bytes=1"),
+    containers=False,
+    addresses="127.0.0",
+)
+JOBS = {"mnist": "mnist-a", "bert": "bert-b"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    running = serve(Settings())
+    yield running
+    running.stop()
+
+
+def all_scenes() -> list[Scene]:
+    return [
+        *eks_scenes.before("trn1.32xlarge"),
+        *eks_scenes.training(eks_story.parameters(ASKED)),
+        *eks_scenes.watching(JOBS),
+    ]
+
+
+def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
+    shown = [" ".join(scene.shown.split()[:4]) for scene in all_scenes()]
+
+    assert shown == [
+        "python -m jobs kubeconfig",
+        *["python -m jobs submit"] * 3,
+        "python -m jobs scale",
+        "kubectl get nodes -L",
+        *["python -m jobs submit"] * 2,
+        "kubectl get pods,vcjob",
+        "torchx status kubernetes://torchx/trainium:bert-b",
+        "torchx list -s kubernetes",
+        *(f"python -m jobs {name}" for name in ("status", "logs", "list", "scale")),
+    ]
+
+
+def test_a_parameter_of_the_user_reaches_the_workload_that_has_it() -> None:
+    given = eks_story.parameters(ASKED)["bert-tiny"]
+
+    assert given["max-steps"] == "12"
+    assert "max-bytes" not in given
+
+
+@pytest.mark.parametrize(
+    ("said", "ok"),
+    [
+        ("a-0 Ready x trn1.32xlarge\na-1 Ready x trn1.32xlarge", True),
+        ("a-0 Ready x trn1.32xlarge\na-1 NotReady x trn1.32xlarge", False),
+        ("a-0 Ready x trn1.32xlarge\na-1 Ready x m5.xlarge", False),
+    ],
+)
+def test_only_ready_nodes_of_the_right_type_count(said: str, ok: bool) -> None:
+    (nodes,) = [scene for scene in all_scenes() if scene.name == "nodes"]
+    ((_, pattern),) = nodes.says.items()
+
+    assert bool(re.search(pattern, said)) is ok
+
+
+def tell(folder: Path, *scenes: Scene) -> ClusterStory:
+    """Scenes whose program is Python, told without a cluster."""
+    from contextlib import nullcontext
+
+    teller = eks_story.Teller(
+        folder=Folder(folder),
+        environment={},
+        on_line=lambda line: None,
+        phase=lambda name: nullcontext(),
+    )
+    teller.tell(scenes)
+    return teller.story
+
+
+def python(code: str, **changes: object) -> Scene:
+    program = Path(sys.executable).name
+    return Scene(name="x", program=program, words=("-c", code), **changes)  # type: ignore[arg-type]
+
+
+def test_the_story_ends_at_the_first_command_that_ends_otherwise(tmp_path: Path) -> None:
+    story = tell(tmp_path, python("exit(2)", exit_code=2), python("exit(1)"), python("exit(0)"))
+
+    assert [step.exit_code for step in story.steps] == [2, 1]
+    assert len(story.problems) == 1
+
+
+def test_what_a_command_must_say_is_checked(tmp_path: Path) -> None:
+    story = tell(tmp_path, python("print('a b')", says={"has a": "a", "has c": "c"}))
+
+    assert [check.ok for check in story.checks] == [True, False]
+    assert story.problems[0].startswith("not so: has c")
+
+
+def test_a_lost_pod_needs_no_exit_code_of_the_attempt_that_volcano_deleted() -> None:
+    node = {"node": 0, "attempts": [
+        {"number": 2, "exit_code": 0, "reason": None, "started_at_ms": 1, "stopped_at_ms": 2}
+    ]}  # fmt: skip
+    status = {
+        "status": "SUCCEEDED", "status_reason": None, "job_id": "x", "num_nodes": 1,
+        "attempts": [{"exit_code": None}, {"exit_code": 0}], "nodes": [node],
+    }  # fmt: skip
+
+    def differences(*, on_cluster: bool) -> list[str]:
+        return judge(
+            run="x", fault="kill-child", status=status, jobs_exit_code=0, sizes=None, seconds=1,
+            on_cluster=on_cluster,
+        ).differences  # fmt: skip
+
+    assert differences(on_cluster=True) == []
+    assert differences(on_cluster=False) != []
+
+
+def test_on_a_cluster_only_the_last_attempts_code_is_asked_for() -> None:
+    ending = FAULTS["kill-child"].ending
+
+    assert ending.on_cluster.exit_codes == (None, 0)
+
+
+def test_what_is_in_every_cluster_is_no_leftover(cluster: Cluster) -> None:
+    found = cluster_leftovers.take_inventory(cluster.endpoint)
+
+    assert found
+    assert compare(before=(), after=found, toolkit=())[1] == []
+
+
+def test_a_forgotten_object_of_the_cluster_is_a_leftover(cluster: Cluster) -> None:
+    claim = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "forgotten"}}
+    cluster.apply(json.loads(json.dumps(claim)))
+
+    found = cluster_leftovers.take_inventory(cluster.endpoint)
+
+    left = compare(before=(), after=found, toolkit=())[1]
+    assert left == [Item("kubernetes", "secret", "default/forgotten")]
+
+
+def test_without_a_cluster_there_is_nothing_to_list() -> None:
+    assert cluster_leftovers.take_inventory(None) == frozenset()

@@ -1,0 +1,58 @@
+"""What `python -m rehearsal run` makes of its options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rehearsal import options
+from rehearsal.state import Refused, Settings
+
+
+def checked(**changes: Any) -> Settings:
+    given: dict[str, Any] = {
+        "orchestrators": "batch,eks",
+        "nodes": 4,
+        "processes_per_node": None,
+        "instance_type": "trn1.32xlarge",
+        "containers": False,
+        "addresses": "127.0.0",
+        "path": "",
+    }
+    return options.check(**{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("orchestrators", "workloads"),
+    [
+        ("batch", ("all-reduce", "llama-tiny")),
+        ("eks", ("mnist", "bert-tiny")),
+        ("eks, batch", ("all-reduce", "llama-tiny", "mnist", "bert-tiny")),
+    ],
+)
+def test_each_half_has_its_workloads(orchestrators: str, workloads: tuple[str, ...]) -> None:
+    assert checked(orchestrators=orchestrators).workloads == workloads
+
+
+def test_faults_alone_need_no_cluster() -> None:
+    settings = checked(orchestrators=None, faults=["all"])
+
+    assert (settings.orchestrators, settings.workloads) == (("batch",), ("all-reduce",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"orchestrators": "slurm"}, "'slurm' is unknown"),
+        ({"orchestrators": "bach"}, "did you mean 'batch'"),
+        ({"orchestrators": "batch", "workloads": ["mnist"]}, "--workload mnist is not rehearsed"),
+        ({"orchestrators": "eks", "faults": ["all"]}, "--orchestrators batch"),
+        ({"parameters": ["max-steps"]}, "has no value"),
+        ({"parameters": ["colour=red"]}, "none of all-reduce, llama-tiny"),
+        ({"orchestrators": "eks", "nodes": 1}, "--nodes 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        checked(**changes)

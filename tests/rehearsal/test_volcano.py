@@ -55,8 +55,8 @@ def wait(condition: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
-def end(cluster: Cluster, name: str) -> Json:
-    wait(lambda: state(cluster, name).get("state", {}).get("phase") in FINISHED)
+def end(cluster: Cluster, name: str, seconds: float = 20) -> Json:
+    wait(lambda: state(cluster, name).get("state", {}).get("phase") in FINISHED, seconds)
     return state(cluster, name)
 
 
@@ -308,7 +308,8 @@ def test_a_gang_that_no_node_tolerates_stays_pending(counted: Cluster) -> None:
 def test_the_launcher_reduces_over_two_pods(cluster: Cluster) -> None:
     words = ["all-reduce", "--max-bytes", "4096", "--iterations", "2"]
 
-    status = run(cluster, "sum", [sys.executable, "-m", "training.launch", *words])
+    cluster.apply(job("sum", [sys.executable, "-m", "training.launch", *words]))
+    status = end(cluster, "sum", 120)
 
     main, child = pods(cluster, "sum")
     assert status["state"]["phase"] == "Completed", output(cluster, main)

@@ -62,9 +62,9 @@ class BatchStack(cdk.Stack):
             instance_type=config.instance,
             layout=config.efa_layout,
             security_groups=[network.network.security_group],
-            host=HostSetup(
+            user_data=HostSetup(
                 instance_type=config.instance, release=config.release, lustre=storage.lustre
-            ),
+            ).user_data(),
             root_volume_gib=config.root_volume_gib,
             reservation=reservation_of(config),
         )

@@ -10,7 +10,6 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from trainium_catalogue.instances import EfaLayout, InstanceType
-from trainium_constructs.host_setup import HostSetup
 
 # Where Amazon Linux 2023 has its root volume.
 ROOT_DEVICE = "/dev/xvda"
@@ -36,7 +35,7 @@ class EfaLaunchTemplate(Construct):
         instance_type: InstanceType,
         layout: EfaLayout,
         security_groups: Sequence[ec2.ISecurityGroup],
-        host: HostSetup | None = None,
+        user_data: str | None = None,
         root_volume_gib: int,
         reservation: Reservation | None = None,
         names_type: bool = False,
@@ -51,7 +50,7 @@ class EfaLaunchTemplate(Construct):
             instance_type: What is started.
             layout: Kind of the secondary interfaces.
             security_groups: Groups of every interface; one must admit itself, in and out.
-            host: What user data makes of the host. Default: nothing, its image has everything.
+            user_data: MIME message with what the host does when it starts. Default: nothing.
             root_volume_gib: Size of the encrypted root volume, which holds the images.
             reservation: Capacity to use. Default: on demand.
             names_type: Say the type here. Default: whoever uses the template says it.
@@ -97,7 +96,7 @@ class EfaLaunchTemplate(Construct):
                     # On EKS, Neuron's own pods may ask for the instance's type.
                     http_put_response_hop_limit=2,
                 ),
-                user_data=cdk.Fn.base64(host.user_data()) if host else None,
+                user_data=cdk.Fn.base64(user_data) if user_data else None,
                 capacity_reservation_specification=_target(reservation),
                 # A block wants the market type and the instance type beside its id, as in AWS's
                 # own Batch templates for Capacity Blocks (awsome-distributed-training).

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from email import message_from_string
 from typing import Any
 
 import pytest
@@ -364,3 +366,14 @@ SUBNET = "AWS::EC2::Subnet"
 def test_a_cluster_alone_needs_no_batch_nodes(made: Deployment) -> None:
     assert "batch" not in made.templates
     assert made.resources("data", "AWS::Batch::JobQueue")
+
+
+def test_pods_may_lock_memory_without_limit(made: Deployment) -> None:
+    """EFA does, and preflight insists on it."""
+    encoded = template(made)["UserData"]["Fn::Base64"]
+    _, part = message_from_string(encoded).walk()
+    script = str(part.get_payload())
+
+    assert part.get_content_type() == "text/x-shellscript"
+    assert "LimitMEMLOCK=infinity" in script
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0

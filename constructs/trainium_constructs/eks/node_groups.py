@@ -13,6 +13,7 @@ from trainium_catalogue.eks import SYSTEM_NODES
 from trainium_catalogue.instances import EfaLayout, InstanceType
 from trainium_catalogue.kubernetes import TAINT
 from trainium_constructs.eks.cluster import TrainingCluster
+from trainium_constructs.eks.node_setup import user_data
 from trainium_constructs.launch_template import (
     ROOT_DEVICE,
     EfaLaunchTemplate,
@@ -102,6 +103,7 @@ class TrainiumNodeGroup(Construct):
             # A template that names groups takes the cluster's away from the nodes, which then
             # reach neither the API nor each other's pods (EKS User Guide, launch templates).
             security_groups=[cluster.cluster.cluster_security_group, network.security_group],
+            user_data=user_data(),
             root_volume_gib=root_volume_gib,
             reservation=reservation,
             # The L2 refuses Trainium types beside the Neuron image (aws-cdk, managed-nodegroup.ts)

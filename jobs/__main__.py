@@ -11,11 +11,14 @@ from jobs.commands.kubeconfig import kubeconfig
 from jobs.commands.list_runs import list_runs
 from jobs.commands.logs import logs
 from jobs.commands.scale import scale
+from jobs.commands.shell import shell
 from jobs.commands.status import status
 from jobs.commands.stop import stop
 from jobs.commands.submit import submit
 from jobs.commands.submit_help import SubmitCommand
+from jobs.commands.tensorboard import tensorboard
 from jobs.commands.token import token
+from jobs.commands.top import top
 from jobs.commands.upload import upload
 from jobs.options import Globals
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
@@ -87,6 +90,9 @@ app.command("catalogue")(catalogue)
 app.command("kubeconfig")(kubeconfig)
 app.command("token", hidden=True)(token)
 app.command("scale")(scale)
+app.command("shell")(shell)
+app.command("top")(top)
+app.command("tensorboard")(tensorboard)
 
 if __name__ == "__main__":
     # The collector runs dozens of times while boto3 reads its service models, for nothing: a

@@ -1,0 +1,89 @@
+"""`jobs shell`: a command on a node of a running job."""
+
+import shutil
+import subprocess
+from typing import Annotated
+
+import typer
+
+from jobs.aws import Aws
+from jobs.checks import check_node_index
+from jobs.commands.find import found_job
+from jobs.deployment import Deployment, read_deployment
+from jobs.eks.service import EksService
+from jobs.errors import Refusal
+from jobs.options import DeploymentOption, RegionOption, chosen, command
+from jobs.runs import Job
+from jobs.services import services_of
+
+
+@command
+def shell(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Run name.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND...]", help="Command.", show_default="a shell"),
+    ] = None,
+    node: Annotated[int, typer.Option("--node", metavar="I", min=0, help="Node.")] = 0,
+    deployment: DeploymentOption = None,
+    region: RegionOption = None,
+) -> int:
+    """Run a command on a node of a running job, with this terminal.
+
+    On EKS in the node's pod, as `kubectl exec` does; on Batch on the node's host, in a session of
+    AWS Systems Manager, which the deployment must allow (trainium:node_shell=true).
+
+    Exit codes: the command's, 2 refused.
+
+    \b
+    Examples:
+      python -m jobs shell bert-1 --node 0 -- neuron-top
+      python -m jobs shell bert-1 --node 1
+    """
+    given = chosen(context, deployment, region)
+    aws = Aws(given.region)
+    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    service, job = found_job(services_of(aws, target), target, run)
+    check_node_index(node, job.shape)
+    if isinstance(service, EksService):
+        return _in_pod(service, job, node, words or ["bash"])
+    return _on_host(aws, target, job, node, words or [])
+
+
+def running_pod(job: Job, node: int) -> str:
+    """Name of a node's pod; refuses one that does not run."""
+    found = job.nodes[node]
+    if found.name is None or found.status != "RUNNING":
+        raise Refusal(
+            "no-pod",
+            f"node {node} of run {job.run} is {found.status}; this needs a node that is RUNNING: "
+            f"python -m jobs status {job.run}",
+        )
+    return found.name
+
+
+def _in_pod(service: EksService, job: Job, node: int, words: list[str]) -> int:
+    from jobs.eks.cluster import refusing
+    from jobs.eks.pod_exec import interact
+
+    with refusing():
+        return interact(service.cluster(), running_pod(job, node), words)
+
+
+def _on_host(aws: Aws, target: Deployment, job: Job, node: int, words: list[str]) -> int:
+    from jobs.host_session import (
+        PROGRAMS,
+        check_session,
+        find_host,
+        missing_programs,
+        session_command,
+    )
+
+    host = find_host(aws.batch(), aws.ecs(), job, node)
+    check_session(aws.managed_instances(), target, host)
+    session = session_command(host, target.region, words)
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing:
+        raise missing_programs(session, missing)
+    return subprocess.run(session).returncode

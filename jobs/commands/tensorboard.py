@@ -1,0 +1,139 @@
+"""`jobs tensorboard`: the curves of a run in a browser, nothing of it public."""
+
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+import typer
+
+from jobs.aws import Aws
+from jobs.bucket import Bucket
+from jobs.checks import valid_run_name
+from jobs.deployment import Deployment, read_deployment
+from jobs.errors import EXIT_OK, Refusal
+from jobs.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    chosen,
+    command,
+    note,
+    print_document,
+)
+
+if TYPE_CHECKING:
+    from jobs.eks.port_forward import Forwarder
+
+SERVICE = "tensorboard"
+SERVICE_PORT = 6006
+_COPY_EVERY_S = 15.0
+
+
+@command
+def tensorboard(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Run name.")],
+    port: Annotated[
+        int | None,
+        typer.Option("--port", help="Port on this machine.", show_default="6006, or a free one"),
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="TensorBoard on this machine, not the cluster's.")
+    ] = False,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
+    as_json: JsonOption = False,
+    deployment: DeploymentOption = None,
+    region: RegionOption = None,
+) -> int:
+    """Show a run in TensorBoard, until Ctrl-C.
+
+    A deployment with a cluster has a TensorBoard, and a port of this machine is forwarded to it.
+    Otherwise TensorBoard runs here, on copies of the run's logs that are renewed.
+
+    \b
+    Examples:
+      python -m jobs tensorboard bert-1
+      python -m jobs tensorboard bert-1 --no-browser --port 16006
+    """
+    from jobs.tensorboard import free_port
+
+    valid_run_name(run)
+    given = chosen(context, deployment, region)
+    aws = Aws(given.region)
+    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    chosen_port = free_port(port)
+    forwarder = None if local else _forwarder(aws, target, chosen_port)
+    where = "this machine" if forwarder is None else "the cluster"
+    # Of all runs, the page shows the one that was asked for.
+    query = "" if forwarder is None else f"?runFilter={quote(f'^{run}/')}"
+    url = f"http://127.0.0.1:{chosen_port}/{query}#timeseries"
+
+    def announce() -> None:
+        note(f"TensorBoard of run {run}, from {where}: {url} (Ctrl-C ends it)")
+        if as_json:
+            print_document(
+                {
+                    "deployment": target.name,
+                    "region": target.region,
+                    "run": run,
+                    "from": "local" if forwarder is None else "cluster",
+                    "url": url,
+                }
+            )
+        if browser:
+            webbrowser.open(url)
+
+    try:
+        if forwarder is not None:
+            announce()
+            forwarder.serve()
+        else:
+            _serve_here(Bucket(client=aws.s3(), name=target.bucket), run, chosen_port, announce)
+    except KeyboardInterrupt:
+        note("TensorBoard is no longer shown; the run goes on")
+    return EXIT_OK
+
+
+def _forwarder(aws: Aws, target: Deployment, port: int) -> "Forwarder | None":
+    """A port to the cluster's TensorBoard; None where there is none, or none that can be had."""
+    if target.eks is None:
+        return None
+    from jobs.eks.cluster import Cluster, refusing
+    from jobs.eks.port_forward import Forwarder, find_service_pod
+
+    cluster = Cluster(aws, target.eks.cluster, target.eks.namespace)
+    try:
+        with refusing():
+            pod = find_service_pod(cluster, SERVICE)
+            if pod is None:
+                note(f"the cluster has no pod behind service {SERVICE}: it runs on this machine")
+                return None
+            return Forwarder(cluster, pod, SERVICE_PORT, port=port)
+    except Refusal as refusal:
+        note(f"{refusal.message}; TensorBoard runs on this machine instead")
+        return None
+
+
+def _serve_here(bucket: Bucket, run: str, port: int, announce: Callable[[], None]) -> None:
+    from jobs.tensorboard import check_installed, copy_logs, no_logs, start
+
+    check_installed()
+    with tempfile.TemporaryDirectory(prefix="tensorboard-") as name:
+        # A folder of the run's name, which the page shows.
+        folder = Path(name)
+        if not copy_logs(bucket, run, folder / run):
+            raise no_logs(bucket, run)
+        process = start(folder, port)
+        announce()
+        ended = threading.Event()
+        try:
+            while process.poll() is None:
+                ended.wait(_COPY_EVERY_S)
+                copy_logs(bucket, run, folder / run)
+        finally:
+            process.terminate()
+            process.wait()

@@ -1,0 +1,112 @@
+"""`jobs top`: how busy the nodes of a run are."""
+
+import time
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from jobs.commands.cluster import eks_service
+from jobs.commands.find import found_job
+from jobs.commands.shell import running_pod
+from jobs.eks.service import EksService
+from jobs.errors import EXIT_OK, Refusal
+from jobs.options import DeploymentOption, JsonOption, RegionOption, chosen, command, print_document
+from jobs.runs import Job
+from jobs.usage import NEURON_MONITOR, Usage
+
+
+@command
+def top(
+    context: typer.Context,
+    run: Annotated[
+        str | None, typer.Argument(help="Run name.", show_default="the newest run on EKS")
+    ] = None,
+    every: Annotated[
+        float,
+        typer.Option("--every", metavar="SECONDS", min=0, help="Show it again and again."),
+    ] = 0,
+    as_json: JsonOption = False,
+    deployment: DeploymentOption = None,
+    region: RegionOption = None,
+) -> int:
+    """Show NeuronCores, memory and vCPUs of each node of a run on EKS.
+
+    Asks neuron-monitor in each pod; where a pod has none, as in a rehearsal, it shows what the
+    pod's processes use, and says so.
+
+    \b
+    Examples:
+      python -m jobs top bert-1
+      python -m jobs top bert-1 --every 10
+    """
+    service = eks_service(chosen(context, deployment, region), "top")
+    _, job = found_job([service], service.target, run)
+    while True:
+        usage = _measure(service, job)
+        if as_json:
+            print_document(_document(service, job, usage))
+        else:
+            _show(job, usage)
+        if every <= 0 or as_json:
+            return EXIT_OK
+        time.sleep(every)
+
+
+def _measure(service: EksService, job: Job) -> dict[int, Usage]:
+    from jobs.eks.cluster import refusing
+    from jobs.eks.monitor import usage_of_all
+
+    pods = {node.index: node.name for node in job.nodes if node.name and node.status == "RUNNING"}
+    if not pods:
+        running_pod(job, 0)
+        raise Refusal("no-pod", f"run {job.run} has no running pods")
+    with refusing():
+        return usage_of_all(service.cluster(), pods)
+
+
+def _document(service: EksService, job: Job, usage: dict[int, Usage]) -> dict[str, Any]:
+    return {
+        "deployment": service.target.name,
+        "region": service.target.region,
+        "run": job.run,
+        "job_id": job.job_id,
+        "nodes": [
+            {"node": node, "pod": job.nodes[node].name, **asdict(found)}
+            for node, found in sorted(usage.items())
+        ],
+    }
+
+
+def _show(job: Job, usage: dict[int, Usage]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("node", "NeuronCores", "busy %", "device GiB", "vCPU %", "memory GiB"):
+        table.add_column(heading, justify="right")
+    table.add_column("measured by")
+    for node, found in sorted(usage.items()):
+        is_monitor = found.measured_by == NEURON_MONITOR
+        table.add_row(
+            str(node),
+            "" if found.cores_in_use is None else str(found.cores_in_use),
+            _number(found.core_percent),
+            _gib(found.device_bytes),
+            _number(found.cpu_percent),
+            _gib(found.memory_bytes),
+            "neuron-monitor" if is_monitor else "the pod's processes, there is no neuron-monitor",
+        )
+    console = Console()
+    console.print(table)
+    for node, found in sorted(usage.items()):
+        for error in found.errors:
+            console.print(f"node {node}: {error}", markup=False)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _gib(value: int | None) -> str:
+    return "" if value is None else f"{value / 1024**3:.2f}"

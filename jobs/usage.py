@@ -1,0 +1,131 @@
+"""How busy a node is: what neuron-monitor reports, or what the pod's processes use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NEURON_MONITOR = "neuron-monitor"
+PROCESSES = "processes"
+"""Where there is no neuron-monitor: processor time and memory of the pod's own processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """One node, at one moment."""
+
+    measured_by: str
+    """``NEURON_MONITOR`` or ``PROCESSES``."""
+    cores_in_use: int | None = None
+    core_percent: float | None = None
+    """Mean over the NeuronCores in use."""
+    device_bytes: int | None = None
+    """Memory of the devices that runtimes have taken."""
+    cpu_percent: float | None = None
+    """Of all vCPUs of the host; of processes: 100 is one vCPU."""
+    memory_bytes: int | None = None
+    """Of the host; of processes: their resident sets."""
+    errors: tuple[str, ...] = ()
+    """What neuron-monitor could not read."""
+
+
+def parse_neuron_monitor(line: str) -> Usage:
+    """Read one report of neuron-monitor; ``ValueError`` when it is none.
+
+    Groups may be missing, null or carry an error (Neuron documentation, Neuron Monitor User
+    Guide, "The JSON output format").
+    """
+    report = json.loads(line)
+    if not isinstance(report, dict) or "neuron_runtime_data" not in report:
+        raise ValueError("no report of neuron-monitor")
+    percents: dict[str, float] = {}
+    device_bytes: int | None = None
+    errors: list[str] = []
+    for runtime in report["neuron_runtime_data"] or ():
+        _note(errors, runtime)
+        groups = runtime.get("report") or {}
+        counters = _group(groups, "neuroncore_counters", errors)
+        for core, values in (counters.get("neuroncores_in_use") or {}).items():
+            # Runtimes that share a core each have a part of it.
+            percents[core] = percents.get(core, 0.0) + float(
+                (values or {}).get("neuroncore_utilization") or 0.0
+            )
+        used = _group(groups, "memory_used", errors).get("neuron_runtime_used_bytes") or {}
+        if used.get("neuron_device") is not None:
+            device_bytes = (device_bytes or 0) + int(used["neuron_device"])
+    system = report.get("system_data") or {}
+    memory = _group(system, "memory_info", errors).get("memory_used_bytes")
+    return Usage(
+        measured_by=NEURON_MONITOR,
+        cores_in_use=len(percents),
+        core_percent=sum(percents.values()) / len(percents) if percents else 0.0,
+        device_bytes=device_bytes or 0,
+        cpu_percent=_busy(_group(system, "vcpu_usage", errors)),
+        memory_bytes=None if memory is None else int(memory),
+        errors=tuple(dict.fromkeys(errors)),
+    )
+
+
+def parse_processes(line: str) -> Usage:
+    """Read what ``PROCESS_SCRIPT`` prints."""
+    found = json.loads(line)
+    return Usage(
+        measured_by=PROCESSES,
+        cpu_percent=float(found["cpu_percent"]),
+        memory_bytes=int(found["memory_bytes"]),
+    )
+
+
+def _group(groups: Mapping[str, Any], name: str, errors: list[str]) -> Mapping[str, Any]:
+    group: Mapping[str, Any] = groups.get(name) or {}
+    _note(errors, group)
+    return group
+
+
+def _note(errors: list[str], part: Mapping[str, Any]) -> None:
+    if part.get("error"):
+        errors.append(str(part["error"]))
+
+
+def _busy(usage: Mapping[str, Any]) -> float | None:
+    average = usage.get("average_usage")
+    if not average:
+        return None
+    idle = average.get("idle")
+    if idle is not None:
+        return round(100.0 - float(idle), 2)
+    return round(sum(float(value) for value in average.values()), 2)
+
+
+# Standard library only, for it runs in the pod. Processes of the pod are known by the job and the
+# node in their environment: in a container these are all, on a laptop they are some of many.
+PROCESS_SCRIPT = """
+import json, os, time
+names = b"TRAINIUM_JOB_ID", b"TRAINIUM_NODE_INDEX"
+mine = [os.environb.get(name) for name in names]
+tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+
+def look():
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                pairs = dict(p.split(b"=", 1) for p in file.read().split(b"\\0") if b"=" in p)
+            if [pairs.get(name) for name in names] != mine or int(pid) == os.getpid():
+                continue
+            with open(f"/proc/{pid}/stat") as file:
+                words = file.read().rpartition(")")[2].split()
+            found[pid] = (int(words[11]) + int(words[12])) / tick, int(words[21]) * page
+        except OSError:
+            continue
+    return found
+
+first, begun = look(), time.monotonic()
+time.sleep(0.5)
+last, seconds = look(), time.monotonic() - begun
+busy = sum(cpu - first[pid][0] for pid, (cpu, _) in last.items() if pid in first)
+memory = sum(size for _, size in last.values())
+print(json.dumps({"cpu_percent": round(100 * busy / seconds, 1), "memory_bytes": memory}))
+"""

@@ -7,6 +7,7 @@ import copy
 from rehearsal.kubernetes.resources import EVENT, Json
 from rehearsal.kubernetes.scheduling import job_requests
 from rehearsal.kubernetes.store import Store, now
+from trainium_catalogue.kubernetes import LABEL_RUN
 
 JOB_NAME = "volcano.sh/job-name"
 JOB_VERSION = "volcano.sh/job-version"
@@ -22,6 +23,29 @@ def is_alive(pod: Json) -> bool:
 def is_leaving(pod: Json) -> bool:
     """Whether a pod is being removed."""
     return "deletionTimestamp" in pod["metadata"]
+
+
+def run_of(job: Json) -> str:
+    """The run that a job is for; its own name without a label."""
+    labels = job["metadata"].get("labels") or {}
+    return str(labels.get(LABEL_RUN, job["metadata"]["name"]))
+
+
+def age(job: Json) -> tuple[str, str]:
+    """Sorts older jobs first, as the scheduler does: by the second, then by uid."""
+    return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
+
+
+def counted_by_task(pods: list[Json]) -> Json:
+    """The part of a job's status that counts the phases of each task's pods."""
+    tasks: dict[str, Json] = {}
+    for pod in pods:
+        if not is_leaving(pod):
+            task = pod["metadata"]["annotations"][TASK]
+            phases = tasks.setdefault(task, {"phase": {}})["phase"]
+            phase = pod["status"]["phase"]
+            phases[phase] = phases.get(phase, 0) + 1
+    return {"taskStatusCount": tasks}
 
 
 def owner(job: Json) -> list[Json]:

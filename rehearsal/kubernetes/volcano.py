@@ -87,14 +87,14 @@ class Volcano:
                 if not self._changes.empty():
                     continue
             # The scheduler takes the older job first (Volcano 1.15.1, framework, JobOrderFn).
-            for job in sorted(self._store.list(VOLCANO_JOB), key=_age):
+            for job in sorted(self._store.list(VOLCANO_JOB), key=objects.age):
                 _done(self._sync, job)
 
     # --- events ---------------------------------------------------------------------------------
     def _on_change(self, change: Change) -> None:
         metadata = change.entry["metadata"]
         if change.kind == VOLCANO_JOB and change.type == "ADDED":
-            emit("job-submitted", job_id=metadata["name"], run=_run(change.entry),
+            emit("job-submitted", job_id=metadata["name"], run=objects.run_of(change.entry),
                  num_nodes=len(change.entry["spec"]["tasks"]))  # fmt: skip
         elif change.kind == VOLCANO_JOB and change.type == "DELETED":
             self._tell(change.entry, DELETED)
@@ -169,7 +169,9 @@ class Volcano:
         if not self._changes.empty():
             return  # what these pods have done is first a matter of the policies
         counts = Counts.of(pods)
-        self._set(job, next_phase(job, counts), _pod_status(pods, counts))
+        self._set(
+            job, next_phase(job, counts), {**counts.status(), **objects.counted_by_task(pods)}
+        )
 
     def _pods(self, job: Json) -> list[Json]:
         namespace = job["metadata"]["namespace"]
@@ -260,7 +262,7 @@ class Volcano:
         """
         fault = None
         if pods and not job["status"].get("retryCount", 0):
-            fault = self._settings.take_fault(_run(job))
+            fault = self._settings.take_fault(objects.run_of(job))
         for index, pod in enumerate(pods):
             self._kubelet.start(pod, index=index, fault=fault)
         if fault is not None:
@@ -287,25 +289,3 @@ def _done(step: Callable[[Any], None], argument: object) -> bool:
     except Exception:
         traceback.print_exc()
     return True
-
-
-def _run(job: Json) -> str:
-    """The run that a job is for; its own name without a label."""
-    labels = job["metadata"].get("labels") or {}
-    return str(labels.get("trainium/run", job["metadata"]["name"]))
-
-
-def _age(job: Json) -> tuple[str, str]:
-    return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
-
-
-def _pod_status(pods: list[Json], counts: Counts) -> Json:
-    """The part of a job's status that counts pods."""
-    tasks: dict[str, Json] = {}
-    for pod in pods:
-        if not objects.is_leaving(pod):
-            task = pod["metadata"]["annotations"][objects.TASK]
-            phases = tasks.setdefault(task, {"phase": {}})["phase"]
-            phase = pod["status"]["phase"]
-            phases[phase] = phases.get(phase, 0) + 1
-    return {**counts.status(), "taskStatusCount": tasks}

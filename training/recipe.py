@@ -61,6 +61,8 @@ class Recipe(ABC):
 
     first_lines: tuple[str, ...] = ()
     """For the log, before the first step."""
+    follows_ranks = False
+    """Other ranks would be another run: batch or rate depend on their number."""
 
     @abstractmethod
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:

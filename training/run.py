@@ -16,7 +16,7 @@ from training.metrics_files import RunFiles
 from training.objects import Objects, open_objects
 from training.recipe import Material, Outcome, Recipe, Staging
 from training.report import first_status, place, plan_line, reference_parameters
-from training.runs import RunConfig, RunLock, RunLost, checkpoint_root
+from training.runs import RANKS, RunConfig, RunLock, RunLost, checkpoint_root
 from training.stopping import Stopped
 from training.watch import Watch
 from trainium_catalogue.contract import DATASETS_PREFIX, RUNS_PREFIX
@@ -112,7 +112,8 @@ class Run:
                 now=True,
                 **first_status(context, workload=job.store.workload, max_steps=config.max_steps),
             )
-        settled = settled.with_facts(run=context.run, facts=material.facts)
+        ranks = {RANKS: num_ranks} if recipe.follows_ranks else {}
+        settled = settled.with_facts(run=context.run, facts={**ranks, **material.facts})
         self._ranks.agree(lambda: settled.save(self._root))
         watch = Watch(
             config,
@@ -242,7 +243,9 @@ class Run:
             return
         self._files.event("end", {"status": ending.value})
         state = "finished" if ending is Ending.FINISHED else "stopped"
-        self._files.status(now=True, state=state, eta_seconds=None)
+        if outcome.problem is not None:
+            state = "failed"
+        self._files.status(now=True, state=state, eta_seconds=None, error=outcome.problem)
         self._job.progress.report("writing results")
         parameters = reference_parameters(
             config,
@@ -251,6 +254,8 @@ class Run:
             device=self._context.device,
         )
         self._files.finish(parameters=parameters, log_every=config.log_every, more=outcome.metrics)
+        # Complete: nothing is added any more.
+        self._files = None
         _print(outcome.lines)
         _say(f"{ending.value}; results are in {self._root.uri}")
 

@@ -17,6 +17,8 @@ from trainium_catalogue.run_rules import settle_values
 __all__ = ["RunConfig", "RunConfigError", "RunLock", "RunLocked", "RunLost", "checkpoint_root"]
 
 _SCHEMA = 1
+RANKS = "num_ranks"
+"""A fact of runs that depend on how many ranks train them."""
 
 
 class RunConfigError(ValueError):
@@ -111,9 +113,12 @@ class RunConfig:
             if name in self.facts and self.facts[name] != value
         ]
         if changed:
+            remedy = "use the dataset that the run began with"
+            if changed[0].startswith(RANKS):
+                remedy = "submit with the same number of nodes"
             raise RunConfigError(
-                f"run {run} cannot continue with {', '.join(changed)}; use the dataset that the "
-                "run began with, or another run name"
+                f"run {run} cannot continue with {', '.join(changed)}; {remedy}, or use another "
+                "run name"
             )
         return RunConfig(
             workload=self.workload,

@@ -90,7 +90,10 @@ def find_complete(objects: Objects, source: Mapping[str, str], *, kind: str) -> 
         return None
     sizes = {info.key: info.size for info in objects.list()}
     whole = all(sizes.get(file.name) == file.bytes for file in found.shards)
-    return found if whole and dict(found.source) == dict(source) else None
+    if not whole or dict(found.source) != dict(source):
+        return None
+    print(f"prepare: {objects.uri} was complete already: {found.samples:,} samples", flush=True)
+    return found
 
 
 def store(

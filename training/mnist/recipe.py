@@ -49,7 +49,7 @@ class Digits:
         }
 
 
-def test_batches(
+def evaluation_batches(
     digits: Digits, *, rank: int, num_ranks: int, size: int
 ) -> Iterator[dict[str, torch.Tensor]]:
     """A rank's share of the test, in batches of one size, which a compiler compiles once.
@@ -71,6 +71,7 @@ class MnistRecipe(Recipe):
     """See ``Recipe``."""
 
     first_lines = ("----------Training ---------------",)
+    follows_ranks = True
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
         """Every batch fits any number of ranks."""
@@ -175,7 +176,7 @@ class MnistRecipe(Recipe):
     ) -> Outcome:
         """Recognise the test's images, and say what the reference says."""
         _, test, facts = material.content
-        batches = test_batches(
+        batches = evaluation_batches(
             test, rank=backend.rank, num_ranks=backend.num_ranks, size=_TEST_BATCH
         )
         hits = sum(backend.evaluate(batch, correct) for batch in batches)

@@ -21,7 +21,7 @@ from training.data.manifest import DatasetError
 from training.data.places import Place
 from training.data.prepare import prepare
 from training.data.wikicorpus import RAW_ENGLISH, Archive
-from trainium_catalogue.corpora import CORPORA
+from trainium_catalogue.corpora import CORPORA, DATASETS
 
 ARTICLES = {
     "englishText_0_10000": (
@@ -285,3 +285,4 @@ def test_api_documentation_comes_from_the_installed_package(
 
 def test_every_corpus_of_the_catalogue_is_known_here() -> None:
     assert set(CORPORA) == {"wikicorpus", "aws-api-docs"}
+    assert set(DATASETS) == {"mnist", "digits", "bert-wikicorpus", "bert-tiny"}

@@ -125,6 +125,9 @@ class Laptop:
     """Runs on one rank, in this process, without a bucket."""
 
     folder: Path
+    workload: str = "llama-tiny"
+    words: tuple[str, ...] = (*TINY, "--tensor-parallel=1", "--dataset=words")
+    """Parameters of every run, unless it is not tiny."""
 
     @property
     def objects(self) -> Objects:
@@ -143,10 +146,10 @@ class Laptop:
         """One job of ``run``."""
         from training.pretraining import run as train
 
-        shape = (*TINY, "--tensor-parallel=1", "--dataset=words") if tiny else ()
+        shape = self.words if tiny else ()
         given = {word.partition("=")[0] for word in words}
         defaults = [word for word in shape if word.partition("=")[0] not in given]
-        request = parse(["llama-tiny", *defaults, *words])
+        request = parse([self.workload, *defaults, *words])
         train(
             Job(
                 context=replace(CONTEXT, run=run, device=kind.value, **context),
@@ -155,7 +158,7 @@ class Laptop:
                 device=LoneDevice(kind),
                 progress=Watched(self.folder, on_report),
                 store=Store(
-                    root=self.folder, run=run, workload="llama-tiny", attempt=1, bucket=None
+                    root=self.folder, run=run, workload=self.workload, attempt=1, bucket=None
                 ),
                 stop=stop or StopSwitch(),
             )

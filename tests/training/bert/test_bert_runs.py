@@ -1,0 +1,221 @@
+"""BERT runs on one rank, and killed on two: losses, position, names, refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import BertForPreTraining
+
+from tests.training.bert.conftest import TINY, VOCABULARY, write_shards
+from tests.training.conftest import Cluster
+from tests.training.llama.conftest import Laptop, write_dataset
+from tests.training.test_allreduce import validator
+from training.bert.data import IGNORED, random_batches
+from training.bert.model import Bert, bert_config, initial_weight, meta_model, restore
+from training.data.manifest import DatasetError
+from training.data.places import Place
+from training.export import ExportError, Order, export
+from training.runs import RunConfigError
+from trainium_catalogue.contract import checkpoint_name
+from trainium_catalogue.models import PRESETS, BertShape
+
+STEPS = 12
+"""More than an epoch of the 70 sequences."""
+
+
+@pytest.fixture(scope="module")
+def whole(laptop: Laptop) -> list[float]:
+    """Losses of an uninterrupted run."""
+    laptop.train(f"--max-steps={STEPS}", "--save-every=4", run="whole")
+    return laptop.losses("whole")
+
+
+def marker(laptop: Laptop, step: int, run: str) -> dict[str, object]:
+    path = laptop.file(f"checkpoints/{checkpoint_name(step)}/complete.json", run)
+    document = json.loads(path.read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+def test_the_loss_begins_at_that_of_guessing_and_falls(whole: list[float]) -> None:
+    assert whole[0] == pytest.approx(math.log(VOCABULARY) + math.log(2), abs=0.1)
+    assert whole[-1] < whole[0] - 0.5
+
+
+def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(
+    laptop: Laptop, whole: list[float]
+) -> None:
+    for steps in (1, 4, 20):
+        laptop.train(f"--max-steps={STEPS}", f"--steps-this-run={steps}", run="pieces")
+
+    assert laptop.losses("pieces") == whole
+    assert [line["step"] for line in laptop.lines("pieces", "resume")] == [1, 5]
+
+
+def test_a_checkpoint_says_where_in_the_data_it_is(laptop: Laptop, whole: list[float]) -> None:
+    found = marker(laptop, 4, "whole")
+
+    validator("checkpoint.schema.json").validate(found)
+    assert found["position"] == 4 * 8
+    assert found["tokens_total"] == 4 * 8 * 16
+    assert "tokenizer_sha256" not in found
+
+
+def test_dropout_depends_on_the_position_and_not_on_what_ran_before(
+    laptop: Laptop, whole: list[float]
+) -> None:
+    torch.manual_seed(99)
+    laptop.train(f"--max-steps={STEPS}", "--steps-this-run=2", run="again")
+    laptop.train(f"--max-steps={STEPS}", "--steps-this-run=2", "--dropout=0", run="without")
+
+    assert laptop.losses("again") == whole[:2]
+    assert laptop.losses("without") != whole[:2]
+
+
+def test_lines_status_and_scalars_are_those_of_every_training(
+    laptop: Laptop, whole: list[float]
+) -> None:
+    for line in laptop.lines("whole"):
+        validator("train-metrics-line.schema.json").validate(line)
+    validator("run-status.schema.json").validate(laptop.status("whole"))
+    events = EventAccumulator(str(laptop.file("logs/tensorboard", "whole")))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {
+        "step loss", "learning rate", "throughput", "grad-norm",
+    }  # fmt: skip
+    results = json.loads(laptop.file("results/results.json", "whole").read_text())["results"]
+    assert results["parameters"]["Optimizer"] == "AdamW"
+    assert {metric["MetricName"] for metric in results["metrics"]} >= {"Final loss", "Throughput"}
+
+
+def test_the_losses_are_those_of_hugging_faces_model() -> None:
+    shape = PRESETS["bert-tiny"].shape
+    assert isinstance(shape, BertShape)
+    model = meta_model(bert_config(shape, dropout=0.0))
+    model.to_empty(device="cpu")
+    restore(model, torch.device("cpu"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_weight(name, parameter.size(), seed=1))
+    theirs = BertForPreTraining(bert_config(shape, dropout=0.0))
+    theirs.load_state_dict(model.state_dict())
+    batch = random_batches(vocab_size=4096, seed=1, seq_len=64, max_predictions=10)(range(3))
+    labels = torch.full((3, 64), IGNORED)
+    labels.scatter_(1, batch["positions"], batch["labels"])
+
+    expected = theirs(
+        input_ids=batch["input_ids"],
+        attention_mask=batch["attention_mask"],
+        token_type_ids=batch["token_type_ids"],
+        labels=labels,
+        next_sentence_label=batch["next_sentence_label"],
+    ).loss
+    assert model(batch).item() == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_the_word_embedding_is_the_output_projection_after_the_move() -> None:
+    shape = PRESETS["bert-tiny"].shape
+    assert isinstance(shape, BertShape)
+    model: Bert = meta_model(bert_config(shape, dropout=0.1))
+    model.to_empty(device="cpu")
+    restore(model, torch.device("cpu"))
+
+    head = model.cls.predictions
+    assert head.decoder.weight is model.bert.embeddings.word_embeddings.weight
+    assert head.decoder.bias is head.bias
+    assert sum(p.numel() for p in model.parameters()) == shape.num_parameters
+
+
+def test_compiling_makes_three_steps_and_leaves_nothing(
+    laptop: Laptop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    laptop.train("--compile-only", run="compiled")
+
+    assert not laptop.file("", "compiled").exists()
+    assert "compile: 3 steps were made" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("--seq-len=32", "seq_len=16 and the run seq-len=32; submit with --seq-len 16"),
+        ("--max-predictions=5", "max_predictions=3 and the run max-predictions=5; submit with"),
+        ("--vocab-size=32", "ids up to 63 and the model's vocabulary only 32; train with --vocab"),
+        ("--dataset=words", "is a dataset of kind packed, schema 1, and this workload trains on"),
+        ("--dataset=none", "datasets/none holds no complete dataset.* run prepare, or wait until"),
+    ],
+)
+def test_a_dataset_that_does_not_fit_is_refused(laptop: Laptop, word: str, reason: str) -> None:
+    write_dataset(laptop.objects.at("datasets/words"))
+
+    with pytest.raises(DatasetError, match=reason):
+        laptop.train(word, run="refused")
+
+
+def test_other_shards_under_the_same_name_are_refused(laptop: Laptop, tmp_path: Path) -> None:
+    objects = laptop.objects.at("datasets/changes")
+    write_shards(objects, tmp_path, 20)
+    laptop.train("--max-steps=2", "--steps-this-run=1", "--dataset=changes", run="changes")
+    write_shards(objects, tmp_path, 20, seed=1)
+
+    with pytest.raises(RunConfigError, match="cannot continue with data_sha256="):
+        laptop.train(run="changes", tiny=False)
+
+
+def test_an_export_of_a_bert_is_refused(laptop: Laptop, whole: list[float]) -> None:
+    order = Order(run="whole", step=0, dtype="float32")
+
+    with pytest.raises(ExportError, match="run whole is a run of bert-tiny, and only Llama models"):
+        export(order, Place(root=str(laptop.folder)), report=lambda text: None)
+
+
+# --- two ranks, one shard, one death --------------------------------------------------------------
+KILLED = (*TINY, "--max-steps=16", "--save-every=2", "--peer-timeout-s=3", "--async-save=false")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A node of two workers."""
+    cluster = Cluster(tmp_path_factory.mktemp("nodes"), num_nodes=1)
+    yield cluster
+    cluster.kill()
+
+
+def environ(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def test_a_killed_run_with_fewer_shards_than_ranks_has_the_losses_of_a_whole_one(
+    cluster: Cluster, laptop: Laptop, tmp_path: Path
+) -> None:
+    nodes = Laptop(cluster.folder / "build", workload="bert-tiny", words=TINY)
+    for one in (nodes, laptop):
+        write_shards(one.objects.at("datasets/shards-1"), tmp_path, 70)
+    words = [word for word in KILLED if not word.startswith("--dataset")] + ["--dataset=shards-1"]
+    two = {"TRAINIUM_PROCESSES_PER_NODE": "2"}
+    cluster.start(*words, workload="bert-tiny", extra=two)
+    cluster.wait_for("training: step 5 of", node=0)
+    (victim,) = (pid for pid in cluster.processes() if b"RANK=1" in environ(pid))
+    os.kill(victim, signal.SIGKILL)
+    assert cluster.end(within_s=60) != {0: 0}
+
+    again = {**two, "AWS_BATCH_JOB_ATTEMPT": "2"}
+    cluster.start(*words, workload="bert-tiny", extra=again)
+    laptop.train("--dataset=shards-1", "--max-steps=16", run="alone")
+    assert cluster.end(within_s=90) == {0: 0}, cluster.all_logs()
+
+    (resume,) = nodes.lines("test-run", "resume")
+    assert resume["step"] >= 4
+    assert "data parallel 2" in cluster.log(0)
+    assert nodes.losses("test-run") == pytest.approx(laptop.losses("alone"), abs=1e-4)

@@ -1,0 +1,192 @@
+"""The mnist workload: accuracy on real digits, what it says, how it continues, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.conftest import Cluster
+from tests.training.llama.conftest import Laptop
+from tests.training.test_allreduce import validator
+from training.data.images import KIND, SPLITS, Pixels, images_name, labels_name, write_idx
+from training.data.places import Place
+from training.data.prepare import prepare_dataset
+from training.data.ready import Ready, finish, store
+from training.mnist.recipe import Digits, evaluation_batches
+from training.run import WrongOutcome
+from training.runs import RunConfigError
+
+SMALL = ("--dataset=small", "--log-every=1")
+
+
+def write_images(laptop: Laptop, name: str, *, train: int, test: int, low: float = 0.0) -> None:
+    """Images whose label is where they are bright."""
+    objects = laptop.objects.at(f"datasets/{name}")
+    files = []
+    for split, count in zip(SPLITS, (train, test), strict=True):
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        images = np.zeros((count, 28, 28), np.uint8)
+        images[np.arange(count), labels * 2] = 255
+        for path, values in (
+            (laptop.folder / images_name(split), images),
+            (laptop.folder / labels_name(split), labels),
+        ):
+            write_idx(path, values)
+            files.append(store(objects, path, samples=count, on_bytes=lambda n: None))
+    facts = {"epochs": 3, "accuracy": [low, 1.0]}
+    finish(objects, Ready(kind=KIND, source={}, facts=facts, shards=tuple(files)))
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
+    """A folder with a dataset of 100 images; every test names a run of its own."""
+    laptop = Laptop(tmp_path_factory.mktemp("laptop"), workload="mnist", words=SMALL)
+    write_images(laptop, "small", train=100, test=7)
+    torch.set_num_threads(1)
+    return laptop
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One node of two workers that has trained on scikit-learn's digits."""
+    cluster = Cluster(tmp_path_factory.mktemp("nodes"), num_nodes=1)
+    place = Place(root=str(cluster.folder / "build"))
+    prepare_dataset("digits", place, max_documents=0, report=lambda text: None)
+    cluster.start(
+        "--dataset=digits", "--require-accuracy", "--log-every=50",
+        workload="mnist", extra={"TRAINIUM_PROCESSES_PER_NODE": "2"},
+    )  # fmt: skip
+    assert cluster.end(within_s=120) == {0: 0}, cluster.all_logs()
+    yield cluster
+    cluster.kill()
+
+
+def test_two_workers_reach_the_band_of_the_real_digits(nodes: Cluster) -> None:
+    path = nodes.folder / "build/runs/test-run/results/results.json"
+    results = json.loads(path.read_text())["results"]
+    named = {metric["MetricName"]: metric["MeasuredValue"] for metric in results["metrics"]}
+
+    assert 0.9 <= named["Test accuracy"] <= 0.99
+    assert named["Final loss"] < 0.6
+    assert results["parameters"]["Optimizer"] == "SGD"
+    assert results["parameters"]["Batch size"] == 32
+    assert results["parameters"]["World size"] == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "----------Training ---------------",
+        "Train throughput (iter/sec): ",
+        "Final loss is 0.",
+        "Test accuracy: 0.9",
+        "----------End Training ---------------",
+    ],
+)
+def test_the_lines_of_the_reference_are_printed_once(nodes: Cluster, line: str) -> None:
+    assert nodes.log(0).count(line) == 1
+
+
+def test_the_rate_is_that_of_one_worker_times_their_number(nodes: Cluster) -> None:
+    text = (nodes.folder / "build/runs/test-run/metrics/train.jsonl").read_text()
+    steps = [json.loads(line) for line in text.splitlines() if '"event": "step"' in line]
+
+    assert {line["lr"] for line in steps} == {0.02}
+    # 40 epochs of 1,437 images, 64 at a time.
+    assert steps[-1]["step"] == 899
+
+
+def test_a_run_that_was_stopped_goes_on_exactly_where_it_was(laptop: Laptop) -> None:
+    laptop.train("--save-every=2", run="whole")
+    for info in laptop.objects.at("runs/whole").list():
+        if "checkpoints/step-00000008" in info.key or info.key in ("run.json",):
+            data = laptop.objects.get(f"runs/whole/{info.key}")
+            laptop.objects.put(f"runs/resumed/{info.key}", data)
+    lines = laptop.file("metrics/train.jsonl", "whole").read_bytes()
+    laptop.objects.put("runs/resumed/metrics/train.jsonl", lines)
+    laptop.train(run="resumed", tiny=False)
+
+    assert len(laptop.losses("whole")) == 10  # ceil(3 x 100 / 32)
+    assert laptop.losses("resumed") == laptop.losses("whole")
+    (resume,) = laptop.lines("resumed", "resume")
+    assert (resume["step"], resume["dropped"]) == (8, 2)
+
+
+def test_every_line_and_checkpoint_is_as_its_schema_says(laptop: Laptop) -> None:
+    laptop.train(run="schemas")
+
+    for line in laptop.lines("schemas"):
+        validator("train-metrics-line.schema.json").validate(line)
+    validator("run-status.schema.json").validate(laptop.status("schemas"))
+    (path,) = laptop.file("checkpoints", "schemas").glob("*/complete.json")
+    validator("checkpoint.schema.json").validate(json.loads(path.read_text()))
+
+
+def test_epochs_see_every_image_in_an_order_of_their_own(laptop: Laptop) -> None:
+    laptop.train("--epochs=1", run="one")
+    laptop.train("--epochs=2", "--lr=0", run="still")
+
+    assert len(laptop.losses("one")) == 4
+    # Nothing is learned, yet the same batch never comes twice.
+    assert len(set(laptop.losses("still"))) == len(laptop.losses("still"))
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 8])
+def test_the_last_batch_of_the_test_counts_what_is_in_it(num_ranks: int) -> None:
+    images: Pixels = np.zeros((13, 784), np.uint8)
+    images[:, 0] = np.arange(13)
+    digits = Digits(images=images, labels=np.zeros(13, np.uint8))
+
+    batches = [
+        list(evaluation_batches(digits, rank=rank, num_ranks=num_ranks, size=4))
+        for rank in range(num_ranks)
+    ]
+    seen = [
+        round(float(image[0]) * 255)
+        for share in batches
+        for batch in share
+        for image, counts in zip(batch["images"], batch["counts"], strict=True)
+        if counts
+    ]
+
+    assert sorted(seen) == list(range(13))
+    assert {len(batch["images"]) for share in batches for batch in share} == {4}
+    assert len({len(share) for share in batches}) == 1  # all ranks make the same calls
+
+
+def test_an_accuracy_outside_the_band_fails_the_job_if_it_is_asked_to(
+    laptop: Laptop, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_images(laptop, "hard", train=100, test=7, low=1.0)
+
+    laptop.train("--dataset=hard", "--lr=0", run="tolerated")
+    assert "OUTSIDE 1.0 to 1.0" in capfd.readouterr().out
+    with pytest.raises(WrongOutcome, match=r"accuracy 0\.\d+ is outside 1\.0 to 1\.0, which is"):
+        laptop.train("--dataset=hard", "--lr=0", "--require-accuracy", run="required")
+
+    assert laptop.status("required")["state"] == "failed"
+
+
+def test_other_workers_are_another_run(laptop: Laptop) -> None:
+    laptop.train("--epochs=1", run="alone")
+    path = laptop.file("run.json", "alone")
+    stored = json.loads(path.read_text())
+    stored["facts"]["num_ranks"] = 32
+    path.write_text(json.dumps(stored))
+
+    with pytest.raises(
+        RunConfigError, match=r"num_ranks=1 \(the run has 32\); submit with the same"
+    ):
+        laptop.train(run="alone", tiny=False)
+
+
+@pytest.mark.parametrize("word", ["--batch-size=8", "--seed=1", "--dataset=hard"])
+def test_what_makes_a_run_what_it_is_cannot_change(laptop: Laptop, word: str) -> None:
+    laptop.train("--epochs=1", run="fixed")
+
+    with pytest.raises(RunConfigError, match=f"cannot continue with {word[2:]}"):
+        laptop.train(word, run="fixed", tiny=False)

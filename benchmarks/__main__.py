@@ -73,6 +73,7 @@ def main(
     with ExitStack() as stack:
         comparisons = [
             synth.synth(environment),
+            synth.synth_eks(environment),
             *([_submit(stack, environment, console)] if not only or "submit" in only else []),
             node.launch(environment),
             node.all_reduce(environment),

@@ -1,5 +1,6 @@
 """Synthesis of the whole app against an app with one empty stack."""
 
+import json
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -16,16 +17,37 @@ app.synth()
 """
 
 
+# What a cluster cannot do without; the rest are defaults.
+EKS_CONTEXT = {
+    "trainium:orchestrators": "eks",
+    "trainium:eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
+    "trainium:eks_endpoint_cidrs": "203.0.113.7/32",
+}
+
+
 def synth(environment: Mapping[str, str]) -> Comparison:
+    """The app as it comes, with AWS Batch."""
+    return _against_the_empty_app("synth", "python app.py", environment, {})
+
+
+def synth_eks(environment: Mapping[str, str]) -> Comparison:
+    """The app with an EKS cluster in the place of Batch's nodes."""
+    return _against_the_empty_app("synth-eks", "python app.py, on EKS", environment, EKS_CONTEXT)
+
+
+def _against_the_empty_app(
+    name: str, product: str, environment: Mapping[str, str], context: Mapping[str, str]
+) -> Comparison:
     """Both sides are one Python process each, without the CLI, which would add the same to both."""
 
     def run(*arguments: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
-            return seconds_of([sys.executable, *arguments], {**environment, "CDK_OUTDIR": folder})
+            added = {"CDK_OUTDIR": folder, "CDK_CONTEXT_JSON": json.dumps(context)}
+            return seconds_of([sys.executable, *arguments], {**environment, **added})
 
     return Comparison(
-        name="synth",
-        product="python app.py",
+        name=name,
+        product=product,
         baseline="an aws-cdk-lib app with one empty stack",
         target=1.8,
         measure_product=lambda: run(str(ROOT / "app.py")),

@@ -111,7 +111,7 @@ class Store:
             metadata["namespace"] = namespace
         metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
         with self._lock:
-            self._refuse_create(kind, namespace, metadata["name"])
+            self._refuse_create(kind, namespace, metadata)
             if kind in self._admissions:
                 entry = self._admissions[kind](self, entry)
             if dry_run:
@@ -120,11 +120,16 @@ class Store:
                 self.kinds += [new for new in defined_kinds(entry) if new not in self.kinds]
             return self._keep("ADDED", kind, entry)
 
-    def _refuse_create(self, kind: Kind, namespace: str, name: str) -> None:
-        if (kind, namespace, name) in self._objects:
-            raise errors.already_exists(kind, name)
+    def _refuse_create(self, kind: Kind, namespace: str, metadata: Json) -> None:
+        if (kind, namespace, metadata["name"]) in self._objects:
+            raise errors.already_exists(kind, metadata["name"])
         if kind.namespaced and (NAMESPACE, "", namespace) not in self._objects:
             raise errors.not_found(NAMESPACE, namespace)
+        owners = {owner["uid"] for owner in metadata.get("ownerReferences", ())}
+        present = {entry["metadata"]["uid"] for entry in self._objects.values()} if owners else ()
+        if owners.difference(present):
+            # The garbage collector would delete it again.
+            raise errors.ApiError(404, "NotFound", f"the owner of {metadata['name']} has gone")
 
     def update(
         self, kind: Kind, namespace: str, name: str, change: Callable[[Json], Json | None]

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from jobs import documents
 from jobs.aws import Aws
 from jobs.bucket import Bucket
 from jobs.checks import (
@@ -18,26 +17,21 @@ from jobs.checks import (
     valid_run_name,
 )
 from jobs.commands.submit_send import Sender
-from jobs.commands.submit_show import ask, show_payload, show_plan
+from jobs.commands.submit_show import ask, show_plan
 from jobs.deployment import read_deployment
-from jobs.errors import EXIT_OK
 from jobs.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
     chosen,
     command,
-    note,
-    print_document,
 )
-from jobs.orchestrators import JobService, Orchestrator
+from jobs.orchestrators import Orchestrator
 from jobs.parameters import parsed_parameters
 from jobs.prepared import Prepared, check_compile, compile_run, num_ranks_of, prepared
 from jobs.runs import RunSummary
 from jobs.services import service_for, services_of
 from trainium_catalogue.workloads import Hardware
-
-_SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
 
 
 @command
@@ -172,19 +166,11 @@ def submit(
     earlier: list[RunSummary] = []
     # A generated name is new, and a dry run submits nothing: there is nothing to look for.
     if name is not None and not dry_run:
-        for place in [service, *_others(services_of(aws, target), orchestrator)]:
-            earlier += place.runs(run)
+        services = services_of(aws, target)
+        earlier = [summary for place in services for summary in place.runs(run)]
         going_on = next((summary for summary in earlier if not summary.ended), None)
         if going_on is not None:
-            note(
-                f"run {run} is {going_on.status} already, job {going_on.job_id}: nothing was "
-                "submitted"
-            )
-            elsewhere = replace(sender, service=service_for(aws, target, going_on.orchestrator))
-            same = replace(request, orchestrator=going_on.orchestrator)
-            return elsewhere.finish(
-                Prepared(request=same), going_on.job_id, status_before=going_on.status
-            )
+            return sender.join(Prepared(request=request), going_on, services)
     ready = prepared(
         request,
         wanted,
@@ -195,7 +181,7 @@ def submit(
     if not (dry_run and as_json):
         show_plan(target, ready, processes_per_node=given.processes_per_node)
     if dry_run:
-        return _dry_run(sender, ready)
+        return sender.show(ready)
     if on_eks:
         from jobs.commands.submit_cluster import check_nodes
 
@@ -212,29 +198,3 @@ def submit(
 
 def _generated_name(workload: str) -> str:
     return f"{workload}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
-def _others(services: list[JobService], orchestrator: Orchestrator) -> list[JobService]:
-    return [service for service in services if service.orchestrator is not orchestrator]
-
-
-def _dry_run(sender: Sender, ready: Prepared) -> int:
-    if ready.compile_request is not None:
-        request = replace(ready.request, depends_on=(_SHOWN_IN_A_DRY_RUN,))
-        ready = replace(ready, request=request)
-    payloads = sender.payloads(ready)
-    if sender.as_json:
-        document = documents.submit_document(
-            sender.target,
-            ready,
-            action="dry-run",
-            job_id=None,
-            compile_id=None,
-            status=None,
-            job=None,
-            payloads=payloads,
-        )
-        print_document(document)
-    else:
-        show_payload(payloads)
-    return EXIT_OK

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from jobs import documents
+from jobs.commands.submit_show import show_payload
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK
 from jobs.options import exit_code, follow_command, note, print_document
 from jobs.orchestrators import JobService
 from jobs.prepared import Prepared
 from jobs.request import JobRequest
-from jobs.runs import Job
+from jobs.runs import Job, RunSummary
 from trainium_catalogue.workloads import Hardware
+
+_SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,41 @@ class Sender:
     as_json: bool
     release: Callable[[], None] | None = None
     """Gives the nodes up when the job has ended."""
+    elsewhere: JobService | None = None
+    """Where the run is already, when that is another place."""
+
+    def show(self, ready: Prepared) -> int:
+        """A dry run: print what would be sent."""
+        if ready.compile_request is not None:
+            request = replace(ready.request, depends_on=(_SHOWN_IN_A_DRY_RUN,))
+            ready = replace(ready, request=request)
+        payloads = self.payloads(ready)
+        if not self.as_json:
+            show_payload(payloads)
+            return EXIT_OK
+        document = documents.submit_document(
+            self.target,
+            ready,
+            action="dry-run",
+            job_id=None,
+            compile_id=None,
+            status=None,
+            job=None,
+            payloads=payloads,
+        )
+        print_document(document)
+        return EXIT_OK
+
+    def join(self, ready: Prepared, going_on: RunSummary, services: Sequence[JobService]) -> int:
+        """Submit nothing: the run is there, wherever it is."""
+        note(
+            f"run {going_on.run} is {going_on.status} already, job {going_on.job_id}: nothing was "
+            "submitted"
+        )
+        (its,) = (item for item in services if item.orchestrator is going_on.orchestrator)
+        return replace(self, elsewhere=its).finish(
+            ready, going_on.job_id, status_before=going_on.status
+        )
 
     def first(self, request: JobRequest) -> str:
         """Submit the compile job, or find the one that is running already."""
@@ -89,9 +127,10 @@ class Sender:
     def _follow(self, ready: Prepared, job_id: str, compile_id: str | None) -> Job:
         from jobs.watch import watch  # rich is not needed before
 
+        service = self.elsewhere or self.service
         if compile_id is not None and ready.compile_request is not None:
             watch(
-                self.service,
+                service,
                 self.target,
                 run=ready.compile_request.run,
                 job_id=compile_id,
@@ -99,7 +138,7 @@ class Sender:
             )
         is_array = ready.request.hardware is Hardware.CPU and ready.request.num_nodes > 1
         outcome, _ = watch(
-            self.service,
+            service,
             self.target,
             run=ready.request.run,
             job_id=job_id,

@@ -45,7 +45,9 @@ synth: setup ## write the templates to cdk.out without touching AWS
 bench: setup ## side-by-side benchmarks, into build/bench.json
 	python -m benchmarks
 
-diagram: synth ## draw docs/architecture.svg from the synthesised templates
+diagram: setup ## draw docs/architecture.svg from the synthesised templates, of both orchestrators
+	cdk synth --quiet --output build/diagram -c trainium:orchestrators=both \
+	  -c trainium:eks_private=true -c trainium:eks_admin_arns=arn:aws:iam::111122223333:role/admin
 	cd tools/diagram && node "$$(dirname "$$(readlink -f "$$(command -v node)")")/../lib/node_modules/npm/bin/npm-cli.js" ci --no-audit --no-fund --loglevel=error
 	python tools/diagram/draw.py
 

@@ -26,6 +26,14 @@ SHOWN = {
     "AWS::Batch::ComputeEnvironment": "Batch compute environment",
     "AWS::Batch::JobQueue": "Batch job queue",
     "AWS::Batch::JobDefinition": "Batch job definition",
+    "AWS::EKS::Cluster": "EKS cluster",
+    "AWS::EKS::Nodegroup": "EKS node group",
+    "AWS::EKS::Addon": "EKS add-on",
+    "AWS::EKS::PodIdentityAssociation": "service account's role",
+    "Custom::AWSCDK-EKS-HelmChart": "Helm chart",
+    "Custom::AWSCDK-EKS-KubernetesResource": "Kubernetes objects",
+    "AWS::FSx::FileSystem": "FSx for Lustre",
+    "AWS::KMS::Key": "KMS key",
     "AWS::Logs::LogGroup": "log group",
     "AWS::SSM::Parameter": "SSM parameters",
 }
@@ -155,11 +163,12 @@ def dot(templates: Mapping[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Read cdk.out, write docs/architecture.svg."""
-    manifest = json.loads((ROOT / "cdk.out" / "manifest.json").read_text())
+    """Read build/diagram, write docs/architecture.svg."""
+    assembly = ROOT / "build" / "diagram"
+    manifest = json.loads((assembly / "manifest.json").read_text())
     templates = {
         artifact["displayName"]: json.loads(
-            (ROOT / "cdk.out" / artifact["properties"]["templateFile"]).read_text()
+            (assembly / artifact["properties"]["templateFile"]).read_text()
         )
         for artifact in manifest["artifacts"].values()
         if artifact["type"] == "aws:cloudformation:stack"

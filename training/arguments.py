@@ -143,7 +143,7 @@ def help_text(words: Sequence[str] = ()) -> str:
         "Exit codes:",
     ]
     for code, ending in EXIT_CODES.items():
-        retried = "; Batch retries" if ending.retry else ""
+        retried = "; another attempt follows" if ending.retry else ""
         lines.append(f"  {code.value:>3}  {ending.meaning}{retried}")
     return "\n".join(lines)
 

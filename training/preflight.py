@@ -38,7 +38,7 @@ class Failed:
 Outcome = Passed | Skipped | Failed
 
 _CPU = "the device is the CPU"
-_ANOTHER_HOST = "Batch retries; if it meets the same host again, end that instance"
+_ANOTHER_HOST = "another attempt follows; if it meets the same host again, end that instance"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,17 +51,26 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
         ),
         ExitCode.PREFLIGHT: Ending(
             meaning="a node failed preflight or did not join",
-            remedy="Batch retries, maybe on the same hosts; the log names node, finding and remedy",
+            remedy=(
+                "another attempt follows, maybe on the same hosts; the log names node, finding and "
+                "remedy"
+            ),
             retry=True,
         ),
         ExitCode.HOST: Ending(
             meaning="a peer was lost, a node hung or a host failed",
-            remedy="Batch retries; a run with checkpoints continues from the newest complete one",
+            remedy=(
+                "another attempt follows; a run with checkpoints continues from the newest "
+                "complete one"
+            ),
             retry=True,
         ),
         ExitCode.KILLED: Ending(
             meaning="the node was killed or frozen, or ran out of memory",
-            remedy="Batch retries; if every attempt ends so, lower the memory the workload needs",
+            remedy=(
+                "another attempt follows; if every attempt ends so, lower the memory the workload "
+                "needs"
+            ),
             retry=True,
         ),
         ExitCode.STOPPED: Ending(

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import checkpoint, node, submit, synth, tokenize, train
+from benchmarks import bert, checkpoint, node, submit, synth, tokenize, train
 from benchmarks.pairs import Comparison, interleave, median_ratio
 from benchmarks.processes import ROOT
 
@@ -81,6 +81,7 @@ def main(
             checkpoint.stall(environment),
             train.step(environment),
             train.restart(environment),
+            bert.step(environment),
         ]
         chosen = [c for c in comparisons if not only or c.name in only]
         with Progress(console=console) as progress:

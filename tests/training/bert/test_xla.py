@@ -1,0 +1,161 @@
+"""The back-end for torch_xla without NxD, every line of it, on a stand-in with its signatures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.llama import nxd_standin as standin
+from tests.training.llama.conftest import Laptop, LoneDevice
+from training.arguments import parse
+from training.backends import open_data_parallel
+from training.backends.xla import XlaBackend
+from training.bert.network import BertNetwork
+from training.config import TrainConfig
+from training.contract import DeviceKind
+from trainium_catalogue.contract import checkpoint_name
+
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    standin.install(monkeypatch)
+
+
+def train(laptop: Laptop, *words: str, run: str, **more: Any) -> None:
+    laptop.train(f"--max-steps={STEPS}", *words, run=run, kind=DeviceKind.XLA, **more)
+
+
+def backend_of(laptop: Laptop, *words: str) -> XlaBackend:
+    values = parse(["bert-tiny", *laptop.words, *words]).values
+    config = TrainConfig.from_values(values, 1)
+    device = LoneDevice(DeviceKind.XLA)
+    backend = open_data_parallel(config, device, BertNetwork(config), peak_flops=None)
+    assert isinstance(backend, XlaBackend)
+    backend.build()
+    return backend
+
+
+def test_the_losses_are_those_of_the_native_backend(laptop: Laptop) -> None:
+    train(laptop, "--dropout=0", run="xla")
+    laptop.train(f"--max-steps={STEPS}", "--dropout=0", run="xla-native")
+
+    # bf16 keeps 8 bits; the master weights are fp32 in both.
+    assert laptop.losses("xla") == pytest.approx(laptop.losses("xla-native"), rel=1e-2)
+
+
+def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(laptop: Laptop) -> None:
+    train(laptop, run="xla-whole")
+    for steps in (2, 9):
+        train(laptop, f"--steps-this-run={steps}", run="xla-pieces")
+
+    assert laptop.losses("xla-pieces") == laptop.losses("xla-whole")
+
+
+def test_a_run_continues_on_another_backend(laptop: Laptop) -> None:
+    train(laptop, "--dropout=0", "--steps-this-run=3", run="moves")
+    laptop.train(run="moves", tiny=False)
+    laptop.train(f"--max-steps={STEPS}", "--dropout=0", run="stays")
+
+    assert laptop.losses("moves") == pytest.approx(laptop.losses("stays"), rel=1e-2)
+    assert [line["backend"] for line in laptop.lines("moves", "start")] == ["xla"]
+    assert [line["backend"] for line in laptop.lines("moves", "resume")] == ["native"]
+
+
+def test_weights_are_bf16_and_everything_that_lasts_is_fp32(laptop: Laptop) -> None:
+    backend = backend_of(laptop)
+
+    assert {weight.dtype for weight in backend._weights.values()} == {torch.bfloat16}
+    assert {weight.dtype for weight in backend._masters.values()} == {torch.float32}
+    state = backend._optimizer.state(backend._masters)
+    assert {tensor.dtype for tensors in state.values() for tensor in tensors.values()} == {
+        torch.float32
+    }
+
+
+def test_tied_weights_are_one_parameter_with_one_master(laptop: Laptop) -> None:
+    backend = backend_of(laptop)
+
+    names = [name for name in backend._masters if "decoder" in name]
+    assert names == []
+    head = backend._model.get_submodule("cls.predictions.decoder")
+    embedding = backend._model.get_submodule("bert.embeddings.word_embeddings")
+    assert head.weight is embedding.weight
+
+
+def test_each_micro_batch_is_one_graph_and_each_step_one_more(laptop: Laptop) -> None:
+    train(laptop, "--steps-this-run=2", "--log-every=2", run="graphs")
+
+    # Building, then 4 micro-batches and an update twice; numbers are fetched without a graph.
+    assert standin.names().count("mark_step") == 1 + 2 * (4 + 1)
+    assert standin.names().count("all_reduce_bucketized_gradients") == 2
+
+
+def test_every_micro_batch_has_a_seed_of_its_own(laptop: Laptop) -> None:
+    train(laptop, "--steps-this-run=3", run="seeds")
+    seeds = [details["seed"] for name, details in standin.CALLS if name == "set_rng_state"]
+
+    assert len(set(seeds)) == len(seeds) == 3 * 4
+
+
+def test_gradients_are_averaged_in_large_buckets(laptop: Laptop) -> None:
+    train(laptop, "--steps-this-run=1", run="buckets")
+    (details,) = [d for name, d in standin.CALLS if name == "all_reduce_bucketized_gradients"]
+
+    assert details == {"scale": 1.0, "bucket_cap_mb": 512}
+
+
+def test_weight_decay_spares_norms_and_biases(laptop: Laptop) -> None:
+    backend = backend_of(laptop)
+    masters = {parameter: name for name, parameter in backend._masters.items()}
+    optimizer: Any = backend._optimizer
+    decays = {
+        masters[parameter]: group["weight_decay"]
+        for group in optimizer._optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+    free = {name for name, decay in decays.items() if decay == 0}
+    assert free == {name for name in decays if "LayerNorm" in name or name.endswith("bias")}
+    assert set(decays.values()) == {0.0, 0.01}
+
+
+def test_compiling_saves_nothing_and_believes_no_number(laptop: Laptop) -> None:
+    train(laptop, "--compile-only", run="xla-compiled")
+
+    assert not laptop.file("", "xla-compiled").exists()
+
+
+def test_a_rank_writes_its_part_of_the_tensors(laptop: Laptop) -> None:
+    backend = backend_of(laptop)
+    saved: list[dict[str, Any]] = []
+
+    class Recorder:
+        def save(self, state: dict[str, Any], *rest: object, **more: object) -> None:
+            saved.append(state)
+
+    recorder: Any = Recorder()
+    backend.num_ranks = 3
+    for backend.rank in range(3):
+        backend.save(recorder, 1, {}, asynchronous=False)
+
+    parts = [set(state["model"]) for state in saved]
+    assert set.union(*parts) == set(backend._masters)
+    assert sum(map(len, parts)) == len(backend._masters)
+    for state in saved:
+        assert set(state["optimizer"]["exp_avg"]) == set(state["model"])
+
+
+def test_mnist_trains_in_fp32_on_it(laptop: Laptop) -> None:
+    from tests.training.mnist.test_mnist import SMALL, write_images
+
+    mnist = Laptop(laptop.folder, workload="mnist", words=SMALL)
+    write_images(mnist, "small", train=100, test=7)
+    mnist.train(run="xla-mnist", kind=DeviceKind.XLA)
+    mnist.train(run="native-mnist")
+
+    assert mnist.losses("xla-mnist") == pytest.approx(mnist.losses("native-mnist"), abs=1e-5)
+    assert mnist.file(f"checkpoints/{checkpoint_name(10)}/complete.json", "xla-mnist").exists()

@@ -18,11 +18,12 @@ vpcs = st.builds(
 
 
 @given(vpcs)
-def test_both_subnets_lie_in_the_vpc(vpc: IPv4Network) -> None:
+def test_all_subnets_lie_in_the_vpc(vpc: IPv4Network) -> None:
     plan = plan_subnets(str(vpc))
 
     assert plan.private.subnet_of(vpc)
     assert plan.public.subnet_of(vpc)
+    assert plan.second.subnet_of(vpc)
 
 
 @given(vpcs)
@@ -30,14 +31,16 @@ def test_the_subnets_do_not_overlap(vpc: IPv4Network) -> None:
     plan = plan_subnets(str(vpc))
 
     assert not plan.private.overlaps(plan.public)
+    assert not plan.second.overlaps(plan.private)
+    assert not plan.second.overlaps(plan.public)
 
 
 @given(vpcs)
-def test_both_subnets_are_of_a_size_that_aws_takes(vpc: IPv4Network) -> None:
+def test_all_subnets_are_of_a_size_that_aws_takes(vpc: IPv4Network) -> None:
     plan = plan_subnets(str(vpc))
 
     assert 16 <= plan.private.prefixlen <= 28
-    assert plan.public.prefixlen == 28
+    assert plan.public.prefixlen == plan.second.prefixlen == 28
 
 
 @given(vpcs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from contextlib import suppress
 from typing import Any
 
 from jobs.eks.cluster import PODS, SERVICES, Cluster
@@ -63,13 +64,16 @@ class Forwarder:
     def _carry(self, connection: socket.socket) -> None:
         with connection:
             try:
-                remote = self._open().socket(self._pod_port)
-                with remote:
-                    _carry_both_ways(connection, remote)
+                stream = self._open()
             except Exception as error:
-                # The browser tries again; a pod that is gone answers with its page of errors.
+                # Such as a pod that is gone: the page says so, and the browser may try again.
                 text = f"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\n\r\n{error}\n"
                 connection.sendall(text.encode())
+                return
+            # The browser may leave at any time.
+            with suppress(OSError):
+                _carry_both_ways(connection, stream.socket(self._pod_port))
+            stream.close()
 
 
 _OPENING = threading.Lock()

@@ -31,11 +31,17 @@ pkg/controllers/job, createJobPod and killPods)."""
 MAX_RETRY: Final = ATTEMPTS
 """``maxRetry`` of a job: it fails once as many attempts have failed, not one later (Volcano
 1.15.1, pkg/controllers/job/state/restarting.go)."""
+
+
+def _terminate_on(code: ExitCode) -> Mapping[str, str | int]:
+    return {"exitCode": code.value, "action": "TerminateJob"}
+
+
 JOB_POLICIES: Final[tuple[Mapping[str, str | int], ...]] = (
     # The first that applies decides. Not of an exit on request: a job that is stopped needs no
     # policy, and a pod that a drained node stops is worth another attempt.
     *(
-        {"exitCode": code.value, "action": "TerminateJob"}
+        _terminate_on(code)
         for code, ending in EXIT_CODES.items()
         if not ending.retry and code not in (ExitCode.OK, ExitCode.STOPPED)
     ),

@@ -9,8 +9,8 @@ from typing import Any
 from jobs.aws import Aws, BatchClient, LogsClient
 from jobs.deployment import Deployment
 from jobs.describe import describe_job
-from jobs.explain import Explanation
 from jobs.orchestrators import Orchestrator
+from jobs.reasons import Explanation
 from jobs.request import JobRequest
 from jobs.runs import Job, RunSummary, Shape, list_runs
 from jobs.submission import submit_once

@@ -94,33 +94,6 @@ def checked_request(
     return request
 
 
-def chosen_orchestrator(
-    deployment: Deployment, workload: Workload, asked: Orchestrator | None
-) -> Orchestrator:
-    """What runs the workload: --on, or the only one there is, or Batch."""
-    if workload.hardware is Hardware.CPU:
-        if asked is Orchestrator.EKS:
-            raise Refusal(
-                "not-on-eks",
-                f"--on eks: {workload.name} runs on ordinary CPU instances, which Batch starts on "
-                "every deployment; leave --on out",
-            )
-        return Orchestrator.BATCH
-    there = deployment.orchestrators
-    if asked is None:
-        return Orchestrator.BATCH if Orchestrator.BATCH in there else there[0]
-    if asked not in there:
-        both = ",".join(sorted({*there, asked}))
-        raise Refusal(
-            "not-deployed",
-            f"--on {asked}: deployment {deployment.name!r} has {' and '.join(there)} only; submit "
-            f"with --on {there[0]}, or deploy again with "
-            f"`{deployment.redeploy_command(orchestrators=both)}` and the other -c settings it was "
-            "deployed with",
-        )
-    return asked
-
-
 def check_size(workload: Workload, num_nodes: int) -> None:
     """Refuse a number of nodes that the workload cannot use on any deployment."""
     least = max(1, workload.min_nodes)

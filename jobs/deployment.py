@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from jobs.aws import SsmClient
+from jobs.deploy_commands import cdk_deploy, deploy_command, missing_deployment
 from jobs.errors import Refusal
 from jobs.orchestrators import Orchestrator
 from trainium_catalogue import contract
 from trainium_catalogue.instances import InstanceType, find_instance_type
-from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class Deployment:
             settings["deployment"] = self.name
         settings["instance_type"] = self.instance_type.name
         settings |= changes
-        return _cdk_deploy(settings)
+        return cdk_deploy(settings)
 
 
 def read_deployment(
@@ -104,13 +104,13 @@ def read_deployment(
 
     version = values.get(contract.SSM_CONTRACT_VERSION)
     if version is None:
-        raise _missing_deployment(ssm, name, where)
+        raise missing_deployment(ssm, name, where)
     if version != contract.CONTRACT_VERSION:
         raise Refusal(
             "contract-version",
             f"deployment {name!r}{where} speaks contract version {version}, this checkout "
             f"{contract.CONTRACT_VERSION}; use the checkout that deployed it, or deploy it again "
-            f"from this one with `{_deploy_command(name)}`",
+            f"from this one with `{deploy_command(name)}`",
         )
     return _parse(name, values, region=region or "", where=where, workload=workload)
 
@@ -124,7 +124,7 @@ def _parse(
             raise Refusal(
                 "missing-parameter",
                 f"deployment {name!r}{where} does not publish {parameter}; deploy it again with "
-                f"`{_deploy_command(name)}` and the -c settings it was deployed with",
+                f"`{deploy_command(name)}` and the -c settings it was deployed with",
             )
         try:
             return convert(values[short])
@@ -133,7 +133,7 @@ def _parse(
                 "invalid-parameter",
                 f"{parameter}{where} holds {values[short]!r}, which this checkout cannot use "
                 f"({error}); use the checkout that deployed it, or deploy it again with "
-                f"`{_deploy_command(name)}`",
+                f"`{deploy_command(name)}`",
             ) from None
 
     def listed(text: str) -> tuple[Orchestrator, ...]:
@@ -176,44 +176,3 @@ def _parse(
             else None
         ),
     )
-
-
-def _missing_deployment(ssm: SsmClient, name: str, where: str) -> Refusal:
-    parameter = contract.ssm_parameter(name, contract.SSM_CONTRACT_VERSION)
-    others = _other_deployments(ssm)
-    hint = f"; deployed here: {did_you_mean(name, others)}" if others else ""
-    return Refusal(
-        "no-deployment",
-        f"no deployment {name!r}{where}: there is no SSM parameter {parameter}; give the "
-        "--region it is in, another --deployment or AWS_PROFILE, or deploy it with "
-        f"`{_deploy_command(name)}`{hint}",
-    )
-
-
-def _other_deployments(ssm: SsmClient) -> set[str]:
-    """Names of the deployments that exist; only a hint, so whatever goes wrong is no matter."""
-    root = contract.ssm_root("").rstrip("/")
-    names: set[str] = set()
-    token: dict[str, str] = {}
-    try:
-        for _ in range(20):
-            page = ssm.get_parameters_by_path(Path=root, Recursive=True, **token)
-            names |= {
-                item["Name"].removeprefix(f"{root}/").partition("/")[0]
-                for item in page["Parameters"]
-            }
-            if not page.get("NextToken"):
-                break
-            token = {"NextToken": page["NextToken"]}
-    except Exception:  # a hint must not hide the refusal it belongs to
-        return names
-    return names
-
-
-def _deploy_command(name: str) -> str:
-    return _cdk_deploy({} if name == contract.DEFAULT_DEPLOYMENT else {"deployment": name})
-
-
-def _cdk_deploy(settings: Mapping[str, object]) -> str:
-    options = "".join(f" -c trainium:{key}={value}" for key, value in settings.items())
-    return f"cdk deploy --all{options}"

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from jobs.deployment import Deployment
-from jobs.explain import Explanation, explain
+from jobs.explain import explain
 from jobs.prepared import Prepared
+from jobs.reasons import Explanation
 from jobs.request import ESTIMATE_NOTE
 from jobs.runs import Attempt, Job, RunSummary
 from jobs.streams import LogLine

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from jobs import errors
-from jobs.explain import Explanation
 from jobs.orchestrators import Orchestrator
+from jobs.reasons import Explanation
 from jobs.runs import ON_HOSTS, Attempt, Job, Kind, Shape
 from jobs.streams import LogLine, Phase, Streams
 

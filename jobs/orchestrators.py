@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from jobs.aws import LogsClient
-    from jobs.explain import Explanation
+    from jobs.reasons import Explanation
     from jobs.request import JobRequest
     from jobs.runs import Job, RunSummary, Shape
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jobs.explain import Explanation, explain, is_news
+from jobs.explain import explain, is_news
 from jobs.follow import (
     AttemptBegan,
     AttemptEnded,
@@ -21,6 +21,7 @@ from jobs.follow import (
     StillWaiting,
     Trouble,
 )
+from jobs.reasons import Explanation
 from jobs.runs import Attempt, Job, Kind, RunSummary
 from jobs.streams import LogLine
 from trainium_catalogue.contract import run_prefix

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.aws import BatchClient
 from jobs.deployment import Deployment
-from jobs.explain import Explanation
+from jobs.reasons import Explanation
 from jobs.runs import Job, Kind
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from jobs.explain import REASONS
+from jobs.reasons import REASONS
 from stacks.config.table import context_table
 from trainium_catalogue.exit_codes import EXIT_CODES
 

@@ -12,7 +12,6 @@ from jobs.bucket import Bucket
 from jobs.checks import (
     check_size,
     checked_request,
-    chosen_orchestrator,
     known_workload,
     valid_run_name,
 )
@@ -28,6 +27,7 @@ from jobs.options import (
 )
 from jobs.orchestrators import Orchestrator
 from jobs.parameters import parsed_parameters
+from jobs.placement import chosen_orchestrator
 from jobs.prepared import Prepared, check_compile, compile_run, num_ranks_of, prepared
 from jobs.runs import RunSummary
 from jobs.services import service_for, services_of

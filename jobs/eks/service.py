@@ -14,8 +14,8 @@ from jobs.eks.describe import STOPPED_BY, describe, summarize
 from jobs.eks.errors import is_missing, status_of
 from jobs.eks.launch_spec import launch_spec
 from jobs.eks.pod_logs import PodLogs
-from jobs.explain import Explanation
 from jobs.orchestrators import Orchestrator
+from jobs.reasons import Explanation
 from jobs.request import JobRequest
 from jobs.runs import Job, RunSummary, Shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jobs.eks.nodes import read_node_group, ready_nodes, scale_command
-from jobs.explain import Explanation
+from jobs.reasons import Explanation
 from jobs.runs import Job
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.explain import REASONS, explain, explain_exit, explain_reason, is_news
+from jobs.explain import explain, explain_exit, explain_reason, is_news
+from jobs.reasons import REASONS
 from trainium_catalogue.exit_codes import EXIT_CODES
 
 

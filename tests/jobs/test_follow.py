@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from jobs.aws import BatchClient, LogsClient
 from jobs.describe import describe_job
-from jobs.explain import Explanation
 from jobs.follow import (
     AttemptBegan,
     AttemptEnded,
@@ -25,6 +24,7 @@ from jobs.follow import (
     StillWaiting,
     Trouble,
 )
+from jobs.reasons import Explanation
 from jobs.runs import Job
 from jobs.streams import LogLine, Streams
 from tests.jobs.fakes import (

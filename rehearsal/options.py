@@ -22,7 +22,7 @@ Orchestrators = Annotated[
     typer.Option(
         "--orchestrators",
         help="batch, eks or batch,eks: the halves to rehearse.",
-        show_default="both, and batch with --fault",
+        show_default="both; batch with --fault or --containers",
     ),
 ]
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Nodes of a job.")]
@@ -87,7 +87,7 @@ def check(
     Args:
         path: The user's PATH, where tools for containers are looked for.
     """
-    chosen = _orchestrators(orchestrators or ("batch" if faults else DEFAULT))
+    chosen = _orchestrators(orchestrators or ("batch" if faults or containers else DEFAULT))
     known = [name for orchestrator in chosen for name in STORIES[orchestrator]]
     for pair in parameters or ():
         if "=" not in pair:
@@ -97,6 +97,10 @@ def check(
     if "eks" in chosen and nodes < NODES:
         raise Refused(
             f"--nodes {nodes}: the cluster's story needs {NODES}; give --nodes {NODES} or more"
+        )
+    if containers and "eks" in chosen:
+        raise Refused(
+            "--containers: pods of the cluster run as processes; give --orchestrators batch"
         )
     if containers:
         refuse_without_tools(path)

@@ -6,9 +6,11 @@ Prints one JSON object a line (rehearsal/executor/events.py); ends with its pare
 import argparse
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.core.config import default_user_config
@@ -27,6 +29,7 @@ from rehearsal.models import registry
 from rehearsal.models.eks_cluster import CLUSTER
 from rehearsal.s3_faults import S3Faults
 from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.kubernetes import LUSTRE_CLAIM, NAMESPACE
 from trainium_catalogue.releases import NEURON_RELEASES
 
 AMI = "ami-0e1e2e3e4e5e6e7e8"
@@ -68,8 +71,8 @@ def take_fault(run: str) -> Fault | None:
     return None
 
 
-def start_cluster(settings: Settings) -> kubernetes.Cluster:
-    """Start the Kubernetes cluster, whose pods run as Batch's nodes do."""
+def start_cluster(settings: Settings, claims: Path) -> kubernetes.Cluster:
+    """Start the Kubernetes cluster, whose pods run as Batch's nodes do, on the same files."""
     cluster = kubernetes.serve(
         kubernetes.Settings(
             aws_endpoint=settings.endpoint,
@@ -78,6 +81,7 @@ def start_cluster(settings: Settings) -> kubernetes.Cluster:
             addresses=settings.addresses,
             engine=settings.engine,
             take_fault=take_fault,
+            claims=claims,
             count_nodes=True,
         )
     )
@@ -109,6 +113,8 @@ def main(words: Sequence[str]) -> None:
     default_user_config["lambda"] = {"use_docker": False}
     registry.install()
     settings: list[Settings] = []
+    files = tempfile.TemporaryDirectory(prefix="rehearsal-files-")
+    claims = Path(files.name)
     scheduler = Scheduler(lambda: settings[0])
     api.install(scheduler)
     moto = threaded_moto_server.DomainDispatcherApplication
@@ -129,9 +135,10 @@ def main(words: Sequence[str]) -> None:
             stop_timeout_s=given.stop_timeout_s,
             runnable_clock=given.runnable_clock,
             engine=Engine(program=given.container_engine, image=image) if image else None,
+            lustre=claims / NAMESPACE / LUSTRE_CLAIM,
         )
     )
-    CLUSTER.use(lambda: start_cluster(settings[0]))
+    CLUSTER.use(lambda: start_cluster(settings[0], claims))
     regions = sorted({region for t in INSTANCE_TYPES.values() for region in t.zone_ids})
     seed_public_parameters(DEFAULT_ACCOUNT_ID, regions)
     emit("ready", endpoint=endpoint)
@@ -142,6 +149,7 @@ def main(words: Sequence[str]) -> None:
     scheduler.stop()
     CLUSTER.stop()
     server.stop()
+    files.cleanup()
 
 
 if __name__ == "__main__":

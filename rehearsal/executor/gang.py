@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rehearsal.executor.environment import (
@@ -51,6 +52,8 @@ class Settings:
     runnable_clock: float
     """The queue's RUNNABLE time limit is divided by this."""
     engine: Engine | None = None
+    lustre: Path | None = None
+    """Folder that stands for the deployment's file system; None: the job's own path is kept."""
 
 
 class Gang:
@@ -158,6 +161,10 @@ class Gang:
             processes_per_node=self._processes(),
             address=address,
         )
+        if contract.ENV_LUSTRE in given and settings.lustre is not None:
+            # Nobody can mount here.
+            settings.lustre.mkdir(parents=True, exist_ok=True)
+            extras[contract.ENV_LUSTRE] = str(settings.lustre)
         main_address = node_address(settings.addresses, self._first_address + job.main_index)
         environment = {
             **given,

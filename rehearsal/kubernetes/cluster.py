@@ -37,7 +37,7 @@ class Cluster:
             self.store.create(NAMESPACE, "", {"metadata": {"name": name}})
         self.store.create(QUEUE, "", {"metadata": {"name": "default"}, "spec": {"weight": 1}})
         self._folder = tempfile.TemporaryDirectory(prefix="rehearsal-claims-")
-        self.claims = Path(self._folder.name)
+        self.claims = settings.claims or Path(self._folder.name)
         """Files of claims, in ``<namespace>/<claim>``; gone with the cluster."""
         self._kubelet = Kubelet(self.store, settings, self.claims)
         scheduler = Scheduler(self.store, self._kubelet, settings)

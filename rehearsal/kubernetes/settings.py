@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rehearsal.executor.faults import Fault
 from rehearsal.executor.node import Engine
@@ -28,5 +29,7 @@ class Settings:
     engine: Engine | None = None
     take_fault: Callable[[str], Fault | None] = no_fault
     """Hands out the fault that is armed for a run, once."""
+    claims: Path | None = None
+    """Folder for the files of claims, in ``<namespace>/<claim>``; None: one of its own."""
     count_nodes: bool = False
     """Whether pods need a node with room; otherwise there is always one."""

@@ -48,6 +48,7 @@ def test_faults_alone_need_no_cluster() -> None:
         ({"orchestrators": "bach"}, "did you mean 'batch'"),
         ({"orchestrators": "batch", "workloads": ["mnist"]}, "--workload mnist is not rehearsed"),
         ({"orchestrators": "eks", "faults": ["all"]}, "--orchestrators batch"),
+        ({"orchestrators": "eks", "containers": True}, "give --orchestrators batch"),
         ({"parameters": ["max-steps"]}, "has no value"),
         ({"parameters": ["colour=red"]}, "none of all-reduce, llama-tiny"),
         ({"orchestrators": "eks", "nodes": 1}, "--nodes 2"),

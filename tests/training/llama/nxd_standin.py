@@ -48,7 +48,6 @@ def all_reduce(
     inputs: Any,
     scale: float = 1.0,
     groups: Any = None,
-    cctx: Any = None,
     pin_layout: bool = True,
 ) -> Any:
     _record("all_reduce", reduce_type=reduce_type, groups=groups)

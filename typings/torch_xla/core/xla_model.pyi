@@ -1,6 +1,6 @@
 # torch_xla/core/xla_model.py, 2.9.
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -15,7 +15,6 @@ def all_reduce(
     inputs: _T,
     scale: float = ...,
     groups: Sequence[Sequence[int]] | None = ...,
-    cctx: Any = ...,
     pin_layout: bool = ...,
 ) -> _T: ...
 def all_reduce_bucketized_gradients(

@@ -484,7 +484,7 @@ def _node(status: str, over: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return child(status, stream=name, attempts=earlier)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(stories())
 def test_no_line_is_lost_or_repeated(story: dict[str, Any]) -> None:
     clock = FakeClock()
@@ -497,7 +497,7 @@ def test_no_line_is_lost_or_repeated(story: dict[str, Any]) -> None:
     assert sorted(shown) == sorted(printed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(stories())
 def test_the_lines_of_one_node_keep_their_order(story: dict[str, Any]) -> None:
     clock = FakeClock()
@@ -510,7 +510,7 @@ def test_the_lines_of_one_node_keep_their_order(story: dict[str, Any]) -> None:
         assert of_stream == [line.message for line in stream]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(stories())
 def test_lines_that_are_less_than_a_round_late_come_wholly_by_time(story: dict[str, Any]) -> None:
     clock = FakeClock()

@@ -28,12 +28,14 @@ def s3_server(bucket: str) -> Iterator[str]:
         patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         client = s3_client(url)
         client.create_bucket(Bucket=bucket)
-        yield url
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
-            for item in page.get("Contents", []):
-                client.delete_object(Bucket=bucket, Key=item["Key"])
-        client.delete_bucket(Bucket=bucket)
-    server.stop()
+        try:
+            yield url
+        finally:
+            for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+                for item in page.get("Contents", []):
+                    client.delete_object(Bucket=bucket, Key=item["Key"])
+            client.delete_bucket(Bucket=bucket)
+            server.stop()
 
 
 def s3_client(url: str) -> Any:

@@ -217,7 +217,7 @@ version_numbers = st.lists(st.integers(0, 99), min_size=2, max_size=4).map(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     release=st.sampled_from(list(NEURON_RELEASES.values())),
     versions=st.lists(

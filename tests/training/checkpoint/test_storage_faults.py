@@ -133,7 +133,7 @@ def test_patience_ends_with_one_message_and_counts_as_the_hosts_trouble(
     proxy.reset(lambda request: Fault.SLOW_DOWN)
 
     with pytest.raises(
-        StorageUnavailable, match=r"cannot write s3://bucket/x/a: .*SlowDown"
+        StorageUnavailable, match=r"cannot write s3://training-bucket/x/a: .*SlowDown"
     ) as told:
         objects.put("a", b"")
     assert classify(told.value) is ExitCode.HOST

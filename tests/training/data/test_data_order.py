@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from training.data.order import sequence_index, sequence_indices
@@ -13,7 +13,6 @@ SIZES = st.integers(min_value=1, max_value=3000)
 SEEDS = st.integers(min_value=0, max_value=2**63)
 
 
-@settings(deadline=None)
 @given(seed=SEEDS, size=SIZES, epoch=st.integers(min_value=0, max_value=1000))
 def test_every_epoch_visits_each_sequence_once(seed: int, size: int, epoch: int) -> None:
     positions = np.arange(epoch * size, (epoch + 1) * size)
@@ -23,7 +22,6 @@ def test_every_epoch_visits_each_sequence_once(seed: int, size: int, epoch: int)
     assert np.array_equal(np.sort(found), np.arange(size))
 
 
-@settings(deadline=None)
 @given(
     seed=SEEDS,
     size=SIZES,
@@ -52,7 +50,6 @@ def test_a_step_reads_the_same_sequences_on_any_number_of_ranks(
     assert pieces == whole.tolist()
 
 
-@settings(deadline=None)
 @given(seed=SEEDS, position=st.integers(min_value=0, max_value=2**50))
 def test_a_dataset_of_one_sequence_gives_it_always(seed: int, position: int) -> None:
     assert sequence_index(seed=seed, position=position, num_sequences=1) == 0

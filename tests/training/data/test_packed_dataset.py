@@ -60,7 +60,7 @@ def opened(source: Path, cache: Path) -> PackedDataset:
     num_tokens=st.integers(min_value=2, max_value=200),
     seq_len=st.integers(min_value=1, max_value=60),
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_sequences_are_the_stream_cut_evenly_wherever_shards_end(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], num_tokens: int, seq_len: int
 ) -> None:

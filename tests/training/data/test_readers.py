@@ -101,7 +101,7 @@ def test_markers_and_hidden_files_are_passed_over(tmp_path: Path) -> None:
     texts=st.lists(st.text(alphabet="ab\u00e9\n", max_size=20), min_size=1, max_size=30),
     shard_tokens=st.integers(min_value=1, max_value=60),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_a_file_cut_anywhere_gives_each_line_once(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], shard_tokens: int
 ) -> None:
@@ -111,7 +111,6 @@ def test_a_file_cut_anywhere_gives_each_line_once(
     assert read(path, shard_tokens=shard_tokens) == texts
 
 
-@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(min_value=0, max_value=500), min_size=1, max_size=30),
     shard_tokens=st.integers(min_value=1, max_value=200),

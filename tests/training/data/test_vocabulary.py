@@ -88,7 +88,7 @@ TEXTS = st.text(
 
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=5))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 def test_every_way_gives_any_text_the_ids_of_the_plain_tokenizer(
     ways: Ways, texts: list[str]
 ) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
 
 STEPS = 24
-BUCKET = "bucket"
+BUCKET = "training-bucket"
 WORDS = (*TINY, "--dataset=words", f"--max-steps={STEPS}", "--save-every=2")
 SEED = random.SystemRandom().randrange(1000)
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks import bert, checkpoint, node, submit, synth, tokenize, train
+from benchmarks import bert, checkpoint, node, submit, submit_eks, synth, tokenize, train
 from benchmarks.pairs import Comparison, interleave, median_ratio
 from benchmarks.processes import ROOT
 
@@ -54,12 +54,12 @@ def table(entries: list[dict[str, object]]) -> Table:
     return shown
 
 
-def _submit(stack: ExitStack, environment: dict[str, str], console: Console) -> Comparison:
-    """The only one that needs a deployment."""
+def _submit(stack: ExitStack, environment: dict[str, str], console: Console) -> list[Comparison]:
+    """The only ones that need a deployment."""
     program = submit.aws_cli(console)
-    console.print("deploying a rehearsal for the submit benchmark")
+    console.print("deploying a rehearsal for the submit benchmarks")
     aws, exports = stack.enter_context(submit.deployed(environment))
-    return submit.submit(aws, exports, program)
+    return [submit.submit(aws, exports, program), submit_eks.submit_eks(aws, exports)]
 
 
 def main(
@@ -70,11 +70,12 @@ def main(
     console = Console()
     # A setting of this shell, such as not to write byte code, is not what is measured.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    needs_deployment = not only or bool({"submit", "submit-eks"} & set(only))
     with ExitStack() as stack:
         comparisons = [
             synth.synth(environment),
             synth.synth_eks(environment),
-            *([_submit(stack, environment, console)] if not only or "submit" in only else []),
+            *(_submit(stack, environment, console) if needs_deployment else []),
             node.launch(environment),
             node.all_reduce(environment),
             *tokenize.comparisons(stack),

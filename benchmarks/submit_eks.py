@@ -1,0 +1,52 @@
+"""`jobs submit --on eks --dry-run` against `torchx run --dryrun`: the same Volcano job, printed."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.pairs import Comparison
+from benchmarks.processes import ROOT, seconds_of
+from rehearsal.aws import Aws
+from rehearsal.state import DEPLOYMENT
+from trainium_catalogue import contract, kubernetes
+
+_PARAMETERS = {
+    contract.SSM_ORCHESTRATORS: "batch,eks",
+    contract.SSM_EKS_CLUSTER: "cluster",
+    contract.SSM_EKS_NAMESPACE: kubernetes.NAMESPACE,
+    contract.SSM_EKS_QUEUE: kubernetes.QUEUE,
+    contract.SSM_EKS_NODE_GROUP: "nodes",
+    contract.SSM_EKS_IMAGE: "image",
+    contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: "24",
+}
+
+
+def submit_eks(aws: Aws, environment: Mapping[str, str]) -> Comparison:
+    """Neither asks a cluster; ours also reads the bucket and checks more of the request."""
+    for name, value in _PARAMETERS.items():
+        aws.client("ssm").put_parameter(
+            Name=contract.ssm_parameter(DEPLOYMENT, name), Type="String", Value=value,
+            Overwrite=True,
+        )  # fmt: skip
+    # The component reads the deployment of this name.
+    environment = {**environment, "TRAINIUM_DEPLOYMENT": DEPLOYMENT}
+
+    def ours() -> float:
+        words = ["submit", "all-reduce", "--on", "eks", "--nodes", "4", "--dry-run"]
+        return seconds_of([sys.executable, "-m", "jobs", *words], environment)
+
+    def theirs() -> float:
+        options = f"queue={kubernetes.QUEUE},namespace={kubernetes.NAMESPACE},validate_spec=False"
+        component = f"{ROOT / 'jobs' / 'torchx_components.py'}:all_reduce"
+        words = ["run", "--dryrun", "-s", "kubernetes", "--workspace", "", "-cfg", options]
+        program = str(Path(sys.executable).parent / "torchx")
+        return seconds_of([program, *words, component, "--nnodes", "4"], environment)
+
+    return Comparison(
+        name="submit-eks",
+        product="python -m jobs submit --on eks --dry-run, whole process",
+        baseline="torchx run --dryrun of the same workload, whole process",
+        target=1.2,
+        measure_product=ours,
+        measure_baseline=theirs,
+    )

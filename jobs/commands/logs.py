@@ -21,6 +21,7 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.orchestrators import Orchestrator
 from jobs.services import services_of
 
 
@@ -44,6 +45,9 @@ def logs(
     region: RegionOption = None,
 ) -> int:
     """Show the log of all nodes, merged by time.
+
+    On EKS lines are the pods' own: those of an attempt that ended are gone, unless they were
+    followed.
 
     With --follow: waits for hosts and says what it waits for, goes on through a new attempt, and
     ends with the exit reason of each node. Ctrl-C leaves the job running.
@@ -91,5 +95,10 @@ def logs(
     if not job.ended:
         note(f"run {job.run} is {job.status}; follow it with: {follow_command(target, job.run)}")
     elif not lines:
-        note(f"run {job.run} printed nothing; see: python -m jobs status {job.run}")
+        gone = (
+            ", or its pods are gone and their lines with them"
+            if job.orchestrator is Orchestrator.EKS
+            else ""
+        )
+        note(f"run {job.run} printed nothing{gone}; see: python -m jobs status {job.run}")
     return EXIT_OK

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
+from jobs.eks.pods import milliseconds, node_of, trouble
 from jobs.eks.volcano_job import AFTER
 from jobs.orchestrators import Orchestrator
 from jobs.runs import Attempt, Job, Kind, Node, RunSummary, Shape
@@ -17,7 +17,6 @@ Json = Mapping[str, Any]
 
 STOPPED_BY = "trainium/stopped-by"
 """Annotation: who asked for the end."""
-RETRY_COUNT = "volcano.sh/job-retry-count"
 
 # Phases: volcano.sh/apis, batch/v1alpha1/job.go.
 _STATUSES = {
@@ -32,12 +31,6 @@ _STATUSES = {
     "Aborted": "FAILED",
     "Failed": "FAILED",
 }
-_POD_STATUSES = {
-    "Pending": "STARTING",
-    "Running": "RUNNING",
-    "Succeeded": "SUCCEEDED",
-    "Failed": "FAILED",
-}
 _NODE = re.compile(rf"-{kubernetes.TASK}-(\d+)-\d+$")
 EXHAUSTED = "no attempts left"
 
@@ -50,7 +43,7 @@ def summarize(job: Json) -> RunSummary:
         job_id=job["metadata"]["name"],
         status=status,
         status_reason=_reason(job, status),
-        created_at_ms=_ms(job["metadata"].get("creationTimestamp")) or 0,
+        created_at_ms=milliseconds(job["metadata"].get("creationTimestamp")) or 0,
         started_at_ms=_started(job),
         stopped_at_ms=_stopped(job, status),
         num_nodes=_num_nodes(job),
@@ -68,16 +61,15 @@ def describe(job: Json, pods: Sequence[Json]) -> Job:
         status = "STARTING"
     # Pods that were deleted, of a job that was stopped or has no attempts left, ended as it did.
     gone = status if ended else "RUNNABLE"
-    nodes = tuple(_node(index, by_index.get(index), gone) for index in range(_num_nodes(job)))
-    labels = job["metadata"].get("labels") or {}
+    nodes = tuple(node_of(index, by_index.get(index), gone) for index in range(_num_nodes(job)))
     after = (job["metadata"].get("annotations") or {}).get(AFTER)
     return Job(
         job_id=_name(job),
         run=_run(job),
-        workload=labels.get(kubernetes.LABEL_WORKLOAD),
+        workload=_labels(job).get(kubernetes.LABEL_WORKLOAD),
         status=status,
-        status_reason=_reason(job, status) or (_trouble(pods) if not ended else None),
-        created_at_ms=_ms(job["metadata"].get("creationTimestamp")),
+        status_reason=_reason(job, status) or (trouble(pods) if not ended else None),
+        created_at_ms=milliseconds(job["metadata"].get("creationTimestamp")),
         started_at_ms=_started(job),
         stopped_at_ms=_stopped(job, status),
         shape=Shape(kind=Kind.NODES, size=_num_nodes(job)),
@@ -87,7 +79,14 @@ def describe(job: Json, pods: Sequence[Json]) -> Job:
         attempts=_attempts(job, nodes, ended=ended),
         nodes=nodes,
         orchestrator=Orchestrator.EKS,
+        command=_command(job),
     )
+
+
+def _command(job: Json) -> tuple[str, ...]:
+    """Of the pods."""
+    container = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
+    return (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
 def _attempts(job: Json, nodes: Sequence[Node], *, ended: bool) -> tuple[Attempt, ...]:
@@ -118,61 +117,6 @@ def _deciding(nodes: Sequence[Node]) -> Attempt | None:
     return min(failed or ended, key=lambda attempt: attempt.stopped_at_ms or 0, default=None)
 
 
-def _node(index: int, pod: Json | None, gone: str) -> Node:
-    if pod is None:
-        return Node(index=index, status=gone, status_reason=None, attempts=())
-    container: Json = next(iter(pod.get("status", {}).get("containerStatuses") or ()), {})
-    state = container.get("state") or {}
-    ended = state.get("terminated") or {}
-    started = ended or state.get("running") or {}
-    annotations = pod["metadata"].get("annotations") or {}
-    attempt = Attempt(
-        number=int(annotations.get(RETRY_COUNT) or 0) + 1,
-        exit_code=ended.get("exitCode"),
-        reason=_container_reason(ended),
-        status_reason=_pod_reason(pod),
-        # Pods of all attempts have one name; the log of this one is found by its uid.
-        log_stream=f"{_name(pod)}/{pod['metadata'].get('uid', '')}" if started else None,
-        started_at_ms=_ms(started.get("startedAt")),
-        stopped_at_ms=_ms(ended.get("finishedAt")),
-    )
-    phase = str(pod.get("status", {}).get("phase"))
-    scheduled = bool(pod["spec"].get("nodeName"))
-    return Node(
-        index=index,
-        status=_POD_STATUSES.get(phase, "RUNNABLE") if scheduled else "RUNNABLE",
-        status_reason=_trouble([pod]),
-        attempts=(attempt,) if started else (),
-        name=_name(pod),
-    )
-
-
-def _container_reason(ended: Json) -> str | None:
-    reason = ended.get("reason")
-    # "Error" and "Completed" say no more than the exit code.
-    return None if reason in (None, "Error", "Completed") else str(reason)
-
-
-def _pod_reason(pod: Json) -> str | None:
-    status = pod.get("status", {})
-    said = [status[name] for name in ("reason", "message") if status.get(name)]
-    return ": ".join(said) or None
-
-
-def _trouble(pods: Sequence[Json]) -> str | None:
-    """Why a pod does not run: its scheduler's words, or the kubelet's."""
-    for pod in pods:
-        status = pod.get("status", {})
-        for container in status.get("containerStatuses") or ():
-            waiting = (container.get("state") or {}).get("waiting") or {}
-            if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-                return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
-        for condition in status.get("conditions") or ():
-            if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-                return str(condition.get("message") or condition.get("reason"))
-    return None
-
-
 def _status(job: Json) -> str:
     phase = ((job.get("status") or {}).get("state") or {}).get("phase")
     return _STATUSES.get(str(phase), "SUBMITTED")
@@ -193,11 +137,13 @@ def _reason(job: Json, status: str) -> str | None:
 
 
 def _run(job: Json) -> str:
-    labels = job["metadata"].get("labels") or {}
+    return str(_labels(job).get(kubernetes.LABEL_RUN) or _name(job))
+
+
+def _labels(job: Json) -> Json:
     # Jobs of `torchx run` carry the labels on their pods only.
     template = job["spec"]["tasks"][0]["template"].get("metadata") or {}
-    labels = {**(template.get("labels") or {}), **labels}
-    return str(labels.get(kubernetes.LABEL_RUN) or _name(job))
+    return {**(template.get("labels") or {}), **(job["metadata"].get("labels") or {})}
 
 
 def _num_nodes(job: Json) -> int:
@@ -211,20 +157,14 @@ def _started(job: Json) -> int | None:
 def _stopped(job: Json, status: str) -> int | None:
     if status not in ("SUCCEEDED", "FAILED"):
         return None
-    return _ms(job["status"]["state"].get("lastTransitionTime"))
+    return milliseconds(job["status"]["state"].get("lastTransitionTime"))
 
 
 def _condition(job: Json, phase: str) -> int | None:
     for condition in (job.get("status") or {}).get("conditions") or ():
         if condition.get("status") == phase:
-            return _ms(condition.get("lastTransitionTime"))
+            return milliseconds(condition.get("lastTransitionTime"))
     return None
-
-
-def _ms(time: str | None) -> int | None:
-    if not time:
-        return None
-    return round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 def _name(item: Json) -> str:

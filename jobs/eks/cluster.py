@@ -24,6 +24,7 @@ _TIMEOUT_S = (5, 30)
 MERGE_PATCH = "application/merge-patch+json"
 JOBS = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 COMMANDS = "/apis/bus.volcano.sh/v1alpha1/namespaces/{namespace}/commands"
+POD_GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/{namespace}/podgroups"
 PODS = "/api/v1/namespaces/{namespace}/pods"
 SERVICES = "/api/v1/namespaces/{namespace}/services"
 NODES = "/api/v1/nodes"

@@ -9,7 +9,7 @@ from typing import Any
 from jobs import errors
 from jobs.aws import Aws, LogsClient
 from jobs.deployment import Deployment, EksTarget
-from jobs.eks.cluster import COMMANDS, JOBS, MERGE_PATCH, PODS, Cluster, Json, refusing
+from jobs.eks.cluster import COMMANDS, JOBS, MERGE_PATCH, POD_GROUPS, PODS, Cluster, Json, refusing
 from jobs.eks.describe import STOPPED_BY, describe, summarize
 from jobs.eks.errors import is_missing, status_of
 from jobs.eks.launch_spec import launch_spec
@@ -78,6 +78,20 @@ class EksService:
     def pods(self, job_id: str) -> list[Json]:
         """Pods of a job."""
         return self.cluster().items(PODS, labelSelector=f"volcano.sh/job-name={job_id}")
+
+    def unschedulable(self, job_id: str) -> str | None:
+        """Volcano's own words for why a gang is not placed; they are on its PodGroup."""
+        try:
+            uid = self.cluster().get(f"{JOBS}/{job_id}")["metadata"]["uid"]
+            group = self.cluster().get(f"{POD_GROUPS}/{job_id}-{uid}")
+        except Exception as error:
+            if is_missing(error):
+                return None
+            raise
+        for condition in (group.get("status") or {}).get("conditions") or ():
+            if condition.get("type") == "Unschedulable" and condition.get("status") == "True":
+                return str(condition.get("message"))
+        return None
 
     def logs(self, *, follow: bool) -> LogsClient:
         """The pods' logs, while the pods are there."""

@@ -39,6 +39,13 @@ def why_waiting(service: EksService, job: Job) -> Explanation:
                 f"`{scale_command(target, job.num_nodes + sum(i.num_nodes or 0 for i in before))}`"
             ),
         )
+    words = service.unschedulable(job.job_id)
+    if words is not None:
+        return Explanation(
+            pattern="",
+            meaning=f"nodes are ready, and Volcano places the gang on none: {words}",
+            remedy=f"compare with: kubectl describe nodes; kubectl describe queue {job.job_queue}",
+        )
     return Explanation(
         pattern="",
         meaning="nodes are ready and nobody has them; pulling an image takes some minutes",

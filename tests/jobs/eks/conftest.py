@@ -81,7 +81,7 @@ class EksDesk:
         """moto's own object."""
         return eks_backends[ACCOUNT][REGION].describe_nodegroup("cluster", NODE_GROUP)
 
-    def has(self, run: str, script: str, *, nodes: int = 2) -> None:
+    def has(self, run: str, script: str, *, nodes: int = 2, tolerates: bool = True) -> None:
         """Put a job of shell scripts on the cluster."""
         resources = {"limits": pod_resources(INSTANCE_TYPE)}
         self.cluster.apply(
@@ -90,7 +90,7 @@ class EksDesk:
                 ["sh", "-c", script],
                 nodes=nodes,
                 resources=resources,
-                tolerations=[{"key": TAINT, "operator": "Exists"}],
+                tolerations=[{"key": TAINT, "operator": "Exists"}] if tolerates else [],
             )
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from tests.jobs.eks.conftest import EksDesk, conforms
 
 
@@ -49,6 +51,16 @@ def test_a_gang_that_is_too_large_waits_with_the_scale_command(eks: EksDesk) -> 
     assert "run gang: RUNNABLE, 3 nodes" in result.stdout
     assert "the job needs 3 nodes, 2 are ready" in result.stdout
     assert "python -m jobs --region us-west-2 scale --nodes 3" in result.stdout
+
+
+def test_a_gang_that_no_node_can_hold_waits_with_volcanos_words(eks: EksDesk) -> None:
+    eks.has("picky", "true", tolerates=False)
+    eks.wait("picky", "Pending")
+    time.sleep(1)
+
+    assert "Volcano places the gang on none: 2/2 tasks in gang unschedulable" in (
+        eks.run("status", "picky").stdout
+    )
 
 
 def test_a_gang_that_waits_for_another_run_says_for_which(eks: EksDesk) -> None:

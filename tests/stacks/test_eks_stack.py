@@ -1,4 +1,4 @@
-"""The EKS stack: who may enter the cluster, how its nodes start, and how it goes again."""
+"""The EKS stack: who may enter the cluster, and how its nodes start."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.stacks.cluster_objects import CHART, MANIFEST, with_cluster
+from tests.stacks.cluster_objects import with_cluster
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract
-from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 RESERVATION = "cr-0123456789abcdef0"
-TRAINIUM = [w.name for w in WORKLOADS.values() if w.hardware is Hardware.TRAINIUM]
+SUBNET = "AWS::EC2::Subnet"
 
 
 @pytest.fixture(scope="module")
@@ -34,34 +33,6 @@ def template(made: Deployment, start: str = "Nodes") -> dict[str, Any]:
 
 def group(made: Deployment, start: str = "Nodes") -> dict[str, Any]:
     return made.only("eks", "AWS::EKS::Nodegroup", start)
-
-
-def policies(made: Deployment, role: str) -> list[str]:
-    """Names of the managed policies of a role."""
-    found = made.only("eks", "AWS::IAM::Role", role).get("ManagedPolicyArns", [])
-    return [str(arn["Fn::Join"][1][-1]).rpartition("/")[2] for arn in found]
-
-
-def dependants(made: Deployment, logical_id: str) -> set[str]:
-    """Everything that is created after, and so deleted before, a resource."""
-    resources = made.templates["eks"]["Resources"]
-    found: set[str] = set()
-    waiting = {logical_id}
-    while waiting:
-        found |= waiting
-        waiting = {
-            name
-            for name, resource in resources.items()
-            if name not in found and waiting & _needs(resource)
-        }
-    return found - {logical_id}
-
-
-def _needs(resource: dict[str, Any]) -> set[str]:
-    text = json.dumps(resource.get("Properties", {}))
-    after = resource.get("DependsOn", [])
-    named = {after} if isinstance(after, str) else set(after)
-    return named | {word for word in text.replace('"', " ").replace(",", " ").split()}
 
 
 class TestControlPlane:
@@ -208,159 +179,6 @@ class TestTrainiumNodes:
 
         assert RESERVATION in str(template(made)["CapacityReservationSpecification"])
         assert "CapacityType" not in group(made)
-
-
-class TestRights:
-    """What nodes and pods may do."""
-
-    def test_a_node_has_no_rights_but_a_kubelets(self, made: Deployment) -> None:
-        kubelet = ["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"]
-
-        assert policies(made, "NodesNodeRole") == kubelet
-        assert policies(made, "SystemNodeRole") == kubelet
-
-    @pytest.mark.parametrize("name", ["batch", "eks", "both"])
-    def test_nobody_gets_a_shell_on_a_node_unless_it_was_asked_for(self, name: str) -> None:
-        keys = {"orchestrators": name} if name != "batch" else {}
-        build = deployment if name == "batch" else with_cluster
-        parts = ("batch", "eks") if name == "both" else (name,)
-
-        for part in parts:
-            assert "SSMManagedInstanceCore" not in build(**keys).text(part)
-            assert "SSMManagedInstanceCore" in build(**keys, node_shell=True).text(part)
-
-    def test_pods_of_a_workload_may_do_what_its_jobs_may_on_batch(self) -> None:
-        made = with_cluster(orchestrators="both")
-
-        def statements(part: str, start: str) -> Any:
-            policy = made.only(part, "AWS::IAM::Policy", start)
-            return policy["PolicyDocument"]["Statement"]
-
-        for name in TRAINIUM:
-            word = name.replace("-", "")
-            assert statements("eks", f"{word}Role") == statements("batch", f"{word}JobRole")
-
-    def test_every_workload_has_a_service_account_with_a_role(self, made: Deployment) -> None:
-        accounts = {
-            each["ServiceAccount"]: each["Namespace"]
-            for each in made.resources("eks", "AWS::EKS::PodIdentityAssociation")
-        }
-
-        assert {f"job-{name}" for name in TRAINIUM} <= set(accounts)
-        assert {accounts[f"job-{name}"] for name in TRAINIUM} == {"trainium"}
-
-    def test_a_role_is_for_one_service_account_only(self, made: Deployment) -> None:
-        role = made.only("eks", "AWS::IAM::Role", "allreduceRole")
-        (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
-
-        assert statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
-        assert statement["Action"] == ["sts:AssumeRole", "sts:TagSession"]
-        assert statement["Condition"]["StringEquals"] == {
-            "aws:RequestTag/kubernetes-namespace": "trainium",
-            "aws:RequestTag/kubernetes-service-account": "job-all-reduce",
-        }
-
-    def test_only_recovery_may_replace_a_node(self, made: Deployment) -> None:
-        assert "SetInstanceHealth" not in made.text("eks")
-        assert "SetInstanceHealth" in with_cluster(eks_recovery=True).text("eks")
-
-    def test_tensorboard_reads_the_bucket_only_where_there_is_no_file_system(
-        self, made: Deployment
-    ) -> None:
-        assert made.logical_ids("eks", "AWS::IAM::Role", "tensorboard") == []
-        assert with_cluster(lustre_gib=0).logical_ids("eks", "AWS::IAM::Role", "tensorboard")
-
-
-class TestEnd:
-    """Destroy: jobs before Volcano, everything before the nodes, logs last."""
-
-    def test_nodes_outlive_what_runs_on_them(self, made: Deployment) -> None:
-        installed = {
-            *made.logical_ids("eks", CHART),
-            *made.logical_ids("eks", MANIFEST),
-            *made.logical_ids("eks", "AWS::EKS::Addon", "TrainingDns"),
-        }
-
-        for logical_id in made.logical_ids("eks", "AWS::EKS::Nodegroup"):
-            assert installed <= dependants(made, logical_id)
-
-    def test_volcano_outlives_the_jobs(self, made: Deployment) -> None:
-        (volcano,) = made.logical_ids("eks", CHART, "ContentsVolcano")
-
-        assert set(made.logical_ids("eks", MANIFEST)) <= dependants(made, volcano)
-
-    def test_pods_have_networks_as_long_as_there_are_nodes(self, made: Deployment) -> None:
-        groups = set(made.logical_ids("eks", "AWS::EKS::Nodegroup"))
-
-        for start in ("TrainingPodIdentity", "TrainingPodNetworks", "TrainingProxy"):
-            (add_on,) = made.logical_ids("eks", "AWS::EKS::Addon", start)
-            assert groups <= dependants(made, add_on)
-
-    def test_pods_are_created_when_there_are_credentials_for_them(self, made: Deployment) -> None:
-        groups = set(made.logical_ids("eks", "AWS::EKS::Nodegroup"))
-        (networks,) = made.logical_ids(
-            "eks", "AWS::EKS::PodIdentityAssociation", "TrainingNetworks"
-        )
-        (recovery,) = made.logical_ids(
-            "eks", "AWS::EKS::PodIdentityAssociation", "ContentsRecovery"
-        )
-
-        assert groups <= dependants(made, networks)
-        assert set(made.logical_ids("eks", CHART, "ContentsNeuron")) <= dependants(made, recovery)
-
-    def test_the_log_group_is_there_before_anybody_writes_to_it(self, made: Deployment) -> None:
-        (logs,) = made.logical_ids("eks", "AWS::Logs::LogGroup", "TrainingLogs")
-
-        assert set(made.logical_ids("eks", "AWS::EKS::Cluster")) <= dependants(made, logs)
-
-    def test_nothing_is_kept(self, made: Deployment) -> None:
-        kept = {
-            name
-            for name, resource in made.templates["eks"]["Resources"].items()
-            if resource.get("DeletionPolicy") == "Retain"
-        }
-
-        assert kept == set()
-
-
-class TestContract:
-    """What the helper finds."""
-
-    @pytest.mark.parametrize("orchestrators", ["eks", "both"])
-    def test_every_name_of_the_contract_is_published_once(self, orchestrators: str) -> None:
-        made = with_cluster(orchestrators=orchestrators)
-        names = [
-            parameter["Name"]
-            for part in made.templates
-            for parameter in made.resources(part, "AWS::SSM::Parameter")
-            if "Name" in parameter
-        ]
-        on_nodes = {contract.SSM_JOB_QUEUE, contract.SSM_COMPUTE_ENVIRONMENT}
-        of_batch = on_nodes if orchestrators == "both" else set()
-        jobs = [w for w in WORKLOADS.values() if of_batch or w.hardware is Hardware.CPU]
-
-        assert sorted(names) == sorted(
-            contract.ssm_parameter("default", name)
-            for name in (
-                contract.SSM_ORCHESTRATORS,
-                *(set(contract.SSM_BATCH_NAMES) - on_nodes | of_batch),
-                *contract.SSM_EKS_NAMES,
-                contract.SSM_EKS_LUSTRE_CLAIM,
-                *(contract.ssm_job_definition(workload.name) for workload in jobs),
-            )
-        )
-
-    def test_the_claim_is_published_where_there_is_one(self) -> None:
-        assert "eks/lustre-claim" not in with_cluster(lustre_gib=0).text("eks")
-
-    def test_the_orchestrators_are_named(self) -> None:
-        made = with_cluster(orchestrators="both")
-        values = {p.get("Name"): p["Value"] for p in made.resources("data", "AWS::SSM::Parameter")}
-
-        assert values["/trainium/default/orchestrators"] == "batch,eks"
-
-
-SUBNET = "AWS::EC2::Subnet"
 
 
 def test_a_cluster_alone_needs_no_batch_nodes(made: Deployment) -> None:

@@ -1,0 +1,88 @@
+"""Destroying the EKS stack: jobs before Volcano, everything before the nodes, logs last."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.stacks.cluster_objects import CHART, MANIFEST, with_cluster
+from tests.stacks.synthesis import Deployment
+
+
+@pytest.fixture(scope="module")
+def made() -> Deployment:
+    return with_cluster()
+
+
+def dependants(made: Deployment, logical_id: str) -> set[str]:
+    """Everything that is created after, and so deleted before, a resource."""
+    resources = made.templates["eks"]["Resources"]
+    found: set[str] = set()
+    waiting = {logical_id}
+    while waiting:
+        found |= waiting
+        waiting = {
+            name
+            for name, resource in resources.items()
+            if name not in found and waiting & _needs(resource)
+        }
+    return found - {logical_id}
+
+
+def _needs(resource: dict[str, Any]) -> set[str]:
+    text = json.dumps(resource.get("Properties", {}))
+    after = resource.get("DependsOn", [])
+    named = {after} if isinstance(after, str) else set(after)
+    return named | {word for word in text.replace('"', " ").replace(",", " ").split()}
+
+
+def test_nodes_outlive_what_runs_on_them(made: Deployment) -> None:
+    installed = {
+        *made.logical_ids("eks", CHART),
+        *made.logical_ids("eks", MANIFEST),
+        *made.logical_ids("eks", "AWS::EKS::Addon", "TrainingDns"),
+    }
+
+    for logical_id in made.logical_ids("eks", "AWS::EKS::Nodegroup"):
+        assert installed <= dependants(made, logical_id)
+
+
+def test_volcano_outlives_the_jobs(made: Deployment) -> None:
+    (volcano,) = made.logical_ids("eks", CHART, "ContentsVolcano")
+
+    assert set(made.logical_ids("eks", MANIFEST)) <= dependants(made, volcano)
+
+
+def test_pods_have_networks_as_long_as_there_are_nodes(made: Deployment) -> None:
+    groups = set(made.logical_ids("eks", "AWS::EKS::Nodegroup"))
+
+    for start in ("TrainingPodIdentity", "TrainingPodNetworks", "TrainingProxy"):
+        (add_on,) = made.logical_ids("eks", "AWS::EKS::Addon", start)
+        assert groups <= dependants(made, add_on)
+
+
+def test_pods_are_created_when_there_are_credentials_for_them(made: Deployment) -> None:
+    groups = set(made.logical_ids("eks", "AWS::EKS::Nodegroup"))
+    (networks,) = made.logical_ids("eks", "AWS::EKS::PodIdentityAssociation", "TrainingNetworks")
+    (recovery,) = made.logical_ids("eks", "AWS::EKS::PodIdentityAssociation", "ContentsRecovery")
+
+    assert groups <= dependants(made, networks)
+    assert set(made.logical_ids("eks", CHART, "ContentsNeuron")) <= dependants(made, recovery)
+
+
+def test_the_log_group_is_there_before_anybody_writes_to_it(made: Deployment) -> None:
+    (logs,) = made.logical_ids("eks", "AWS::Logs::LogGroup", "TrainingLogs")
+
+    assert set(made.logical_ids("eks", "AWS::EKS::Cluster")) <= dependants(made, logs)
+
+
+def test_nothing_is_kept(made: Deployment) -> None:
+    kept = {
+        name
+        for name, resource in made.templates["eks"]["Resources"].items()
+        if resource.get("DeletionPolicy") == "Retain"
+    }
+
+    assert kept == set()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from training.data.manifest import DatasetError
 from training.data.ready import Ready, find_complete, finish, store
-from training.data.wikicorpus import Archive, fetch
+from training.data.web import Archive, fetch
 from training.objects import Objects
 
 Pixels = NDArray[np.uint8]

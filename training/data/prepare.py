@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from training.data import api_docs, wikicorpus
 from training.data.corpus import count_complete, write_corpus
 from training.data.places import Place
-from training.data.wikicorpus import RAW_ENGLISH, Archive
+from training.data.web import Archive, fetch
+from training.data.wikicorpus import RAW_ENGLISH
 from trainium_catalogue.contract import CORPORA_PREFIX, DATASETS_PREFIX
 from trainium_catalogue.corpora import DATASETS
 
@@ -94,7 +95,7 @@ def prepare(
         scratch = Path(folder)
         if name == "wikicorpus":
             path = scratch / "archive.tgz"
-            wikicorpus.fetch(archive, path, report)
+            fetch(archive, path, report)
             print(f"prepare: fetched {archive.url}, sha256 as expected", flush=True)
             documents = wikicorpus.documents(path)
         else:

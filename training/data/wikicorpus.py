@@ -1,35 +1,15 @@
-"""Wikicorpus, English: fetched from its publisher, checked against its known sha256, parsed."""
+"""Wikicorpus, English: where it is published, and how its files are parsed."""
 
 from __future__ import annotations
 
-import hashlib
 import re
-import shutil
 import tarfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from training.data.manifest import DatasetError
+from training.data.web import Archive
 
-_BLOCK_BYTES = 1024 * 1024
-_TIMEOUT_S = 60
-_ATTEMPTS = 5
-_MIB = 1024 * 1024
 _DOCUMENT = re.compile(r'.+id="(?P<id>[^"]+)".+title="(?P<title>[^"]+)"')
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Archive:
-    """A file of the web that must be exactly this one."""
-
-    url: str
-    bytes: int
-    sha256: str
-
 
 RAW_ENGLISH = Archive(
     url="https://www.cs.upc.edu/~nlp/wikicorpus/raw.en.tgz",
@@ -38,71 +18,6 @@ RAW_ENGLISH = Archive(
 )
 """As Hugging Face's ``datasets`` 1.x recorded it in ``datasets/wikicorpus/dataset_infos.json``,
 configuration ``raw_en``; the documentation of DataDeps.jl has the same sum. 1,359,146 documents."""
-
-
-def fetch(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
-    """Download to ``path``; ``DatasetError``, and no file, when it is not the archive.
-
-    A broken connection is taken up where it broke, if the server can.
-    """
-    free = shutil.disk_usage(path.parent).free
-    if free < archive.bytes:
-        raise DatasetError(
-            f"{path.parent} has {free // _MIB} MiB free and {archive.url} needs "
-            f"{archive.bytes // _MIB}; give the instance a larger volume"
-        )
-    try:
-        for attempt in range(_ATTEMPTS):
-            try:
-                _download(archive, path, report)
-                break
-            except urllib.error.HTTPError as error:
-                if error.code < 500 or attempt == _ATTEMPTS - 1:
-                    raise DatasetError(
-                        f"{archive.url} answers {error.code} {error.reason}; if it has moved, "
-                        "download the archive elsewhere, unpack it to JSONL and use jobs upload"
-                    ) from None
-            except OSError as error:  # timeouts, lost connections, no name
-                if attempt == _ATTEMPTS - 1:
-                    raise ConnectionError(
-                        f"{archive.url} cannot be fetched: {error}; the job needs a way to the "
-                        "internet"
-                    ) from error
-            time.sleep(2**attempt)
-        _verify(archive, path)
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-
-
-def _download(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
-    there = path.stat().st_size if path.exists() else 0
-    headers = {"Range": f"bytes={there}-"} if there else {}
-    request = urllib.request.Request(archive.url, headers=headers)
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-        resumed = answer.status == 206
-        done = there if resumed else 0
-        with path.open("ab" if resumed else "wb") as file:
-            # One byte more than expected is enough to know that it is another file.
-            while done <= archive.bytes and (block := answer.read(_BLOCK_BYTES)):
-                file.write(block)
-                done += len(block)
-                report(f"fetched {done // _MIB} of {archive.bytes // _MIB} MiB")
-    if done < archive.bytes and answer.length:
-        raise ConnectionError(f"the connection ended after {done} of {archive.bytes} bytes")
-
-
-def _verify(archive: Archive, path: Path) -> None:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    if digest.hexdigest() != archive.sha256:
-        raise DatasetError(
-            f"{archive.url} gave {path.stat().st_size} bytes with sha256 {digest.hexdigest()}, "
-            f"not the expected {archive.bytes} with {archive.sha256}; the publisher's file has "
-            "changed, so nothing was kept: use another corpus, or jobs upload your own copy"
-        )
 
 
 def documents(path: Path) -> Iterator[Mapping[str, str]]:

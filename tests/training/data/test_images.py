@@ -24,7 +24,7 @@ from training.data.images import (
 )
 from training.data.manifest import DatasetError
 from training.data.ready import Ready
-from training.data.wikicorpus import Archive
+from training.data.web import Archive
 from training.objects import Objects, open_objects
 
 

@@ -16,11 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.training.data.conftest import Tokenize
-from training.data import api_docs, wikicorpus
+from training.data import api_docs
 from training.data.manifest import DatasetError
 from training.data.places import Place
 from training.data.prepare import prepare
-from training.data.wikicorpus import RAW_ENGLISH, Archive
+from training.data.web import Archive, fetch
+from training.data.wikicorpus import RAW_ENGLISH
 from trainium_catalogue.corpora import CORPORA, DATASETS
 
 ARTICLES = {
@@ -237,7 +238,7 @@ def test_a_disk_that_is_too_small_for_the_archive_is_said_first(tmp_path: Path) 
     archive = Archive(url="http://127.0.0.1:9/raw.en.tgz", bytes=2**60, sha256="0" * 64)
 
     with pytest.raises(DatasetError, match=r"give the instance a larger volume"):
-        wikicorpus.fetch(archive, tmp_path / "archive", lambda text: None)
+        fetch(archive, tmp_path / "archive", lambda text: None)
 
 
 def test_the_pinned_archive_is_the_published_one() -> None:

@@ -68,7 +68,7 @@ def run(
     folder: FolderPath = FOLDER,
     addresses: Addresses = "127.0.0",
 ) -> None:
-    """Deploy, run a job and the training story, destroy, and prove that nothing is left.
+    """Deploy, run jobs and train on Batch and on EKS, destroy, and prove that nothing is left.
 
     Exit codes: 0 all went as it must, 1 something failed or is left over, 2 refused, 130 Ctrl-C.
     """

@@ -29,6 +29,8 @@ class Scene:
     words: tuple[str, ...]
     processes: int | None = None
     """Per node, where the helper counts ranks."""
+    until_seen: str = ""
+    """Run that TensorBoard has to show before the command is interrupted."""
     exit_code: int = 0
     says: Mapping[str, str] = field(default_factory=dict)
     """What must be so, and the regular expression that must be in the output for it."""
@@ -55,13 +57,15 @@ def _flags(parameters: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(word for name, value in parameters.items() for word in (f"--{name}", value))
 
 
-def before(instance_type: str) -> tuple[Scene, ...]:
-    """Up to nodes that are there."""
+def access() -> tuple[Scene, ...]:
+    """What lets kubectl and TorchX in."""
+    return (Scene(name="kubeconfig", program="jobs", words=("kubeconfig",)),)
+
+
+def data_and_refusal() -> tuple[Scene, ...]:
+    """What needs no nodes; the order does not matter."""
     follow = ("--yes", "--follow")
-    scale = rf"scale --nodes {NODES}"
-    ready = rf"(?s)( Ready [^\n]*{instance_type}.*){{{NODES}}}"
     return (
-        Scene(name="kubeconfig", program="jobs", words=("kubeconfig",)),
         Scene(
             name="prepare digits",
             program="jobs",
@@ -75,11 +79,21 @@ def before(instance_type: str) -> tuple[Scene, ...]:
         Scene(
             name="refused",
             program="jobs",
-            words=("submit", "bert-tiny", "--on", "eks", "--nodes", str(NODES), "--yes"),
-            processes=PROCESSES_OF["bert-tiny"],
+            words=("submit", "all-reduce", "--on", "eks", "--nodes", str(NODES), "--yes"),
             exit_code=2,
-            says={"without nodes, submit names the command that gets them": scale},
+            says={
+                "without nodes, submit names the command that gets them": (
+                    rf"scale --nodes {NODES}"
+                )
+            },
         ),
+    )
+
+
+def nodes(instance_type: str) -> tuple[Scene, ...]:
+    """Nodes that are there."""
+    ready = rf"(?s)( Ready [^\n]*{instance_type}.*){{{NODES}}}"
+    return (
         Scene(name="scale up", program="jobs", words=("scale", "--nodes", str(NODES))),
         Scene(
             name="nodes",
@@ -171,8 +185,23 @@ def watching(job_ids: Mapping[str, str]) -> tuple[Scene, ...]:
                 rf"(?s)(?=.*{BERT})(?=.*{MNIST})(?=.*prepare)"
             )},
         ),
-        Scene(name="scale down", program="jobs", words=("scale", "--nodes", "0")),
+        Scene(
+            name="tensorboard",
+            program="jobs",
+            words=("tensorboard", BERT, "--no-browser"),
+            until_seen=BERT,
+            says={
+                "the cluster's TensorBoard has the run's loss": (
+                    rf"(?s)from the cluster.*{BERT}\S* has .*loss"
+                )
+            },
+        ),
     )  # fmt: skip
+
+
+def end() -> tuple[Scene, ...]:
+    """Nodes cost money."""
+    return (Scene(name="scale down", program="jobs", words=("scale", "--nodes", "0")),)
 
 
 def runs_of(settings: Settings) -> tuple[str, ...]:

@@ -6,12 +6,13 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal import cdk, curve, eks_scenes, evidence
+from rehearsal import cdk, curve, eks_scenes, evidence, tensorboard
 from rehearsal.aws import Aws
 from rehearsal.eks_scenes import BERT, MNIST, Scene
 from rehearsal.faults import PARAMETER
@@ -21,6 +22,8 @@ from rehearsal.submission import LAUNCH_DEFAULTS, job_status, judge, own_paramet
 from trainium_catalogue import contract
 
 WORKLOADS = ("mnist", "bert-tiny")
+_AT_A_TIME = 4
+"""Commands that run beside each other: most of a command is waiting for Python to start."""
 MAX_STEPS = 24
 SAVE_EVERY = 6
 KILLED_AFTER = 11
@@ -60,7 +63,7 @@ def _disarm(aws: Aws) -> None:
 
 
 class Teller:
-    """Runs scenes one after the other, and keeps what they said."""
+    """Runs scenes, and keeps what they said."""
 
     def __init__(
         self,
@@ -78,35 +81,45 @@ class Teller:
 
     def tell(self, scenes: Iterable[Scene]) -> bool:
         """Run scenes up to the first that ends otherwise than it must; whether all did."""
-        for scene in scenes:
-            begin = time.monotonic()
-            log = self._folder.log(f"eks-{scene.name.replace(' ', '-')}")
-            with self._phase(f"cluster: {scene.name}"):
-                code = cdk.run(
-                    eks_scenes.command(scene),
-                    log=log,
-                    environment={**self._environment, **_processes(scene)},
-                    on_line=self._on_line,
-                    # Whatever it is, it goes into the receipt.
-                    codes=tuple(range(256)),
-                )
-            said = log.read_text(encoding="utf-8")
-            self.story.checks += [
-                Check(name=name, ok=bool(re.search(pattern, said)), detail=scene.shown)
-                for name, pattern in scene.says.items()
-            ]
-            self.story.steps.append(
-                Step(
-                    name=scene.name,
-                    command=scene.shown,
-                    exit_code=code,
-                    expected_exit_code=scene.exit_code,
-                    seconds=round(time.monotonic() - begin, 2),
-                )
+        return all(self.together(scene.name, [scene]) for scene in scenes)
+
+    def together(self, name: str, scenes: Sequence[Scene]) -> bool:
+        """Run scenes that need nothing of each other at the same time, as far as cores go."""
+        with self._phase(f"cluster: {name}"), ThreadPoolExecutor(max_workers=_AT_A_TIME) as pool:
+            for step, checks in pool.map(self._run, scenes):
+                self.story.steps.append(step)
+                self.story.checks += checks
+        told = self.story.steps[-len(scenes) :]
+        return all(step.exit_code == step.expected_exit_code for step in told)
+
+    def _run(self, scene: Scene) -> tuple[Step, list[Check]]:
+        begin = time.monotonic()
+        log = self._folder.log(f"eks-{scene.name.replace(' ', '-')}")
+        environment = {**self._environment, **_processes(scene)}
+        code = (
+            tensorboard.look(scene, log=log, environment=environment)
+            if scene.until_seen
+            else cdk.run(
+                eks_scenes.command(scene),
+                log=log,
+                environment=environment,
+                on_line=self._on_line,
+                # Whatever it is, it goes into the receipt.
+                codes=tuple(range(256)),
             )
-            if code != scene.exit_code:
-                return False
-        return True
+        )
+        said = log.read_text(encoding="utf-8")
+        step = Step(
+            name=scene.name,
+            command=scene.shown,
+            exit_code=code,
+            expected_exit_code=scene.exit_code,
+            seconds=round(time.monotonic() - begin, 2),
+        )
+        return step, [
+            Check(name=name, ok=bool(re.search(pattern, said)), detail=scene.shown)
+            for name, pattern in scene.says.items()
+        ]
 
 
 def _processes(scene: Scene) -> dict[str, str]:
@@ -129,7 +142,11 @@ def tell(
     environment = {**environment, "KUBECONFIG": str(kubeconfig)}
     teller = Teller(folder=folder, environment=environment, on_line=on_line, phase=phase)
     given = parameters(settings)
-    if not teller.tell(eks_scenes.before(settings.instance_type)):
+    if not (
+        teller.tell(eks_scenes.access())
+        and teller.together("data and nodes", eks_scenes.data_and_refusal())
+        and teller.tell(eks_scenes.nodes(settings.instance_type))
+    ):
         return teller.story
     arm_fault(aws)
     trained = teller.tell(eks_scenes.training(given))
@@ -156,7 +173,8 @@ def tell(
         )
     if trained:
         _look(story, aws=aws, folder=folder, given=given)
-        teller.tell(eks_scenes.watching(ids))
+        teller.together("status, logs, list, kubectl, torchx", eks_scenes.watching(ids))
+        teller.tell(eks_scenes.end())
     return story
 
 

@@ -61,7 +61,7 @@ FolderPath = Annotated[Path, typer.Option("--folder", help="Where logs and the r
 Addresses = Annotated[
     str, typer.Option("--addresses", help="First three parts of the nodes' loopback addresses.")
 ]
-DEFAULT = "batch"
+DEFAULT = "batch,eks"
 STORIES = {
     "batch": (ALL_REDUCE, story.WORKLOAD),
     "eks": eks_story.WORKLOADS,

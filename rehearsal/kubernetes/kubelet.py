@@ -246,6 +246,11 @@ class Kubelet:
             "phase": phase,
             "startTime": started,
             "containerStatuses": [_container(run, state, ready=running)],
+            # No probe is asked: a container that runs is ready.
+            "conditions": [
+                {"type": "PodScheduled", "status": "True"},
+                {"type": "Ready", "status": "True" if running else "False"},
+            ],
         }
         if reason:
             status["reason"] = reason

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
-from rehearsal import cluster_leftovers, eks_scenes, eks_story
+from rehearsal import cluster_leftovers, eks_scenes, eks_story, tensorboard
 from rehearsal.eks_scenes import Scene
 from rehearsal.faults import FAULTS
 from rehearsal.kubernetes import Cluster, Settings, serve
@@ -44,9 +46,12 @@ def cluster() -> Iterator[Cluster]:
 
 def all_scenes() -> list[Scene]:
     return [
-        *eks_scenes.before("trn1.32xlarge"),
+        *eks_scenes.access(),
+        *eks_scenes.data_and_refusal(),
+        *eks_scenes.nodes("trn1.32xlarge"),
         *eks_scenes.training(eks_story.parameters(ASKED)),
         *eks_scenes.watching(JOBS),
+        *eks_scenes.end(),
     ]
 
 
@@ -62,7 +67,9 @@ def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
         "kubectl get pods,vcjob",
         "torchx status kubernetes://torchx/trainium:bert-b",
         "torchx list -s kubernetes",
-        *(f"python -m jobs {name}" for name in ("status", "logs", "list", "scale")),
+        *(f"python -m jobs {name}" for name in ("status", "logs", "list")),
+        "python -m jobs tensorboard",
+        "python -m jobs scale",
     ]
 
 
@@ -90,8 +97,6 @@ def test_only_ready_nodes_of_the_right_type_count(said: str, ok: bool) -> None:
 
 def tell(folder: Path, *scenes: Scene) -> ClusterStory:
     """Scenes whose program is Python, told without a cluster."""
-    from contextlib import nullcontext
-
     teller = eks_story.Teller(
         folder=Folder(folder),
         environment={},
@@ -146,6 +151,27 @@ def test_on_a_cluster_only_the_last_attempts_code_is_asked_for() -> None:
     assert ending.on_cluster.exit_codes == (None, 0)
 
 
+def test_a_page_without_the_run_has_nothing_to_show_yet() -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"bert/logs": {"step loss": {}}, "mnist/logs": {}}')
+
+        def log_message(self, *words: object) -> None:
+            return None
+
+    with HTTPServer(("127.0.0.1", 0), Page) as page:
+        threading.Thread(target=page.serve_forever, daemon=True).start()
+        said = f"TensorBoard of run bert: http://127.0.0.1:{page.server_port}/?x (Ctrl-C"
+
+        assert tensorboard.seen(said, "bert") == "bert/logs has step loss\n"
+        assert tensorboard.seen(said, "mnist") == ""
+        page.shutdown()
+    assert tensorboard.seen(said, "bert") == ""
+    assert tensorboard.seen("not yet", "bert") == ""
+
+
 def test_what_is_in_every_cluster_is_no_leftover(cluster: Cluster) -> None:
     found = cluster_leftovers.take_inventory(cluster.endpoint)
 
@@ -154,8 +180,7 @@ def test_what_is_in_every_cluster_is_no_leftover(cluster: Cluster) -> None:
 
 
 def test_a_forgotten_object_of_the_cluster_is_a_leftover(cluster: Cluster) -> None:
-    claim = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "forgotten"}}
-    cluster.apply(json.loads(json.dumps(claim)))
+    cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "forgotten"}})
 
     found = cluster_leftovers.take_inventory(cluster.endpoint)
 

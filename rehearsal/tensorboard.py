@@ -1,0 +1,69 @@
+"""Looks at what `jobs tensorboard` shows, through its own address, as a browser does."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rehearsal import eks_scenes
+from rehearsal.eks_scenes import Scene
+from rehearsal.state import ROOT
+
+LIMIT_S = 90.0
+"""A TensorBoard that was started with the cluster takes a while to read a new run."""
+_STOP_LIMIT_S = 20.0
+_URL = re.compile(r"http://127\.0\.0\.1:\d+/")
+
+
+def look(scene: Scene, *, log: Path, environment: Mapping[str, str]) -> int:
+    """Run the command until its page has the run, then end it with Ctrl-C; its exit code."""
+    with log.open("w", encoding="utf-8") as record:
+        process = subprocess.Popen(
+            eks_scenes.command(scene),
+            cwd=ROOT,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=record,
+            stderr=subprocess.STDOUT,
+        )
+        deadline = time.monotonic() + LIMIT_S
+        said = ""
+        try:
+            while not said and process.poll() is None and time.monotonic() < deadline:
+                said = seen(log.read_text(encoding="utf-8"), scene.until_seen)
+                time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            code = process.wait(timeout=_STOP_LIMIT_S)
+        finally:
+            process.kill()
+    with log.open("a", encoding="utf-8") as record:
+        record.write(said or f"TensorBoard has no scalars of {scene.until_seen}\n")
+    return code
+
+
+def seen(output: str, run: str) -> str:
+    """What the page that the output names has of a run; empty as long as it has nothing."""
+    # The line is folded to the width of a terminal.
+    found = _URL.search(output.replace("\n", ""))
+    if found is None:
+        return ""
+    try:
+        # Loopback: never through a proxy of the user's.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{found[0]}data/plugin/scalars/tags", timeout=5) as answer:
+            tags: dict[str, Any] = json.load(answer)
+    except (urllib.error.URLError, OSError, ValueError):
+        return ""
+    return "".join(
+        f"{name} has {', '.join(sorted(entries))}\n"
+        for name, entries in tags.items()
+        if name.startswith(run) and entries
+    )

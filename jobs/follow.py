@@ -49,7 +49,7 @@ class StillWaiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """AWS does not answer for now; the follower goes on."""
+    """AWS, or the cluster, does not answer for now; the follower goes on."""
 
     message: str
 

@@ -93,7 +93,7 @@ def describe_event(
             said = f": {found.meaning}; {found.remedy}" if found else ""
             return f"still RUNNABLE after {duration(seconds)} and {by.who} gives no reason{said}"
         case Trouble(message=message):
-            return f"no answer from AWS, trying on: {message}"
+            return f"no answer, trying on: {message}"
 
 
 def describe_ending(attempt: Attempt) -> str:

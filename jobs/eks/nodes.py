@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from jobs import errors
 from jobs.aws import EksClient
 from jobs.deployment import Deployment
 from jobs.eks.cluster import NODES, Cluster, Json
 from jobs.errors import Refusal
 from trainium_catalogue import kubernetes
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
+
+_CHANGING = "UPDATING"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +116,18 @@ def wait_for_nodes(
     deadline = now() + limit_s
     last: Progress | None = None
     while True:
-        progress = read()
+        try:
+            progress = read()
+        except Exception as error:
+            # One lost call of some hundreds is no reason to stop waiting for what EKS goes on with.
+            if not errors.is_transient(error) or now() >= deadline:
+                raise
+            sleep(pause_s)
+            continue
         if progress != last:
             yield progress
             last = progress
-        if progress.ready == num_nodes and progress.group.status == "ACTIVE":
+        if progress.ready == num_nodes and progress.group.status != _CHANGING:
             return
         if now() >= deadline:
             raise Refusal(

@@ -12,10 +12,14 @@ from urllib.parse import parse_qs, urlparse
 
 import pytest
 import yaml
+from urllib3.exceptions import HTTPError
 
+from jobs.eks.nodes import NodeGroup, Progress, wait_for_nodes
 from rehearsal.kubernetes import binaries
 from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
 from trainium_catalogue import contract
+
+GROUP = NodeGroup(status="ACTIVE", wanted=2, most=4, troubles=())
 
 
 def test_scale_waits_until_the_nodes_are_ready(eks: EksDesk) -> None:
@@ -127,3 +131,19 @@ def test_torchx_runs_a_component_by_itself(eks: EksDesk, torchx: list[str]) -> N
 
     assert handle.startswith("kubernetes://"), done.stderr
     assert [(item["run"], item["num_nodes"]) for item in runs] == [("by-torchx", 2)]
+
+
+def test_a_lost_call_does_not_end_the_waiting() -> None:
+    answers = iter(
+        [Progress(ready=0, group=GROUP), HTTPError("lost"), Progress(ready=2, group=GROUP)]
+    )
+
+    def read() -> Progress:
+        answer = next(answers)
+        if isinstance(answer, HTTPError):
+            raise answer
+        return answer
+
+    seen = wait_for_nodes(read, 2, limit_s=60, now=lambda: 0.0, sleep=lambda _: None)
+
+    assert [progress.ready for progress in seen] == [0, 2]

@@ -55,7 +55,7 @@ def test_a_long_wait_says_how_long() -> None:
 
 def test_trouble_is_not_the_end() -> None:
     assert describe_event(Trouble(message="timed out")) == (
-        "no answer from AWS, trying on: timed out"
+        "no answer, trying on: timed out"
     )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlparse
 
@@ -134,9 +135,8 @@ def test_torchx_runs_a_component_by_itself(eks: EksDesk, torchx: list[str]) -> N
 
 
 def test_a_lost_call_does_not_end_the_waiting() -> None:
-    answers = iter(
-        [Progress(ready=0, group=GROUP), HTTPError("lost"), Progress(ready=2, group=GROUP)]
-    )
+    first, last = Progress(ready=0, group=GROUP), Progress(ready=2, group=GROUP)
+    answers: Iterator[Progress | HTTPError] = iter([first, HTTPError("lost"), last])
 
     def read() -> Progress:
         answer = next(answers)

@@ -105,7 +105,7 @@ class EksStack(cdk.Stack):
             self,
             "System",
             instance_types=config.eks_system_instance_types,
-            subnet=network.network.subnet,
+            network=network.network,
             instance_tags=self._tags(f"{name}-system"),
             **common,
         )

@@ -62,3 +62,14 @@ CHARTS: Mapping[str, Chart] = MappingProxyType({chart.name: chart for chart in _
 NEURON_MONITOR_IMAGE = "public.ecr.aws/neuron/neuron-monitor:1.3.0"
 """As in AWS's own DaemonSet for neuron-monitor (Neuron documentation, Neuron Monitor DaemonSet)."""
 NEURON_MONITOR_PORT = 8000
+
+# Of the newer regions that sell Trainium; the older ones share one (EKS User Guide, View Amazon
+# container image registries for Amazon EKS add-ons).
+_REGISTRY_ACCOUNTS = {"ap-south-2": "900889452093", "ap-southeast-4": "491585149902"}
+_REGISTRY_ACCOUNT = "602401143452"
+
+
+def eks_registry(region: str) -> str:
+    """Where EKS keeps its own images in ``region``."""
+    account = _REGISTRY_ACCOUNTS.get(region, _REGISTRY_ACCOUNT)
+    return f"{account}.dkr.ecr.{region}.amazonaws.com"

@@ -116,6 +116,19 @@ def test_device_plugins_run_on_the_type_of_the_deployment(instance_type: str) ->
     assert ("efa" in values) is instance.supports_multi_node
 
 
+@pytest.mark.parametrize(
+    ("region", "registry"),
+    [
+        ("us-east-2", "602401143452.dkr.ecr.us-east-2.amazonaws.com"),
+        ("ap-south-2", "900889452093.dkr.ecr.ap-south-2.amazonaws.com"),
+    ],
+)
+def test_the_efa_plugin_comes_from_the_regions_own_registry(region: str, registry: str) -> None:
+    values = chart_values(with_cluster(instance_type="trn2.48xlarge", region=region))
+
+    assert values["efa"]["image"]["repository"].startswith(f"{registry}/")
+
+
 @pytest.mark.parametrize("recovery", [False, True])
 def test_node_problems_are_detected_and_repaired_where_that_is_wanted(recovery: bool) -> None:
     npd = chart_values(with_cluster(eks_recovery=recovery))["neuron"]["npd"]

@@ -186,6 +186,17 @@ def test_a_cluster_alone_needs_no_batch_nodes(made: Deployment) -> None:
     assert made.resources("data", "AWS::Batch::JobQueue")
 
 
+def test_the_file_system_admits_tensorboards_nodes(made: Deployment) -> None:
+    clients = {
+        json.dumps(rule["SourceSecurityGroupId"])
+        for rule in made.resources("storage", "AWS::EC2::SecurityGroupIngress")
+    }
+    groups = {json.dumps(group) for group in template(made, "System")["SecurityGroupIds"]}
+
+    assert groups & clients
+    assert any("ClusterSecurityGroupId" in group for group in groups)
+
+
 def test_pods_may_lock_memory_without_limit(made: Deployment) -> None:
     """EFA does, and preflight insists on it."""
     encoded = template(made)["UserData"]["Fn::Base64"]

@@ -9,7 +9,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct
 
-from trainium_catalogue.charts import CHARTS
+from trainium_catalogue.charts import CHARTS, eks_registry
 from trainium_catalogue.kubernetes import TAINT
 
 RECOVERY_NAMESPACE = "neuron-healthcheck-system"
@@ -57,10 +57,7 @@ def chart_values(
         values["efa"] = {
             # Its own list tolerates nothing but CriticalAddonsOnly.
             "tolerations": _ON_TRAINIUM,
-            "image": {
-                "repository": f"602401143452.dkr.ecr.{region}.amazonaws.com/eks/"
-                "aws-efa-k8s-device-plugin"
-            },
+            "image": {"repository": f"{eks_registry(region)}/eks/aws-efa-k8s-device-plugin"},
         }
     return values
 

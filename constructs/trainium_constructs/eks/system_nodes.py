@@ -12,6 +12,7 @@ from trainium_catalogue.eks import SYSTEM_NODES
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.node_role import node_role
 from trainium_constructs.launch_template import ROOT_DEVICE, tag_specifications
+from trainium_constructs.network import EfaNetwork
 
 SYSTEM_LABEL = {"trainium/nodes": "system"}
 # The add-ons' images, and the training image, which serves TensorBoard.
@@ -28,7 +29,7 @@ class SystemNodeGroup(Construct):
         *,
         cluster: TrainingCluster,
         instance_types: Sequence[str],
-        subnet: ec2.ISubnet,
+        network: EfaNetwork,
         host_image_version: str,
         shell: bool = False,
         instance_tags: Mapping[str, str] | None = None,
@@ -40,18 +41,20 @@ class SystemNodeGroup(Construct):
             construct_id: Id of the group.
             cluster: Where the nodes belong.
             instance_types: Types to choose from, x86-64.
-            subnet: Private, with a way to the internet.
+            network: Subnet of the nodes, with a way to the internet, and the group that the file
+                system admits: TensorBoard reads from it.
             host_image_version: Pinned release of the EKS-optimised image.
             shell: Let hosts accept sessions of AWS Systems Manager.
             instance_tags: Tags of the instances.
         """
         super().__init__(scope, construct_id)
-        template = _system_template(self, instance_tags)
+        groups = (cluster.cluster.cluster_security_group, network.security_group)
+        template = _system_template(self, groups, instance_tags)
         self.nodes = eks.Nodegroup(
             self,
             "Group",
             cluster=cluster.cluster,
-            subnets=ec2.SubnetSelection(subnets=[subnet]),
+            subnets=ec2.SubnetSelection(subnets=[network.subnet]),
             instance_types=[ec2.InstanceType(name) for name in instance_types],
             launch_template_spec=eks.LaunchTemplateSpec(
                 id=template.ref, version=template.attr_latest_version_number
@@ -69,13 +72,16 @@ class SystemNodeGroup(Construct):
 
 
 def _system_template(
-    scope: Construct, instance_tags: Mapping[str, str] | None
+    scope: Construct,
+    groups: Sequence[ec2.ISecurityGroup],
+    instance_tags: Mapping[str, str] | None,
 ) -> ec2.CfnLaunchTemplate:
     template = ec2.CfnLaunchTemplate
     return ec2.CfnLaunchTemplate(
         scope,
         "Template",
         launch_template_data=template.LaunchTemplateDataProperty(
+            security_group_ids=[group.security_group_id for group in groups],
             block_device_mappings=[
                 template.BlockDeviceMappingProperty(
                     device_name=ROOT_DEVICE,

@@ -68,7 +68,15 @@ def _job(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any] | None], s
         max_attempts=detail.get("retryStrategy", {}).get("attempts"),
         attempts=attempts,
         nodes=nodes,
+        command=_command(detail),
     )
+
+
+def _command(detail: Mapping[str, Any]) -> tuple[str, ...]:
+    """With what SubmitJob put in place of the job definition's."""
+    ranges = (detail.get("nodeProperties") or {}).get("nodeRangeProperties") or [{}]
+    container = ranges[0].get("container") or detail.get("container") or {}
+    return tuple(container.get("command") or ())
 
 
 def _node(index: int, detail: Mapping[str, Any], of_job: Sequence[Attempt]) -> Node:

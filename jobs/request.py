@@ -49,7 +49,7 @@ class JobRequest:
         """What every node runs."""
         command = contract.launch_command(self.workload)
         for name, value in self.parameters.items():
-            command += [f"--{name}", _flag_value(value)]
+            command += [f"--{name}", flag_value(value)]
         return command
 
     def overrides_length(self) -> int:
@@ -95,5 +95,6 @@ class JobRequest:
         }
 
 
-def _flag_value(value: Value) -> str:
+def flag_value(value: Value) -> str:
+    """How a parameter is spelt on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)

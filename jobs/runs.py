@@ -146,6 +146,8 @@ class Job:
     """Attempts that ended."""
     nodes: tuple[Node, ...]
     orchestrator: Orchestrator = Orchestrator.BATCH
+    command: tuple[str, ...] = ()
+    """Of every node; empty where it is not known."""
 
     @property
     def ended(self) -> bool:

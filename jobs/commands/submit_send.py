@@ -15,6 +15,7 @@ from jobs.orchestrators import JobService
 from jobs.prepared import Prepared
 from jobs.request import JobRequest
 from jobs.runs import Job, RunSummary
+from jobs.same_job import check_same
 from trainium_catalogue.workloads import Hardware
 
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
@@ -56,12 +57,15 @@ class Sender:
         return EXIT_OK
 
     def join(self, ready: Prepared, going_on: RunSummary, services: Sequence[JobService]) -> int:
-        """Submit nothing: the run is there, wherever it is."""
+        """Submit nothing: the run is there, wherever it is; refuses if it is another one."""
+        (its,) = (item for item in services if item.orchestrator is going_on.orchestrator)
+        job = its.describe(going_on.job_id)
+        if job is not None:
+            check_same(job, ready.request)
         note(
             f"run {going_on.run} is {going_on.status} already, job {going_on.job_id}: nothing was "
             "submitted"
         )
-        (its,) = (item for item in services if item.orchestrator is going_on.orchestrator)
         return replace(self, elsewhere=its).finish(
             ready, going_on.job_id, status_before=going_on.status
         )

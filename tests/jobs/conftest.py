@@ -102,12 +102,24 @@ class Desk:
         )
         return found
 
-    def submitted(self, run: str, *, status: str = "RUNNING", num_nodes: int = 2) -> str:
-        """Submit a run; return its job id. moto ends it at once, so its status is put back."""
-        result = self.run("submit", "all-reduce", "--nodes", str(num_nodes), "--name", run, "--yes")
+    def submitted(self, run: str, *flags: str, status: str = "RUNNING", num_nodes: int = 2) -> str:
+        """Submit a run; return its job id.
+
+        moto ends it at once and drops what the submission overrides: both are put back.
+        """
+        result = self.run(
+            "submit", "all-reduce", "--nodes", str(num_nodes), "--name", run, "--yes", *flags
+        )
         assert result.exit_code == 0, result.stderr
         job_id = str(self.jobs(run)[-1]["jobId"])
-        self.backend_job(job_id).status = status
+        job = self.backend_job(job_id)
+        job.status = status
+        describe, command = job.describe, [*contract.launch_command("all-reduce"), *flags]
+        nodes = {
+            "numNodes": num_nodes,
+            "nodeRangeProperties": [{"container": {"command": command}}],
+        }
+        job.describe = lambda: {**describe(), "nodeProperties": nodes}
         return job_id
 
     def backend_job(self, job_id: str) -> Any:

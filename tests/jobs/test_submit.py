@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.conftest import Desk
+from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue import contract
 
 NIGHTLY = ("submit", "all-reduce", "--nodes", "4", "--name", "nightly")
@@ -109,12 +110,31 @@ def test_a_default_time_limit_shrinks_to_the_cap_of_the_deployment(desk: Desk) -
 
 @pytest.mark.parametrize("status", ["SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING"])
 def test_a_run_that_goes_on_is_not_submitted_again(desk: Desk, status: str) -> None:
-    job_id = desk.submitted("nightly", status=status)
+    job_id = desk.submitted("nightly", status=status, num_nodes=4)
 
     result = desk.run(*NIGHTLY, "--yes")
 
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.stderr
     assert f"run nightly is {status} already, job {job_id}: nothing was submitted" in result.stderr
+    assert len(desk.jobs("nightly")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        (("all-reduce", "--nodes", "3"), "on 4 nodes, not 3"),
+        (("all-reduce", "--nodes", "4", "--iterations", "7"), "with --iterations 20, not 7"),
+        (("llama-tiny", "--nodes", "4", "--dataset", "x"), "it is all-reduce, not llama-tiny"),
+    ],
+)
+def test_another_job_under_a_run_that_goes_on_is_refused(
+    desk: Desk, words: tuple[str, ...], fragment: str
+) -> None:
+    desk.submitted("nightly", "--warmup-iterations", "5", num_nodes=4)
+
+    result = desk.run("submit", *words, "--name", "nightly", "--yes", "--follow")
+
+    assert_refused(result, "run nightly is RUNNING already", fragment, "jobs stop nightly")
     assert len(desk.jobs("nightly")) == 1
 
 

@@ -116,6 +116,7 @@ def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Scene, ...]:
                 *submit, "mnist", "--on", "eks", "--nodes", "1", "--dataset", "digits",
                 "--name", MNIST, *_flags(parameters["mnist"]), *last,
             ),
+            says={"digits are read as well as they must be": r"accuracy: 0\.\d+ .*within"},
         ),
         Scene(
             name=BERT,

@@ -29,7 +29,7 @@ SAVE_EVERY = 6
 KILLED_AFTER = 11
 """The pod is killed when this step is in the log: well after a save, well before the next."""
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
-    "mnist": {},
+    "mnist": {"require-accuracy": "true"},
     "bert-tiny": {
         "max-steps": str(MAX_STEPS),
         "save-every": str(SAVE_EVERY),

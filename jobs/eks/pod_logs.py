@@ -26,16 +26,28 @@ class _Tail:
     """One pod's log, as far as it has come."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
-    newest: str = ""
     is_over: bool = False
+    _newest: str = ""
+    _with_newest: int = 0
+    _known: str = ""
+    _with_known: int = 0
+
+    def reopen(self) -> None:
+        """What comes next begins with lines that were read before."""
+        self._known, self._with_known = self._newest, self._with_newest
 
     def take(self, line: str) -> None:
         """A line with the time that the kubelet read it; one that was read before is left out."""
         stamp, _, message = line.partition(" ")
-        # Stamps have nine digits of a second and one zone, so they sort as times do.
-        if self.newest and stamp <= self.newest:
+        # Stamps have nine digits of a second and one zone, so they sort as times do. Lines that
+        # are written together may have the same one.
+        if stamp < self._known:
             return
-        self.newest = stamp
+        if stamp == self._known and self._with_known:
+            self._with_known -= 1
+            return
+        self._with_newest = self._with_newest + 1 if stamp == self._newest else 1
+        self._newest = stamp
         self.lines.append({"timestamp": _ms(stamp), "message": message})
 
 
@@ -84,6 +96,7 @@ class PodLogs:
                 tail.is_over = True
                 return
             path = f"{PODS}/{name}/log"
+            tail.reopen()
             with self._cluster.open("GET", path, query=query, timeout=(5, _SILENCE_S)) as answer:
                 for line in answer:
                     tail.take(line.decode(errors="replace").rstrip("\r\n"))

@@ -56,6 +56,10 @@ class Outcome:
     """Why the job fails though it has trained."""
 
 
+class WrongOutcome(ValueError):
+    """The run has made all its steps, and what has come of them is not right."""
+
+
 class Recipe(ABC):
     """One kind of training; every rank makes the same calls in the same order."""
 

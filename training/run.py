@@ -14,7 +14,7 @@ from training.checkpoint.ranks import Ranks
 from training.loop import Ending, Loop
 from training.metrics_files import RunFiles
 from training.objects import Objects, open_objects
-from training.recipe import Material, Outcome, Recipe, Staging
+from training.recipe import Material, Outcome, Recipe, Staging, WrongOutcome
 from training.report import first_status, place, plan_line, reference_parameters
 from training.runs import RANKS, RunConfig, RunLock, RunLost, checkpoint_root
 from training.stopping import Stopped
@@ -32,10 +32,6 @@ _BEAT_S = 1.0
 
 class NoDataset(ValueError):
     """A new run that does not say what to train on."""
-
-
-class WrongOutcome(ValueError):
-    """The run has made all its steps, and what has come of them is not right."""
 
 
 class Run:

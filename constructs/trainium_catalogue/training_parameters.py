@@ -1,8 +1,9 @@
 """The parameters of a pre-training workload; their defaults come from its preset."""
 
 from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
-from trainium_catalogue.models import BERT_POSITIONS, ModelShape, Preset
+from trainium_catalogue.models import Preset
 from trainium_catalogue.parameters import Parameter
+from trainium_catalogue.shapes import BERT_POSITIONS, ModelShape
 
 SHAPE_FIELDS = {
     "vocab-size": "vocab_size",

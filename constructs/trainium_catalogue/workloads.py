@@ -10,8 +10,11 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from trainium_catalogue import contract
-from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
-from trainium_catalogue.corpora import CORPORA, DATASETS
+from trainium_catalogue.data_parameters import (
+    EXPORT_PARAMETERS,
+    PREPARE_PARAMETERS,
+    TOKENIZE_PARAMETERS,
+)
 from trainium_catalogue.models import LLAMA_PRESETS, PRESETS, Preset
 from trainium_catalogue.parameters import LAUNCH_PARAMETERS, Parameter, Value, parse_parameters
 from trainium_catalogue.suggest import did_you_mean
@@ -67,10 +70,6 @@ class Workload:
     reads_data_uris: bool = False
     """May read the deployment's ``data_uris``, storage outside its bucket."""
     writes_data_uris: bool = False
-
-
-_DATASET = DATASET_NAME_PATTERN
-_INPUT = rf"{_DATASET}|s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]/[^\s]*|/[^\s]+"
 
 
 def _pretraining(preset: Preset) -> Workload:
@@ -185,22 +184,7 @@ _WORKLOADS = (
         hardware=Hardware.CPU,
         writes=(contract.CORPORA_PREFIX, contract.DATASETS_PREFIX),
         time_limit_hours=8.0,
-        parameters=(
-            Parameter(
-                name="dataset",
-                default="",
-                required=True,
-                pattern="|".join((*CORPORA, *DATASETS)),
-                pattern_help=" or ".join((*CORPORA, *DATASETS)),
-                help="corpus or dataset to fetch: " + ", ".join((*CORPORA, *DATASETS)),
-            ),
-            Parameter(
-                name="max-documents",
-                default=0,
-                minimum=0,
-                help="end after so many documents, of a corpus or of bert-tiny's (0: all)",
-            ),
-        ),
+        parameters=PREPARE_PARAMETERS,
     ),
     Workload(
         name="tokenize",
@@ -211,56 +195,7 @@ _WORKLOADS = (
         writes=(contract.DATASETS_PREFIX,),
         reads_data_uris=True,
         time_limit_hours=12.0,
-        parameters=(
-            Parameter(
-                name="input",
-                default="",
-                required=True,
-                pattern=_INPUT,
-                pattern_help="a corpus of the bucket, s3://bucket/prefix or an absolute path",
-                help="text to read: what prepare or upload put there, or any s3:// prefix",
-            ),
-            Parameter(
-                name="tokenizer",
-                default="",
-                required=True,
-                pattern=rf"{_DATASET}|s3://[^\s]+|/[^\s]+",
-                pattern_help="a tokenizer of the bucket, s3://bucket/key or an absolute path",
-                help="tokenizer.model (SentencePiece) or tokenizer.json, as uploaded",
-            ),
-            Parameter(
-                name="dataset",
-                default="",
-                required=True,
-                pattern=_DATASET,
-                pattern_help=DATASET_NAME_HELP,
-                help="name of the dataset to make",
-            ),
-            Parameter(
-                name="text-field",
-                default="text",
-                help="field of a JSONL line, or column of a Parquet file, that holds the text",
-            ),
-            Parameter(
-                name="shard-tokens",
-                default=2**26,
-                minimum=2**10,
-                maximum=2**31,
-                help="tokens of one shard of the dataset, about",
-            ),
-            Parameter(
-                name="processes",
-                default=0,
-                minimum=0,
-                maximum=1024,
-                help="worker processes (0: one for each core)",
-            ),
-            Parameter(
-                name="accelerate",
-                default=True,
-                help="use a faster tokenizer where a check finds it gives the same ids",
-            ),
-        ),
+        parameters=TOKENIZE_PARAMETERS,
     ),
     Workload(
         name="export",
@@ -270,29 +205,7 @@ _WORKLOADS = (
         writes=(contract.EXPORT_PREFIX,),
         reads_data_uris=True,
         time_limit_hours=4.0,
-        parameters=(
-            Parameter(
-                name="run",
-                default="",
-                required=True,
-                pattern=r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}",
-                pattern_help="the name of a run",
-                help="run whose checkpoint is exported",
-            ),
-            Parameter(
-                name="step",
-                default=0,
-                minimum=0,
-                help="checkpoint to export (0: the newest complete one)",
-            ),
-            Parameter(
-                name="dtype",
-                default="bfloat16",
-                pattern="bfloat16|float32",
-                pattern_help="bfloat16 or float32",
-                help="type of the exported weights",
-            ),
-        ),
+        parameters=EXPORT_PARAMETERS,
     ),
 )
 

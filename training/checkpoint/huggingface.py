@@ -17,7 +17,7 @@ from training.llama.parallel import split_dimension, split_modules, tensor_paral
 if TYPE_CHECKING:
     from training.checkpoint.marker import CheckpointInfo
     from training.objects import Objects
-    from trainium_catalogue.models import Shape
+    from trainium_catalogue.shapes import Shape
 
 Finished = Callable[[Path], None]
 """Takes a file that is complete, and may remove it."""

@@ -25,7 +25,8 @@ from training.data.places import Place
 from training.export import ExportError, Order, export
 from training.runs import RunConfigError
 from trainium_catalogue.contract import checkpoint_name
-from trainium_catalogue.models import PRESETS, BertShape
+from trainium_catalogue.models import PRESETS
+from trainium_catalogue.shapes import BertShape
 
 STEPS = 12
 """More than an epoch of the 70 sequences."""

@@ -17,7 +17,7 @@ from training.data.places import Place
 from training.data.prepare import prepare_dataset
 from training.data.ready import Ready, finish, store
 from training.mnist.recipe import Digits, evaluation_batches
-from training.run import WrongOutcome
+from training.recipe import WrongOutcome
 from training.runs import RunConfigError
 
 SMALL = ("--dataset=small", "--log-every=1")

@@ -49,6 +49,14 @@ def test_a_run_that_is_on_batch_is_not_submitted_on_eks_as_well(eks: EksDesk) ->
     assert document["job_id"] == job_id
 
 
+def test_a_run_that_goes_on_with_other_parameters_is_not_joined(eks: EksDesk) -> None:
+    eks.run(*SWEEP, "--nodes", "2", "--name", "sweep", "--yes", "--iterations", "5")
+    result = eks.run(*SWEEP, "--nodes", "2", "--name", "sweep", "--yes", "--iterations", "6")
+
+    assert result.exit_code == 2
+    assert "with --iterations 5, not 6" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -54,9 +54,7 @@ def test_a_long_wait_says_how_long() -> None:
 
 
 def test_trouble_is_not_the_end() -> None:
-    assert describe_event(Trouble(message="timed out")) == (
-        "no answer, trying on: timed out"
-    )
+    assert describe_event(Trouble(message="timed out")) == ("no answer, trying on: timed out")
 
 
 def test_a_file_gets_the_lines_of_the_nodes_unchanged() -> None:

@@ -77,7 +77,7 @@ def tokenize_inputs(bucket: Bucket, values: Mapping[str, Value]) -> Inputs:
         raise Refusal(
             "no-tokenizer",
             f"there is no tokenizer {tokenizer!r}: {_hint('tokenizers', tokenizer, there)}; upload "
-            f"it with `python -m jobs upload ./{tokenizer}`",
+            "a *.model or tokenizer*.json with `python -m jobs upload FILE`",
         )
     if _is_name(corpus):
         _check_corpus(bucket, corpus)

@@ -111,7 +111,7 @@ def test_a_tokenizer_that_is_not_there_is_refused(ready: Desk) -> None:
         result,
         "there is no tokenizer 'tokenizer.json'",
         "did you mean 'tokenizer.model'?",
-        "python -m jobs upload ./tokenizer.json",
+        "upload a *.model or tokenizer*.json with `python -m jobs upload FILE`",
     )
 
 

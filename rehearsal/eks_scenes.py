@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rehearsal.kubernetes.binaries import kubectl
-from rehearsal.state import DEPLOYMENT, Settings
+from rehearsal.state import DEPLOYMENT
 from trainium_catalogue import kubernetes
 
 MNIST, BERT = "mnist", "bert"
@@ -203,11 +203,3 @@ def watching(job_ids: Mapping[str, str]) -> tuple[Scene, ...]:
 def end() -> tuple[Scene, ...]:
     """Nodes cost money."""
     return (Scene(name="scale down", program="jobs", words=("scale", "--nodes", "0")),)
-
-
-def runs_of(settings: Settings) -> tuple[str, ...]:
-    """Names of the runs that are told."""
-    return tuple(
-        run for workload, run in (("mnist", MNIST), ("bert-tiny", BERT))
-        if workload in settings.workloads
-    )  # fmt: skip

@@ -26,8 +26,6 @@ from training.objects import Objects
 Pixels = NDArray[np.uint8]
 
 KIND = "images"
-SIDE = 28
-"""Pixels of an image's edge."""
 SPLITS = ("train", "t10k")
 _MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"
 """PyTorch's, which torchvision fetches MNIST from: the author's own site refuses programs."""

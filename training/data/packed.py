@@ -45,26 +45,14 @@ class PackedDataset:
             start, rest, number = start + len(found), rest - len(found), number + 1
         return result
 
-    def require(
-        self, *, vocab_size: int, seq_len: int, tokenizer_sha256: str | None = None
-    ) -> None:
-        """Refuse a model that this dataset does not fit, with ``DatasetError``.
-
-        ``tokenizer_sha256`` is that of the run's checkpoints, where there are any.
-        """
+    def require(self, *, vocab_size: int, seq_len: int) -> None:
+        """Refuse a model that this dataset does not fit, with ``DatasetError``."""
         manifest = self.manifest
         if manifest.vocab_size > vocab_size:
             raise DatasetError(
                 f"the dataset has ids up to {manifest.vocab_size - 1} and the model's vocabulary "
                 f"only {vocab_size}; train with --vocab-size {manifest.vocab_size} or tokenize "
                 "with the model's own tokenizer"
-            )
-        if tokenizer_sha256 not in (None, manifest.tokenizer_sha256):
-            raise DatasetError(
-                f"the dataset was made with tokenizer {manifest.tokenizer} "
-                f"({manifest.tokenizer_sha256[:12]}), the run was trained with another one "
-                f"({str(tokenizer_sha256)[:12]}), whose ids mean other words; use the run's "
-                "dataset or start a new run"
             )
         if self.num_sequences(seq_len) == 0:
             raise DatasetError(

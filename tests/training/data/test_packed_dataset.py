@@ -182,14 +182,6 @@ def test_a_model_with_fewer_words_than_the_dataset_is_refused(tmp_path: Path) ->
         dataset.require(vocab_size=999, seq_len=49)
 
 
-def test_another_tokenizer_than_the_runs_is_refused(tmp_path: Path) -> None:
-    dataset = PackedDataset(tmp_path, write_dataset(tmp_path, list(range(50)), []))
-
-    dataset.require(vocab_size=1000, seq_len=8, tokenizer_sha256="1" * 64)
-    with pytest.raises(DatasetError, match=r"tokenizer.json \(111111111111\), the run was trained"):
-        dataset.require(vocab_size=1000, seq_len=8, tokenizer_sha256="2" * 64)
-
-
 def test_a_sequence_longer_than_the_dataset_is_refused(tmp_path: Path) -> None:
     dataset = PackedDataset(tmp_path, write_dataset(tmp_path, list(range(50)), []))
 

@@ -184,8 +184,8 @@ def main() -> None:
     digest = lock_digest()
     if is_current(digest):
         return
-    if shutil.disk_usage(ROOT).free < 4 * 1024**3:
-        refuse("less than 4 GiB of disk are free here; set-up needs about 2 GiB")
+    if shutil.disk_usage(ROOT).free < 5 * 1024**3:
+        refuse("less than 5 GiB of disk are free here; set-up needs about 3 GiB")
     STAMP.unlink(missing_ok=True)
     install_python_packages()
     install_cdk_cli()

@@ -98,7 +98,7 @@ REASONS: tuple[Explanation, ...] = (
     ),
     Explanation(
         pattern="DeadlineExceeded*",
-        meaning="the time limit of the submission was reached",
+        meaning="the launcher did not keep its time limit, and the kubelet ended the pod",
         remedy="another attempt goes on from the newest checkpoint while there is one left",
     ),
     Explanation(

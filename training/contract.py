@@ -61,6 +61,8 @@ class NodeContract:
     lustre: str | None
     array_index: int
     array_size: int
+    time_limit_s: int | None
+    """After which the launcher ends the attempt; None where the orchestrator does."""
     device: DeviceKind
     processes_per_node: int
     instance_type: InstanceType | None
@@ -127,6 +129,7 @@ def read_contract(
         lustre=env.get(ENV_LUSTRE),
         array_index=place.array_index,
         array_size=place.array_size,
+        time_limit_s=place.time_limit_s,
         device=device,
         processes_per_node=_processes(env, device, instance_type),
         instance_type=instance_type,

@@ -24,6 +24,8 @@ class Place:
     """None on the main node itself."""
     array_index: int = 0
     array_size: int = 1
+    time_limit_s: int | None = None
+    """Of the attempt; None where the orchestrator sees to it."""
 
 
 def all_or_none(env: Mapping[str, str], names: Sequence[str], setter: str) -> bool:

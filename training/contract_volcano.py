@@ -16,6 +16,7 @@ from trainium_catalogue.contract import (
     ENV_MAIN_HOST_FROM,
     ENV_NODE_INDEX,
     ENV_NUM_NODES,
+    ENV_TIME_LIMIT,
 )
 
 _NAMES = (ENV_JOB_ID, ENV_ATTEMPT, ENV_NODE_INDEX, ENV_NUM_NODES, ENV_MAIN_HOST_FROM)
@@ -46,6 +47,7 @@ def read_place(env: Mapping[str, str], find_host: Callable[[str], str]) -> Place
         num_nodes=num_nodes,
         main_index=_MAIN_INDEX,
         main_address=main_address,
+        time_limit_s=whole(env, ENV_TIME_LIMIT, least=1) if ENV_TIME_LIMIT in env else None,
     )
 
 

@@ -40,6 +40,15 @@ def stopped(node: NodeContract) -> Verdict:
     return Verdict(code=code, reason=f"node {node.node_index}: told to stop", graceful=True)
 
 
+def out_of_time(node: NodeContract, time_limit_s: int) -> Verdict:
+    """Verdict of the main node when the attempt has used all its time."""
+    return Verdict(
+        code=ExitCode.TIME_LIMIT,
+        reason=f"node {node.node_index}: the attempt has run for {time_limit_s} s (--time-limit)",
+        graceful=True,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
     """What a launcher works with, whichever its role."""
@@ -128,6 +137,8 @@ class MainRole(_Role):
             settle_s=min(MAX_SETTLE_S, self._parameters.peer_timeout_s),
         )
         joined = {self._node.node_index}
+        limit_s = self._node.time_limit_s
+        last_s = float("inf") if limit_s is None else time.monotonic() + limit_s
         if problem is not None:
             board.report(self._node.node_index, problem, time.monotonic())
         patience = _Patience(self._parameters, time.monotonic())
@@ -142,6 +153,8 @@ class MainRole(_Role):
             own = self._own_verdict()
             if own is not None:
                 board.report(self._node.node_index, own, now)
+            if limit_s is not None and now > last_s:
+                board.report(self._node.node_index, out_of_time(self._node, limit_s), now)
             board.all_joined = len(joined) == self._node.num_nodes
             if len(joined) > 1:
                 patience.some_child_joined(now)

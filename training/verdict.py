@@ -12,13 +12,14 @@ from trainium_catalogue.exit_codes import ExitCode
 # workload or the configuration would happen again and shows up as a lost connection elsewhere.
 _PRECEDENCE = (
     ExitCode.STOPPED,
+    ExitCode.TIME_LIMIT,
     ExitCode.CONFIGURATION,
     ExitCode.WORKLOAD,
     ExitCode.PREFLIGHT,
     ExitCode.HOST,
     ExitCode.OK,
 )
-_CONCLUSIVE = _PRECEDENCE[:3]
+_CONCLUSIVE = _PRECEDENCE[:4]
 
 MAX_SETTLE_S = 5.0
 """Longest wait for better evidence than a lost connection."""

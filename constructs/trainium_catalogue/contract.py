@@ -93,6 +93,8 @@ ENV_MAIN_HOST_FROM: Final = "TRAINIUM_MAIN_HOST_FROM"
 """Name of the variable that holds the main node's host name or address."""
 ENV_AFTER_JOB: Final = "TRAINIUM_AFTER_JOB"
 """Id of the Volcano job that compiles for this one, which waits for it: nothing else does."""
+ENV_TIME_LIMIT: Final = "TRAINIUM_TIME_LIMIT_S"
+"""Seconds after which the launcher ends an attempt, and the job with it; Batch does so itself."""
 # Only the rehearsal and laptops set these three.
 ENV_DEVICE: Final = "TRAINIUM_DEVICE"
 ENV_PROCESSES_PER_NODE: Final = "TRAINIUM_PROCESSES_PER_NODE"

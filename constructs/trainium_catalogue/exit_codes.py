@@ -21,6 +21,8 @@ class ExitCode(IntEnum):
     """``EX_SOFTWARE`` of sysexits.h."""
     HOST = 75
     """``EX_TEMPFAIL`` of sysexits.h."""
+    TIME_LIMIT = 124
+    """That of ``timeout`` (coreutils)."""
     KILLED = 137
     """128 + SIGKILL: the container was killed, not ended."""
     STOPPED = 143
@@ -64,6 +66,11 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
                 "complete one"
             ),
             retry=True,
+        ),
+        ExitCode.TIME_LIMIT: Ending(
+            meaning="the time limit of the submission was reached",
+            remedy="submit again with a larger --time-limit; a run with checkpoints continues",
+            retry=False,
         ),
         ExitCode.KILLED: Ending(
             meaning="the node was killed or frozen, or ran out of memory",

@@ -80,7 +80,7 @@ def submit(
         typer.Option(
             "--time-limit",
             metavar="HOURS",
-            help="Hours after which an attempt is ended.",
+            help="Hours after which an attempt is ended, and the job with it.",
             show_default="the workload's",
         ),
     ] = None,

@@ -97,7 +97,10 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
             "serviceAccountName": kubernetes.service_account(spec.workload),
             # Credentials come from EKS Pod Identity, which mounts a token of its own.
             "automountServiceAccountToken": False,
-            "activeDeadlineSeconds": spec.time_limit_s,
+            # Of a frozen launcher only. A pod that the kubelet ends fails like one on a node that is
+            # drained (143), and Volcano would make another attempt: the time limit itself is the
+            # launcher's, which exits with a code that ends the job.
+            "activeDeadlineSeconds": spec.deadline_s,
             "terminationGracePeriodSeconds": _GRACE_S,
             # The launcher must not be process 1, which is immune to its own container's signals:
             # here that is the pod's pause, as Docker's init is on Batch.

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
+from jobs.prepared import COMPILE_TIME_LIMIT_HOURS
 from jobs.request import JobRequest
 from trainium_catalogue import contract, kubernetes
+from trainium_catalogue.contract import ATTEMPTS
 from trainium_catalogue.instances import InstanceType
 
 MAX_RUN_CHARACTERS = 63
 """Of a label's value (Kubernetes documentation, Labels and Selectors)."""
+_SPARE_S = 3600
+"""To pull an image, to meet, and to end cleanly."""
 _MAX_NAME_CHARACTERS = 36
 """With TorchX's suffix of up to 14 characters and ``-node-999-0`` a host name of 63."""
 
@@ -27,7 +31,7 @@ class LaunchSpec:
     command: Sequence[str]
     num_nodes: int
     time_limit_s: int
-    """Of one attempt."""
+    """Of one attempt; the launcher ends the job with it."""
     deployment: str
     region: str
     bucket: str
@@ -55,6 +59,16 @@ class LaunchSpec:
         }
 
     @property
+    def deadline_s(self) -> int:
+        """When the kubelet ends a pod whose launcher has not ended it.
+
+        The kubelet counts from before the image is pulled, and while a job that compiles is waited
+        for; the launcher does not.
+        """
+        waits_s = ATTEMPTS * COMPILE_TIME_LIMIT_HOURS * 3600 if self.after_job else 0
+        return self.time_limit_s + round(waits_s) + _SPARE_S
+
+    @property
     def environment(self) -> dict[str, str]:
         """What a job definition of Batch holds."""
         lustre = {contract.ENV_LUSTRE: contract.LUSTRE_MOUNT} if self.lustre_claim else {}
@@ -68,6 +82,7 @@ class LaunchSpec:
             **lustre,
             contract.ENV_RUN: self.run,
             contract.ENV_NUM_NODES: str(self.num_nodes),
+            contract.ENV_TIME_LIMIT: str(self.time_limit_s),
             **after,
         }
 

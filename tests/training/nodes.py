@@ -24,6 +24,7 @@ CPU_NODE = NodeContract(
     lustre=None,
     array_index=0,
     array_size=1,
+    time_limit_s=None,
     device=DeviceKind.CPU,
     processes_per_node=1,
     instance_type=None,

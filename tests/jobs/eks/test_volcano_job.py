@@ -22,7 +22,11 @@ NODE_WORKLOADS = [item for item in WORKLOADS.values() if item.hardware is Hardwa
 
 
 def made(
-    *, instance_type: str = "trn1.32xlarge", num_nodes: int = 2, lustre_claim: str | None = None
+    *,
+    instance_type: str = "trn1.32xlarge",
+    num_nodes: int = 2,
+    lustre_claim: str | None = None,
+    after_job: str | None = None,
 ) -> dict[str, Any]:
     target = EksTarget(
         cluster="cluster",
@@ -46,6 +50,7 @@ def made(
         instance_type=find_instance_type(instance_type),
         image=target.image,
         lustre_claim=lustre_claim,
+        after_job=after_job,
     )
     resource: dict[str, Any] = dry_run(spec, target).request.resource
     return resource
@@ -124,6 +129,16 @@ def test_the_attempt_is_volcanos_count(job: dict[str, Any]) -> None:
     assert environment(job, 1)[contract.ENV_ATTEMPT] == {
         "fieldRef": {"fieldPath": kubernetes.RETRY_COUNT_FIELD}
     }
+
+
+def test_the_time_limit_is_the_launchers_and_the_kubelet_comes_later(job: dict[str, Any]) -> None:
+    """A pod that the kubelet ends would be restarted, as one of a drained node is."""
+    compiled = made(after_job="first")
+
+    assert environment(job, 0)[contract.ENV_TIME_LIMIT] == "3600"
+    assert pod(job)["activeDeadlineSeconds"] == 3600 + 3600
+    assert pod(compiled)["activeDeadlineSeconds"] == 3600 + 3600 + 3 * 6 * 3600
+    assert {"exitCode": 124, "action": "TerminateJob"} in job["spec"]["policies"]
 
 
 def test_arguments_stay_apart(job: dict[str, Any]) -> None:

@@ -1,0 +1,54 @@
+"""The time limit of an attempt where the launcher sees to it, with real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.training.conftest import Cluster
+from training.contract import read_contract
+from training.contract_values import ContractError
+
+LIMIT_S = 6
+
+
+class Pods(Cluster):
+    """Nodes that Volcano and TorchX have started."""
+
+    def environment(self, index: int) -> dict[str, str]:
+        env = super().environment(index)
+        own = {name: value for name, value in env.items() if not name.startswith("AWS_BATCH")}
+        main = "VC_NODE_0_HOSTS" if index else "TORCHX_RANK0_HOST"
+        return {
+            **own,
+            "TRAINIUM_JOB_ID": self.mark,
+            "TRAINIUM_ATTEMPT": "0",
+            "TRAINIUM_NODE_INDEX": str(index),
+            "TRAINIUM_NUM_NODES": str(self.num_nodes),
+            "TRAINIUM_MAIN_HOST_FROM": main,
+            "TRAINIUM_TIME_LIMIT_S": str(LIMIT_S),
+            main: self.address(0),
+        }
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    cluster = Pods(tmp_path, num_nodes=2)
+    yield cluster
+    cluster.kill()
+
+
+def test_an_attempt_that_has_used_its_time_ends_for_good(pods: Pods) -> None:
+    pods.start("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
+
+    assert pods.end(within_s=LIMIT_S + 30) == {0: 124, 1: 124}, pods.all_logs()
+    assert f"node 0: the attempt has run for {LIMIT_S} s (--time-limit)" in pods.log(1)
+
+
+def test_a_limit_that_is_none_is_refused(pods: Pods) -> None:
+    env = {**pods.environment(0), "TRAINIUM_TIME_LIMIT_S": "0"}
+
+    with pytest.raises(ContractError, match="TRAINIUM_TIME_LIMIT_S=0 is not a whole number"):
+        read_contract(env, str)

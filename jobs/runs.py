@@ -94,7 +94,7 @@ class Attempt:
     """From 1."""
     exit_code: int | None
     reason: str | None
-    """What ECS, or Kubernetes, says of the container."""
+    """What ECS, or Kubernetes, says of the container; or the last that a pod's launcher said."""
     status_reason: str | None
     """What Batch says of the attempt, or Kubernetes of the pod."""
     log_stream: str | None

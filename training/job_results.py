@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.contract import NodeContract
 from training.verdict import Verdict
-from trainium_catalogue.contract import ATTEMPTS, CACHE_PREFIX
+from trainium_catalogue.contract import ATTEMPTS, CACHE_PREFIX, attempts_prefix
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
 if TYPE_CHECKING:
@@ -47,6 +47,28 @@ def open_results(node: NodeContract | RunContext) -> Objects:
         endpoint_url=node.endpoint_url,
         patience=Patience(total_s=_REQUEST_S),
     )
+
+
+def leave_ending(node: NodeContract, verdict: Verdict, say: Say) -> None:
+    """Write how an attempt ended that did not succeed.
+
+    Volcano deletes the pods of an attempt that another one follows, and their logs with them.
+    """
+    assert node.bucket is not None
+    from training.objects import Patience, StorageError, open_objects
+
+    attempts = open_objects(
+        f"s3://{node.bucket}/{attempts_prefix(node.run, node.job_id)}".rstrip("/"),
+        region=node.region,
+        endpoint_url=node.endpoint_url,
+        patience=Patience(total_s=_REQUEST_S),
+    )
+    document = {"schema": 1, "code": int(verdict.code), "reason": verdict.reason}
+    name = f"{node.attempt}-node-{node.node_index}.json"
+    try:
+        attempts.put(name, json.dumps(document).encode() + b"\n")
+    except (StorageError, OSError) as error:
+        say(f"the bucket could not be told how this attempt ended: {error}")
 
 
 def leave_sign(results: Objects, job_id: str) -> None:

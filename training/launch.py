@@ -93,6 +93,8 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
         decision = run_node(request, node, env, scratch=scratch, guardian=guardian, stop=stop)
         if node.is_main and node.bucket and _compiles_for_another(request, env):
             job_results.leave_result(job_results.open_results(node), node, decision, say)
+        if decision.code is not ExitCode.OK and node.bucket and ENV_JOB_ID in env:
+            job_results.leave_ending(node, decision, say)
     except Exception as error:
         # A host on which not even the launcher works, or a mistake in the launcher: in no case the
         # workload's, so another attempt is worth its few seconds.

@@ -145,6 +145,14 @@ def run_key(run: str, file: str) -> str:
     return f"{RUNS_PREFIX}{run}/{file}"
 
 
+def attempts_prefix(run: str, job_id: str) -> str:
+    """Key prefix of how the attempts of a Volcano job ended, whose pods and logs go with them.
+
+    ``<attempt>-node-<index>.json`` is what a node's launcher said last: ``code`` and ``reason``.
+    """
+    return f"{run_prefix(run, 'results')}attempts/{job_id}/"
+
+
 def checkpoint_name(step: int) -> str:
     """Folder of the checkpoint after ``step`` optimizer steps; names sort as steps do."""
     return f"step-{step:08d}"

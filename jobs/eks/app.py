@@ -78,7 +78,7 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
         # TorchX writes MB where the catalogue has MiB, and requests less than it limits.
         "resources": {"limits": resources, "requests": resources},
         "securityContext": {"allowPrivilegeEscalation": False},
-        # `jobs status` shows the last lines of a container that failed.
+        # `jobs status` shows the last line of a container that failed.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     shm = {
@@ -97,9 +97,9 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
             "serviceAccountName": kubernetes.service_account(spec.workload),
             # Credentials come from EKS Pod Identity, which mounts a token of its own.
             "automountServiceAccountToken": False,
-            # Of a frozen launcher only. A pod that the kubelet ends fails like one on a node that is
-            # drained (143), and Volcano would make another attempt: the time limit itself is the
-            # launcher's, which exits with a code that ends the job.
+            # Of a frozen launcher only. A pod that the kubelet ends exits as on a drained node, and
+            # Volcano would make another attempt: the time limit itself is the launcher's, which
+            # exits with a code that ends the job.
             "activeDeadlineSeconds": spec.deadline_s,
             "terminationGracePeriodSeconds": _GRACE_S,
             # The launcher must not be process 1, which is immune to its own container's signals:

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jobs.eks.endings import Ending, Endings
 from jobs.eks.pods import milliseconds, node_of, trouble
 from jobs.eks.volcano_job import AFTER
 from jobs.orchestrators import Orchestrator
-from jobs.runs import Attempt, Job, Kind, Node, RunSummary, Shape
+from jobs.runs import ENDED, Attempt, Job, Kind, Node, RunSummary, Shape
 from trainium_catalogue import kubernetes
 from trainium_catalogue.workloads import Hardware
 
@@ -39,7 +40,7 @@ def summarize(job: Json) -> RunSummary:
     """One line of a list of runs."""
     status = _status(job)
     return RunSummary(
-        run=_run(job),
+        run=run_of(job),
         job_id=job["metadata"]["name"],
         status=status,
         status_reason=_reason(job, status),
@@ -52,11 +53,16 @@ def summarize(job: Json) -> RunSummary:
     )
 
 
-def describe(job: Json, pods: Sequence[Json]) -> Job:
-    """A job with its pods."""
+def num_attempts_failed(job: Json) -> int:
+    """How many attempts have failed."""
+    return _restarts(job) + (_status(job) == "FAILED")
+
+
+def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) -> Job:
+    """A job with its pods; ``endings`` tell of attempts whose pods are gone."""
     status = _status(job)
     by_index = {int(match[1]): pod for pod in pods if (match := _NODE.search(_name(pod)))}
-    ended = status in ("SUCCEEDED", "FAILED")
+    ended = status in ENDED
     if status == "RUNNABLE" and any(pod["spec"].get("nodeName") for pod in pods):
         status = "STARTING"
     # Pods that were deleted, of a job that was stopped or has no attempts left, ended as it did.
@@ -65,7 +71,7 @@ def describe(job: Json, pods: Sequence[Json]) -> Job:
     after = (job["metadata"].get("annotations") or {}).get(AFTER)
     return Job(
         job_id=_name(job),
-        run=_run(job),
+        run=run_of(job),
         workload=_labels(job).get(kubernetes.LABEL_WORKLOAD),
         status=status,
         status_reason=_reason(job, status) or (trouble(pods) if not ended else None),
@@ -76,7 +82,7 @@ def describe(job: Json, pods: Sequence[Json]) -> Job:
         job_queue=job["spec"].get("queue"),
         depends_on=() if after is None else (after,),
         max_attempts=job["spec"].get("maxRetry"),
-        attempts=_attempts(job, nodes, ended=ended),
+        attempts=_attempts(job, nodes, endings or {}, ended=ended),
         nodes=nodes,
         orchestrator=Orchestrator.EKS,
         command=_command(job),
@@ -89,25 +95,35 @@ def _command(job: Json) -> tuple[str, ...]:
     return (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
-def _attempts(job: Json, nodes: Sequence[Node], *, ended: bool) -> tuple[Attempt, ...]:
-    """Attempts that ended. The pods of earlier ones are gone, and their exit codes with them."""
-    restarts = int((job.get("status") or {}).get("retryCount") or 0)
-    past = [
-        Attempt(
-            number=number,
-            exit_code=None,
-            reason=None,
-            status_reason="a pod failed or was lost",
-            log_stream=None,
-            started_at_ms=None,
-            stopped_at_ms=None,
-        )
-        for number in range(1, restarts + 1)
-    ]
+def _attempts(
+    job: Json, nodes: Sequence[Node], endings: Endings, *, ended: bool
+) -> tuple[Attempt, ...]:
+    """Attempts that ended. The pods of earlier ones are gone, and may be those of the last."""
+    restarts = _restarts(job)
+    past = [_gone(number, endings.get(number)) for number in range(1, restarts + 1)]
     last = _deciding(nodes) if ended else None
     if last is not None and last.number > restarts:
         past.append(last)
+    elif ended and restarts + 1 in endings:
+        past.append(_gone(restarts + 1, endings[restarts + 1]))
     return tuple(past)
+
+
+def _gone(number: int, ending: Ending | None) -> Attempt:
+    """An attempt without pods."""
+    return Attempt(
+        number=number,
+        exit_code=ending.exit_code if ending else None,
+        reason=(ending.reason or None) if ending else None,
+        status_reason=None if ending else "a pod failed or was lost",
+        log_stream=None,
+        started_at_ms=None,
+        stopped_at_ms=None,
+    )
+
+
+def _restarts(job: Json) -> int:
+    return int((job.get("status") or {}).get("retryCount") or 0)
 
 
 def _deciding(nodes: Sequence[Node]) -> Attempt | None:
@@ -136,7 +152,8 @@ def _reason(job: Json, status: str) -> str | None:
     return str(state["message"]) if state.get("message") else None
 
 
-def _run(job: Json) -> str:
+def run_of(job: Json) -> str:
+    """Name of the run that a job belongs to."""
     return str(_labels(job).get(kubernetes.LABEL_RUN) or _name(job))
 
 
@@ -155,7 +172,7 @@ def _started(job: Json) -> int | None:
 
 
 def _stopped(job: Json, status: str) -> int | None:
-    if status not in ("SUCCEEDED", "FAILED"):
+    if status not in ENDED:
         return None
     return milliseconds(job["status"]["state"].get("lastTransitionTime"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -12,6 +13,7 @@ Json = Mapping[str, Any]
 
 RETRY_COUNT = "volcano.sh/job-retry-count"
 """Annotation: restarts of the job before this pod, from 0."""
+_VERDICT = re.compile(r"^launch: exit \d+ \([^)]*\): ")
 _STATUSES = {
     "Pending": "STARTING",
     "Running": "RUNNING",
@@ -55,7 +57,11 @@ def node_of(index: int, pod: Json | None, gone: str) -> Node:
 def _container_reason(ended: Json) -> str | None:
     reason = ended.get("reason")
     # "Error" and "Completed" say no more than the exit code.
-    return None if reason in (None, "Error", "Completed") else str(reason)
+    if reason not in (None, "Error", "Completed"):
+        return str(reason)
+    # Of a container that failed: the end of its log, whose last line is the launcher's verdict.
+    lines = str(ended.get("message") or "").strip().splitlines()
+    return _VERDICT.sub("", lines[-1]) if lines else None
 
 
 def _pod_reason(pod: Json) -> str | None:

@@ -8,9 +8,11 @@ from typing import Any
 
 from jobs import errors
 from jobs.aws import Aws, LogsClient
+from jobs.bucket import Bucket
 from jobs.deployment import Deployment, EksTarget
 from jobs.eks.cluster import COMMANDS, JOBS, MERGE_PATCH, POD_GROUPS, PODS, Cluster, Json, refusing
-from jobs.eks.describe import STOPPED_BY, describe, summarize
+from jobs.eks.describe import STOPPED_BY, describe, num_attempts_failed, run_of, summarize
+from jobs.eks.endings import EndingReader
 from jobs.eks.errors import is_missing, status_of
 from jobs.eks.launch_spec import launch_spec
 from jobs.eks.pod_logs import PodLogs
@@ -33,6 +35,7 @@ class EksService:
     aws: Aws
     target: Deployment
     _cluster: Cluster | None = None
+    _reader: EndingReader | None = None
     _built: dict[tuple[str, tuple[str, ...]], Any] = field(default_factory=dict)
 
     @property
@@ -73,7 +76,9 @@ class EksService:
             if is_missing(error):
                 return None
             raise
-        return describe(job, self.pods(job_id))
+        failed = num_attempts_failed(job)
+        endings = self._endings().read(run_of(job), job_id, attempts=failed) if failed else {}
+        return describe(job, self.pods(job_id), endings)
 
     def pods(self, job_id: str) -> list[Json]:
         """Pods of a job."""
@@ -142,6 +147,11 @@ class EksService:
         from jobs.eks.waiting import waits_for
 
         return waits_for(self, job)
+
+    def _endings(self) -> EndingReader:
+        if self._reader is None:
+            self._reader = EndingReader(Bucket(client=self.aws.s3(), name=self.target.bucket))
+        return self._reader
 
     def _dry_run(self, request: JobRequest) -> Any:
         key = request.run, request.depends_on

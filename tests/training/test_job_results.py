@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tests.training.nodes import CPU_NODE
@@ -14,6 +15,7 @@ from training.objects import LocalObjects
 from training.verdict import Verdict
 from trainium_catalogue.exit_codes import ExitCode
 
+SCHEMA = Path(__file__).parents[2] / "docs/schemas/attempt-ending.schema.json"
 NODE = replace(CPU_NODE, job_id="compile-x7")
 
 
@@ -83,3 +85,23 @@ def test_a_result_says_how_the_job_ended(tmp_path: Path) -> None:
 
     document = json.loads((tmp_path / "compile-x7.json").read_text())
     assert document == {"schema": 1, "code": 0, "reason": "because"}
+
+
+def test_how_an_attempt_ended_is_left_below_the_runs_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def open_folder(uri: str, **_: object) -> LocalObjects:
+        opened.append(uri)
+        return LocalObjects(tmp_path)
+
+    monkeypatch.setattr("training.objects.open_objects", open_folder)
+    node = replace(NODE, bucket="bucket", attempt=2, node_index=1, num_nodes=2)
+    verdict = Verdict(code=ExitCode.HOST, reason="node 0 was lost")
+    job_results.leave_ending(node, verdict, print)
+    document = json.loads((tmp_path / "2-node-1.json").read_text())
+
+    assert opened == ["s3://bucket/runs/run/results/attempts/compile-x7"]
+    assert document == {"schema": 1, "code": 75, "reason": "node 0 was lost"}
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))

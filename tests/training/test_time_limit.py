@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.training.conftest import Cluster
+from tests.training.s3_server import REGION, s3_client, s3_server
 from training.contract import read_contract
 from training.contract_values import ContractError
 
 LIMIT_S = 6
+ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
 
 
 class Pods(Cluster):
@@ -40,10 +42,17 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
     cluster.kill()
 
 
-def test_an_attempt_that_has_used_its_time_ends_for_good(pods: Pods) -> None:
-    pods.start("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
+def test_an_attempt_that_has_used_its_time_ends_for_good_and_leaves_word(pods: Pods) -> None:
+    with s3_server("bucket") as url:
+        aws = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        pods.start(*ENDLESS, extra={**aws, "AWS_REGION": REGION, "TRAINIUM_BUCKET": "bucket"})
+        codes = pods.end(within_s=LIMIT_S + 30)
+        left = s3_client(url).list_objects_v2(Bucket="bucket", Prefix="runs/")["Contents"]
 
-    assert pods.end(within_s=LIMIT_S + 30) == {0: 124, 1: 124}, pods.all_logs()
+    assert codes == {0: 124, 1: 124}, pods.all_logs()
+    assert [item["Key"] for item in left if "/attempts/" in item["Key"]] == [
+        f"runs/test-run/results/attempts/{pods.mark}/1-node-{index}.json" for index in (0, 1)
+    ]
     assert f"node 0: the attempt has run for {LIMIT_S} s (--time-limit)" in pods.log(1)
 
 

@@ -133,9 +133,13 @@ def _deciding(nodes: Sequence[Node]) -> Attempt | None:
     return min(failed or ended, key=lambda attempt: attempt.stopped_at_ms or 0, default=None)
 
 
+def phase_of(job: Json) -> str | None:
+    """Volcano's phase; None until its controller has seen the job."""
+    return ((job.get("status") or {}).get("state") or {}).get("phase")
+
+
 def _status(job: Json) -> str:
-    phase = ((job.get("status") or {}).get("state") or {}).get("phase")
-    return _STATUSES.get(str(phase), "SUBMITTED")
+    return _STATUSES.get(str(phase_of(job)), "SUBMITTED")
 
 
 def _reason(job: Json, status: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from jobs.aws import Aws, LogsClient
 from jobs.bucket import Bucket
 from jobs.deployment import Deployment, EksTarget
 from jobs.eks.cluster import COMMANDS, JOBS, MERGE_PATCH, POD_GROUPS, PODS, Cluster, Json, refusing
-from jobs.eks.describe import STOPPED_BY, describe, num_attempts_failed, run_of, summarize
+from jobs.eks.describe import STOPPED_BY, describe, num_attempts_failed, phase_of, run_of, summarize
 from jobs.eks.endings import EndingReader
 from jobs.eks.errors import is_missing, status_of
 from jobs.eks.launch_spec import launch_spec
@@ -23,6 +24,8 @@ from jobs.runs import Job, RunSummary, Shape
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts to create a job."""
+_LOOKS = 20
+_LOOK_S = 0.25
 _YOUNGER_S = 2.0
 """Later than the job that this one waits for: Volcano's scheduler lets the older of two jobs go
 first, and tells their ages by the second (pkg/scheduler/framework, JobOrderFn)."""
@@ -135,6 +138,26 @@ class EksService:
             note = {"metadata": {"annotations": {STOPPED_BY: reason}}}
             job = self.cluster().call("PATCH", path, body=note, content_type=MERGE_PATCH)
             self.cluster().call("POST", COMMANDS, body=_abort(job))
+            self._see_it_aborted(path)
+
+    def _see_it_aborted(self, path: str) -> None:
+        """Abort a job between two attempts, where Volcano drops the command.
+
+        In phase Restarting it carries out nothing but its own steps (Volcano 1.15.1,
+        pkg/controllers/job/state/restarting.go), and the run would go on. The phase itself it
+        takes from anybody: so does TorchX cancel a job.
+        """
+        for _ in range(_LOOKS):
+            phase = phase_of(self.cluster().get(path))
+            if phase == "Restarting":
+                status = {"status": {"state": {"phase": "Aborting"}}}
+                self.cluster().call(
+                    "PATCH", f"{path}/status", body=status, content_type=MERGE_PATCH
+                )
+                return
+            if phase not in (None, "Pending", "Running"):
+                return
+            time.sleep(_LOOK_S)
 
     def why_waiting(self, job: Job) -> Explanation | None:
         """Look at the nodes and at who has them."""

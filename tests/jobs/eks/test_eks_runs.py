@@ -163,3 +163,13 @@ def test_an_unknown_run_gets_a_hint_from_both(eks: EksDesk) -> None:
     eks.has("nightly-1", "sleep 30")
 
     assert "did you mean 'nightly-1'" in eks.run("status", "nightly").stderr
+
+
+def test_a_run_is_stopped_between_two_attempts_too(eks: EksDesk) -> None:
+    """Volcano drops a command that comes while it restarts a job."""
+    eks.has("again", 'test "$TRAINIUM_NODE_INDEX" = 0 && exit 75; trap "" TERM; sleep 4')
+    eks.wait("again", "Restarting")
+    eks.run("stop", "again")
+    eks.wait("again", "Aborted")
+
+    assert eks.document("status", "again")["status"] == "FAILED"

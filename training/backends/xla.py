@@ -87,11 +87,11 @@ class XlaBackend:
             self._masters[name] = nn.Parameter(whole.to(self._device))
             # Always there and never None, so that all micro-batches are one graph.
             self._masters[name].grad = torch.zeros_like(self._masters[name])
-        self._publish()
         self._optimizer = make_optimizer(self._masters.items(), self._config, foreach=False)
         self._loss = self._zero()
         with self._patience():
             xm.mark_step()
+        self._publish_alone()
 
     def _zero(self) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float32, device=self._device)
@@ -101,6 +101,18 @@ class XlaBackend:
         """Master weights to the weights that are computed with."""
         for name, weight in self._weights.items():
             weight.copy_(self._masters[name])
+
+    def _publish_alone(self) -> None:
+        """The same as a graph of its own, whether the run is new or continues.
+
+        Left pending it would become part of the first micro-batch: a graph that only jobs that
+        continue a run have, and that no job compiles beforehand.
+        """
+        import torch_xla.core.xla_model as xm
+
+        self._publish()
+        with self._patience():
+            xm.mark_step()
 
     def seed(self, number: int) -> None:
         """Make what is random in the next micro-batch a function of ``number``."""
@@ -199,7 +211,7 @@ class XlaBackend:
         with beating(self._report, f"loading {info.name}", at_most_s=_LOADS_AT_MOST_S):
             loaded = checkpoints.load(state, info)
         self._restore(with_optimizer(dict(self._masters), self._optimizer), state)
-        self._publish()
+        self._publish_alone()
         self._optimizer.restore_step(loaded.step)
         return loaded
 

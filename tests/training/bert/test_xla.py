@@ -89,9 +89,21 @@ def test_tied_weights_are_one_parameter_with_one_master(laptop: Laptop) -> None:
 def test_each_micro_batch_is_one_graph_and_each_step_one_more(laptop: Laptop) -> None:
     train(laptop, "--steps-this-run=2", "--log-every=2", run="graphs")
 
-    # Building, then 4 micro-batches and an update twice; numbers are fetched without a graph.
-    assert standin.names().count("mark_step") == 1 + 2 * (4 + 1)
+    # Building and publishing, then 4 micro-batches and an update twice; numbers are fetched
+    # without a graph.
+    assert standin.names().count("mark_step") == 2 + 2 * (4 + 1)
     assert standin.names().count("all_reduce_bucketized_gradients") == 2
+
+
+def test_a_job_that_continues_a_run_has_the_graphs_of_one_that_begins_it(laptop: Laptop) -> None:
+    counts = []
+    for _ in range(2):
+        standin.CALLS.clear()
+        train(laptop, "--steps-this-run=1", run="graphs-again")
+        counts.append(standin.names().count("mark_step"))
+
+    # Weights out of a checkpoint are published by the graph that publishes initial ones.
+    assert counts == [2 + 4 + 1, 2 + 1 + 4 + 1]
 
 
 def test_every_micro_batch_has_a_seed_of_its_own(laptop: Laptop) -> None:

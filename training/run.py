@@ -19,7 +19,7 @@ from training.report import first_status, place, plan_line, reference_parameters
 from training.runs import RANKS, RunConfig, RunLock, RunLost, checkpoint_root
 from training.stopping import Stopped
 from training.watch import Watch
-from trainium_catalogue.contract import DATASETS_PREFIX, RUNS_PREFIX
+from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, RUNS_PREFIX
 from trainium_catalogue.instances import find_instance_type
 
 if TYPE_CHECKING:
@@ -182,8 +182,10 @@ class Run:
         is_leader = self._job.device.rank % context.processes_per_node == 0
         folder = self._cache / "datasets" / name
         if context.lustre is not None:
-            # All nodes see the same files.
-            is_leader, folder = self._leads, Path(context.lustre) / DATASETS_PREFIX / name
+            # All nodes see the same files. Not below datasets/, which may be linked to the bucket
+            # both ways: to replace a damaged file there would be to delete the object.
+            is_leader = self._leads
+            folder = Path(context.lustre) / CACHE_PREFIX / DATASETS_PREFIX / name
         return Staging(
             objects=self._all.at(f"{DATASETS_PREFIX}{name}"),
             cache=folder,

@@ -161,6 +161,20 @@ def test_a_dataset_that_does_not_fit_is_refused(laptop: Laptop, word: str, reaso
         laptop.train(word, run="refused")
 
 
+def test_on_lustre_a_dataset_is_staged_beside_what_is_linked_to_the_bucket(
+    laptop: Laptop, tmp_path: Path
+) -> None:
+    linked = tmp_path / "datasets/shards"
+    linked.mkdir(parents=True)
+    (linked / "manifest.json").write_text("what the link has imported")
+    laptop.train("--max-steps=1", run="lustre", lustre=str(tmp_path))
+
+    assert [path.name for path in linked.iterdir()] == ["manifest.json"]
+    assert (linked / "manifest.json").read_text() == "what the link has imported"
+    staged = {path.name for path in (tmp_path / "cache/datasets/shards").iterdir()}
+    assert staged == {"manifest.json", *(f"words_training_{n}.hdf5" for n in range(3))}
+
+
 def test_other_shards_under_the_same_name_are_refused(laptop: Laptop, tmp_path: Path) -> None:
     objects = laptop.objects.at("datasets/changes")
     write_shards(objects, tmp_path, 20)

@@ -70,7 +70,7 @@ class Cluster:
 
     def scale(self, group: str, instance_type: InstanceType, number: int) -> None:
         """Have as many nodes in a node group."""
-        nodes.scale(self.store, group, instance_type, number)
+        nodes.scale(self.store, nodes.trainium_group(group, instance_type), number)
 
     def stop(self) -> None:
         """End every pod, then the server."""

@@ -61,6 +61,11 @@ def denied(webhook: str, why: str) -> ApiError:
     return ApiError(400, "BadRequest", f'admission webhook "{webhook}" denied the request: {why}')
 
 
+def forbidden(pod: str, why: str) -> ApiError:
+    """A built-in admission plugin's words for a pod (apiserver, admission.NewForbidden)."""
+    return ApiError(403, "Forbidden", f'pods "{pod}" is forbidden: {why}')
+
+
 def no_such_path() -> ApiError:
     """The server knows no such kind."""
     return ApiError(404, "NotFound", "the server could not find the requested resource")

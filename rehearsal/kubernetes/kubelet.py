@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rehearsal.executor.environment import node_address, rehearsal_extras
-from rehearsal.executor.events import emit
 from rehearsal.executor.faults import Fault
 from rehearsal.executor.node import Node, image_environment
 from rehearsal.kubernetes import errors, objects
+from rehearsal.kubernetes.pod_run import Output, Run, container_status, last_words
 from rehearsal.kubernetes.podenv import Unresolved, container_command, container_environment
 from rehearsal.kubernetes.resources import POD, Json
 from rehearsal.kubernetes.settings import Settings
@@ -27,56 +25,6 @@ _FIRST_ADDRESS = 200
 _ADDRESSES = 50
 _POLL_S = 0.05
 _RESTART_S = 0.5
-
-
-@dataclass(slots=True, kw_only=True)
-class Output:
-    """What a container has written; an executor's ``Stream``."""
-
-    name: str
-    lines: list[tuple[float, str]] = field(default_factory=list)
-
-    def write(self, line: str) -> None:
-        """Append one line, now."""
-        self.lines.append((time.time(), line))
-
-
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """A pod that runs or has run."""
-
-    pod: Json
-    index: int
-    """Place in its gang."""
-    output: Output
-    fault: Fault | None = None
-    node: Node | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    restarts: int = 0
-    ended: bool = False
-
-    @property
-    def job(self) -> str:
-        """The Volcano job's name, or the pod's own."""
-        return str(self._annotations.get(objects.JOB_NAME, self.pod["metadata"]["name"]))
-
-    @property
-    def attempt(self) -> int:
-        """Counted from 1, as on Batch."""
-        return 1 + int(self._annotations.get(objects.RETRY_COUNT, 0))
-
-    def tell(self, event: str, **details: Any) -> None:
-        """Emit an event of a node; a pod that belongs to no job is none."""
-        if objects.JOB_NAME in self._annotations:
-            emit(event, job_id=self.job, attempt=self.attempt, node=self.index, **details)
-
-    @property
-    def _annotations(self) -> Mapping[str, str]:
-        return self.pod["metadata"].get("annotations") or {}
-
-    def label(self, name: str) -> str:
-        """A label of the pod; empty without it."""
-        return str((self.pod["metadata"].get("labels") or {}).get(name, ""))
 
 
 class Kubelet:
@@ -240,12 +188,13 @@ class Kubelet:
                     "startedAt": started,
                     "finishedAt": now(),
                     "containerID": f"rehearsal://{run.pod['metadata']['uid']}",
+                    **last_words(run, code),
                 }
             }
         status: Json = {
             "phase": phase,
             "startTime": started,
-            "containerStatuses": [_container(run, state, ready=running)],
+            "containerStatuses": [container_status(run, state, ready=running)],
             # No probe is asked: a container that runs is ready.
             "conditions": [
                 {"type": "PodScheduled", "status": "True"},
@@ -261,7 +210,7 @@ class Kubelet:
         """Stay as a real pod does, until somebody deletes it."""
         metadata = run.pod["metadata"]
         state = {"waiting": {"reason": "CreateContainerConfigError", "message": why}}
-        status = {"containerStatuses": [_container(run, state, ready=False)]}
+        status = {"containerStatuses": [container_status(run, state, ready=False)]}
         self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
         while (current := self._current(run)) is not None:
             if objects.is_leaving(current):
@@ -275,18 +224,3 @@ class Kubelet:
             self._store.remove(POD, metadata["namespace"], metadata["name"])
         except errors.ApiError:
             return  # somebody was faster
-
-
-def _container(run: Run, state: Json, *, ready: bool) -> Json:
-    """An entry of ``containerStatuses``."""
-    container = run.pod["spec"]["containers"][0]
-    return {
-        "name": container["name"],
-        "image": container.get("image", ""),
-        "imageID": "",
-        "ready": ready,
-        "started": ready,
-        "restartCount": run.restarts,
-        "state": state,
-        "lastState": {},
-    }

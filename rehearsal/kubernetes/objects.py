@@ -13,6 +13,7 @@ JOB_NAME = "volcano.sh/job-name"
 JOB_VERSION = "volcano.sh/job-version"
 RETRY_COUNT = "volcano.sh/job-retry-count"
 TASK = "volcano.sh/task-spec"
+QUEUE_NAME = "volcano.sh/queue-name"
 
 
 def is_alive(pod: Json) -> bool:
@@ -130,7 +131,7 @@ def pod(job: Json, task: Json, index: int) -> Json:
         "volcano.sh/task-index": str(index),
         JOB_NAME: name,
         TASK: task["name"],
-        "volcano.sh/queue-name": job["spec"]["queue"],
+        QUEUE_NAME: job["spec"]["queue"],
     }
     annotations = {
         **(metadata.get("annotations") or {}),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from rehearsal.kubernetes.resources import Json
@@ -59,31 +60,57 @@ def job_requests(job: Json) -> Amounts:
     )
 
 
-def refusal(
-    wanted: Amounts, *, used_by_queue: Amounts, capability: Amounts | None,
-    used: Amounts, allocatable: Amounts | None,
-) -> str | None:  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """Of the whole cluster."""
+
+    allocatable: Amounts
+    used: Amounts
+    """By all pods that have a node and have not ended, also those that are leaving."""
+    waiting: Amounts
+    """What gangs ask for that were let in and have no nodes yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """The gang's queue."""
+
+    capability: Amounts
+    """Without an entry: without a limit of its own."""
+    used: Amounts
+    """By pods that have a node, and neither have ended nor are leaving."""
+    waiting: Amounts
+
+
+def refusal(wanted: Amounts, *, queue: Queue, nodes: Nodes | None) -> str | None:
     """Why a gang gets no pods yet, in Volcano's words; None when it does.
 
-    ``allocatable`` is all nodes', None when nodes are not counted; ``capability`` the queue's.
+    First overcommit's JobEnqueueableFn, then proportion's, for which a queue has no more than all
+    nodes together. ``nodes`` is None when they are not counted.
     """
-    if allocatable is not None:
-        idle = {
-            name: allocatable.get(name, Fraction()) * OVERCOMMIT - used.get(name, 0)
-            for name in wanted
-        }
-        over = [name for name, amount in wanted.items() if amount > idle[name]]
-        if over:
-            return _words("resource in cluster is overused", "overused", over)
-    if capability:
+    if nodes is not None:
         over = [
             name
             for name, amount in wanted.items()
-            if name in capability and used_by_queue.get(name, 0) + amount > capability[name]
+            if nodes.waiting.get(name, 0) + amount
+            > nodes.allocatable.get(name, 0) * OVERCOMMIT - nodes.used.get(name, 0)
         ]
         if over:
-            return _words("queue resource quota insufficient", "insufficient", over)
-    return None
+            return _words("resource in cluster is overused", "overused", over)
+    over = [
+        name
+        for name, amount in wanted.items()
+        if (most := _most(name, queue, nodes)) is not None
+        and amount + queue.used.get(name, 0) + queue.waiting.get(name, 0) > most
+    ]
+    return _words("queue resource quota insufficient", "insufficient", over) if over else None
+
+
+def _most(name: str, queue: Queue, nodes: Nodes | None) -> Fraction | None:
+    """The queue's realCapability."""
+    limits = [queue.capability[name]] if name in queue.capability else []
+    limits += [] if nodes is None else [nodes.allocatable.get(name, Fraction())]
+    return min(limits, default=None)
 
 
 def _words(what: str, verb: str, names: Iterable[str]) -> str:

@@ -15,25 +15,22 @@ from typing import Any
 from rehearsal.executor.events import emit
 from rehearsal.executor.faults import Fault
 from rehearsal.executor.node import wait_for
-from rehearsal.kubernetes import errors, objects
+from rehearsal.kubernetes import errors, objects, parts
 from rehearsal.kubernetes.kubelet import Kubelet
 from rehearsal.kubernetes.resources import (
     COMMAND,
-    CONFIG_MAP,
     POD,
-    POD_GROUP,
-    SERVICE,
     VOLCANO_JOB,
     Json,
-    Kind,
 )
 from rehearsal.kubernetes.settings import Settings
-from rehearsal.kubernetes.store import Change, Store, now, owned_by
+from rehearsal.kubernetes.store import Change, Store, owned_by
 from rehearsal.kubernetes.volcano_rules import (
     FINISHED,
     KILLED,
     Counts,
     action_for,
+    changed_status,
     next_phase,
     retained,
 )
@@ -99,10 +96,12 @@ class Volcano:
         elif change.kind == VOLCANO_JOB and change.type == "DELETED":
             self._tell(change.entry, DELETED)
         elif change.kind == COMMAND and change.type == "ADDED":
+            # Before it is carried out: not more than once, and also when there is no such job.
+            if self._store.find(COMMAND, metadata["namespace"], metadata["name"]) is not None:
+                self._store.delete(COMMAND, metadata["namespace"], metadata["name"])
             target = change.entry["target"]["name"]
             job = self._store.get(VOLCANO_JOB, metadata["namespace"], target)
             self._act(job, change.entry["action"], "")
-            self._store.delete(COMMAND, metadata["namespace"], metadata["name"])
         elif change.kind == POD:
             self._on_pod(change)
 
@@ -156,14 +155,14 @@ class Volcano:
             return
         pods = self._pods(job)
         if phase in ("Pending", "Running"):
-            self._ensure(job)
-            if phase == "Pending" and self._scheduler.let_in(job):
-                self._create_pods(job, pods)
+            parts.ensure(self._store, job)
+            if self._scheduler.let_in(job):
+                # Also one that has gone without a policy that would say anything of it.
+                parts.create_pods(self._store, job, pods)
                 self._start(job, self._scheduler.bind(job, self._pods(job)))
-        elif phase in FINISHED and any(
-            objects.is_alive(p) and not objects.is_leaving(p) for p in pods
-        ):
-            # TorchX cancels a job by writing the phase itself.
+        elif phase in FINISHED and parts.remain(self._store, job, pods):
+            # What goes with the pods: the gang's share of the queue. Also of a job whose phase
+            # TorchX has written, which is how it cancels one.
             self._kill(job, phase, "")
         pods = self._pods(job)
         if not self._changes.empty():
@@ -183,33 +182,19 @@ class Volcano:
         kept = retained(job, phase)
         if phase == "Restarting":
             status["retryCount"] = job["status"].get("retryCount", 0) + 1
-        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         # Before the pods go, so that their end is known for a consequence.
         self._set(job, phase, status, why)
         for pod in self._pods(job):
             if pod["status"]["phase"] not in kept and not objects.is_leaving(pod):
                 self._removed.add(pod["metadata"]["uid"])
-                self._store.delete(POD, namespace, pod["metadata"]["name"])
-        for kind, made in (
-            (CONFIG_MAP, f"{name}-svc"),
-            (SERVICE, name),
-            (POD_GROUP, objects.group_name(job)),
-        ):
-            if self._store.find(kind, namespace, made) is not None:
-                self._store.delete(kind, namespace, made)
+                self._store.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
+        parts.remove(self._store, job)
 
     def _set(self, job: Json, phase: str, status: Json, why: str = "") -> None:
-        """Write a status, with a condition when the phase is new."""
+        """Write a status."""
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         old = job.get("status", {})
-        status = {**old, **status}
-        if old.get("state", {}).get("phase") != phase:
-            moment = now()
-            status["state"] = {"phase": phase, "lastTransitionTime": moment}
-            status["conditions"] = [
-                *(c for c in old.get("conditions", ()) if c["status"] != phase),
-                {"status": phase, "lastTransitionTime": moment},
-            ]
+        status = changed_status(old, phase, status)
         if why:
             objects.record_event(
                 self._store, job, reason="ExecuteAction", message=why, type_="Normal"
@@ -237,43 +222,23 @@ class Volcano:
             emit("job-ended", job_id=name, status=phase, reason=why, attempts=attempts)
 
     # --- pods -----------------------------------------------------------------------------------
-    def _ensure(self, job: Json) -> None:
-        """What belongs to an attempt: the gang, host names and the service behind them."""
-        made: list[tuple[Kind, Json]] = [(POD_GROUP, objects.pod_group(job))]
-        if "svc" in job["spec"].get("plugins", {}):
-            made += [(CONFIG_MAP, objects.config_map(job)), (SERVICE, objects.service(job))]
-        namespace = job["metadata"]["namespace"]
-        for kind, entry in made:
-            if self._store.find(kind, namespace, entry["metadata"]["name"]) is None:
-                self._store.create(kind, namespace, entry)
-
-    def _create_pods(self, job: Json, pods: list[Json]) -> None:
-        present = {pod["metadata"]["name"] for pod in pods}
-        for task in job["spec"]["tasks"]:
-            for index in range(task["replicas"]):
-                pod = objects.pod(job, task, index)
-                if pod["metadata"]["name"] not in present:
-                    self._store.create(POD, job["metadata"]["namespace"], pod)
-
     def _start(self, job: Json, pods: list[Json]) -> None:
-        """Hand the gang's pods to the kubelet, and provoke the fault that is armed for the run.
-
-        Only a first attempt is hit.
-        """
-        fault = None
-        if pods and not job["status"].get("retryCount", 0):
-            fault = self._settings.take_fault(objects.run_of(job))
-        for index, pod in enumerate(pods):
+        """Hand the gang's pods to the kubelet, and provoke the fault that is armed for the run."""
+        fault = self._settings.take_fault(objects.run_of(job)) if pods else None
+        order = [task["name"] for task in job["spec"]["tasks"]]
+        for pod in pods:
+            index = order.index(pod["metadata"]["annotations"][objects.TASK])
             self._kubelet.start(pod, index=index, fault=fault)
         if fault is not None:
-            arguments = (job["metadata"]["name"], fault, len(pods))
+            attempt = 1 + job["status"].get("retryCount", 0)
+            arguments = (job["metadata"]["name"], attempt, fault, len(pods))
             threading.Thread(target=self._inject, args=arguments, daemon=True).start()
 
-    def _inject(self, name: str, fault: Fault, size: int) -> None:
-        wait_for(lambda: len(self._kubelet.nodes(name, 1)) == size, _START_LIMIT_S)
-        detail = fault.inject(self._kubelet.nodes(name, 1), main_index=0)
+    def _inject(self, name: str, attempt: int, fault: Fault, size: int) -> None:
+        wait_for(lambda: len(self._kubelet.nodes(name, attempt)) == size, _START_LIMIT_S)
+        detail = fault.inject(self._kubelet.nodes(name, attempt), main_index=0)
         if detail is not None:
-            emit("fault-injected", job_id=name, attempt=1, kind=fault.kind, detail=detail)
+            emit("fault-injected", job_id=name, attempt=attempt, kind=fault.kind, detail=detail)
 
 
 def _done(step: Callable[[Any], None], argument: object) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rehearsal.kubernetes import errors
-from rehearsal.kubernetes.resources import QUEUE, VOLCANO_JOB, Json
-from rehearsal.kubernetes.store import Store
+from rehearsal.kubernetes.resources import QUEUE, Json
+from rehearsal.kubernetes.store import Store, now
 
 DEFAULT_MAX_RETRY = 3
 FINISHED = ("Completed", "Failed", "Terminated", "Aborted")
@@ -26,6 +26,7 @@ KILLED: Mapping[str, str] = {
 _SETTLED = {"Aborting": "Aborted", "Terminating": "Terminated", "Completing": "Completed"}
 _EVENTS = ("*", "PodFailed", "PodEvicted", "PodPending", "Unknown", "TaskCompleted", "TaskFailed")
 _PLUGINS = ("svc", "env", "ssh")
+_MAX_NAME_CHARACTERS = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +79,6 @@ def admit(store: Store, job: Json) -> Json:
     why = [*_refusals(job), *_queue_refusals(store, spec["queue"])]
     if why:
         raise errors.denied("validatejob.volcano.sh", "; ".join(why))
-    if len(job["metadata"]["name"]) > 63:
-        raise errors.invalid(VOLCANO_JOB, job["metadata"]["name"], "metadata.name: too long")
     job.pop("status", None)
     return job
 
@@ -92,6 +91,13 @@ def _refusals(job: Json) -> list[str]:
         why.append("job 'minAvailable' should not be greater than total replicas in tasks")
     for policies in (spec.get("policies", ()), *(t.get("policies", ()) for t in spec["tasks"])):
         why += _policy_refusals(policies)
+    pods = [f"{job['metadata']['name']}-{name}-{number}" for number, name in enumerate(names)]
+    why += [
+        f"create pod with name {name} validate failed "
+        f"[name part must be no more than {_MAX_NAME_CHARACTERS} characters]"
+        for name in pods
+        if len(name) > _MAX_NAME_CHARACTERS
+    ]
     why += [
         f"unable to find job plugin: {name}"
         for name in spec.get("plugins", {})
@@ -166,7 +172,28 @@ def next_phase(job: Json, counts: Counts) -> str:
     if phase == "Running" and counts.succeeded + counts.failed == total:
         least = spec.get("minSuccess", spec["minAvailable"])
         return "Completed" if counts.succeeded >= least else "Failed"
+    if phase == "Running" and counts.pending > total - spec["minAvailable"]:
+        return "Pending"
     return phase
+
+
+def changed_status(old: Json, phase: str, changes: Json) -> Json:
+    """A job's status with changes and a phase.
+
+    Whatever changes, the time of the phase's condition is that of the newest change, not that of
+    the phase's beginning (syncJob).
+    """
+    status = {**old, **changes}
+    same_phase = old.get("state", {}).get("phase") == phase
+    if same_phase and (status == old or "version" in changes):
+        return status
+    moment = now()
+    status["state"] = {"phase": phase, "lastTransitionTime": moment}
+    status["conditions"] = [
+        *(c for c in old.get("conditions", ()) if c["status"] != phase),
+        {"status": phase, "lastTransitionTime": moment},
+    ]
+    return status
 
 
 def retained(job: Json, phase: str) -> tuple[str, ...]:

@@ -5,11 +5,15 @@ What it decides is in ``scheduling``; see there for the sources.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rehearsal.kubernetes import objects
 from rehearsal.kubernetes.kubelet import Kubelet
-from rehearsal.kubernetes.resources import NODE, POD, POD_GROUP, QUEUE, Json
+from rehearsal.kubernetes.resources import CLAIM, NODE, POD, POD_GROUP, QUEUE, Json
 from rehearsal.kubernetes.scheduling import (
     Amounts,
+    Nodes,
+    Queue,
     amounts,
     job_requests,
     placed,
@@ -35,22 +39,21 @@ class Scheduler:
         group = self._store.get(POD_GROUP, namespace, objects.group_name(job))
         if group["status"]["phase"] != "Pending":
             return True
-        queue_ = self._store.get(QUEUE, "", job["spec"]["queue"])
-        bound = [
-            p for p in self._store.list(POD) if "nodeName" in p["spec"] and objects.is_alive(p)
-        ]
-        others = [
-            amounts(other["spec"]["minResources"])
-            for other in self._store.list(POD_GROUP)
-            if other["spec"]["queue"] == job["spec"]["queue"]
-            and other["status"]["phase"] in ("Inqueue", "Running")
-        ]
+        queue = job["spec"]["queue"]
+        inside = [g for g in self._store.list(POD_GROUP) if g["status"]["phase"] == "Inqueue"]
         why = refusal(
             job_requests(job),
-            used_by_queue=total(others),
-            capability=amounts(queue_["spec"].get("capability")),
-            used=total(pod_requests(pod["spec"]) for pod in bound),
-            allocatable=self._allocatable(),
+            queue=Queue(
+                capability=amounts(self._store.get(QUEUE, "", queue)["spec"].get("capability")),
+                used=total(
+                    pod_requests(pod["spec"])
+                    for pod in self._bound_pods()
+                    if pod["metadata"].get("labels", {}).get(objects.QUEUE_NAME) == queue
+                    and not objects.is_leaving(pod)
+                ),
+                waiting=_wanted(group for group in inside if group["spec"]["queue"] == queue),
+            ),
+            nodes=self._nodes(_wanted(inside)),
         )
         if why is not None:
             objects.record_event(
@@ -61,31 +64,62 @@ class Scheduler:
         self._store.set_status(POD_GROUP, namespace, name, {"phase": "Inqueue"})
         return True
 
-    def _allocatable(self) -> Amounts | None:
+    def _nodes(self, waiting: Amounts) -> Nodes | None:
         if not self._settings.count_nodes:
             return None
-        return total(amounts(n["status"]["allocatable"]) for n in self._store.list(NODE))
+        return Nodes(
+            allocatable=total(amounts(n["status"]["allocatable"]) for n in self._store.list(NODE)),
+            used=total(pod_requests(pod["spec"]) for pod in self._bound_pods()),
+            waiting=waiting,
+        )
+
+    def _bound_pods(self) -> list[Json]:
+        return [p for p in self._store.list(POD) if "nodeName" in p["spec"] and objects.is_alive(p)]
 
     def bind(self, job: Json, pods: list[Json]) -> list[Json]:
         """Give every pod of the gang a node and an address; nothing when there is no room."""
         namespace = job["metadata"]["namespace"]
+        # One that is on its way out counts for nothing until another has its name.
+        if sum(not objects.is_leaving(pod) for pod in pods) < job["spec"]["minAvailable"]:
+            return []
         pods = _unbound(pods)
+        if not pods:
+            return []
         order = [task["name"] for task in job["spec"]["tasks"]]
         pods.sort(key=lambda pod: order.index(pod["metadata"]["annotations"][objects.TASK]))
-        if not pods or len(pods) < job["spec"]["minAvailable"]:
-            return []
-        names = self._nodes_for(pods)
+        lost = self._lost_claims(pods)
+        names = [] if lost else self._nodes_for(pods)
         if len(names) < len(pods):
-            self._note_unschedulable(job, len(pods) - len(names), len(pods))
+            self._note_unschedulable(job, pods, missing=len(pods) - len(names), why=lost)
             return []
         bound = [self._bound(pod, name) for pod, name in zip(pods, names, strict=True)]
-        group = objects.group_name(job)
-        self._store.set_status(POD_GROUP, namespace, group, {"phase": "Running"})
+        condition = {
+            "type": "Scheduled",
+            "status": "True",
+            "reason": "tasks in gang are ready to be scheduled",
+            "lastTransitionTime": now(),
+        }
+        status = {"phase": "Running", "conditions": [condition]}
+        self._store.set_status(POD_GROUP, namespace, objects.group_name(job), status)
         return bound
+
+    def _lost_claims(self, pods: list[Json]) -> str:
+        """The predicate on volumes: a claim that is not there keeps a pod from every node."""
+        for pod in pods:
+            for volume in pod["spec"].get("volumes") or ():
+                name = volume.get("persistentVolumeClaim", {}).get("claimName")
+                if name and self._store.find(CLAIM, pod["metadata"]["namespace"], name) is None:
+                    return f'persistentvolumeclaim "{name}" not found'
+        return ""
 
     def bind_each(self, pods: list[Json]) -> list[Json]:
         """Bind pods that belong to no gang, as many as there is room for: the default scheduler."""
-        return [self._bound(pod, name) for pod in _unbound(pods) for name in self._nodes_for([pod])]
+        return [
+            self._bound(pod, name)
+            for pod in _unbound(pods)
+            if not self._lost_claims([pod])
+            for name in self._nodes_for([pod])
+        ]
 
     def _nodes_for(self, pods: list[Json]) -> list[str]:
         if not self._settings.count_nodes:
@@ -113,25 +147,49 @@ class Scheduler:
         metadata = pod["metadata"]
         return self._store.update(POD, metadata["namespace"], metadata["name"], change)
 
-    def _note_unschedulable(self, job: Json, missing: int, size: int) -> None:
-        """plugins/gang/gang.go, and recordPodGroupEvent of the job controller."""
+    def _note_unschedulable(
+        self, job: Json, pods: list[Json], *, missing: int, why: str = ""
+    ) -> None:
+        """OnSessionClose of plugins/gang, the cache's taskUnschedulable for each pod, and the job
+        controller's recordPodGroupEvent."""
+        size = len(pods)
         message = (
             f"{missing}/{size} tasks in gang unschedulable: pod group is not ready, "
-            f"{size} Pending, {job['spec']['minAvailable']} minAvailable"
-        )
+            f"{size} Pending, {job['spec']['minAvailable']} minAvailable; "
+            f"Pending: {size} Unschedulable"
+        ) + (f". Origin reason is: {why}" if why else "")
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        group = self._store.get(POD_GROUP, namespace, objects.group_name(job))
+        if any(c["message"] == message for c in group["status"].get("conditions", ())):
+            return
         condition = {
             "type": "Unschedulable",
             "status": "True",
             "reason": "NotEnoughResources",
             "message": message,
+            "lastTransitionTime": now(),
         }
-        group = objects.group_name(job)
-        self._store.set_status(POD_GROUP, namespace, group, {"conditions": [condition]})
+        self._store.set_status(
+            POD_GROUP, namespace, group["metadata"]["name"], {"conditions": [condition]}
+        )
+        scheduled = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": why or "all nodes are unavailable",
+        }
+        for pod in pods:
+            self._store.set_status(
+                POD, namespace, pod["metadata"]["name"], {"conditions": [scheduled]}
+            )
         words = f"PodGroup {namespace}:{name} unschedulable, reason: {message}"
         objects.record_event(
             self._store, job, reason="PodGroupPending", message=words, type_="Warning"
         )
+
+
+def _wanted(groups: Iterable[Json]) -> Amounts:
+    return total(amounts(group["spec"]["minResources"]) for group in groups)
 
 
 def _unbound(pods: list[Json]) -> list[Json]:

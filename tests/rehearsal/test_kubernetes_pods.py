@@ -51,6 +51,8 @@ def cluster() -> Iterator[Cluster]:
     running = serve(Settings(addresses="127.0.95"))
     for manifest in BASE:
         running.apply(manifest)
+    claim = {"metadata": {"name": "lustre", "namespace": NAMESPACE}, "spec": {}}
+    running.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim})
     running.apply(deployment("/fsx/runs"))
     yield running
     running.stop()

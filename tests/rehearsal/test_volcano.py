@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -15,13 +14,23 @@ import pytest
 from rehearsal.executor.faults import Fault
 from rehearsal.kubernetes import Cluster, Settings, errors, serve
 from rehearsal.kubernetes.kubelet import MARK
-from rehearsal.kubernetes.resources import COMMAND, CONFIG_MAP, EVENT, POD, SERVICE, VOLCANO_JOB
-from tests.rehearsal.volcano_jobs import BASE, job
+from rehearsal.kubernetes.resources import COMMAND, CONFIG_MAP, POD, SERVICE, VOLCANO_JOB
+from tests.rehearsal.volcano_jobs import (
+    BASE,
+    end,
+    events,
+    job,
+    output,
+    pods,
+    run,
+    start,
+    state,
+    wait,
+)
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import NAMESPACE
 
 Json = dict[str, Any]
-FINISHED = ("Completed", "Failed", "Terminated", "Aborted")
 SLEEP = ["sh", "-c", "echo working; sleep 60"]
 FAULTS: list[Fault] = []
 
@@ -39,52 +48,8 @@ def cluster() -> Iterator[Cluster]:
     running.stop()
 
 
-def state(cluster: Cluster, name: str) -> Json:
-    status: Json = cluster.store.get(VOLCANO_JOB, NAMESPACE, name).get("status", {})
-    return status
-
-
-def pods(cluster: Cluster, name: str) -> list[Json]:
-    return cluster.store.list(POD, NAMESPACE, labels=f"volcano.sh/job-name={name}")
-
-
-def wait(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def end(cluster: Cluster, name: str, seconds: float = 20) -> Json:
-    wait(lambda: state(cluster, name).get("state", {}).get("phase") in FINISHED, seconds)
-    return state(cluster, name)
-
-
-def run(cluster: Cluster, name: str, command: list[str], **more: Any) -> Json:
-    cluster.apply(job(name, command, **more))
-    return end(cluster, name)
-
-
-def start(cluster: Cluster, name: str, command: list[str], **more: Any) -> None:
-    """Return once all pods of the job have written a line."""
-    cluster.apply(job(name, command, **more))
-    wait(lambda: (found := pods(cluster, name)) and all(output(cluster, pod) for pod in found))
-
-
-def output(cluster: Cluster, pod: Json) -> list[str]:
-    return [text for _, text in cluster._kubelet.lines(pod["metadata"]["uid"])]
-
-
 def variables(cluster: Cluster, pod: Json) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in output(cluster, pod))
-
-
-def events(cluster: Cluster, name: str) -> list[str]:
-    return [
-        event["message"]
-        for event in cluster.store.list(EVENT, NAMESPACE)
-        if event["involvedObject"]["name"].startswith(name)
-    ]
 
 
 def process_of(pod: Json) -> psutil.Process:

@@ -1,12 +1,17 @@
-"""Volcano jobs for tests."""
+"""Volcano jobs for tests, and what became of them."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
+from rehearsal.kubernetes import Cluster
+from rehearsal.kubernetes.resources import EVENT, POD, VOLCANO_JOB
 from trainium_catalogue.kubernetes import JOB_POLICIES, MAX_RETRY, NAMESPACE, QUEUE, TAINT
 
 Json = dict[str, Any]
+FINISHED = ("Completed", "Failed", "Terminated", "Aborted")
 BASE: tuple[Json, ...] = (
     {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
     {
@@ -72,3 +77,47 @@ def job(
             "tasks": [task(index) for index in range(nodes)],
         },
     }
+
+
+def state(cluster: Cluster, name: str) -> Json:
+    status: Json = cluster.store.get(VOLCANO_JOB, NAMESPACE, name).get("status", {})
+    return status
+
+
+def pods(cluster: Cluster, name: str) -> list[Json]:
+    return cluster.store.list(POD, NAMESPACE, labels=f"volcano.sh/job-name={name}")
+
+
+def wait(condition: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def end(cluster: Cluster, name: str, seconds: float = 20) -> Json:
+    wait(lambda: state(cluster, name).get("state", {}).get("phase") in FINISHED, seconds)
+    return state(cluster, name)
+
+
+def run(cluster: Cluster, name: str, command: list[str], **more: Any) -> Json:
+    cluster.apply(job(name, command, **more))
+    return end(cluster, name)
+
+
+def start(cluster: Cluster, name: str, command: list[str], **more: Any) -> None:
+    """Return once all pods of the job have written a line."""
+    cluster.apply(job(name, command, **more))
+    wait(lambda: (found := pods(cluster, name)) and all(output(cluster, pod) for pod in found))
+
+
+def output(cluster: Cluster, pod: Json) -> list[str]:
+    return [text for _, text in cluster._kubelet.lines(pod["metadata"]["uid"])]
+
+
+def events(cluster: Cluster, name: str) -> list[str]:
+    return [
+        event["message"]
+        for event in cluster.store.list(EVENT, NAMESPACE)
+        if event["involvedObject"]["name"].startswith(name)
+    ]

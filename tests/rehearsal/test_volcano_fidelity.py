@@ -1,0 +1,134 @@
+"""Where the stand-in for Volcano and for the API server must say no, because a cluster does."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from rehearsal.kubernetes import errors
+from rehearsal.kubernetes.admission import ADMISSIONS
+from rehearsal.kubernetes.resources import (
+    POD,
+)
+from rehearsal.kubernetes.scheduling import Nodes, Queue, refusal
+from rehearsal.kubernetes.store import Store
+from rehearsal.kubernetes.volcano_rules import Counts, admit, changed_status, next_phase
+from tests.rehearsal.volcano_jobs import BASE, job
+from trainium_catalogue.kubernetes import NAMESPACE
+
+Json = dict[str, Any]
+CHIP = "aws.amazon.com/neuron"
+
+
+def amounts(**given: int) -> dict[str, Fraction]:
+    return {CHIP if name == "chips" else name: Fraction(count) for name, count in given.items()}
+
+
+def nodes(chips: int, *, used: int = 0, waiting: int = 0) -> Nodes:
+    return Nodes(
+        allocatable=amounts(chips=chips), used=amounts(chips=used), waiting=amounts(chips=waiting)
+    )
+
+
+def queue(chips: int, *, used: int = 0, waiting: int = 0) -> Queue:
+    return Queue(
+        capability=amounts(chips=chips), used=amounts(chips=used), waiting=amounts(chips=waiting)
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "of_queue", "of_nodes", "words"),
+    [
+        (32, queue(64), nodes(32), None),
+        # overcommit lets in a fifth more than there is, proportion does not.
+        (96, queue(128), nodes(80), "queue resource quota insufficient"),
+        (64, queue(64), nodes(32), "resource in cluster is overused"),
+        (32, queue(64), nodes(32, used=32), "resource in cluster is overused"),
+        (32, queue(64), nodes(32, waiting=32), "resource in cluster is overused"),
+        (32, queue(64, used=48), None, "queue resource quota insufficient"),
+        (32, queue(64, waiting=48), None, "queue resource quota insufficient"),
+        (32, queue(64, used=32), None, None),
+    ],
+)
+def test_a_gang_is_let_in_when_queue_and_nodes_have_room(
+    wanted: int, of_queue: Queue, of_nodes: Nodes | None, words: str | None
+) -> None:
+    why = refusal(amounts(chips=wanted), queue=of_queue, nodes=of_nodes)
+
+    assert (why or "").partition(":")[0] == (words or "")
+
+
+def store(*more: Json) -> Store:
+    made = Store(ADMISSIONS)
+    for manifest in (*BASE, *more):
+        kind = made.find_kind(manifest["apiVersion"], manifest["kind"])
+        made.create(kind, NAMESPACE if kind.namespaced else "", manifest)
+    return made
+
+
+def pod(name: str = "a", *, resources: Json | None = None, **spec: Any) -> Json:
+    container = {"name": "main", "image": "x", "resources": resources or {}}
+    return {"metadata": {"name": name}, "spec": {"containers": [container], **spec}}
+
+
+QUOTA: Json = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "most"},
+    "spec": {"hard": {"requests.cpu": "4", f"requests.{CHIP}": "16", "services.nodeports": "0"}},
+}
+
+
+def test_a_quota_on_processors_wants_to_know_how_many() -> None:
+    with pytest.raises(errors.ApiError, match=r"must specify requests\.cpu for: main"):
+        store(QUOTA).create(POD, NAMESPACE, pod())
+
+
+def test_pods_above_a_quota_are_refused_until_others_have_ended() -> None:
+    there = store(QUOTA)
+    wanted = {"limits": {"cpu": "3", CHIP: "16"}}
+    there.create(POD, NAMESPACE, pod("first", resources=wanted))
+
+    with pytest.raises(
+        errors.ApiError, match=r"exceeded quota: most: requests\.cpu, requests\.aws"
+    ):
+        there.create(POD, NAMESPACE, pod("second", resources=wanted))
+    there.set_status(POD, NAMESPACE, "first", {"phase": "Failed"})
+    there.create(POD, NAMESPACE, pod("second", resources=wanted))
+
+
+def test_a_pod_needs_its_service_account() -> None:
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "job-mnist"}}
+    there = store(account)
+    there.create(POD, NAMESPACE, pod("known", serviceAccountName="job-mnist"))
+
+    with pytest.raises(errors.ApiError, match='serviceaccount "job-bert" not found'):
+        there.create(POD, NAMESPACE, pod("unknown", serviceAccountName="job-bert"))
+
+
+def test_a_job_whose_pods_would_have_too_long_names_is_refused() -> None:
+    admit(store(), job("x" * 54, ["true"]))
+
+    with pytest.raises(errors.ApiError, match="no more than 63 characters"):
+        admit(store(), job("x" * 55, ["true"]))
+
+
+def test_a_conditions_time_moves_with_every_change_of_its_phase() -> None:
+    long_ago = "2026-01-01T00:00:00Z"
+    state = {"phase": "Running", "lastTransitionTime": long_ago}
+    old = {"state": state, "running": 2, "conditions": [{"status": "Running", **state}]}
+
+    changed = changed_status(old, "Running", {"running": 1})
+
+    assert changed["state"]["lastTransitionTime"] > long_ago
+    assert [c["lastTransitionTime"] > long_ago for c in changed["conditions"]] == [True]
+    assert changed_status(old, "Running", {"running": 2}) == old
+
+
+def test_a_running_job_that_gets_a_new_pod_is_pending_again() -> None:
+    running = {**job("again", ["true"]), "status": {"state": {"phase": "Running"}}}
+
+    assert next_phase(running, Counts(running=1, pending=1)) == "Pending"
+    assert next_phase(running, Counts(running=1, succeeded=1)) == "Running"

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from training.data.manifest import DatasetError
 
 KIND = "bert"
-SHARD_NAME = re.compile(r".*_training_.*\.hdf5")
+SHARD_NAME = re.compile(r"(?!\.).*_training_.*\.hdf5")
+"""As the shell's ``*_training_*.hdf5``, which passes over hidden files: macOS's tar adds such."""
 
 Arrays = Mapping[str, NDArray[Any]]
 """Key to values, one row a sequence."""
@@ -46,20 +47,26 @@ def write_shard(path: Path, arrays: Arrays) -> None:
 
 
 def read_shard(path: Path) -> dict[str, NDArray[Any]]:
-    """All of a shard; ``DatasetError`` names what it lacks."""
+    """All of a shard; ``DatasetError`` names what it lacks, ``OSError`` is the file system's."""
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
             missing = [key for key in KEYS if key not in file]
-            if missing:
-                raise DatasetError(
-                    f"{path.name} has no {', '.join(missing)}; a shard has {', '.join(KEYS)}: "
-                    "prepare it anew"
-                )
-            return {key: file[key][:] for key in KEYS}
-    except OSError as error:
-        raise DatasetError(f"{path.name} is no HDF5 file ({error}); prepare it anew") from None
+            arrays = {} if missing else {key: file[key][:] for key in KEYS}
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        # h5py tells of a damaged file by all of these; only the system's own errors have a number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DatasetError(
+            f"{path.name} is no HDF5 file, or a damaged one ({error}); prepare it anew"
+        ) from None
+    if missing:
+        raise DatasetError(
+            f"{path.name} has no {', '.join(missing)}; a shard has {', '.join(KEYS)}: "
+            "prepare it anew"
+        )
+    return arrays
 
 
 def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: int) -> int:
@@ -72,22 +79,29 @@ def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: i
         **dict.fromkeys(_PER_SEQUENCE, (count,)),
     }
     for key, shape in shapes.items():
-        if arrays[key].shape != shape:
+        if arrays[key].shape != shape or arrays[key].dtype.kind not in "iu":
             raise DatasetError(
-                f"{path.name}: {key} has shape {arrays[key].shape}, not {shape}; use shards of "
-                f"sequences of {seq_len} with up to {max_predictions} predictions"
+                f"{path.name}: {key} is {arrays[key].dtype} of shape {arrays[key].shape}, not "
+                f"integers of shape {shape}; use shards of sequences of {seq_len} with up to "
+                f"{max_predictions} predictions"
             )
     if count == 0:
         raise DatasetError(f"{path.name} has no sequence; leave it out")
-    largest = max(int(arrays[key].max()) for key in ("input_ids", "masked_lm_ids"))
-    smallest = min(int(values.min()) for values in arrays.values())
-    furthest = int(arrays["masked_lm_positions"].max())
-    if smallest < 0 or largest >= vocab_size or furthest >= seq_len:
-        raise DatasetError(
-            f"{path.name} has ids from {smallest} to {largest} and positions up to {furthest}; "
-            f"right are ids from 0 to {vocab_size - 1} and positions up to {seq_len - 1}: use the "
-            "shards of another vocabulary"
-        )
+    limits = {
+        "input_ids": vocab_size,
+        "input_mask": 2,
+        "segment_ids": 2,
+        "masked_lm_positions": seq_len,
+        "masked_lm_ids": vocab_size,
+        "next_sentence_labels": 2,
+    }
+    for key, limit in limits.items():
+        smallest, largest = int(arrays[key].min()), int(arrays[key].max())
+        if smallest < 0 or largest >= limit:
+            raise DatasetError(
+                f"{path.name}: {key} goes from {smallest} to {largest}, and right is 0 to "
+                f"{limit - 1}; use shards that were made with a vocabulary of {vocab_size}"
+            )
     return count
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import tarfile
@@ -12,17 +13,21 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.training.data.site import Site, serve
 from training.data import bert_tar
-from training.data.bert_shards import KEYS, empty, read_shard, write_shard
+from training.data.bert_shards import KEYS, check_shard, empty, read_shard, write_shard
 from training.data.bert_tar import prepare_bert_tar
 from training.data.bert_text import CLS, MASK, SEP, make_tokenizer, make_vocabulary, to_sentences
 from training.data.bert_tiny import prepare_bert_tiny
 from training.data.manifest import DatasetError
 from training.data.places import Place
 from training.data.prepare import prepare_dataset
+from training.failures import classify
 from training.objects import Objects, open_objects
+from trainium_catalogue.exit_codes import ExitCode
 
 DOCUMENTS = 60
 
@@ -210,10 +215,11 @@ def test_a_server_that_stumbles_is_asked_again(site: Site, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"input_ids": np.zeros((3, 64))}, r"input_ids has shape \(3, 64\), not \(3, 128\); use"),
-        ({"input_ids": np.full((3, 128), 40000)}, "has ids from 0 to 40000 and positions up to 1"),
+        ({"input_ids": np.zeros((3, 64))}, r"of shape \(3, 64\), not integers of shape \(3, 128\)"),
+        ({"input_ids": np.full((3, 128), 40000)}, "input_ids goes from 40000 to 40000, and right"),
+        ({"next_sentence_labels": np.array([0, 1, 2])}, "labels goes from 0 to 2, and right is 0"),
     ],
-    ids=["length", "vocabulary"],
+    ids=["length", "vocabulary", "labels"],
 )
 def test_a_shard_that_does_not_fit_is_refused(
     site: Site, tmp_path: Path, changed: dict[str, Any], reason: str
@@ -232,6 +238,37 @@ def test_a_shard_without_a_key_is_refused(site: Site, tmp_path: Path) -> None:
 
     with pytest.raises(DatasetError, match=r"has no input_mask, segment_ids, .* prepare it anew"):
         bring(site, tmp_path)
+
+
+def test_files_that_the_shell_would_pass_over_are_passed_over(site: Site, tmp_path: Path) -> None:
+    files = {f"._{shard_name(0)}": b"of macOS", shard_name(0): shard_bytes(tmp_path, 3)}
+    site.files["/set.tar"] = tar_of(files)
+
+    assert [file.name for file in bring(site, tmp_path).shards] == [shard_name(0)]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32))
+def test_a_damaged_shard_is_read_as_it_is_or_refused(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    data = bytearray(shard_bytes(tmp_path, 3))
+    for place in rng.integers(len(data), size=8):
+        data[place] = rng.integers(256)
+    (tmp_path / "damaged.hdf5").write_bytes(data)
+
+    with contextlib.suppress(DatasetError):
+        assert check_shard(
+            tmp_path / "damaged.hdf5", seq_len=128, max_predictions=20, vocab_size=30522
+        )
+
+
+def test_trouble_of_the_file_system_is_not_taken_for_a_damaged_shard(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_shard(tmp_path / "none.hdf5")
+    # Its first bytes cannot be read: EIO, as a server of Lustre that is away gives.
+    with pytest.raises(OSError, match="Errno 5") as raised:
+        read_shard(Path("/proc/self/mem"))
+    assert classify(raised.value) is ExitCode.HOST
 
 
 @pytest.mark.parametrize(

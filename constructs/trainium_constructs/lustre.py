@@ -60,7 +60,9 @@ class LustreFileSystem(Construct):
             description="FSx for Lustre: its clients and itself",
             allow_all_outbound=False,
         )
-        _open(self, group.security_group_id, network.security_group.security_group_id, opens_nodes)
+        rules = _open(
+            self, group.security_group_id, network.security_group.security_group_id, opens_nodes
+        )
         # L1: the L2 keeps file systems behind when their stack is destroyed.
         self.file_system = fsx.CfnFileSystem(
             self,
@@ -80,6 +82,10 @@ class LustreFileSystem(Construct):
             ),
         )
         self.file_system.apply_removal_policy(cdk.RemovalPolicy.DESTROY)
+        for rule in rules:
+            # FSx refuses a file system whose groups do not admit Lustre when it is created (FSx
+            # for Lustre User Guide, troubleshooting: file system creation fails).
+            self.file_system.add_dependency(rule)
         cdk.Tags.of(self.file_system).add("Name", self.node.path)
         policy = fsx.CfnDataRepositoryAssociation
         everything = ["NEW", "CHANGED", "DELETED"]
@@ -107,7 +113,9 @@ class LustreFileSystem(Construct):
         )
 
 
-def _open(scope: Construct, servers: str, clients: str, opens_clients: bool) -> None:
+def _open(
+    scope: Construct, servers: str, clients: str, opens_clients: bool
+) -> list[cdk.CfnResource]:
     """Let servers and clients talk on Lustre's ports, both ways, and servers among themselves.
 
     Rules of their own, beside the file system: inside the groups they would tie the network stack
@@ -116,25 +124,29 @@ def _open(scope: Construct, servers: str, clients: str, opens_clients: bool) -> 
     pairs = [(servers, servers, "Servers"), (servers, clients, "ServersClients")]
     if opens_clients:
         pairs.append((clients, servers, "ClientsServers"))
+    rules: list[cdk.CfnResource] = []
     for group, peer, name in pairs:
         for low, high in PORTS:
-            ec2.CfnSecurityGroupIngress(
-                scope,
-                f"{name}In{low}",
-                group_id=group,
-                source_security_group_id=peer,
-                ip_protocol="tcp",
-                from_port=low,
-                to_port=high,
-                description="Lustre",
+            rules += (
+                ec2.CfnSecurityGroupIngress(
+                    scope,
+                    f"{name}In{low}",
+                    group_id=group,
+                    source_security_group_id=peer,
+                    ip_protocol="tcp",
+                    from_port=low,
+                    to_port=high,
+                    description="Lustre",
+                ),
+                ec2.CfnSecurityGroupEgress(
+                    scope,
+                    f"{name}Out{low}",
+                    group_id=group,
+                    destination_security_group_id=peer,
+                    ip_protocol="tcp",
+                    from_port=low,
+                    to_port=high,
+                    description="Lustre",
+                ),
             )
-            ec2.CfnSecurityGroupEgress(
-                scope,
-                f"{name}Out{low}",
-                group_id=group,
-                destination_security_group_id=peer,
-                ip_protocol="tcp",
-                from_port=low,
-                to_port=high,
-                description="Lustre",
-            )
+    return rules

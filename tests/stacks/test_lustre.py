@@ -60,6 +60,16 @@ def test_lustre_ports_are_open_both_ways_and_no_others(made: Deployment) -> None
         assert len(rules) == 6  # servers to servers, to clients, and clients to servers
 
 
+def test_it_is_created_once_its_ports_are_open(made: Deployment) -> None:
+    (file_system,) = made.logical_ids("storage", "AWS::FSx::FileSystem")
+    rules = {
+        *made.logical_ids("storage", "AWS::EC2::SecurityGroupIngress"),
+        *made.logical_ids("storage", "AWS::EC2::SecurityGroupEgress"),
+    }
+
+    assert rules == set(made.templates["storage"]["Resources"][file_system]["DependsOn"])
+
+
 def test_an_existing_group_is_not_changed() -> None:
     made = deployment(
         lustre_gib=1200,

@@ -45,7 +45,7 @@ class EksStack(cdk.Stack):
 
         Args:
             scope: Parent of the stack.
-            construct_id: Id of the stack, and name of the cluster.
+            construct_id: Id of the stack, and beginning of the cluster's name.
             config: What one deployment is to be.
             network: Where nodes live.
             storage: Where data lives.
@@ -62,7 +62,8 @@ class EksStack(cdk.Stack):
             cluster_name=construct_id,
             kubernetes_version=config.kubernetes_version,
             network=network.network,
-            endpoint_cidrs=config.eks_endpoint_cidrs,
+            endpoint_cidrs=config.public_endpoint_cidrs,
+            inside_cidrs=config.inside_endpoint_cidrs,
             admin_arns=config.eks_admin_arns,
             log_retention_days=config.log_retention_days,
         )

@@ -28,7 +28,8 @@ SYSTEM_INSTANCE_TYPES = frozenset(
 )
 """x86-64, because the training image also serves TensorBoard; large enough for all add-ons."""
 
-DEFAULT_SYSTEM_INSTANCE_TYPES = ("m6i.xlarge", "m6a.xlarge", "m5.xlarge")
+DEFAULT_SYSTEM_INSTANCE_TYPES = ("m5.xlarge", "m7i.xlarge")
+"""Sold in every zone that sells a Trainium type."""
 SYSTEM_NODES = 2
 """Two, so that an update of one leaves the cluster its DNS."""
 USD_PER_HOUR_ESTIMATE = 0.10 + SYSTEM_NODES * 0.192

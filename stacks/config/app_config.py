@@ -103,6 +103,19 @@ class AppConfig(EksKeys):
         return addresses.usable(subnet_cidr=self.subnet_cidr, vpc_cidr=self.vpc_cidr)
 
     @property
+    def public_endpoint_cidrs(self) -> tuple[str, ...]:
+        """Who may call the cluster's API from the internet."""
+        return () if self.eks_private else self.eks_endpoint_cidrs
+
+    @property
+    def inside_endpoint_cidrs(self) -> tuple[str, ...]:
+        """Who may call it through the VPC, nodes not counted; by default what is known of it."""
+        if not self.eks_private:
+            return ()
+        own = self.subnet_cidr or self.vpc_cidr
+        return self.eks_endpoint_cidrs or ((own,) if own else ())
+
+    @property
     def num_endpoints(self) -> int:
         """Interface endpoints in the nodes' subnet; each takes an address."""
         return addresses.NUM_ENDPOINTS if self.interface_endpoints else 0

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from stacks.config import kinds
 from stacks.config.context_keys import ContextKeys
-from stacks.config.eks_names import chart_version, principal_arn, public_cidr, system_instance_type
+from stacks.config.eks_names import (
+    chart_version,
+    endpoint_cidr,
+    principal_arn,
+    system_instance_type,
+)
 from stacks.config.keys import key
 from trainium_catalogue.eks import (
     DEFAULT_KUBERNETES_VERSION,
@@ -31,15 +36,15 @@ class EksKeys(ContextKeys):
         "one at least",
     )
     eks_endpoint_cidrs: tuple[str, ...] = key(
-        kinds.maybe_words(public_cidr, noun="list"),
+        kinds.maybe_words(endpoint_cidr, noun="list"),
         default=(),
         help="public address ranges that may call the cluster's API, say `203.0.113.7/32`; EKS "
-        "needs one at least, or `eks_private`",
+        "needs one at least, or `eks_private`, and with that private ranges (default: the VPC)",
     )
     eks_private: bool = key(
         kinds.boolean(),
         default=False,
-        help="true: the cluster's API answers inside the VPC only",
+        help="true: the cluster's API answers only inside the VPC and networks connected to it",
     )
     eks_nodes: int = key(
         kinds.whole_number(0, 1000),
@@ -50,8 +55,8 @@ class EksKeys(ContextKeys):
     eks_subnet_ids: tuple[str, ...] = key(
         kinds.maybe_words(kinds.resource_id("subnet").read, noun="list"),
         default=(),
-        help="existing subnets of `vpc_id` in other zones than `subnet_id`, with a route to the "
-        "internet: EKS puts its control plane's interfaces into two zones",
+        help="existing private subnets of `vpc_id` in other zones than `subnet_id`, with a route "
+        "to the internet: EKS puts its control plane's interfaces into two zones",
     )
     eks_system_instance_types: tuple[str, ...] = key(
         kinds.words(system_instance_type, noun="list"),

@@ -13,6 +13,9 @@ from trainium_catalogue.suggest import did_you_mean
 
 # Ranges that are never seen on the internet (RFC 1918, RFC 6598).
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
+# Ranges that no call comes from: this network, loopback, link-local, multicast and reserved
+# (RFC 6890).
+_NOBODY = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
 
 
 def principal_arn(arn: str) -> str:
@@ -27,18 +30,32 @@ def principal_arn(arn: str) -> str:
             f"names {arn!r}, which is not the ARN of an IAM role or user",
             "give arn:aws:iam::<account>:role/<name>",
         )
+    if ":role/aws-service-role/" in arn:
+        raise Unfit(
+            f"names {arn!r}, a role that only a service of AWS can take on",
+            "give a role or user that you sign in as",
+        )
     return arn
 
 
-def public_cidr(written: str) -> str:
-    """Accept a range of addresses that can call a public endpoint, and not everybody's."""
+def endpoint_cidr(written: str) -> str:
+    """Accept a range of addresses that calls can come from, and not everybody's."""
     cidr = kinds.cidr(8, 32).read(written)
-    if any(IPv4Network(cidr).overlaps(IPv4Network(private)) for private in _PRIVATE):
+    if _overlaps(cidr, _NOBODY):
         raise Unfit(
-            f"names the private range {cidr}, which no call to a public endpoint comes from",
-            "give the addresses that your network shows outside",
+            f"names {cidr}, which no call comes from",
+            "give the addresses of those who are to use the cluster",
         )
     return cidr
+
+
+def is_private(cidr: str) -> bool:
+    """Whether no call from the internet comes from ``cidr``."""
+    return _overlaps(cidr, _PRIVATE)
+
+
+def _overlaps(cidr: str, others: tuple[str, ...]) -> bool:
+    return any(IPv4Network(cidr).overlaps(IPv4Network(other)) for other in others)
 
 
 def system_instance_type(name: str) -> str:

@@ -29,6 +29,10 @@ def plain(value: Any) -> str:
             return value
         case {"Fn::Join": [str(separator), list(parts)]}:
             return separator.join(plain(part) for part in parts)
+        case {"Fn::Select": [0, {"Fn::Split": ["-", of]}]}:
+            return f"<first part of {plain(of)}>"
+        case {"Fn::Select": [2, {"Fn::Split": ["/", {"Ref": "AWS::StackId"}]}]}:
+            return "<the stack's own id>"
         case {"Ref": str(name)} | {"Fn::ImportValue": str(name)} | {"Fn::Sub": str(name)}:
             return f"<{name}>"
         case {"Fn::GetAtt": [str(name), str(attribute)]}:

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from rehearsal.kubernetes import binaries
-from tests.stacks.cluster_objects import CHART, chart_values, with_cluster
+from tests.stacks.cluster_objects import CHART, chart_values, objects_of, with_cluster
 from tests.stacks.synthesis import Deployment
 from trainium_catalogue.charts import CHARTS
 from trainium_catalogue.instances import INSTANCE_TYPES
@@ -159,7 +159,11 @@ def test_a_real_chart_renders_valid_objects(name: str, made: Deployment, tmp_pat
     ).stdout  # fmt: skip
 
     objects = [each for each in yaml.safe_load_all(rendered) if each]
+    ready = {each["metadata"]["name"] for each in objects_of(made) if each["kind"] == "Namespace"}
     assert objects
+    assert {each["metadata"].get("namespace", chart.namespace) for each in objects} <= {
+        chart.namespace, "kube-system", *ready
+    }  # fmt: skip
     for each in objects:
         if re.fullmatch(r"v1|(apps|batch|policy)/.*|.*\.k8s\.io/v1", each["apiVersion"]):
             kubernetes_validate.validate(each, "1.35", strict=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.stacks.cluster_objects import CHART, MANIFEST, with_cluster
+from tests.stacks.cluster_objects import CHART, MANIFEST, objects_of, with_cluster
 from tests.stacks.synthesis import Deployment
 
 
@@ -52,7 +52,8 @@ def test_nodes_outlive_what_runs_on_them(made: Deployment) -> None:
 def test_volcano_outlives_the_jobs(made: Deployment) -> None:
     (volcano,) = made.logical_ids("eks", CHART, "ContentsVolcano")
 
-    assert set(made.logical_ids("eks", MANIFEST)) <= dependants(made, volcano)
+    for start in ("ContentsJobs", "ContentsWatching"):
+        assert set(made.logical_ids("eks", MANIFEST, start)) < dependants(made, volcano)
 
 
 def test_pods_have_networks_as_long_as_there_are_nodes(made: Deployment) -> None:
@@ -70,6 +71,27 @@ def test_pods_are_created_when_there_are_credentials_for_them(made: Deployment) 
 
     assert groups <= dependants(made, networks)
     assert set(made.logical_ids("eks", CHART, "ContentsNeuron")) <= dependants(made, recovery)
+
+
+def test_pods_with_a_role_have_a_namespace_before_a_chart_wants_to_put_them_there(
+    made: Deployment,
+) -> None:
+    """No chart makes one but that of its release."""
+    namespaces = {
+        each["Namespace"] for each in made.resources("eks", "AWS::EKS::PodIdentityAssociation")
+    }
+    applied = {each["metadata"]["name"] for each in objects_of(made) if each["kind"] == "Namespace"}
+    (health,) = made.logical_ids("eks", MANIFEST, "ContentsHealth")
+
+    assert namespaces - {"kube-system"} <= applied
+    assert set(made.logical_ids("eks", CHART, "ContentsNeuron")) <= dependants(made, health)
+
+
+def test_kubectl_reaches_the_cluster_until_the_last_object_is_gone(made: Deployment) -> None:
+    (rule,) = made.logical_ids("eks", "AWS::EC2::SecurityGroupIngress", "TrainingCallers")
+    installed = {*made.logical_ids("eks", CHART), *made.logical_ids("eks", MANIFEST)}
+
+    assert installed <= dependants(made, rule)
 
 
 def test_the_log_group_is_there_before_anybody_writes_to_it(made: Deployment) -> None:

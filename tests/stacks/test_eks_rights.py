@@ -64,13 +64,15 @@ class TestRights:
         assert {f"job-{name}" for name in TRAINIUM} <= set(accounts)
         assert {accounts[f"job-{name}"] for name in TRAINIUM} == {"trainium"}
 
-    def test_a_role_is_for_one_service_account_only(self, made: Deployment) -> None:
+    def test_a_role_is_for_one_service_account_of_this_cluster_only(self, made: Deployment) -> None:
         role = made.only("eks", "AWS::IAM::Role", "allreduceRole")
         (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
 
         assert statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
         assert statement["Action"] == ["sts:AssumeRole", "sts:TagSession"]
+        (cluster,) = made.logical_ids("eks", "AWS::EKS::Cluster")
         assert statement["Condition"]["StringEquals"] == {
+            "aws:RequestTag/eks-cluster-arn": {"Fn::GetAtt": [cluster, "Arn"]},
             "aws:RequestTag/kubernetes-namespace": "trainium",
             "aws:RequestTag/kubernetes-service-account": "job-all-reduce",
         }

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.stacks.cluster_objects import with_cluster
+from tests.stacks.cluster_objects import plain, with_cluster
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract
 
+SECURITY_GROUP = "AWS::EC2::SecurityGroup"
 RESERVATION = "cr-0123456789abcdef0"
 SUBNET = "AWS::EC2::Subnet"
 
@@ -24,6 +25,12 @@ def made() -> Deployment:
 
 def cluster(made: Deployment) -> dict[str, Any]:
     return made.only("eks", "AWS::EKS::Cluster")
+
+
+def users(made: Deployment) -> list[str]:
+    """Ranges that may call the API through the VPC."""
+    control_plane = made.only("eks", SECURITY_GROUP, "TrainingCallersControlPlane")
+    return [rule["CidrIp"] for rule in control_plane.get("SecurityGroupIngress", [])]
 
 
 def template(made: Deployment, start: str = "Nodes") -> dict[str, Any]:
@@ -48,6 +55,31 @@ class TestControlPlane:
         made = with_cluster(eks_endpoint_cidrs=(), eks_private=True)
 
         assert cluster(made)["ResourcesVpcConfig"]["EndpointPublicAccess"] is False
+        assert users(made) == ["10.0.0.0/16"]
+
+    def test_a_closed_endpoint_answers_those_ranges_inside_that_are_named(self) -> None:
+        made = with_cluster(eks_endpoint_cidrs="10.0.4.0/24,172.16.0.0/16", eks_private=True)
+
+        assert "PublicAccessCidrs" not in cluster(made)["ResourcesVpcConfig"]
+        assert users(made) == ["10.0.4.0/24", "172.16.0.0/16"]
+
+    def test_an_open_endpoint_is_opened_to_nobody_inside_but_kubectl(
+        self, made: Deployment
+    ) -> None:
+        assert users(made) == []
+
+    def test_kubectl_and_helm_leave_the_group_that_eks_deletes_alone(
+        self, made: Deployment
+    ) -> None:
+        (callers,) = made.logical_ids("eks", SECURITY_GROUP, "TrainingCallersFunctions")
+        own = {"Fn::GetAtt": [callers, "GroupId"]}
+        rule = made.only("eks", "AWS::EC2::SecurityGroupIngress")
+
+        for function in made.resources("eks", "AWS::Lambda::Function"):
+            assert function["VpcConfig"]["SecurityGroupIds"] == [own]
+        assert rule["SourceSecurityGroupId"] == own
+        assert [rule["GroupId"]] == cluster(made)["ResourcesVpcConfig"]["SecurityGroupIds"]
+        assert (rule["FromPort"], rule["ToPort"]) == (443, 443)
 
     def test_the_control_plane_lives_in_two_zones(self, made: Deployment) -> None:
         zones = [subnet["AvailabilityZoneId"] for subnet in made.resources("network", SUBNET)]
@@ -86,7 +118,9 @@ class TestControlPlane:
         assert {each["Type"] for each in types} == {
             "api", "audit", "authenticator", "controllerManager", "scheduler",
         }  # fmt: skip
-        assert logs["LogGroupName"] == "/aws/eks/trainium-default-eks/cluster"
+        name = plain(cluster(made)["Name"])
+        assert name == "trainium-default-eks-<first part of <the stack's own id>>"
+        assert plain(logs["LogGroupName"]) == f"/aws/eks/{name}/cluster"
         assert {each["RetentionInDays"] for each in everywhere} == {30}
 
     def test_who_may_enter_stands_in_the_template(self, made: Deployment) -> None:
@@ -110,6 +144,19 @@ class TestTrainiumNodes:
     def test_the_host_image_is_neurons_and_its_release_is_pinned(self, made: Deployment) -> None:
         assert group(made)["AmiType"] == "AL2023_x86_64_NEURON"
         assert group(made)["ReleaseVersion"] == "1.35.6-20260625"
+
+    def test_an_update_of_the_cluster_takes_its_nodes_along(self) -> None:
+        made = with_cluster(kubernetes_version="1.36")
+
+        for start in ("Nodes", "System"):
+            assert group(made, start)["Version"] == cluster(made)["Version"] == "1.36"
+            assert group(made, start)["ReleaseVersion"].startswith("1.36.")
+
+    def test_an_update_frees_all_nodes_before_it_takes_new_ones(self, made: Deployment) -> None:
+        assert group(made)["UpdateConfig"] == {
+            "MaxUnavailablePercentage": 100,
+            "UpdateStrategy": "MINIMAL",
+        }
 
     def test_a_newer_neuron_release_takes_a_newer_host_image(self) -> None:
         made = with_cluster(neuron_release="2.31.0", image_uri="public.ecr.aws/me/it:1")

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from importlib.resources import files
+
 import pytest
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 
-from trainium_catalogue.eks import KUBERNETES_VERSIONS, another_zone, host_image_version
+from trainium_catalogue.eks import (
+    DEFAULT_SYSTEM_INSTANCE_TYPES,
+    KUBERNETES_VERSIONS,
+    another_zone,
+    host_image_version,
+)
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
 
@@ -34,6 +43,22 @@ def test_a_zone_name_has_another_one_too(region: str) -> None:
     real = {each.name for each in RegionsAndZonesBackend.zones[region]}
 
     assert all(another_zone(name) in real - {name} for name in real)
+
+
+@pytest.mark.parametrize(("region", "zone"), NODE_ZONES)
+def test_add_ons_find_nodes_beside_trainium_everywhere(region: str, zone: str) -> None:
+    folder = files("moto") / "ec2" / "resources" / "instance_type_offerings"
+    (path,) = (
+        each
+        for each in (folder / "availability-zone-id").iterdir()
+        if each.name.partition(".")[0] == region
+    )
+    data = path.read_bytes()
+    rows = json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
+
+    assert set(DEFAULT_SYSTEM_INSTANCE_TYPES) <= {
+        row["InstanceType"] for row in rows if row["Location"] == zone
+    }
 
 
 def test_a_release_runs_on_the_driver_of_its_host_image() -> None:

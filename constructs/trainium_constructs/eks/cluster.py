@@ -16,6 +16,7 @@ from aws_cdk.lambda_layer_kubectl_v35 import KubectlV35Layer
 from constructs import Construct, IConstruct, IDependable
 
 from trainium_catalogue.eks import POD_ADDRESSES, SPARE_ADDRESSES
+from trainium_constructs.eks.callers import ApiCallers
 from trainium_constructs.eks.findings import acknowledge_cluster
 from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.log_group import RetainedLogs
@@ -37,6 +38,7 @@ class TrainingCluster(Construct):
         kubernetes_version: str,
         network: EfaNetwork,
         endpoint_cidrs: Sequence[str],
+        inside_cidrs: Sequence[str] = (),
         admin_arns: Sequence[str],
         log_retention_days: int,
     ) -> None:
@@ -45,18 +47,22 @@ class TrainingCluster(Construct):
         Args:
             scope: Parent of the cluster.
             construct_id: Id of the cluster.
-            cluster_name: A physical name, because EKS finds the log group of the control plane by
-                it: made here, the group has a retention and goes when the stack goes.
+            cluster_name: Beginning of a physical name, because EKS finds the log group of the
+                control plane by it: made here, the group has a retention and goes with the stack.
             kubernetes_version: Minor version, say ``1.35``.
             network: The nodes' subnet, and one in another zone at least.
             endpoint_cidrs: Who may call the API from outside the VPC; nobody if it is empty.
+            inside_cidrs: Who may call it through the VPC beside the nodes.
             admin_arns: Roles and users that may do everything in the cluster.
             log_retention_days: How long the control plane's logs are kept.
         """
         super().__init__(scope, construct_id)
+        self.kubernetes_version = kubernetes_version
+        cluster_name = _unique(cluster_name, cdk.Stack.of(self))
         logs = RetainedLogs(
             self, "Logs", retention_days=log_retention_days, name=f"/aws/eks/{cluster_name}/cluster"
         )
+        callers = ApiCallers(self, "Callers", vpc=network.vpc, ranges=inside_cidrs)
         access = eks.EndpointAccess
         cluster = eks.Cluster(
             self,
@@ -64,6 +70,7 @@ class TrainingCluster(Construct):
             cluster_name=cluster_name,
             version=eks.KubernetesVersion.of(kubernetes_version),
             vpc=network.vpc,
+            security_group=callers.control_plane,
             vpc_subnets=[ec2.SubnetSelection(subnets=[network.subnet, *network.second_subnets])],
             endpoint_access=(
                 access.PUBLIC_AND_PRIVATE.only_from(*endpoint_cidrs)
@@ -73,7 +80,7 @@ class TrainingCluster(Construct):
             secrets_encryption_key=kms.Key(
                 self,
                 "Secrets",
-                description=f"secrets of the EKS cluster {cluster_name}",
+                description=f"secrets of the EKS cluster of {self.node.path}",
                 enable_key_rotation=True,
                 removal_policy=cdk.RemovalPolicy.DESTROY,
                 # The shortest that KMS allows; a key that waits for its end costs nothing.
@@ -87,7 +94,8 @@ class TrainingCluster(Construct):
             bootstrap_cluster_creator_admin_permissions=False,
             bootstrap_self_managed_addons=False,
             kubectl_provider_options=eks.KubectlProviderOptions(
-                kubectl_layer=KubectlV35Layer(self, "Kubectl")
+                kubectl_layer=KubectlV35Layer(self, "Kubectl"),
+                security_groups=[callers.functions],
             ),
             output_config_command=False,
         )
@@ -96,7 +104,10 @@ class TrainingCluster(Construct):
         for index, arn in enumerate(admin_arns):
             cluster.grant_cluster_admin(f"Admin{index}", arn)
         acknowledge_cluster(cluster)
-        _end_logs_of(cluster.node.find_child("KubectlProvider"), log_retention_days)
+        functions = cluster.node.find_child("KubectlProvider")
+        # With the rules that let them in: until the last object is deleted.
+        functions.node.add_dependency(callers)
+        _end_logs_of(functions, log_retention_days)
         # jsii's Python types leave an optional member of the interface out of the class.
         self.cluster = cast("eks.ICluster", cluster)
         self._add_networks()
@@ -148,6 +159,18 @@ class TrainingCluster(Construct):
         )
         add_on.node.add_dependency(*after)
         return add_on
+
+
+def _unique(name: str, stack: cdk.Stack) -> str:
+    """``name`` with an ending that no other stack has, not even the next one of the same name.
+
+    A late record of a control plane that is gone brings its log group back, whatever its role may
+    do (terraform-aws-modules/terraform-aws-eks issue 2446); under the same name the next
+    deployment would find a log group that is not its own, and fail.
+    """
+    # arn:aws:cloudformation:us-west-2:111122223333:stack/name/1a2b3c4d-...
+    own = cdk.Fn.select(2, cdk.Fn.split("/", stack.stack_id))
+    return cdk.Fn.join("-", [name, cdk.Fn.select(0, cdk.Fn.split("-", own))])
 
 
 def _end_logs_of(functions: IConstruct, retention_days: int) -> None:

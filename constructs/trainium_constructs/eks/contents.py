@@ -69,7 +69,11 @@ class ClusterContents(Construct):
         super().__init__(scope, construct_id)
         self._cluster, self._settings = cluster, settings
         dns = cluster.add_on("Dns", "coredns", after=after)
-        self.charts = self._install_charts((*after, dns, self._recovery()))
+        recovery = self._recovery()
+        # The chart puts its node problem detector into a namespace that it does not make (Neuron
+        # documentation, permissions for node problem detector and recovery, step 3).
+        health = self._apply("Health", [self._privileged(charts.RECOVERY_NAMESPACE)], after=after)
+        self.charts = self._install_charts((*after, dns, recovery, health))
         # The namespace and what is in it at once: a claim goes when the last pod that mounts it is
         # gone, and pods go with the namespace.
         jobs = self._apply(
@@ -148,6 +152,15 @@ class ClusterContents(Construct):
             kubernetes_version=self._settings.kubernetes_version,
         )
 
+    def _privileged(self, name: str) -> Manifest:
+        """A namespace for what reads devices of the host."""
+        return manifests.namespace(
+            name,
+            deployment=self._settings.deployment,
+            enforce="privileged",
+            kubernetes_version=self._settings.kubernetes_version,
+        )
+
     def _jobs(self, accounts: Sequence[str]) -> list[Manifest]:
         settings = self._settings
         made = [
@@ -167,12 +180,7 @@ class ClusterContents(Construct):
     def _watching(self) -> list[Manifest]:
         settings = self._settings
         return [
-            manifests.namespace(
-                watching.MONITOR,
-                deployment=settings.deployment,
-                enforce="privileged",
-                kubernetes_version=settings.kubernetes_version,
-            ),
+            self._privileged(watching.MONITOR),
             *watching.neuron_monitor(instance_type=settings.instance_type.name),
             manifests.service_account(watching.TENSORBOARD),
             *watching.tensorboard(

@@ -25,9 +25,11 @@ class PodRole(Construct):
         """Create a role without rights for the service account ``account`` in ``namespace``."""
         super().__init__(scope, construct_id)
         service = iam.ServicePrincipal("pods.eks.amazonaws.com").with_conditions(
-            # EKS sets these tags on each session (EKS User Guide, Pod Identity, role trust policy).
+            # EKS sets these tags on each session (EKS User Guide, Pod Identity, role trust policy
+            # and session tags). The cluster's ARN names account and region too.
             {
                 "StringEquals": {
+                    "aws:RequestTag/eks-cluster-arn": cluster.cluster_arn,
                     "aws:RequestTag/kubernetes-namespace": namespace,
                     "aws:RequestTag/kubernetes-service-account": account,
                 }

@@ -13,6 +13,7 @@ from trainium_catalogue.kubernetes import TAINT
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.node_role import node_role
 from trainium_constructs.eks.node_setup import user_data
+from trainium_constructs.eks.node_version import follow_cluster, resource_of
 from trainium_constructs.launch_template import EfaLaunchTemplate, Reservation
 from trainium_constructs.network import EfaNetwork
 
@@ -92,6 +93,8 @@ class TrainiumNodeGroup(Construct):
             ami_type=eks.NodegroupAmiType.AL2023_X86_64_NEURON,
             release_version=host_image_version,
             capacity_type=eks.CapacityType.CAPACITY_BLOCK if is_block else None,
+            # A gang ends with the first node that goes: all at once is one restart and not many.
+            max_unavailable_percentage=100,
             min_size=0,
             desired_size=nodes,
             max_size=max_nodes,
@@ -99,4 +102,8 @@ class TrainiumNodeGroup(Construct):
             taints=[eks.TaintSpec(key=TAINT, value="present", effect=eks.TaintEffect.NO_SCHEDULE)],
             labels={"trainium/nodes": "trainium"},
         )
+        follow_cluster(self.nodes, cluster.kubernetes_version)
+        # Old nodes go before new ones come: reserved capacity has room for one of the two, and a
+        # full placement group too (EKS API reference, NodegroupUpdateConfig).
+        resource_of(self.nodes).add_property_override("UpdateConfig.UpdateStrategy", "MINIMAL")
         self.nodes.node.add_dependency(*cluster.before_nodes)

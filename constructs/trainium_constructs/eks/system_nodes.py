@@ -11,6 +11,7 @@ from constructs import Construct
 from trainium_catalogue.eks import SYSTEM_NODES
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.node_role import node_role
+from trainium_constructs.eks.node_version import follow_cluster
 from trainium_constructs.launch_template import ROOT_DEVICE, tag_specifications
 from trainium_constructs.network import EfaNetwork
 
@@ -68,6 +69,7 @@ class SystemNodeGroup(Construct):
             node_role=node_role(self, shell=shell),
             labels=SYSTEM_LABEL,
         )
+        follow_cluster(self.nodes, cluster.kubernetes_version)
         self.nodes.node.add_dependency(*cluster.before_nodes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stacks.config.eks_names import is_private
 from stacks.config.keys import keys_of
 from stacks.config.refusal import PREFIX, ConfigError, refuse, setting
 from trainium_catalogue.releases import NEURON_RELEASES
@@ -69,15 +70,24 @@ def _somebody_reaches_the_endpoint(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _endpoint_is_private_or_open(config: AppConfig) -> ConfigError | None:
-    if not (config.eks_private and config.eks_endpoint_cidrs):
+def _endpoint_ranges_can_call(config: AppConfig) -> ConfigError | None:
+    cidrs = config.eks_endpoint_cidrs
+    misplaced = [cidr for cidr in cidrs if is_private(cidr) is not config.eks_private]
+    if not misplaced:
         return None
+    if config.eks_private:
+        return refuse(
+            config, "eks_endpoint_cidrs",
+            f"names {misplaced[0]} on the internet, and {PREFIX}eks_private=true closes the API "
+            "to it",
+            "leave eks_private out, or give private ranges of the VPC or of what is connected",
+        )  # fmt: skip
     return refuse(
-        config,
-        "eks_endpoint_cidrs",
-        f"opens the API of the cluster, and {PREFIX}eks_private=true closes it",
-        "leave one of the two out",
-    )
+        config, "eks_endpoint_cidrs",
+        f"names the private range {misplaced[0]}, which no call to a public endpoint comes from",
+        "give the addresses that your network shows outside, or add "
+        f"{PREFIX}eks_private=true",
+    )  # fmt: skip
 
 
 def _nodes_within_max(config: AppConfig) -> ConfigError | None:
@@ -151,7 +161,7 @@ def _shell_reaches_systems_manager(config: AppConfig) -> ConfigError | None:
 CHECKS = (
     _eks_keys_have_a_cluster,
     _batch_keys_have_nodes,
-    _endpoint_is_private_or_open,
+    _endpoint_ranges_can_call,
     _somebody_is_admin,
     _somebody_reaches_the_endpoint,
     _nodes_within_max,

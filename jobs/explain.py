@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from jobs.reasons import REASONS, Explanation
+from jobs.reasons_cluster import CLUSTER_REASONS
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
+KNOWN_REASONS = (*REASONS, *CLUSTER_REASONS)
 # What Batch writes when a container simply ended: the exit code says the rest.
 _NO_NEWS = ("Essential container in task exited*", "Task stopped by user*")
 
@@ -16,7 +18,7 @@ def explain_reason(reason: str | None) -> Explanation | None:
     """Find the meaning of a reason; None when the table has nothing to say."""
     if not reason:
         return None
-    for explanation in REASONS:
+    for explanation in KNOWN_REASONS:
         if fnmatchcase(reason, explanation.pattern):
             return explanation
     return None

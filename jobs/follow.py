@@ -40,11 +40,13 @@ class AttemptBegan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StillWaiting:
-    """The job waits for hosts for a while and nobody gives a reason."""
+    """The job waits for hosts, or to start on them, for a while."""
 
     seconds: float
     explanation: Explanation | None
     orchestrator: Orchestrator = Orchestrator.BATCH
+    status: str = "RUNNABLE"
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,13 +183,15 @@ class Follower:
             is_held = job.status == "PENDING" and bool(job.depends_on)
             found = self._ask(self.waits_for, job) if is_held else None
             yield StatusChanged(status=job.status, reason=job.status_reason, explanation=found)
-        elif job.status == "RUNNABLE" and not job.status_reason:
+        elif job.waits_unexplained:
             first_s, later_s = self.pace.still_waiting_s
             waited_s = self.clock.now() - self._since
             if waited_s >= first_s + self._remarks * later_s:
                 self._remarks += 1
                 yield StillWaiting(
+                    status=job.status,
                     seconds=waited_s,
+                    reason=job.status_reason,
                     explanation=self._ask(self.why_waiting, job),
                     orchestrator=job.orchestrator,
                 )

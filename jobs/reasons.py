@@ -1,4 +1,4 @@
-"""What Batch, ECS and Kubernetes say of a job that waits or has ended, and what it means."""
+"""What Batch and ECS say of a job that waits or has ended, and what it means."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ class Explanation:
 
 # Texts of Batch: user guide "Jobs stuck in a RUNNABLE status", "Job timeouts", "Automated job
 # retries" and the JobDetail type of the API reference. Texts of containers: ECS developer guide,
-# "Stopped tasks error codes". Texts of pods: kubernetes/kubernetes, pkg/kubelet (eviction,
-# active_deadline, images) and pkg/scheduler/framework. The first pattern that matches wins.
+# "Stopped tasks error codes". The first pattern that matches wins.
 REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="*CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY*",
@@ -90,52 +89,6 @@ REASONS: tuple[Explanation, ...] = (
         pattern="OutOfMemoryError*",
         meaning="the container used more memory than its limit and was killed",
         remedy="lower what the workload keeps in memory, for example fewer data loader workers",
-    ),
-    Explanation(
-        pattern="OOMKilled*",
-        meaning="the container used more memory than its limit and was killed",
-        remedy="lower what the workload keeps in memory; /dev/shm counts as memory too",
-    ),
-    Explanation(
-        pattern="DeadlineExceeded*",
-        meaning="the launcher did not keep its time limit, and the kubelet ended the pod",
-        remedy="another attempt goes on from the newest checkpoint while there is one left",
-    ),
-    Explanation(
-        pattern="Evicted*",
-        meaning="the kubelet took the pod off its node, which ran short of memory or disk",
-        remedy="nothing to do: Volcano starts all pods again while there is an attempt left",
-    ),
-    Explanation(
-        pattern="*Insufficient aws.amazon.com/neuron*",
-        meaning="no node has as many free Neuron devices as a pod needs",
-        remedy=(
-            "wait for the run that has them, or get more nodes with `python -m jobs scale`; on a "
-            "node that nobody uses, look at Neuron's device plugin (kubectl -n kube-system get ds)"
-        ),
-    ),
-    Explanation(
-        pattern="*Insufficient vpc.amazonaws.com/efa*",
-        meaning="no node offers as many EFA interfaces as a pod needs",
-        remedy="look at the EFA device plugin (kubectl -n kube-system get ds)",
-    ),
-    Explanation(
-        pattern="*ImagePull*",
-        meaning="the node could not fetch the image",
-        remedy=(
-            "check that the subnet reaches ECR (NAT or endpoints) and that the image still exists; "
-            "`cdk deploy --all` pushes it again"
-        ),
-    ),
-    Explanation(
-        pattern="no attempts left",
-        meaning="the last attempt failed as those before it, and its pods are gone",
-        remedy="read the status below and the log of the attempt (`submit --follow` keeps it)",
-    ),
-    Explanation(
-        pattern="Aborted:*",
-        meaning="somebody ended the job without `jobs stop`",
-        remedy="submit the run again to go on",
     ),
     Explanation(
         pattern="*CannotPullContainerError*",

@@ -160,6 +160,17 @@ class Job:
         return self.status == "SUCCEEDED"
 
     @property
+    def waits_unexplained(self) -> bool:
+        """Whether somebody should look why it does not run.
+
+        Of a job on a cluster always: what its scheduler says is about pods and nodes, not about
+        what to do.
+        """
+        if self.orchestrator is Orchestrator.EKS:
+            return self.status in ("RUNNABLE", "STARTING")
+        return self.status == "RUNNABLE" and not self.status_reason
+
+    @property
     def num_nodes(self) -> int:
         """Nodes, children, or 1."""
         return self.shape.size

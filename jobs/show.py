@@ -89,9 +89,10 @@ def describe_event(
             return f"attempt {attempt.number}{of} ended, {ending}; {by.who} makes another one"
         case AttemptBegan(number=number):
             return f"attempt {number}"
-        case StillWaiting(seconds=seconds, explanation=found, orchestrator=by):
+        case StillWaiting(seconds=seconds, explanation=found, orchestrator=by, status=status):
+            why = f": {event.reason}" if event.reason else f" and {by.who} gives no reason"
             said = f": {found.meaning}; {found.remedy}" if found else ""
-            return f"still RUNNABLE after {duration(seconds)} and {by.who} gives no reason{said}"
+            return f"still {status} after {duration(seconds)}{why}{said}"
         case Trouble(message=message):
             return f"no answer, trying on: {message}"
 

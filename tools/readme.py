@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from jobs.reasons import REASONS
+from jobs.explain import KNOWN_REASONS
 from stacks.config.table import context_table
 from trainium_catalogue.exit_codes import EXIT_CODES
 
@@ -12,9 +12,9 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 
 
 def reasons_table() -> str:
-    """What Batch, ECS or a node says, what it means and what to do."""
+    """What Batch, ECS, Kubernetes or a node says, what it means and what to do."""
     rows = ["| says | means | do |", "| --- | --- | --- |"]
-    for reason in REASONS:
+    for reason in KNOWN_REASONS:
         words = reason.pattern.strip("*").replace("*", "...")
         rows.append(f"| `{words}` | {reason.meaning} | {reason.remedy} |")
     for code, ending in EXIT_CODES.items():

@@ -44,8 +44,8 @@ def scale(
     from jobs.eks.nodes import (
         Progress,
         check_scale,
+        look_at_nodes,
         read_node_group,
-        ready_nodes,
         request_nodes,
         wait_for_nodes,
     )
@@ -63,8 +63,9 @@ def scale(
         request_nodes(eks, target, nodes)
 
     def read() -> Progress:
-        ready = ready_nodes(service.cluster(), target)
-        return Progress(ready=ready, group=read_node_group(eks, target))
+        found = look_at_nodes(service.cluster(), target)
+        group = read_node_group(eks, target)
+        return Progress(ready=found.usable, group=group, remarks=found.remarks)
 
     with refusing():
         for progress in wait_for_nodes(

@@ -113,7 +113,7 @@ def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -
     found = None
     if job.status == "PENDING" and job.depends_on:
         found = service.waits_for(job)
-    elif job.status == "RUNNABLE" and not job.status_reason:
+    elif job.waits_unexplained:
         found = service.why_waiting(job)
     console.print(describe_status(job, found), soft_wrap=True)
     if job.nodes:

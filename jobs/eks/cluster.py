@@ -26,6 +26,7 @@ JOBS = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 COMMANDS = "/apis/bus.volcano.sh/v1alpha1/namespaces/{namespace}/commands"
 POD_GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/{namespace}/podgroups"
 PODS = "/api/v1/namespaces/{namespace}/pods"
+EVENTS = "/api/v1/namespaces/{namespace}/events"
 SERVICES = "/api/v1/namespaces/{namespace}/services"
 NODES = "/api/v1/nodes"
 

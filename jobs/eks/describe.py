@@ -63,7 +63,9 @@ def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) ->
     status = _status(job)
     by_index = {int(match[1]): pod for pod in pods if (match := _NODE.search(_name(pod)))}
     ended = status in ENDED
-    if status == "RUNNABLE" and any(pod["spec"].get("nodeName") for pod in pods):
+    # Pods of the attempt before may still be ending.
+    coming = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    if status == "RUNNABLE" and any(pod["spec"].get("nodeName") for pod in coming):
         status = "STARTING"
     # Pods that were deleted, of a job that was stopped or has no attempts left, ended as it did.
     gone = status if ended else "RUNNABLE"

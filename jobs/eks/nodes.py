@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jobs import errors
@@ -43,21 +43,55 @@ def read_node_group(eks: EksClient, deployment: Deployment) -> NodeGroup:
     )
 
 
-def ready_nodes(cluster: Cluster, deployment: Deployment) -> int:
-    """Nodes of the deployment's instance type on which pods can be placed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """The nodes of the deployment's instance type."""
+
+    usable: int
+    """On which a pod of a job can be placed."""
+    remarks: tuple[str, ...]
+    """Why the others cannot be used."""
+
+
+def look_at_nodes(cluster: Cluster, deployment: Deployment) -> Nodes:
+    """Ask the cluster; a node counts once it is Ready and its device plugins have registered."""
     selector = f"{kubernetes.NODE_LABEL}={deployment.instance_type.name}"
-    return sum(_is_ready(node) for node in cluster.items(NODES, labelSelector=selector))
+    wanted = {
+        name: int(count)
+        for name, count in kubernetes.pod_resources(deployment.instance_type).items()
+        if name in (kubernetes.NEURON_RESOURCE, kubernetes.EFA_RESOURCE)
+    }
+    found = [_remark(node, wanted) for node in cluster.items(NODES, labelSelector=selector)]
+    return Nodes(
+        usable=found.count(None), remarks=tuple(remark for remark in found if remark is not None)
+    )
+
+
+def _remark(node: Json, wanted: Mapping[str, int]) -> str | None:
+    """Why a node cannot be used; None when it can."""
+    name = node["metadata"]["name"]
+    if node.get("spec", {}).get("unschedulable"):
+        return f"node {name} is cordoned"
+    if not is_ready(node):
+        return f"node {name} is not ready"
+    offers = node.get("status", {}).get("allocatable") or {}
+    for resource, count in wanted.items():
+        if int(offers.get(resource, 0)) < count:
+            return f"node {name} offers {offers.get(resource, 0)} of {count} {resource}"
+    return None
 
 
 def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> None:
     """Refuse a job that is larger than what is there; the message has the command that helps."""
-    ready = ready_nodes(cluster, deployment)
-    if ready >= num_nodes:
+    nodes = look_at_nodes(cluster, deployment)
+    if nodes.usable >= num_nodes:
         return
+    but = f" ({'; '.join(nodes.remarks)})" if nodes.remarks else ""
     raise Refusal(
         "nodes-missing",
-        f"--nodes {num_nodes}: the cluster has {ready} ready nodes of "
-        f"{deployment.instance_type.name}; get them with `{scale_command(deployment, num_nodes)}`",
+        f"--nodes {num_nodes}: the cluster has {nodes.usable} ready nodes of "
+        f"{deployment.instance_type.name}{but}; get them with "
+        f"`{scale_command(deployment, num_nodes)}`",
     )
 
 
@@ -96,11 +130,12 @@ class Progress:
 
     ready: int
     group: NodeGroup
+    remarks: tuple[str, ...] = ()
 
     def text(self, num_nodes: int) -> str:
         """For a person."""
         said = f"{self.ready} of {num_nodes} nodes are ready, the node group is {self.group.status}"
-        return "; ".join((said, *self.group.troubles))
+        return "; ".join((said, *self.group.troubles, *self.remarks))
 
 
 def wait_for_nodes(
@@ -138,8 +173,7 @@ def wait_for_nodes(
         sleep(pause_s)
 
 
-def _is_ready(node: Json) -> bool:
-    if node.get("spec", {}).get("unschedulable"):
-        return False
+def is_ready(node: Json) -> bool:
+    """Whether the node's kubelet says that it is well."""
     conditions = node.get("status", {}).get("conditions") or ()
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)

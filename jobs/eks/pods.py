@@ -79,7 +79,14 @@ def trouble(pods: Sequence[Json]) -> str | None:
             if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
                 return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
         for condition in status.get("conditions") or ():
-            if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            # Of the pods of a gang some could be placed; one that could not says why none is
+            # (Volcano 1.15.1, pkg/scheduler/api/job_info.go, TaskSchedulingReason).
+            is_held = condition.get("reason") != "Schedulable"
+            if (
+                condition.get("type") == "PodScheduled"
+                and condition.get("status") == "False"
+                and is_held
+            ):
                 return str(condition.get("message") or condition.get("reason"))
     return None
 

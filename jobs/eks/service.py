@@ -11,7 +11,17 @@ from jobs import errors
 from jobs.aws import Aws, LogsClient
 from jobs.bucket import Bucket
 from jobs.deployment import Deployment, EksTarget
-from jobs.eks.cluster import COMMANDS, JOBS, MERGE_PATCH, POD_GROUPS, PODS, Cluster, Json, refusing
+from jobs.eks.cluster import (
+    COMMANDS,
+    JOBS,
+    MERGE_PATCH,
+    NODES,
+    POD_GROUPS,
+    PODS,
+    Cluster,
+    Json,
+    refusing,
+)
 from jobs.eks.describe import STOPPED_BY, describe, num_attempts_failed, phase_of, run_of, summarize
 from jobs.eks.endings import EndingReader
 from jobs.eks.errors import is_missing, status_of
@@ -87,19 +97,19 @@ class EksService:
         """Pods of a job."""
         return self.cluster().items(PODS, labelSelector=f"volcano.sh/job-name={job_id}")
 
-    def unschedulable(self, job_id: str) -> str | None:
-        """Volcano's own words for why a gang is not placed; they are on its PodGroup."""
+    def nodes(self) -> list[Json]:
+        """Nodes of the cluster."""
+        return self.cluster().items(NODES)
+
+    def gang(self, job_id: str) -> Json | None:
+        """PodGroup of a job; None while it has none."""
         try:
             uid = self.cluster().get(f"{JOBS}/{job_id}")["metadata"]["uid"]
-            group = self.cluster().get(f"{POD_GROUPS}/{job_id}-{uid}")
+            return self.cluster().get(f"{POD_GROUPS}/{job_id}-{uid}")
         except Exception as error:
             if is_missing(error):
                 return None
             raise
-        for condition in (group.get("status") or {}).get("conditions") or ():
-            if condition.get("type") == "Unschedulable" and condition.get("status") == "True":
-                return str(condition.get("message"))
-        return None
 
     def logs(self, *, follow: bool) -> LogsClient:
         """The pods' logs, while the pods are there."""

@@ -1,10 +1,12 @@
-"""Why a job on the cluster waits: nodes that are missing, or taken, or a job that compiles."""
+"""Why a job on the cluster does not run: nodes that are missing, taken, lost or not ready yet."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jobs.eks.nodes import read_node_group, ready_nodes, scale_command
+from jobs.eks.happenings import unschedulable, why_held, why_not_started
+from jobs.eks.nodes import is_ready, look_at_nodes, read_node_group, scale_command
+from jobs.explain import explain_reason
 from jobs.reasons import Explanation
 from jobs.runs import Job
 
@@ -12,44 +14,106 @@ if TYPE_CHECKING:
     from jobs.eks.service import EksService
 
 
-def why_waiting(service: EksService, job: Job) -> Explanation:
+def why_waiting(service: EksService, job: Job) -> Explanation | None:
     """Return the first thing that is wrong, or what usually is."""
+    if job.status == "STARTING":
+        return _not_started(service, job)
+    return (
+        waits_for(service, job)
+        or _leaving(service, job)
+        or _no_room(service, job)
+        or _held(service, job)
+    )
+
+
+def _no_room(service: EksService, job: Job) -> Explanation | None:
+    """Nodes that are missing, or that another run has."""
     target = service.target
-    ready = ready_nodes(service.cluster(), target)
-    if ready < job.num_nodes:
+    nodes = look_at_nodes(service.cluster(), target)
+    if nodes.usable < job.num_nodes:
         group = read_node_group(service.aws.eks(), target)
-        said = "; ".join(group.troubles) or f"the node group wants {group.wanted}"
-        return Explanation(
-            pattern="",
-            meaning=f"the job needs {job.num_nodes} nodes, {ready} are ready ({said})",
-            remedy=f"get them with `{scale_command(target, job.num_nodes)}`",
+        said = "; ".join((*group.troubles, *nodes.remarks))
+        said = said or f"the node group wants {group.wanted}"
+        return _found(
+            f"the job needs {job.num_nodes} nodes, {nodes.usable} are ready ({said})",
+            f"get them with `{scale_command(target, job.num_nodes)}`",
         )
     before = [
         summary
         for summary in service.runs()
         if not summary.ended and summary.job_id != job.job_id and summary.status == "RUNNING"
     ]
-    if before:
+    taken = sum(item.num_nodes or 0 for item in before)
+    if nodes.usable - taken < job.num_nodes and before:
         has = " and ".join(f"run {item.run} ({item.num_nodes} nodes)" for item in before)
-        return Explanation(
-            pattern="",
-            meaning=f"the gang starts as a whole, and {has} runs",
-            remedy=(
-                "wait, or get more nodes with "
-                f"`{scale_command(target, job.num_nodes + sum(i.num_nodes or 0 for i in before))}`"
-            ),
+        return _found(
+            f"the gang starts as a whole, and {has} runs",
+            f"wait, or get more nodes with `{scale_command(target, job.num_nodes + taken)}`",
         )
-    words = service.unschedulable(job.job_id)
+    return None
+
+
+def _held(service: EksService, job: Job) -> Explanation:
+    """Volcano's own words for why a gang is not placed, or has no pods."""
+    gang = service.gang(job.job_id)
+    words = None if gang is None else unschedulable(gang)
     if words is not None:
-        return Explanation(
-            pattern="",
-            meaning=f"nodes are ready, and Volcano places the gang on none: {words}",
-            remedy=f"compare with: kubectl describe nodes; kubectl describe queue {job.job_queue}",
+        return _said(
+            f"nodes are ready, and Volcano places the gang on none: {words}",
+            f"compare with: kubectl describe nodes; kubectl describe queue {job.job_queue}",
         )
-    return Explanation(
-        pattern="",
-        meaning="nodes are ready and nobody has them; pulling an image takes some minutes",
-        remedy=f"if it lasts: kubectl describe vcjob {job.job_id}",
+    names = (job.job_id,) if gang is None else (job.job_id, gang["metadata"]["name"])
+    words = why_held(service.cluster(), *names)
+    if words is not None:
+        return _said(
+            f"Volcano holds the job back: {words}",
+            f"compare with: kubectl describe queue {job.job_queue}; kubectl describe resourcequota",
+        )
+    return _found(
+        "nodes are ready and nobody has them; Volcano looks at its jobs every second",
+        f"if it lasts: kubectl describe vcjob {job.job_id}; kubectl -n volcano-system get pods",
+    )
+
+
+def _not_started(service: EksService, job: Job) -> Explanation | None:
+    """What the kubelet says of pods that have a node."""
+    waiting = [node.name for node in job.nodes if node.name and node.status == "STARTING"]
+    words = why_not_started(service.cluster(), *waiting[:1])
+    if words is not None:
+        return _said(
+            f"pod {waiting[0]} does not start: {words}",
+            f"if it lasts: kubectl describe pod {waiting[0]}",
+        )
+    if job.status_reason:
+        return None
+    return _found(
+        "its pods have nodes; pulling an image takes some minutes on a new one",
+        f"if it lasts: kubectl describe pods -l volcano.sh/job-name={job.job_id}",
+    )
+
+
+def _leaving(service: EksService, job: Job) -> Explanation | None:
+    """A pod of the attempt before that cannot go, since its node does not answer.
+
+    The next one has its name, so the gang waits for it.
+    """
+    leaving = [pod for pod in service.pods(job.job_id) if "deletionTimestamp" in pod["metadata"]]
+    if not leaving:
+        return None
+    nodes = {node["metadata"]["name"]: node for node in service.nodes()}
+    for pod in leaving:
+        node = nodes.get(pod["spec"].get("nodeName", ""))
+        if node is not None and not is_ready(node):
+            name = node["metadata"]["name"]
+            return _found(
+                f"pod {pod['metadata']['name']} of the attempt before is still there, because its "
+                f"node {name} does not answer",
+                "the next attempt begins when EKS has replaced the node; if you know that it is "
+                f"dead: kubectl delete node {name}",
+            )
+    return _found(
+        "pods of the attempt before are still ending",
+        "wait: they have up to two minutes to save",
     )
 
 
@@ -58,9 +122,18 @@ def waits_for(service: EksService, job: Job) -> Explanation | None:
     for job_id in job.depends_on:
         other = service.describe(job_id)
         if other is not None and not other.succeeded:
-            return Explanation(
-                pattern="",
-                meaning=f"it begins when run {other.run} ({other.status}) has succeeded",
-                remedy=f"follow that with `python -m jobs logs {other.run} --follow`",
+            return _found(
+                f"it begins when run {other.run} ({other.status}) has succeeded",
+                f"follow that with `python -m jobs logs {other.run} --follow`",
             )
     return None
+
+
+def _said(meaning: str, remedy: str) -> Explanation:
+    """What the cluster said, with the remedy that is known for it."""
+    known = explain_reason(meaning)
+    return _found(meaning, remedy if known is None else f"{known.meaning}: {known.remedy}")
+
+
+def _found(meaning: str, remedy: str) -> Explanation:
+    return Explanation(pattern="", meaning=meaning, remedy=remedy)

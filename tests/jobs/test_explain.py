@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.explain import explain, explain_exit, explain_reason, is_news
-from jobs.reasons import REASONS
+from jobs.explain import KNOWN_REASONS, explain, explain_exit, explain_reason, is_news
 from trainium_catalogue.exit_codes import EXIT_CODES
 
 
@@ -74,7 +73,7 @@ def test_that_a_container_exited_is_no_news() -> None:
     assert not is_news("Essential container in task exited")
 
 
-@pytest.mark.parametrize("row", REASONS, ids=lambda row: row.pattern)
+@pytest.mark.parametrize("row", KNOWN_REASONS, ids=lambda row: row.pattern)
 def test_texts_are_phrases_that_fit_into_a_sentence(row: object) -> None:
     meaning, remedy = row.meaning, row.remedy  # type: ignore[attr-defined]
 

@@ -1,0 +1,144 @@
+"""Why a run does not run, in the words that Volcano, the API server and the kubelet write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jobs.aws import Aws
+from jobs.eks.cluster import Cluster
+from jobs.eks.happenings import why_held
+from jobs.eks.pods import trouble
+from jobs.explain import explain_reason
+from rehearsal.kubernetes.objects import record_event
+from rehearsal.kubernetes.resources import EVENT, NODE, POD, VOLCANO_JOB
+from tests.jobs.conftest import REGION
+from tests.jobs.eks.conftest import EksDesk
+from trainium_catalogue.kubernetes import NAMESPACE, NEURON_RESOURCE
+
+GANG = "job-7f1c"
+NO_NEWS = "0/0 tasks in gang unschedulable: pod group is not ready, 2 minAvailable"
+
+
+@pytest.fixture(autouse=True)
+def events(eks: EksDesk) -> Iterator[None]:
+    """No test explains itself with the events of another one."""
+    for entry in eks.cluster.store.list(EVENT):
+        eks.cluster.store.delete(EVENT, NAMESPACE, entry["metadata"]["name"])
+    yield
+
+
+def test_a_node_without_its_devices_is_not_ready_for_a_job(eks: EksDesk) -> None:
+    """A new node is Ready before its device plugins have registered."""
+
+    def forget(entry: dict[str, Any]) -> None:
+        entry["status"]["allocatable"][NEURON_RESOURCE] = "0"
+
+    eks.cluster.store.update(NODE, "", "nodes-1", forget)
+    result = eks.run("submit", "all-reduce", "--on", "eks", "--nodes", "2", "--yes")
+    eks.cluster.store.remove(NODE, "", "nodes-1")
+
+    assert result.exit_code == 2
+    assert (
+        "has 1 ready nodes of trn1.32xlarge (node nodes-1 offers 0 of 16 aws.amazon.com/neuron)"
+        in (result.stderr)
+    )
+
+
+@pytest.mark.parametrize(
+    ("about", "reason", "said", "remedy"),
+    [
+        pytest.param(
+            GANG,
+            "Unschedulable",
+            "queue resource quota insufficient: insufficient aws.amazon.com/neuron",
+            "trainium:max_nodes",
+            id="queue",
+        ),
+        pytest.param(
+            "job",
+            "FailedCreate",
+            'Error creating pods: [failed to create pod gang-node-0-0, err: pods "gang-node-0-0" '
+            "is forbidden: exceeded quota: jobs, requested: requests.memory=471859Mi]",
+            "kubectl describe resourcequota",
+            id="quota",
+        ),
+    ],
+)
+def test_a_gang_that_gets_no_pods_is_explained_by_an_event(
+    eks: EksDesk, about: str, reason: str, said: str, remedy: str
+) -> None:
+    """Volcano lets a gang in or not, and says why not in an event of its PodGroup alone."""
+    for name, why, words in ((GANG, "Unschedulable", NO_NEWS), (about, reason, said)):
+        item = {"apiVersion": "x/v1", "kind": "X", "metadata": {"name": name, "uid": name}}
+        item["metadata"] |= {"namespace": NAMESPACE}  # type: ignore[operator]
+        record_event(eks.cluster.store, item, reason=why, message=words, type_="Normal")
+    found = why_held(Cluster(Aws(REGION), "cluster", NAMESPACE), "job", GANG)
+    explanation = explain_reason(found)
+
+    assert found == said
+    assert explanation is not None and remedy in explanation.remedy
+
+
+def test_a_pod_that_cannot_mount_says_so(eks: EksDesk) -> None:
+    eks.has("gang", "sleep 30", nodes=1)
+    eks.wait("gang", "Running")
+    (pod,) = eks.pods()
+    words = 'MountVolume.SetUp failed for volume "lustre" : rpc error: code = Internal'
+    record_event(eks.cluster.store, pod, reason="FailedMount", message=words, type_="Warning")
+
+    def start(entry: dict[str, Any]) -> None:
+        entry["status"] = {"phase": "Pending", "conditions": []}
+
+    def pend(entry: dict[str, Any]) -> None:
+        entry["status"]["state"]["phase"] = "Pending"
+
+    store = eks.cluster.store
+    store.update(POD, NAMESPACE, "gang-node-0-0", start)
+    store.update(VOLCANO_JOB, NAMESPACE, "gang", pend)
+    text = " ".join(eks.run("status", "gang").stdout.split())
+
+    assert "run gang: STARTING" in text
+    assert "pod gang-node-0-0 does not start: MountVolume.SetUp failed" in text
+    assert "look at the FSx driver on that node" in text
+
+
+def test_an_attempt_that_waits_for_a_lost_node_names_it(eks: EksDesk) -> None:
+    """The new pod has the name of the old one, which nobody can end there."""
+    eks.has("again", 'test "$TRAINIUM_NODE_INDEX" = 0 && exit 75; trap "" TERM; sleep 5')
+    eks.wait("again", "Restarting")
+
+    def lose(entry: dict[str, Any]) -> None:
+        entry["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+
+    (pod,) = (pod for pod in eks.pods() if pod["metadata"]["name"] == "again-node-1-0")
+    name = pod["spec"]["nodeName"]
+    eks.cluster.store.update(NODE, "", name, lose)
+    text = " ".join(eks.run("status", "again").stdout.split())
+    eks.cluster.store.remove(NODE, "", name)
+
+    assert "run again: RUNNABLE" in text
+    assert f"pod again-node-1-0 of the attempt before is still there, because its node {name}" in (
+        text
+    )
+    assert f"kubectl delete node {name}" in text
+
+
+def test_a_pod_that_could_be_placed_does_not_tell_why_the_gang_is_not() -> None:
+    def pod(reason: str, message: str) -> dict[str, Any]:
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": reason,
+            "message": message,
+        }
+        return {"status": {"conditions": [condition]}}
+
+    could = pod(
+        "Schedulable", "Pod a can possibly be assigned to n, once minAvailable is satisfied"
+    )
+    why = "0/3 nodes are unavailable: 3 Insufficient aws.amazon.com/neuron."
+
+    assert trouble([could, pod("Unschedulable", why)]) == why

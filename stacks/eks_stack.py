@@ -85,7 +85,6 @@ class EksStack(cdk.Stack):
                 image=data.image_uri,
                 bucket_name=storage.bucket.bucket.bucket_name,
                 lustre=storage.lustre,
-                lustre_gib=config.lustre_gib or 1,
                 recovery=config.eks_recovery,
                 chart_versions=dict(each.split("=") for each in config.eks_chart_versions),
             ),

@@ -110,6 +110,16 @@ def test_the_file_system_of_the_deployment_is_mounted(made: Deployment) -> None:
     assert volume["capacity"] == claim["resources"]["requests"] == {"storage": "1200Gi"}
 
 
+def test_a_file_system_may_grow_under_its_claim(made: Deployment) -> None:
+    """Kubernetes refuses another size of a claim whose volume was not provisioned."""
+    claims = [
+        object_of(each, "PersistentVolumeClaim", kubernetes.LUSTRE_CLAIM)
+        for each in (made, with_cluster(lustre_gib=4800))
+    ]
+
+    assert claims[0]["spec"] == claims[1]["spec"]
+
+
 def test_an_existing_file_system_is_mounted_by_its_id() -> None:
     made = with_cluster(lustre_dns_name=DNS_NAME, lustre_mount_name="fqgwbbmv")
 

@@ -32,7 +32,6 @@ class ClusterSettings:
     """The training image."""
     bucket_name: str
     lustre: LustreMount | None = None
-    lustre_gib: int = 0
     recovery: bool = False
     """Replace a node with an unrecoverable Neuron error."""
     chart_versions: Mapping[str, str] = field(default_factory=dict)
@@ -170,10 +169,9 @@ class ClusterContents(Construct):
         ]
         if settings.lustre:
             volume = f"{kubernetes.NAMESPACE}-{kubernetes.LUSTRE_CLAIM}"
-            gib = settings.lustre_gib
             made += [
-                manifests.lustre_volume(settings.lustre, name=volume, gib=gib),
-                manifests.lustre_claim(volume=volume, gib=gib),
+                manifests.lustre_volume(settings.lustre, name=volume),
+                manifests.lustre_claim(volume=volume),
             ]
         return made
 

@@ -12,6 +12,15 @@ from trainium_constructs.lustre import LustreMount
 
 Manifest = dict[str, Any]
 
+_LUSTRE_SIZE: Mapping[str, Any] = {
+    # Whatever the file system's own size is, which nothing here enforces: the claim of a volume
+    # that was not provisioned can never grow (Kubernetes, expanding persistent volume claims).
+    "capacity": {"storage": "1200Gi"},
+    "accessModes": ["ReadWriteMany"],
+    # None of them: nothing is to be provisioned.
+    "storageClassName": "",
+}
+
 # Beside the nodes' pods: TensorBoard, and what a user starts to look around.
 _SPARE_CPUS = 16
 _SPARE_MEMORY_MIB = 65_536
@@ -92,14 +101,14 @@ def service_account(name: str) -> Manifest:
     }
 
 
-def lustre_volume(mount: LustreMount, *, name: str, gib: int) -> Manifest:
+def lustre_volume(mount: LustreMount, *, name: str) -> Manifest:
     """The file system of the storage stack: it is there before the cluster, and stays its own."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {"name": name},
         "spec": {
-            **_lustre_size(gib),
+            **_LUSTRE_SIZE,
             "volumeMode": "Filesystem",
             "persistentVolumeReclaimPolicy": "Retain",
             # flock: what writes HDF5 or SQLite locks its files.
@@ -114,28 +123,18 @@ def lustre_volume(mount: LustreMount, *, name: str, gib: int) -> Manifest:
     }
 
 
-def lustre_claim(*, volume: str, gib: int) -> Manifest:
+def lustre_claim(*, volume: str) -> Manifest:
     """The claim that pods mount."""
-    size = _lustre_size(gib)
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": kubernetes.LUSTRE_CLAIM, "namespace": kubernetes.NAMESPACE},
         "spec": {
-            "accessModes": size["accessModes"],
-            "storageClassName": size["storageClassName"],
+            "accessModes": _LUSTRE_SIZE["accessModes"],
+            "storageClassName": _LUSTRE_SIZE["storageClassName"],
             "volumeName": volume,
-            "resources": {"requests": size["capacity"]},
+            "resources": {"requests": _LUSTRE_SIZE["capacity"]},
         },
-    }
-
-
-def _lustre_size(gib: int) -> Mapping[str, Any]:
-    return {
-        "capacity": {"storage": f"{gib}Gi"},
-        "accessModes": ["ReadWriteMany"],
-        # None of them: nothing is to be provisioned.
-        "storageClassName": "",
     }
 
 

@@ -108,14 +108,15 @@ def _seeded(
 def _require(dataset: Ready, values: Mapping[str, Value]) -> None:
     """Refuse a dataset that the model cannot take."""
     for parameter, fact in _FITTING.items():
-        if dataset.facts[fact] != values[parameter]:
+        found = dataset.fact(fact)
+        if found != values[parameter]:
             raise DatasetError(
-                f"the dataset has {fact}={dataset.facts[fact]} and the run "
-                f"{parameter}={values[parameter]}; submit with --{parameter} {dataset.facts[fact]}"
+                f"the dataset has {fact}={found} and the run {parameter}={values[parameter]}; "
+                f"submit with --{parameter} {found}"
             )
-    if dataset.facts["vocab_size"] > int(values["vocab-size"]):
+    vocab_size = int(dataset.fact("vocab_size"))
+    if vocab_size > int(values["vocab-size"]):
         raise DatasetError(
-            f"the dataset has ids up to {dataset.facts['vocab_size'] - 1} and the model's "
-            f"vocabulary only {values['vocab-size']}; train with --vocab-size "
-            f"{dataset.facts['vocab_size']}"
+            f"the dataset has ids up to {vocab_size - 1} and the model's vocabulary only "
+            f"{values['vocab-size']}; train with --vocab-size {vocab_size}"
         )

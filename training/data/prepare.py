@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from training.data import api_docs, wikicorpus
 from training.data.corpus import count_complete, write_corpus
+from training.data.manifest import DatasetError
 from training.data.places import Place
 from training.data.web import Archive, fetch
 from training.data.wikicorpus import RAW_ENGLISH
@@ -46,6 +47,11 @@ def prepare_dataset(
     from training.data.bert_tiny import DOCUMENTS, prepare_bert_tiny
     from training.data.images import prepare_digits, prepare_mnist
 
+    if max_documents and name != "bert-tiny":
+        raise DatasetError(
+            f"--max-documents {max_documents}: dataset {name} is fetched whole or not at all; "
+            "leave it out"
+        )
     objects = place.open(f"{place.root}/{DATASETS_PREFIX}{name}")
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
         scratch = Path(folder)

@@ -50,6 +50,16 @@ class Ready:
         sums = "\n".join(f"{file.name} {file.sha256}" for file in self.shards)
         return hashlib.sha256(sums.encode()).hexdigest()
 
+    def fact(self, name: str) -> Any:
+        """One of ``facts``; ``DatasetError`` where the manifest does not say it."""
+        try:
+            return self.facts[name]
+        except KeyError:
+            raise DatasetError(
+                f"the dataset's {DATASET_MANIFEST} says nothing of {name}, which every dataset of "
+                f"kind {self.kind} has; submit prepare again"
+            ) from None
+
     def to_json(self) -> bytes:
         """Equal manifests give equal bytes."""
         document = {
@@ -82,18 +92,42 @@ class Ready:
         return Ready(kind=kind, source=source, facts=document, shards=shards)
 
 
+def refuse_other(objects: Objects, *, kind: str) -> None:
+    """Raise ``DatasetError`` where a dataset of another kind has this place."""
+    try:
+        document = json.loads(objects.get(DATASET_MANIFEST))
+    except (ObjectMissing, ValueError):
+        return
+    found = document.get("kind", "packed") if isinstance(document, dict) else kind
+    if found != kind:
+        raise DatasetError(
+            f"{objects.uri} holds a dataset of kind {found}, and this job would write one of kind "
+            f"{kind} over it; delete that first, or give the new one another name"
+        )
+
+
 def find_complete(objects: Objects, source: Mapping[str, str], *, kind: str) -> Ready | None:
-    """The dataset that is there already, if it is of ``source`` and whole."""
+    """The dataset that is there already, if it is of ``source`` and whole.
+
+    Otherwise there is none from here on: its manifest goes, because its files will be replaced.
+    """
+    refuse_other(objects, kind=kind)
     try:
         found = Ready.from_json(objects.get(DATASET_MANIFEST), name=objects.uri, kind=kind)
-    except (ObjectMissing, DatasetError):
+    except ObjectMissing:
         return None
-    sizes = {info.key: info.size for info in objects.list()}
-    whole = all(sizes.get(file.name) == file.bytes for file in found.shards)
-    if not whole or dict(found.source) != dict(source):
-        return None
-    print(f"prepare: {objects.uri} was complete already: {found.samples:,} samples", flush=True)
-    return found
+    except DatasetError:
+        found = None
+    if found is not None and dict(found.source) == dict(source):
+        sizes = {info.key: info.size for info in objects.list()}
+        if all(sizes.get(file.name) == file.bytes for file in found.shards):
+            print(
+                f"prepare: {objects.uri} was complete already: {found.samples:,} samples",
+                flush=True,
+            )
+            return found
+    objects.delete([DATASET_MANIFEST])
+    return None
 
 
 def store(

@@ -17,6 +17,7 @@ from training.data.plan import Plan, share
 from training.data.pool import make_parts
 from training.data.progress_line import ProgressLine
 from training.data.readers import open_parquet
+from training.data.ready import refuse_other
 from training.data.sources import InputFile, find_corpus
 from training.data.stream import open_object
 from training.data.vocabulary import Vocabulary, fetch_vocabulary
@@ -83,6 +84,7 @@ def make_dataset(
     place = order.place
     uri = f"{place.root}/{DATASETS_PREFIX}{order.dataset}"
     objects = place.open(uri)
+    refuse_other(objects, kind="packed")
     report("listing the input")
     corpus = find_corpus(order.input, place)
     plan = Plan.make(

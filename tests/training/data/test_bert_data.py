@@ -206,6 +206,21 @@ def test_an_interrupted_job_goes_on_with_the_shards_that_are_missing(
     assert [file.samples for file in dataset.shards] == list(COUNTS)
 
 
+def test_a_dataset_that_is_made_anew_is_not_complete_meanwhile(site: Site, tmp_path: Path) -> None:
+    bring(site, tmp_path)
+    files = {shard_name(n): shard_bytes(tmp_path, 7) for n in range(2)}
+    site.files["/set.tar"] = tar_of(files)
+
+    def stop(text: str) -> None:
+        if text.startswith(f"uploading {shard_name(1)}"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bring(site, tmp_path, report=stop)
+    assert not (tmp_path / "set/manifest.json").exists()
+    assert bring(site, tmp_path).samples == 14
+
+
 def test_a_server_that_stumbles_is_asked_again(site: Site, tmp_path: Path) -> None:
     site.statuses += [503, 500]
 

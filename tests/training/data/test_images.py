@@ -23,6 +23,8 @@ from training.data.images import (
     write_idx,
 )
 from training.data.manifest import DatasetError
+from training.data.places import Place
+from training.data.prepare import prepare_dataset
 from training.data.ready import Ready
 from training.data.web import Archive
 from training.objects import Objects, open_objects
@@ -136,6 +138,30 @@ def test_what_is_no_idx_file_is_refused(tmp_path: Path, data: bytes) -> None:
 
     with pytest.raises(DatasetError, match="file is no idx file of bytes"):
         read_idx(tmp_path / "file")
+
+
+def test_a_dataset_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/manifest.json").write_text('{"schema": 1, "num_tokens": 5}')
+    (tmp_path / "set/shard-00000.bin").write_bytes(b"words")
+
+    with pytest.raises(DatasetError, match=r"holds a dataset of kind packed, and this job would w"):
+        prepare_digits(local(tmp_path / "set"), tmp_path, report=quiet)
+    assert {path.name for path in (tmp_path / "set").iterdir()} == {
+        "manifest.json", "shard-00000.bin",
+    }  # fmt: skip
+
+
+def test_a_dataset_is_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="--max-documents 5: dataset digits is fetched whole"):
+        prepare_dataset("digits", Place(root=str(tmp_path)), max_documents=5, report=quiet)
+
+
+def test_a_manifest_that_says_too_little_is_refused() -> None:
+    manifest = Ready(kind="images", source={}, facts={"epochs": 4}, shards=())
+
+    with pytest.raises(DatasetError, match=r"manifest.json says nothing of accuracy, which every"):
+        manifest.fact("accuracy")
 
 
 @pytest.mark.parametrize(

@@ -314,6 +314,18 @@ def test_a_dataset_of_other_input_is_not_written_over(
     assert contents(dataset(tmp_path)) == before
 
 
+def test_a_dataset_of_images_is_not_written_over(
+    tmp_path: Path, corpus: Path, run_tokenize: Tokenize
+) -> None:
+    folder = dataset(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text('{"schema": 1, "kind": "images"}')
+
+    with pytest.raises(DatasetError, match="holds a dataset of kind images, and this job would"):
+        run_tokenize()
+    assert [path.name for path in folder.iterdir()] == ["manifest.json"]
+
+
 def test_a_job_whose_dataset_was_begun_anew_by_another_does_not_complete_it(
     tmp_path: Path, run_tokenize: Tokenize, monkeypatch: pytest.MonkeyPatch
 ) -> None:

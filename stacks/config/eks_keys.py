@@ -50,7 +50,8 @@ class EksKeys(ContextKeys):
         kinds.whole_number(0, 1000),
         default=0,
         help="Trainium nodes that the cluster starts with, billed while they are up; "
-        "`python -m jobs scale` changes their number later",
+        "`python -m jobs scale` changes their number later, until a deployment changes this or "
+        "`max_nodes`",
     )
     eks_subnet_ids: tuple[str, ...] = key(
         kinds.maybe_words(kinds.resource_id("subnet").read, noun="list"),

@@ -152,6 +152,7 @@ def run_node(
             kernel=platform.release(),
             interface=interface_of(node.address),
             has_cache=CACHE_PREFIX in request.workload.writes,
+            dataset_kind=request.workload.dataset_kind,
         )
         worker_env, remarks = settings.worker_environment(env, node, system)
         for remark in remarks:

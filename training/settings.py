@@ -23,6 +23,8 @@ class System:
     """Name of the interface that carries the node's address."""
     has_cache: bool = False
     """The workload may write the bucket's compile cache."""
+    dataset_kind: str = ""
+    """Of the datasets that the workload trains on, as the catalogue has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,13 @@ def _cache(node: NodeContract, system: System) -> str | None:
     if node.device is not DeviceKind.XLA or node.bucket is None or not system.has_cache:
         return None
     return f"s3://{node.bucket}/{CACHE_PREFIX}neuron"
+
+
+def _compiler_flags(node: NodeContract, system: System) -> str | None:
+    if node.device is not DeviceKind.XLA or system.dataset_kind == "images":
+        return None
+    split = "" if system.dataset_kind == "bert" else " --distribution-strategy=llm-training"
+    return f"--model-type transformer{split}"
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -118,9 +127,10 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="NEURON_CC_FLAGS",
-        value=_xla("--model-type transformer --distribution-strategy=llm-training"),
-        reason="the compiler's optimizations for transformers that are split over cores "
-        "(neuronx-cc's reference; NxD's tp_zero1_llama2_7B_hf_pretrain.sh)",
+        value=_compiler_flags,
+        reason="the compiler's optimizations for transformers, and for those that are split over "
+        "cores (neuronx-cc's reference; NxD's tp_zero1_llama2_7B_hf_pretrain.sh; of BERT "
+        "dp_bert_large_hf_pretrain_hdf5.py names the first alone, mnist_mlp none)",
     ),
     Setting(
         name="NEURON_FUSE_SOFTMAX",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.training.nodes import node_on
 from training.settings import ROOT_COMM_ID, SETTINGS, System, worker_environment
+from trainium_catalogue.workloads import WORKLOADS
 
 AWS = System(kernel="6.1.148-173.267.amzn2023.x86_64", interface="eth0")
 
@@ -44,6 +45,23 @@ def test_fork_safety_is_asked_for_on_old_kernels_only(kernel: str, set_it: bool)
     env, _ = worker_environment({}, node, System(kernel=kernel, interface="eth0"))
 
     assert ("FI_EFA_FORK_SAFE" in env) is set_it
+
+
+@pytest.mark.parametrize(
+    ("workload", "flags"),
+    [
+        ("llama2-7b", "--model-type transformer --distribution-strategy=llm-training"),
+        ("verify", "--model-type transformer --distribution-strategy=llm-training"),
+        ("bert", "--model-type transformer"),
+        ("mnist", None),
+    ],
+)
+def test_the_compiler_is_told_what_the_reference_tells_it(workload: str, flags: str | None) -> None:
+    system = dataclasses.replace(AWS, dataset_kind=WORKLOADS[workload].dataset_kind)
+
+    env, _ = worker_environment({}, node_on("trn1.32xlarge"), system)
+
+    assert env.get("NEURON_CC_FLAGS") == flags
 
 
 def test_a_cpu_node_gets_nothing_of_neuron() -> None:

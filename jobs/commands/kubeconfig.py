@@ -17,6 +17,8 @@ from jobs.options import (
     print_document,
 )
 
+_DEFAULT = "~/.kube/config"
+
 
 @command
 def kubeconfig(
@@ -29,7 +31,7 @@ def kubeconfig(
             metavar="FILE",
             help="File to write into; of a list, its first.",
         ),
-    ] = "~/.kube/config",
+    ] = _DEFAULT,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
@@ -50,7 +52,8 @@ def kubeconfig(
     given = chosen(context, deployment, region)
     aws, target, eks = eks_deployment(given, "a kubeconfig")
     endpoint = read_endpoint(aws, eks.cluster)
-    file = Path(path.split(":")[0]).expanduser()
+    first = next((part for part in path.split(":") if part), _DEFAULT)
+    file = Path(first).expanduser()
     write(file, entries(target, endpoint, aws))
     name = context_name(target)
     note(f"context {name} of cluster {eks.cluster}, namespace {eks.namespace}, is in {file}")

@@ -27,6 +27,9 @@ def scale(
         float,
         typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for them, at most."),
     ] = 1800,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also take nodes away from runs that need them.")
+    ] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
@@ -44,6 +47,7 @@ def scale(
     from jobs.eks.nodes import (
         Progress,
         check_scale,
+        check_unused,
         look_at_nodes,
         read_node_group,
         request_nodes,
@@ -54,6 +58,8 @@ def scale(
     target, eks = service.target, service.aws.eks()
     check_scale(target, nodes)
     before = read_node_group(eks, target)
+    if nodes < before.wanted and not force:
+        check_unused(service.runs(), nodes)
     if before.wanted != nodes:
         price = nodes * target.instance_type.usd_per_hour_estimate
         note(

@@ -39,7 +39,13 @@ def tensorboard(
     run: Annotated[str, typer.Argument(help="Run name.")],
     port: Annotated[
         int | None,
-        typer.Option("--port", help="Port on this machine.", show_default="6006, or a free one"),
+        typer.Option(
+            "--port",
+            min=1,
+            max=65535,
+            help="Port on this machine.",
+            show_default="6006, or a free one",
+        ),
     ] = None,
     local: Annotated[
         bool, typer.Option("--local", help="TensorBoard on this machine, not the cluster's.")
@@ -85,7 +91,8 @@ def tensorboard(
                 }
             )
         if browser:
-            webbrowser.open(url)
+            # A browser of the terminal would wait for the page, which waits for this to return.
+            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
     try:
         if forwarder is not None:
@@ -112,7 +119,7 @@ def _forwarder(aws: Aws, target: Deployment, port: int) -> "Forwarder | None":
             if pod is None:
                 note(f"the cluster has no pod behind service {SERVICE}: it runs on this machine")
                 return None
-            return Forwarder(cluster, pod, SERVICE_PORT, port=port)
+            return Forwarder(cluster, SERVICE, pod, SERVICE_PORT, port=port)
     except Refusal as refusal:
         note(f"{refusal.message}; TensorBoard runs on this machine instead")
         return None

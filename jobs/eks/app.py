@@ -14,6 +14,10 @@ from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.ports import RESERVED_PORTS
 
 _GRACE_S = 120
+# A pod that requests no huge pages may have none, whatever the host holds: touching one is SIGBUS
+# (kubernetes/kubernetes issue 71233). libfabric takes them by default for a small gain
+# (fi_efa(7), FI_EFA_USE_HUGE_PAGE), and AWS's jobs for Trainium request none.
+_HUGE_PAGES = {"FI_EFA_USE_HUGE_PAGE": "0"}
 _RESERVED = ",".join(str(port) for port in RESERVED_PORTS)
 _SHM = "dshm"
 """Name that TorchX gives the volume at /dev/shm."""
@@ -40,6 +44,7 @@ def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
         max_retries=max_retries,
         env={
             **spec.environment,
+            **_HUGE_PAGES,
             contract.ENV_JOB_ID: macros.app_id,
             contract.ENV_ATTEMPT: f"[FIELD_PATH]{kubernetes.RETRY_COUNT_FIELD}",
             contract.ENV_NODE_INDEX: macros.replica_id,

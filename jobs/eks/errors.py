@@ -42,6 +42,20 @@ def from_kubernetes(error: BaseException) -> Refusal | None:
                 "(deploy again with its ARN in trainium:eks_admin_arns), or choose another with "
                 "AWS_PROFILE",
             )
+        case 403 if "exceeded quota" in said:
+            return Refusal(
+                "cluster-quota",
+                f"the namespace's quota is used up: {said}; wait for runs to end, or look with: "
+                "kubectl describe resourcequota",
+            )
+        case 400 if "denied the request" in said:
+            return Refusal("volcano-denied", f"Volcano does not take the job: {said}")
+        case 500 if "failed calling webhook" in said:
+            return Refusal(
+                "no-webhook",
+                f"Volcano's admission does not answer: {said}; look with: kubectl -n "
+                "volcano-system get pods, and submit again when they run",
+            )
         case 403:
             return Refusal(
                 "cluster-denied",

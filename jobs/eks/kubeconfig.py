@@ -84,6 +84,8 @@ def write(path: Path, new: Mapping[str, Any]) -> None:
             "not-a-kubeconfig",
             f"{path} is no kubeconfig, and would be lost; give another with --kubeconfig",
         )
+    # A link, as to a folder that is kept elsewhere, stays one.
+    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")
     partial.touch(mode=0o600)

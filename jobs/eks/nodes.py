@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jobs import errors
@@ -10,6 +10,7 @@ from jobs.aws import EksClient
 from jobs.deployment import Deployment
 from jobs.eks.cluster import NODES, Cluster, Json
 from jobs.errors import Refusal
+from jobs.runs import RunSummary
 from trainium_catalogue import kubernetes
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 
@@ -112,6 +113,20 @@ def check_scale(deployment: Deployment, num_nodes: int) -> None:
             f"with `{deployment.redeploy_command(max_nodes=num_nodes)}` and the other -c settings "
             "it was deployed with",
         )
+
+
+def check_unused(runs: Iterable[RunSummary], num_nodes: int) -> None:
+    """Refuse to take nodes away from runs that are on them: which ones go is EC2's choice."""
+    on_nodes = [item for item in runs if item.status == "RUNNING"]
+    needed = sum(item.num_nodes or 0 for item in on_nodes)
+    if needed <= num_nodes:
+        return
+    names = ", ".join(item.run for item in on_nodes)
+    raise Refusal(
+        "nodes-in-use",
+        f"--nodes {num_nodes}: {names} runs on {needed} nodes and would lose some; stop it first "
+        f"(`python -m jobs stop {on_nodes[0].run}`), or take them all the same with --force",
+    )
 
 
 def request_nodes(eks: EksClient, deployment: Deployment, num_nodes: int) -> None:

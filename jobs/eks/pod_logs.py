@@ -7,13 +7,14 @@ and a log that is only asked for from time to time would lose the last lines, wh
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from jobs.eks.cluster import PODS, Cluster
-from jobs.eks.errors import is_missing
+from jobs.eks.errors import from_kubernetes, is_missing, status_of
 
 _WAIT_S = 5.0
 """Between two tries to open a log."""
@@ -75,8 +76,17 @@ class PodLogs:
     def _begin(self, stream: str, tail: _Tail) -> None:
         if self._follow:
             threading.Thread(target=self._keep_reading, args=(stream, tail), daemon=True).start()
-        else:
+            return
+        try:
             self._read(stream, tail, follow=False)
+        except Exception as error:
+            # The kubelet of one node does not answer; the others' lines are wanted all the more.
+            said = from_kubernetes(error)
+            if said is None or status_of(error) in (401, 403):
+                raise
+            tail.lines.append(
+                {"timestamp": _now_ms(), "message": f"(the log cannot be read: {said.message})"}
+            )
 
     def _keep_reading(self, stream: str, tail: _Tail) -> None:
         pause = threading.Event()
@@ -111,6 +121,10 @@ class PodLogs:
         pod = self._cluster.get(f"{PODS}/{name}")
         is_same = pod["metadata"]["uid"] == uid
         return not is_same or pod["status"].get("phase") in ("Succeeded", "Failed")
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
 
 
 def _ms(stamp: str) -> int:

@@ -31,10 +31,13 @@ def find_service_pod(cluster: Cluster, service: str) -> str | None:
 
 
 class Forwarder:
-    """Listens on loopback; every connection goes to the pod on a stream of its own."""
+    """Listens on loopback; every connection goes to a service's pod on a stream of its own."""
 
-    def __init__(self, cluster: Cluster, pod: str, pod_port: int, *, port: int) -> None:
+    def __init__(
+        self, cluster: Cluster, service: str, pod: str, pod_port: int, *, port: int
+    ) -> None:
         self._cluster = cluster
+        self._service = service
         self._pod = pod
         self._pod_port = pod_port
         self._listener = socket.create_server(("127.0.0.1", port))
@@ -61,10 +64,21 @@ class Forwarder:
                 ports=str(self._pod_port),
             )
 
+    def _open_again(self) -> Any:
+        """A stream to the service's pod, which may be another one by now: nodes come and go."""
+        try:
+            return self._open()
+        except Exception:
+            pod = find_service_pod(self._cluster, self._service)
+            if pod is None or pod == self._pod:
+                raise
+            self._pod = pod
+            return self._open()
+
     def _carry(self, connection: socket.socket) -> None:
         with connection:
             try:
-                stream = self._open()
+                stream = self._open_again()
             except Exception as error:
                 # Such as a pod that is gone: the page says so, and the browser may try again.
                 text = f"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\n\r\n{error}\n"

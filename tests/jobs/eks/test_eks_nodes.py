@@ -45,6 +45,19 @@ def test_scale_goes_as_far_as_the_deployment(eks: EksDesk) -> None:
     assert "-c trainium:max_nodes=5" in result.stderr
 
 
+def test_nodes_are_not_taken_from_a_run_without_force(eks: EksDesk) -> None:
+    eks.node_group().scaling_config = {"minSize": 0, "desiredSize": 2, "maxSize": 4}
+    eks.has("gang", "sleep 30")
+    eks.wait("gang", "Running")
+    refused = eks.run("scale", "--nodes", "1")
+    forced = eks.run("scale", "--nodes", "1", "--force", "--wait", "0")
+
+    assert refused.exit_code == 2
+    assert "--nodes 1: gang runs on 2 nodes and would lose some" in refused.stderr
+    assert "2 -> 1 nodes" in forced.stderr
+    assert eks.node_group().scaling_config["desiredSize"] == 1
+
+
 def test_nodes_that_do_not_come_are_not_waited_for_for_ever(eks: EksDesk) -> None:
     result = eks.run("scale", "--nodes", "3", "--wait", "0")
 
@@ -87,6 +100,16 @@ def test_what_else_is_in_the_kubeconfig_stays(eks: EksDesk, tmp_path: Path) -> N
     assert written["contexts"][1]["context"]["namespace"] == "trainium"
     assert written["current-context"] == "trainium-default"
     assert file.stat().st_mode & 0o077 == 0
+
+
+def test_a_kubeconfig_that_is_a_link_stays_one(eks: EksDesk, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("contexts: []")
+    (tmp_path / "config").symlink_to(kept)
+    eks.run("kubeconfig", "--kubeconfig", f":{tmp_path / 'config'}:/other")
+
+    assert (tmp_path / "config").is_symlink()
+    assert "trainium-default" in kept.read_text()
 
 
 def test_a_file_that_is_no_kubeconfig_is_not_overwritten(eks: EksDesk, tmp_path: Path) -> None:

@@ -39,13 +39,14 @@ class ApiServer:
 
     pod_port: int
     ready: str = "True"
+    name: str = "tb-1"
 
     def application(self) -> web.Application:
         app = web.Application()
         base = "/api/v1/namespaces/trainium"
         app.router.add_get(f"{base}/services/tensorboard", self.service)
         app.router.add_get(f"{base}/pods", self.pods)
-        app.router.add_get(f"{base}/pods/tb-1/portforward", self.forward)
+        app.router.add_get(f"{base}/pods/{{name}}/portforward", self.forward)
         return app
 
     async def service(self, request: web.Request) -> web.Response:
@@ -54,9 +55,11 @@ class ApiServer:
     async def pods(self, request: web.Request) -> web.Response:
         assert request.query["labelSelector"] == "app=tensorboard"
         status = {"conditions": [{"type": "Ready", "status": self.ready}]}
-        return web.json_response({"items": [{"metadata": {"name": "tb-1"}, "status": status}]})
+        return web.json_response({"items": [{"metadata": {"name": self.name}, "status": status}]})
 
     async def forward(self, request: web.Request) -> web.WebSocketResponse:
+        if request.match_info["name"] != self.name:
+            raise web.HTTPNotFound
         assert request.query["ports"] == str(POD_PORT)
         socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
         await socket.prepare(request)
@@ -135,7 +138,7 @@ def test_a_service_that_is_not_there_has_no_pod(api: tuple[ApiServer, Cluster]) 
 
 
 def test_several_connections_are_carried_whole(api: tuple[ApiServer, Cluster]) -> None:
-    forwarder = Forwarder(api[1], "tb-1", POD_PORT, port=0)
+    forwarder = Forwarder(api[1], "tensorboard", "tb-1", POD_PORT, port=0)
     threading.Thread(target=forwarder.serve, daemon=True).start()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     url = f"http://127.0.0.1:{forwarder.port}/"
@@ -144,8 +147,17 @@ def test_several_connections_are_carried_whole(api: tuple[ApiServer, Cluster]) -
     assert pages == [b"curves " * 50_000] * 3
 
 
+def test_a_pod_that_was_replaced_is_found_again(api: tuple[ApiServer, Cluster]) -> None:
+    forwarder = Forwarder(api[1], "tensorboard", "tb-1", POD_PORT, port=0)
+    threading.Thread(target=forwarder.serve, daemon=True).start()
+    api[0].name = "tb-2"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    assert opener.open(f"http://127.0.0.1:{forwarder.port}/", timeout=20).read(7) == b"curves "
+
+
 def test_a_pod_that_refuses_is_said_before_a_browser_asks(api: tuple[ApiServer, Cluster]) -> None:
     from kubernetes.client.exceptions import ApiException
 
     with pytest.raises(ApiException):
-        Forwarder(api[1], "gone", POD_PORT, port=0)
+        Forwarder(api[1], "tensorboard", "gone", POD_PORT, port=0)

@@ -141,6 +141,13 @@ def test_the_time_limit_is_the_launchers_and_the_kubelet_comes_later(job: dict[s
     assert {"exitCode": 124, "action": "TerminateJob"} in job["spec"]["policies"]
 
 
+def test_efa_takes_no_huge_pages_that_the_pod_does_not_request(job: dict[str, Any]) -> None:
+    limits = pod(job)["containers"][0]["resources"]["limits"]
+
+    assert not any(name.startswith("hugepages") for name in limits)
+    assert environment(job, 1)["FI_EFA_USE_HUGE_PAGE"] == "0"
+
+
 def test_arguments_stay_apart(job: dict[str, Any]) -> None:
     assert pod(job)["containers"][0]["command"][-3:] == ["all-reduce", "--iterations", "5"]
 

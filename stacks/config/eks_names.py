@@ -25,7 +25,10 @@ def principal_arn(arn: str) -> str:
             f"names the session {arn!r}, not a principal",
             "give its role: arn:aws:iam::<account>:role/<name>",
         )
-    if not re.fullmatch(r"arn:aws[a-z-]*:iam::\d{12}:(role|user)/[\w+=,.@/-]+", arn, re.ASCII):
+    # Every region that sells Trainium is in the partition aws.
+    if not re.fullmatch(
+        r"arn:aws:iam::\d{12}:(role|user)/([\w+=,.@-]+/)*[\w+=,.@-]+", arn, re.ASCII
+    ):
         raise Unfit(
             f"names {arn!r}, which is not the ARN of an IAM role or user",
             "give arn:aws:iam::<account>:role/<name>",

@@ -123,6 +123,26 @@ def _existing_subnets_have_a_vpc(config: AppConfig) -> ConfigError | None:
     )
 
 
+def _subnets_are_different_ones(config: AppConfig) -> ConfigError | None:
+    if config.subnet_id is None or config.subnet_id not in config.eks_subnet_ids:
+        return None
+    return refuse(
+        config, "eks_subnet_ids",
+        "names the nodes' own subnet again, and EKS wants one in another zone",
+        f"give other subnets than {PREFIX}subnet_id={config.subnet_id}",
+    )  # fmt: skip
+
+
+def _a_chart_has_one_version(config: AppConfig) -> ConfigError | None:
+    names = [each.partition("=")[0] for each in config.eks_chart_versions]
+    twice = [name for name in names if names.count(name) > 1]
+    if not twice:
+        return None
+    return refuse(
+        config, "eks_chart_versions", f"gives {twice[0]} two versions", "leave one of the two out"
+    )
+
+
 def _cluster_reaches_registries(config: AppConfig) -> ConfigError | None:
     if not config.runs_on_eks or config.vpc_id is not None or config.nat_gateways:
         return None
@@ -167,6 +187,8 @@ CHECKS = (
     _nodes_within_max,
     _existing_subnets_have_a_vpc,
     _control_plane_has_two_zones,
+    _subnets_are_different_ones,
+    _a_chart_has_one_version,
     _cluster_reaches_registries,
     _release_has_host_image,
     _shell_reaches_systems_manager,

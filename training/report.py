@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,7 +62,12 @@ def first_status(context: RunContext, *, workload: str, max_steps: int) -> dict[
 
 
 def reference_parameters(
-    config: TrainConfig, *, workload: str, dataset: str, device: str
+    config: TrainConfig,
+    *,
+    workload: str,
+    dataset: str,
+    device: str,
+    environment: Mapping[str, str],
 ) -> dict[str, Any]:
     """The ``parameters`` of results.json, by the reference's names."""
     plan = config.plan
@@ -78,6 +84,5 @@ def reference_parameters(
         "Gradient accumulation microsteps": plan.accumulation_steps,
         "Warmup steps": config.warmup_steps,
         "Dataset": dataset,
-        # The reference lists the NEURON and XLA variables; here the node's log does.
-        "Environment variables": {},
+        "Environment variables": dict(environment),
     }

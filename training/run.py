@@ -250,6 +250,7 @@ class Run:
             workload=self._job.store.workload,
             dataset=dataset,
             device=self._context.device,
+            environment=self._job.environment,
         )
         self._files.finish(parameters=parameters, log_every=config.log_every, more=outcome.metrics)
         # Complete: nothing is added any more.

@@ -92,6 +92,10 @@ def run(
             progress=progress,
             store=_store(request.workload.name, context, scratch),
             stop=stop,
+            # Some are torch_xla's own doing, when it is imported.
+            environment={
+                name: value for name, value in env.items() if name.startswith(("NEURON", "XLA"))
+            },
         )
     )
     device.close()

@@ -35,6 +35,8 @@ class Job:
     store: Store
     stop: StopSwitch = field(default_factory=StopSwitch)
     """A workload that defers it may end later than at once."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Neuron's and torch_xla's variables, as the worker has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

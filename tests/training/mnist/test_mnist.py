@@ -58,7 +58,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     prepare_dataset("digits", place, max_documents=0, report=lambda text: None)
     cluster.start(
         "--dataset=digits", "--require-accuracy", "--log-every=50",
-        workload="mnist", extra={"TRAINIUM_PROCESSES_PER_NODE": "2"},
+        workload="mnist",
+        extra={"TRAINIUM_PROCESSES_PER_NODE": "2", "NEURON_RT_LOG_LEVEL": "INFO"},
     )  # fmt: skip
     assert cluster.end(within_s=120) == {0: 0}, cluster.all_logs()
     yield cluster
@@ -75,6 +76,7 @@ def test_two_workers_reach_the_band_of_the_real_digits(nodes: Cluster) -> None:
     assert results["parameters"]["Optimizer"] == "SGD"
     assert results["parameters"]["Batch size"] == 32
     assert results["parameters"]["World size"] == 2
+    assert results["parameters"]["Environment variables"]["NEURON_RT_LOG_LEVEL"] == "INFO"
 
 
 @pytest.mark.parametrize(

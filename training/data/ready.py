@@ -89,7 +89,10 @@ class Ready:
                 f"{name} is no manifest of a dataset ({type(error).__name__}: {error}); submit "
                 "prepare again"
             ) from None
-        return Ready(kind=kind, source=source, facts=document, shards=shards)
+        ready = Ready(kind=kind, source=source, facts=document, shards=shards)
+        if not ready.samples:
+            raise DatasetError(f"{name} is a dataset without a sample; submit prepare again")
+        return ready
 
 
 def refuse_other(objects: Objects, *, kind: str) -> None:

@@ -170,9 +170,13 @@ def test_a_manifest_that_says_too_little_is_refused() -> None:
         (b'{"schema": 1, "tokens": 5}', "is a dataset of kind packed, schema 1, and this workload"),
         (b'{"schema": 9, "kind": "images"}', "is a dataset of kind images, schema 9"),
         (b'{"schema": 1, "kind": "images"}', "is no manifest of a dataset"),
+        (
+            b'{"schema": 1, "kind": "images", "source": {}, "shards": []}',
+            "without a sample; submit",
+        ),
         (b"half of a {", "is no manifest of a dataset"),
     ],
-    ids=["packed", "schema", "fields", "half"],
+    ids=["packed", "schema", "fields", "empty", "half"],
 )
 def test_a_manifest_of_something_else_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(DatasetError, match=reason):

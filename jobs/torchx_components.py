@@ -1,8 +1,9 @@
 """TorchX components, one per workload that runs on nodes: `torchx run` without the helper.
 
-    torchx run -s kubernetes --workspace "" -cfg queue=trainium,namespace=trainium \\
+    torchx run -s kubernetes --workspace "" -cfg queue=trainium \\
         jobs/torchx_components.py:llama2_7b --nnodes 4 -- --dataset wiki --lr 1e-4
 
+Queue and namespace are in ``.torchxconfig``, which TorchX reads in the folder it is called in.
 Image, bucket and instance type are read from the deployment; ``python -m jobs kubeconfig`` gives
 TorchX the cluster. What `python -m jobs submit` does beyond that (the policies of the whole job,
 which know exit codes, and the checks before anything is spent) TorchX cannot: ``--max_retries``

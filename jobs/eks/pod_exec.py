@@ -16,8 +16,10 @@ from typing import Any
 from jobs.eks.cluster import Cluster
 from jobs.errors import Refusal
 
-_STDIN, _RESIZE = 0, 4
+_STDIN, _ERROR, _RESIZE = 0, 3, 4
 _NOT_FOUND = 127
+_LOST = 255
+"""As ssh says it."""
 _OPENING = threading.Lock()
 
 
@@ -38,7 +40,8 @@ def run_in_pod(cluster: Cluster, pod: str, command: Sequence[str], *, limit_s: f
         raise Refusal(
             "pod-silent", f"{command[0]} in pod {pod} has not ended after {limit_s:g} s; try again"
         )
-    return Finished(code=_code(socket), output=socket.read_channel(1).decode(errors="replace"))
+    code, _ = ending(_last_message(socket))
+    return Finished(code=code, output=socket.read_channel(1).decode(errors="replace"))
 
 
 def interact(cluster: Cluster, pod: str, command: Sequence[str]) -> int:
@@ -51,7 +54,10 @@ def interact(cluster: Cluster, pod: str, command: Sequence[str]) -> int:
             socket.update(timeout=1)
             _pass_on(socket)
         _pass_on(socket)
-    return _code(socket)
+    code, said = ending(_last_message(socket))
+    if said:
+        print(said, file=sys.stderr)
+    return code
 
 
 def _open(cluster: Cluster, pod: str, command: Sequence[str], *, stdin: bool, tty: bool) -> Any:
@@ -74,12 +80,26 @@ def _open(cluster: Cluster, pod: str, command: Sequence[str], *, stdin: bool, tt
         )
 
 
-def _code(socket: Any) -> int:
-    """The client reads it from the last message; a connection that was cut has none."""
-    try:
-        return int(socket.returncode)
-    except (KeyError, TypeError, ValueError, IndexError):
-        return _NOT_FOUND
+def ending(said: str) -> tuple[int, str]:
+    """Exit code of a command, and what is to be said of it, from the server's last message.
+
+    That is a Status: Success, a failure whose cause is an exit code, or one that says why the
+    command could not be started (kubernetes/kubernetes, pkg/kubelet, remotecommand).
+    """
+    if not said.strip():
+        return _LOST, "the connection to the pod was lost"
+    status = json.loads(said)
+    if status.get("status") == "Success":
+        return 0, ""
+    for cause in (status.get("details") or {}).get("causes") or ():
+        if cause.get("reason") == "ExitCode":
+            return int(cause["message"]), ""
+    return _NOT_FOUND, str(status.get("message") or "the command could not be started")
+
+
+def _last_message(socket: Any) -> str:
+    data: bytes = socket.read_channel(_ERROR)
+    return data.decode(errors="replace")
 
 
 def _send_input(socket: Any) -> None:

@@ -145,7 +145,7 @@ def torchx(eks: EksDesk, tmp_path: Path) -> list[str]:
 def test_torchx_runs_a_component_by_itself(eks: EksDesk, torchx: list[str]) -> None:
     run = [
         *torchx, "run", "-s", "kubernetes", "--workspace", "",
-        "-cfg", "queue=trainium,namespace=trainium",
+        "-cfg", "queue=trainium",  # the namespace is in .torchxconfig
         "jobs/torchx_components.py:all_reduce", "--nnodes", "2", "--name", "by-torchx",
         "--", "--max-bytes", "1024",
     ]  # fmt: skip

@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 
+from jobs.eks.pod_exec import ending
 from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
 
 
@@ -42,6 +43,29 @@ def test_a_command_ends_with_its_own_exit_code_and_reads_input(gang: EksDesk) ->
     done = shell(gang, "gang", "--", "sh", "-c", script, stdin="a\n")
 
     assert (done.returncode, done.stderr) == (7, "got a\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "text"),
+    [
+        ('{"status": "Success"}', 0, ""),
+        (
+            '{"status": "Failure", "reason": "NonZeroExitCode", "message": "command terminated", '
+            '"details": {"causes": [{"reason": "ExitCode", "message": "7"}]}}',
+            7,
+            "",
+        ),
+        (
+            '{"status": "Failure", "reason": "InternalError", "code": 500, "message": "exec: '
+            '\\"neuron-tpo\\": executable file not found in $PATH"}',
+            127,
+            'exec: "neuron-tpo": executable file not found in $PATH',
+        ),
+        ("", 255, "the connection to the pod was lost"),
+    ],
+)
+def test_a_command_that_was_not_run_to_its_end_says_why(said: str, code: int, text: str) -> None:
+    assert ending(said) == (code, text)
 
 
 def test_a_pod_that_does_not_run_has_no_shell(eks: EksDesk) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import inspect
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -173,6 +175,16 @@ def test_pods_have_the_workloads_rights_and_no_others(job: dict[str, Any]) -> No
 
 def test_names_fit_into_a_host_name(job: dict[str, Any]) -> None:
     assert len(f"{job['metadata']['name']}-node-999-0") <= 63
+
+
+def test_torchx_finds_the_queue_and_the_namespace_by_itself() -> None:
+    config = configparser.ConfigParser()
+    config.read(Path(__file__).parents[3] / ".torchxconfig")
+
+    assert dict(config["kubernetes"]) == {
+        "queue": kubernetes.QUEUE,
+        "namespace": kubernetes.NAMESPACE,
+    }
 
 
 @pytest.mark.parametrize("workload", NODE_WORKLOADS, ids=lambda item: item.name)

@@ -17,6 +17,8 @@ PROCESSES_OF = {"mnist": 2, "bert-tiny": 1}
 """Processes per node: data parallel in a pod, and over pods."""
 NODES = 2
 """Of the run that loses a pod."""
+DIGITS, TEXT = "digits", "bert-tiny"
+"""Datasets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,50 +64,34 @@ def access() -> tuple[Scene, ...]:
     return (Scene(name="kubeconfig", program="jobs", words=("kubeconfig",)),)
 
 
-def data_and_refusal() -> tuple[Scene, ...]:
-    """What needs no nodes; the order does not matter."""
-    follow = ("--yes", "--follow")
-    return (
+def data() -> tuple[Scene, ...]:
+    """What the trainings read; it needs no nodes, and the order does not matter."""
+    return tuple(
         Scene(
-            name="prepare digits",
+            name=f"prepare {dataset}",
             program="jobs",
-            words=("submit", "prepare", "--dataset", "digits", *follow),
-        ),
-        Scene(
-            name="prepare bert-tiny",
-            program="jobs",
-            words=("submit", "prepare", "--dataset", "bert-tiny", *follow),
-        ),
-        Scene(
-            name="refused",
-            program="jobs",
-            words=("submit", "all-reduce", "--on", "eks", "--nodes", str(NODES), "--yes"),
-            exit_code=2,
-            says={
-                "without nodes, submit names the command that gets them": (
-                    rf"scale --nodes {NODES}"
-                )
-            },
-        ),
+            words=("submit", "prepare", "--dataset", dataset, "--yes", "--follow"),
+        )
+        for dataset in (DIGITS, TEXT)
     )
 
 
-def nodes(instance_type: str) -> tuple[Scene, ...]:
+def nodes(instance_type: str, number: int) -> tuple[Scene, ...]:
     """Nodes that are there."""
-    ready = rf"(?s)( Ready [^\n]*{instance_type}.*){{{NODES}}}"
+    ready = rf"(?s)( Ready [^\n]*{instance_type}.*){{{number}}}"
     return (
-        Scene(name="scale up", program="jobs", words=("scale", "--nodes", str(NODES))),
+        Scene(name="scale up", program="jobs", words=("scale", "--nodes", str(number))),
         Scene(
             name="nodes",
             program="kubectl",
             words=("get", "nodes", "-L", kubernetes.NODE_LABEL),
-            says={f"kubectl sees {NODES} Ready nodes": ready},
+            says={f"kubectl sees {number} Ready nodes": ready},
         ),
     )
 
 
 def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Scene, ...]:
-    """The two runs; the second loses a pod."""
+    """The two runs; the second has its graphs compiled by a job of its own, and loses a pod."""
     submit, last = ("submit",), ("--yes", "--follow")
     return (
         Scene(
@@ -113,7 +99,7 @@ def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Scene, ...]:
             program="jobs",
             processes=PROCESSES_OF["mnist"],
             words=(
-                *submit, "mnist", "--on", "eks", "--nodes", "1", "--dataset", "digits",
+                *submit, "mnist", "--on", "eks", "--nodes", "1", "--dataset", DIGITS,
                 "--name", MNIST, *_flags(parameters["mnist"]), *last,
             ),
             says={"digits are read as well as they must be": r"accuracy: 0\.\d+ .*within"},
@@ -124,8 +110,13 @@ def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Scene, ...]:
             processes=PROCESSES_OF["bert-tiny"],
             words=(
                 *submit, "bert-tiny", "--on", "eks", "--nodes", str(NODES),
-                "--dataset", "bert-tiny", "--name", BERT, *_flags(parameters["bert-tiny"]), *last,
+                "--compile", "--dataset", TEXT, "--name", BERT,
+                *_flags(parameters["bert-tiny"]), *last,
             ),
+            says={
+                "one job compiles into the cache of all": r"cache is cold: no job has compiled",
+                "training begins when that job has ended": r"job \S+ has compiled the graphs",
+            },
         ),
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal import cdk, curve, eks_scenes, evidence, tensorboard
+from rehearsal import cdk, curve, eks_gangs, eks_scenes, evidence, tensorboard
 from rehearsal.aws import Aws
 from rehearsal.eks_scenes import BERT, MNIST, Scene
 from rehearsal.faults import PARAMETER
@@ -81,16 +81,26 @@ class Teller:
 
     def tell(self, scenes: Iterable[Scene]) -> bool:
         """Run scenes up to the first that ends otherwise than it must; whether all did."""
-        return all(self.together(scene.name, [scene]) for scene in scenes)
+        return all(self.together(scene.name, [[scene]]) for scene in scenes)
 
-    def together(self, name: str, scenes: Sequence[Scene]) -> bool:
-        """Run scenes that need nothing of each other at the same time, as far as cores go."""
+    def together(self, name: str, chains: Sequence[Sequence[Scene]]) -> bool:
+        """Run chains of scenes that need nothing of each other at the same time.
+
+        Each goes on to the first that ends otherwise than it must.
+        """
         with self._phase(f"cluster: {name}"), ThreadPoolExecutor(max_workers=_AT_A_TIME) as pool:
-            for step, checks in pool.map(self._run, scenes):
-                self.story.steps.append(step)
-                self.story.checks += checks
-        told = self.story.steps[-len(scenes) :]
-        return all(step.exit_code == step.expected_exit_code for step in told)
+            told = [found for chain in pool.map(self._chain, chains) for found in chain]
+        self.story.steps += [step for step, _ in told]
+        self.story.checks += [check for _, checks in told for check in checks]
+        return all(_is_right(step) for step, _ in told)
+
+    def _chain(self, scenes: Sequence[Scene]) -> list[tuple[Step, list[Check]]]:
+        found: list[tuple[Step, list[Check]]] = []
+        for scene in scenes:
+            found.append(self._run(scene))
+            if not _is_right(found[-1][0]):
+                break
+        return found
 
     def _run(self, scene: Scene) -> tuple[Step, list[Check]]:
         begin = time.monotonic()
@@ -122,6 +132,10 @@ class Teller:
         ]
 
 
+def _is_right(step: Step) -> bool:
+    return step.exit_code == step.expected_exit_code
+
+
 def _processes(scene: Scene) -> dict[str, str]:
     if scene.processes is None:
         return {}
@@ -144,12 +158,24 @@ def tell(
     given = parameters(settings)
     if not (
         teller.tell(eks_scenes.access())
-        and teller.together("data and nodes", eks_scenes.data_and_refusal())
-        and teller.tell(eks_scenes.nodes(settings.instance_type))
+        and teller.together(
+            "data, nodes, a run looked into",
+            [
+                *([scene] for scene in eks_scenes.data()),
+                [
+                    eks_gangs.refused(),
+                    *eks_scenes.nodes(settings.instance_type, eks_gangs.GROUP),
+                    *eks_gangs.watched(),
+                ],
+            ],
+        )
     ):
         return teller.story
     arm_fault(aws)
-    trained = teller.tell(eks_scenes.training(given))
+    trained = teller.together(
+        "mnist, bert, a gang too big",
+        [*([scene] for scene in eks_scenes.training(given)), eks_gangs.too_big()],
+    )
     _disarm(aws)
     story = teller.story
     # A refused one has left no job.
@@ -173,7 +199,9 @@ def tell(
         )
     if trained:
         _look(story, aws=aws, folder=folder, given=given)
-        teller.together("status, logs, list, kubectl, torchx", eks_scenes.watching(ids))
+        teller.together(
+            "status, logs, list, kubectl, torchx", [[s] for s in eks_scenes.watching(ids)]
+        )
         teller.tell(eks_scenes.end())
     return story
 

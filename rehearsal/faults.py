@@ -25,7 +25,7 @@ class Ending:
     """How a run must end."""
 
     exit_codes: tuple[int | None, ...]
-    """Of the main node, attempt by attempt; None where nobody can say it any more."""
+    """Of the main node, attempt by attempt; None where it may be any, or is not known."""
     status: str
     jobs_exit_code: int
     """Of ``python -m jobs submit --follow``."""
@@ -34,7 +34,8 @@ class Ending:
 
     @property
     def on_cluster(self) -> Ending:
-        """The same on a cluster: Volcano deletes the pods of an attempt before the next one."""
+        """The same on a cluster, where Volcano ends the pods of an attempt as soon as one has
+        failed: whether the main node has told how its attempt ended depends on who was faster."""
         return replace(self, exit_codes=(*(None for _ in self.exit_codes[1:]), self.exit_codes[-1]))
 
 
@@ -123,7 +124,10 @@ def differences(
 ) -> list[str]:
     """In words: everything that ended otherwise than it must."""
     found = []
-    if tuple(exit_codes) != ending.exit_codes:
+    wanted = ending.exit_codes
+    if len(exit_codes) != len(wanted) or any(
+        code not in (None, seen) for code, seen in zip(wanted, exit_codes, strict=True)
+    ):
         found.append(
             f"the main node ended with {_codes(exit_codes)} instead of {_codes(ending.exit_codes)}"
         )

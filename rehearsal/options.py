@@ -9,7 +9,8 @@ import typer
 
 from rehearsal import eks_story, story
 from rehearsal.containers import refuse_without_tools
-from rehearsal.eks_scenes import NODES, PROCESSES_OF
+from rehearsal.eks_gangs import TOO_MANY
+from rehearsal.eks_scenes import PROCESSES_OF
 from rehearsal.faults import find_faults
 from rehearsal.state import ORCHESTRATORS, Refused, Settings
 from rehearsal.submission import ALL_REDUCE, own_parameters
@@ -94,9 +95,10 @@ def check(
             raise Refused(f"--set {pair} has no value; write --set key=value")
         if not any(own_parameters([pair], name) for name in known):
             raise Refused(f"--set {pair}: none of {', '.join(known)} has it")
-    if "eks" in chosen and nodes < NODES:
+    if "eks" in chosen and nodes < TOO_MANY:
         raise Refused(
-            f"--nodes {nodes}: the cluster's story needs {NODES}; give --nodes {NODES} or more"
+            f"--nodes {nodes}: the cluster's story needs {TOO_MANY}; "
+            f"give --nodes {TOO_MANY} or more"
         )
     if containers and "eks" in chosen:
         raise Refused(

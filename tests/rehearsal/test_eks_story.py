@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal import cluster_leftovers, eks_scenes, eks_story, tensorboard
+from rehearsal import cluster_leftovers, eks_gangs, eks_scenes, eks_story, tensorboard
 from rehearsal.eks_scenes import Scene
 from rehearsal.faults import FAULTS
 from rehearsal.kubernetes import Cluster, Settings, serve
@@ -47,9 +47,12 @@ def cluster() -> Iterator[Cluster]:
 def all_scenes() -> list[Scene]:
     return [
         *eks_scenes.access(),
-        *eks_scenes.data_and_refusal(),
-        *eks_scenes.nodes("trn1.32xlarge"),
+        *eks_scenes.data(),
+        eks_gangs.refused(),
+        *eks_scenes.nodes("trn1.32xlarge", 2),
+        *eks_gangs.watched(),
         *eks_scenes.training(eks_story.parameters(ASKED)),
+        *eks_gangs.too_big(),
         *eks_scenes.watching(JOBS),
         *eks_scenes.end(),
     ]
@@ -63,7 +66,14 @@ def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
         *["python -m jobs submit"] * 3,
         "python -m jobs scale",
         "kubectl get nodes -L",
+        "python -m jobs submit",
+        "kubectl wait --for=condition=Ready pods",
+        *(f"python -m jobs {name}" for name in ("shell", "top", "stop")),
         *["python -m jobs submit"] * 2,
+        "torchx run -s kubernetes",
+        "python -m jobs status",
+        "kubectl get pods -l",
+        "python -m jobs stop",
         "kubectl get pods,vcjob",
         "torchx status kubernetes://torchx/trainium:bert-b",
         "torchx list -s kubernetes",
@@ -95,14 +105,18 @@ def test_only_ready_nodes_of_the_right_type_count(said: str, ok: bool) -> None:
     assert bool(re.search(pattern, said)) is ok
 
 
-def tell(folder: Path, *scenes: Scene) -> ClusterStory:
-    """Scenes whose program is Python, told without a cluster."""
-    teller = eks_story.Teller(
+def teller_in(folder: Path) -> eks_story.Teller:
+    return eks_story.Teller(
         folder=Folder(folder),
         environment={},
         on_line=lambda line: None,
         phase=lambda name: nullcontext(),
     )
+
+
+def tell(folder: Path, *scenes: Scene) -> ClusterStory:
+    """Scenes whose program is Python, told without a cluster."""
+    teller = teller_in(folder)
     teller.tell(scenes)
     return teller.story
 
@@ -117,6 +131,15 @@ def test_the_story_ends_at_the_first_command_that_ends_otherwise(tmp_path: Path)
 
     assert [step.exit_code for step in story.steps] == [2, 1]
     assert len(story.problems) == 1
+
+
+def test_chains_go_on_beside_each_other_and_each_ends_at_its_first_error(tmp_path: Path) -> None:
+    teller = teller_in(tmp_path)
+
+    fine = teller.together("x", [[python("exit(1)"), python("exit(0)")], [python("exit(0)")] * 2])
+
+    assert not fine
+    assert [step.exit_code for step in teller.story.steps] == [1, 0, 0]
 
 
 def test_what_a_command_must_say_is_checked(tmp_path: Path) -> None:

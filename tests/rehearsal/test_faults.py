@@ -78,6 +78,19 @@ def test_a_fault_that_was_not_felt_is_a_difference() -> None:
     assert judged(status(0), fault="kill-child") == ["the main node ended with 0 instead of 75, 0"]
 
 
+def test_on_a_cluster_only_the_last_attempts_code_must_be_right() -> None:
+    ending = FAULTS["kill-child"].ending.on_cluster
+
+    def found(*codes: int | None) -> list[str]:
+        return differences(
+            ending, exit_codes=codes, status="SUCCEEDED", jobs_exit_code=0, reasons=[]
+        )
+
+    assert found(None, 0) == found(75, 0) == found(143, 0) == []
+    assert found(75, 1) == ["the main node ended with 75, 1 instead of ?, 0"]
+    assert found(0) == ["the main node ended with 0 instead of ?, 0"]
+
+
 def test_a_missing_end_of_a_node_is_a_difference() -> None:
     document = status(0)
     document["nodes"].pop()

@@ -51,7 +51,7 @@ def test_faults_alone_need_no_cluster() -> None:
         ({"orchestrators": "eks", "containers": True}, "give --orchestrators batch"),
         ({"parameters": ["max-steps"]}, "has no value"),
         ({"parameters": ["colour=red"]}, "none of all-reduce, llama-tiny"),
-        ({"orchestrators": "eks", "nodes": 1}, "--nodes 2"),
+        ({"orchestrators": "eks", "nodes": 1}, "--nodes 4"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rehearsal.kubernetes import errors
+from rehearsal.kubernetes.pod_security import violations
 from rehearsal.kubernetes.resources import (
     ACCOUNT,
     CLAIM,
@@ -37,9 +38,18 @@ def _service(store: Store, entry: Json) -> Json:
 
 def _pod(store: Store, entry: Json) -> Json:
     spec = {"restartPolicy": "Always", "terminationGracePeriodSeconds": 30, **entry["spec"]}
+    _check_security(store, entry)
     _check_account(store, entry)
     _check_quotas(store, entry)
     return {**entry, "spec": spec, "status": {"phase": "Pending"}}
+
+
+def _check_security(store: Store, pod: Json) -> None:
+    namespace = store.get(NAMESPACE, "", pod["metadata"]["namespace"])
+    found = violations(namespace, pod["spec"])
+    if found:
+        why = f"violates PodSecurity: {', '.join(found)}"
+        raise errors.forbidden(pod["metadata"]["name"], why)
 
 
 def _check_account(store: Store, pod: Json) -> None:

@@ -180,8 +180,13 @@ def record_event(store: Store, about: Json, *, reason: str, message: str, type_:
     metadata = about["metadata"]
     namespace = metadata.get("namespace", "default")
     name = f"{metadata['name']}.{abs(hash((metadata['uid'], reason, message))):x}"
+    moment = now()
     old = store.find(EVENT, namespace, name)
     if old is not None:
+        # As often as a second, which is how often Volcano looks.
+        if old["lastTimestamp"] != moment:
+            again = {"count": old["count"] + 1, "lastTimestamp": moment}
+            store.update(EVENT, namespace, name, lambda entry: {**entry, **again})
         return
     reference = {
         "apiVersion": about["apiVersion"],
@@ -200,8 +205,8 @@ def record_event(store: Store, about: Json, *, reason: str, message: str, type_:
             "message": message,
             "type": type_,
             "count": 1,
-            "firstTimestamp": now(),
-            "lastTimestamp": now(),
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
             "source": {"component": "volcano"},
         },
     )

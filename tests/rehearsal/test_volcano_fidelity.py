@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from rehearsal.kubernetes import errors
+from rehearsal.kubernetes import errors, objects
 from rehearsal.kubernetes.admission import ADMISSIONS
-from rehearsal.kubernetes.resources import (
-    POD,
-)
+from rehearsal.kubernetes.resources import EVENT, POD, VOLCANO_JOB
+from rehearsal.kubernetes.resources import NAMESPACE as NAMESPACE_KIND
 from rehearsal.kubernetes.scheduling import Nodes, Queue, refusal
 from rehearsal.kubernetes.store import Store
 from rehearsal.kubernetes.volcano_rules import Counts, admit, changed_status, next_phase
@@ -106,6 +105,46 @@ def test_a_pod_needs_its_service_account() -> None:
 
     with pytest.raises(errors.ApiError, match='serviceaccount "job-bert" not found'):
         there.create(POD, NAMESPACE, pod("unknown", serviceAccountName="job-bert"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"hostNetwork": True}, "host namespaces"),
+        ({"volumes": [{"name": "dev", "hostPath": {"path": "/dev"}}]}, "hostPath volumes"),
+        ({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}, "sysctls"),
+        ({"capability": "IPC_LOCK"}, "non-default capabilities"),
+        ({"privileged": True}, "privileged"),
+    ],
+)
+def test_a_pod_is_held_to_what_its_namespace_enforces(spec: Json, words: str) -> None:
+    there = store()
+    labels = {"pod-security.kubernetes.io/enforce": "baseline"}
+    there.update(
+        NAMESPACE_KIND, "", NAMESPACE,
+        lambda old: {**old, "metadata": {**old["metadata"], "labels": labels}},
+    )  # fmt: skip
+    made = pod("strict", **{k: v for k, v in spec.items() if k not in ("capability", "privileged")})
+    made["spec"]["containers"][0]["securityContext"] = {
+        "privileged": spec.get("privileged", False),
+        "capabilities": {"add": [spec["capability"]] if "capability" in spec else []},
+    }
+
+    with pytest.raises(errors.ApiError, match=f"violates PodSecurity: .*{words}"):
+        there.create(POD, NAMESPACE, made)
+
+
+def test_an_event_that_happens_again_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = store()
+    about = there.create(VOLCANO_JOB, NAMESPACE, job("seen", ["true"]))
+    for moment in ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"):
+        monkeypatch.setattr(objects, "now", lambda moment=moment: moment)
+        objects.record_event(there, about, reason="R", message="m", type_="Normal")
+
+    (event,) = there.list(EVENT, NAMESPACE)
+    assert (event["count"], event["firstTimestamp"], event["lastTimestamp"]) == (
+        2, "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z",
+    )  # fmt: skip
 
 
 def test_a_job_whose_pods_would_have_too_long_names_is_refused() -> None:

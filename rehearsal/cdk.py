@@ -121,6 +121,7 @@ def run(
     log: Path,
     environment: Mapping[str, str],
     on_line: Callable[[str], None],
+    on_start: Callable[[subprocess.Popen[str]], None] = lambda process: None,
     codes: tuple[int, ...] = (0,),
 ) -> int:
     """Run a command with its output in ``log``; raise with its last words if it fails."""
@@ -139,6 +140,7 @@ def run(
         ) as process,
     ):
         assert process.stdout is not None
+        on_start(process)
         try:
             for line in process.stdout:
                 record.write(line)

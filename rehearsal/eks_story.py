@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,7 @@ class Teller:
         self._environment = environment
         self._on_line = on_line
         self._phase = phase
+        self._started: list[subprocess.Popen[str]] = []
         self.story = ClusterStory()
 
     def tell(self, scenes: Iterable[Scene]) -> bool:
@@ -89,7 +91,13 @@ class Teller:
         Each goes on to the first that ends otherwise than it must.
         """
         with self._phase(f"cluster: {name}"), ThreadPoolExecutor(max_workers=_AT_A_TIME) as pool:
-            told = [found for chain in pool.map(self._chain, chains) for found in chain]
+            try:
+                told = [found for chain in pool.map(self._chain, chains) for found in chain]
+            except BaseException:
+                # A signal to this process alone ends none of those that others follow.
+                for process in self._started:
+                    process.terminate()
+                raise
         self.story.steps += [step for step, _ in told]
         self.story.checks += [check for _, checks in told for check in checks]
         return all(_is_right(step) for step, _ in told)
@@ -114,6 +122,7 @@ class Teller:
                 log=log,
                 environment=environment,
                 on_line=self._on_line,
+                on_start=self._started.append,
                 # Whatever it is, it goes into the receipt.
                 codes=tuple(range(256)),
             )

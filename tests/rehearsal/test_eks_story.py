@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -105,11 +106,13 @@ def test_only_ready_nodes_of_the_right_type_count(said: str, ok: bool) -> None:
     assert bool(re.search(pattern, said)) is ok
 
 
-def teller_in(folder: Path) -> eks_story.Teller:
+def teller_in(
+    folder: Path, *, on_line: Callable[[str], None] = lambda line: None
+) -> eks_story.Teller:
     return eks_story.Teller(
         folder=Folder(folder),
         environment={},
-        on_line=lambda line: None,
+        on_line=on_line,
         phase=lambda name: nullcontext(),
     )
 
@@ -121,9 +124,9 @@ def tell(folder: Path, *scenes: Scene) -> ClusterStory:
     return teller.story
 
 
-def python(code: str, **changes: object) -> Scene:
+def python(code: str, *, name: str = "x", **changes: object) -> Scene:
     program = Path(sys.executable).name
-    return Scene(name="x", program=program, words=("-c", code), **changes)  # type: ignore[arg-type]
+    return Scene(name=name, program=program, words=("-c", code), **changes)  # type: ignore[arg-type]
 
 
 def test_the_story_ends_at_the_first_command_that_ends_otherwise(tmp_path: Path) -> None:
@@ -140,6 +143,20 @@ def test_chains_go_on_beside_each_other_and_each_ends_at_its_first_error(tmp_pat
 
     assert not fine
     assert [step.exit_code for step in teller.story.steps] == [1, 0, 0]
+
+
+def test_what_interrupts_one_chain_ends_the_commands_of_all(tmp_path: Path) -> None:
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    begin = time.monotonic()
+
+    with pytest.raises(KeyboardInterrupt):
+        teller_in(tmp_path, on_line=interrupt).together(
+            "x", [[python("import time; print(1, flush=True); time.sleep(60)", name="a")],
+                  [python("import time; time.sleep(60)", name="b")]],
+        )  # fmt: skip
+    assert time.monotonic() - begin < 30
 
 
 def test_what_a_command_must_say_is_checked(tmp_path: Path) -> None:

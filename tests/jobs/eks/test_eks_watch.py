@@ -16,7 +16,8 @@ from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
 @pytest.fixture
 def gang(eks: EksDesk) -> EksDesk:
     """A run with two pods that are busy."""
-    eks.has("gang", "while :; do :; done")
+    # For a minute at most: a test run that is killed takes no core with it.
+    eks.has("gang", "timeout 60 sh -c 'while :; do :; done'")
     eks.wait("gang", "Running")
     return eks
 

@@ -101,7 +101,21 @@ def save_at_four(root: Path) -> dict[str, Any]:
         "holds": holds(loaded, 10),
         "files": sorted(used.files),
         "lines": lines,
+        "by_tensor": tensor_by_tensor(root.with_name(f"{root.name}-by-tensor")),
     }
+
+
+def tensor_by_tensor(root: Path) -> bool:
+    """As torch_xla's ranks save: each tensor by one of them, and by the last none; all load all."""
+    checkpoints = Checkpoints(LocalObjects(root), keep_last=3, keep_every=0)
+    mine = {n: whole(n, 10) for i, n in enumerate(SIZES) if i == dist.get_rank()}
+    checkpoints.save({"model": mine}, 10, {}, asynchronous=True)
+    checkpoints.wait()
+    info = checkpoints.latest()
+    assert info is not None
+    loaded = {"model": {n: torch.zeros(size) for n, size in SIZES.items()}}
+    checkpoints.load(loaded, info)
+    return all(torch.equal(loaded["model"][n], whole(n, 10)) for n in SIZES)
 
 
 def load_at_two(root: Path) -> dict[str, Any]:

@@ -72,6 +72,12 @@ def test_every_rank_writes_a_file_of_its_own(saved: list[dict[str, Any]]) -> Non
     assert saved[0]["files"] == [".metadata", *(f"__{rank}_0.distcp" for rank in range(4))]
 
 
+def test_ranks_with_whole_tensors_of_their_own_or_none_load_all_of_them(
+    saved: list[dict[str, Any]],
+) -> None:
+    assert [found["by_tensor"] for found in saved] == [True] * 4
+
+
 def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(
     saved: list[dict[str, Any]],
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import aws_cdk as cdk
 from constructs import IConstruct
 
@@ -19,7 +21,17 @@ def acknowledge_managed_policy(construct: IConstruct, policy: str, reason: str) 
 
 def acknowledge_wildcard(construct: IConstruct, resource: str, reason: str) -> None:
     """Record why ``construct`` may act on ``resource``, as cdk-nag spells it."""
-    acknowledge(construct, f"AwsSolutions-IAM5[Resource::{resource}]", reason)
+    acknowledge_wildcards(construct, [resource], reason)
+
+
+def acknowledge_wildcards(construct: IConstruct, resources: Iterable[str], reason: str) -> None:
+    """Record one reason for several resources; one call, for each costs a trip through jsii."""
+    cdk.Validations.of(construct).acknowledge(
+        *(
+            cdk.Acknowledgment(id=f"AwsSolutions-IAM5[Resource::{resource}]", reason=reason)
+            for resource in resources
+        )
+    )
 
 
 def spelling_of(arn: str, *, owner: IConstruct, reader: IConstruct) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import aws_cdk as cdk
 from aws_cdk import aws_iam as iam
@@ -14,6 +14,7 @@ from trainium_catalogue.workloads import Hardware, Workload
 from trainium_constructs.nag import (
     acknowledge,
     acknowledge_wildcard,
+    acknowledge_wildcards,
     spelling_of,
 )
 
@@ -91,44 +92,45 @@ class TrainingBucket(Construct):
         results = [f"{RUNS_PREFIX}*/{folder}/*" for folder in RESULT_FOLDERS]
         reads = [f"{prefix}*" for prefix in (*workload.reads, *workload.writes)]
         writes = [f"{prefix}*" for prefix in workload.writes]
-        self._allow(role, _WRITE, results)
-        self._allow(role, _READ, reads)
-        self._allow(role, (*_WRITE, "s3:DeleteObject"), writes)
+        self._allow(role, {_WRITE: results, _READ: reads, (*_WRITE, "s3:DeleteObject"): writes})
         if reads:
             # S3 says 403 instead of 404 of a missing object to a role that may not list, and asks
             # that question without a prefix (HeadObject, API reference, permissions). Neuron's
             # compile cache and NxD look for what is not there yet: they need the 404.
             condition = "StringLikeIfExists" if _runs_neuron(workload) else "StringLike"
-            iam.Grant.add_to_principal(
-                grantee=role,
-                actions=["s3:ListBucket"],
-                resource_arns=[self.bucket.bucket_arn],
-                conditions={condition: {"s3:prefix": reads}},
-            ).assert_success()
+            self._list(role, {condition: {"s3:prefix": reads}})
 
     def grant_reading(self, role: iam.Role, prefixes: Sequence[str]) -> None:
         """Let ``role`` list and read below ``prefixes``, and nothing else."""
-        self._allow(role, _READ, [f"{prefix}*" for prefix in prefixes])
-        iam.Grant.add_to_principal(
-            grantee=role,
-            actions=["s3:ListBucket"],
-            resource_arns=[self.bucket.bucket_arn],
-            conditions={"StringLike": {"s3:prefix": [f"{prefix}*" for prefix in prefixes]}},
-        ).assert_success()
+        keys = [f"{prefix}*" for prefix in prefixes]
+        self._allow(role, {_READ: keys})
+        self._list(role, {"StringLike": {"s3:prefix": keys}})
 
-    def _allow(self, role: iam.Role, actions: Sequence[str], keys: Sequence[str]) -> None:
-        if not keys:
-            return
-        iam.Grant.add_to_principal(
-            grantee=role,
-            actions=list(actions),
-            resource_arns=[self.bucket.arn_for_objects(key) for key in keys],
-        ).assert_success()
-        arn = spelling_of(self.bucket.bucket_arn, owner=self, reader=role)
-        for key in keys:
-            acknowledge_wildcard(
-                role, f"{arn}/{key}", "names are given by who submits, long after the role exists"
+    def _list(self, role: iam.Role, conditions: Mapping[str, object]) -> None:
+        role.add_to_policy(
+            iam.PolicyStatement(
+                actions=["s3:ListBucket"],
+                resources=[self.bucket.bucket_arn],
+                conditions=conditions,
             )
+        )
+
+    def _allow(self, role: iam.Role, granted: Mapping[tuple[str, ...], Sequence[str]]) -> None:
+        """Let ``role`` do the actions of each entry to the keys of that entry."""
+        arn = self.bucket.bucket_arn
+        for actions, keys in granted.items():
+            if keys:
+                role.add_to_policy(
+                    iam.PolicyStatement(
+                        actions=list(actions), resources=[f"{arn}/{key}" for key in keys]
+                    )
+                )
+        spelled = spelling_of(arn, owner=self, reader=role)
+        acknowledge_wildcards(
+            role,
+            sorted({f"{spelled}/{key}" for keys in granted.values() for key in keys}),
+            "names are given by who submits, long after the role exists",
+        )
 
 
 def grant_data_uris(role: iam.Role, workload: Workload, uris: Sequence[str]) -> None:

@@ -52,8 +52,21 @@ def test_nodes_outlive_what_runs_on_them(made: Deployment) -> None:
 def test_volcano_outlives_the_jobs(made: Deployment) -> None:
     (volcano,) = made.logical_ids("eks", CHART, "ContentsVolcano")
 
-    for start in ("ContentsJobs", "ContentsWatching"):
+    for start in ("ContentsJobs", "ContentsWatching", "ContentsQueue"):
         assert set(made.logical_ids("eks", MANIFEST, start)) < dependants(made, volcano)
+
+
+def test_volcano_has_time_to_listen_before_it_is_asked_about_a_queue(made: Deployment) -> None:
+    """Its chart is installed when its pod runs, not when it answers."""
+    (jobs,) = made.logical_ids("eks", MANIFEST, "ContentsJobs")
+    queues = [
+        name
+        for name in made.logical_ids("eks", MANIFEST)
+        if "scheduling.volcano.sh" in json.dumps(made.templates["eks"]["Resources"][name])
+    ]
+
+    assert queues
+    assert set(queues) <= dependants(made, jobs)
 
 
 def test_pods_have_networks_as_long_as_there_are_nodes(made: Deployment) -> None:

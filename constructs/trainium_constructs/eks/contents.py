@@ -73,12 +73,14 @@ class ClusterContents(Construct):
         # documentation, permissions for node problem detector and recovery, step 3).
         health = self._apply("Health", [self._privileged(charts.RECOVERY_NAMESPACE)], after=after)
         self.charts = self._install_charts((*after, dns, recovery, health))
-        # The namespace and what is in it at once: a claim goes when the last pod that mounts it is
-        # gone, and pods go with the namespace.
-        jobs = self._apply(
-            "Jobs", [self._namespace(), *self._jobs(accounts)], after=[*self.charts.values()]
-        )
+        # The namespace and what is in it at once: a claim goes with the last pod that mounts it.
+        everything = [self._namespace(), *self._jobs(accounts)]
+        jobs = self._apply("Jobs", everything, after=[*self.charts.values()])
         self._apply("Watching", self._watching(), after=[jobs])
+        # Not at once with the jobs' namespace: Volcano's webhook has a say in queues, and its pod
+        # counts as ready before it listens (Volcano 1.15.0, admission.yaml: no readiness probe).
+        queue = manifests.volcano_queue(settings.instance_type, settings.max_nodes)
+        self._apply("Queue", [queue], after=[jobs])
 
     def _install_charts(self, after: Sequence[IDependable]) -> dict[str, eks.HelmChart]:
         settings = self._settings
@@ -164,7 +166,6 @@ class ClusterContents(Construct):
         settings = self._settings
         made = [
             manifests.resource_quota(settings.instance_type, settings.max_nodes),
-            manifests.volcano_queue(settings.instance_type, settings.max_nodes),
             *(manifests.service_account(account) for account in accounts),
         ]
         if settings.lustre:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 
 from training.bert.order import ShardOrder
 from training.data.bert_shards import Arrays, read_shard
+from training.data.manifest import DatasetError
 
 Batch = Mapping[str, torch.Tensor]
 """int64: ``input_ids``, ``attention_mask`` and ``token_type_ids`` ``[batch, seq_len]``,
@@ -24,19 +25,29 @@ IGNORED = -100
 class Shards:
     """Shards in memory: those used last, and the ones that a thread reads ahead."""
 
-    def __init__(self, paths: list[Path], *, capacity: int) -> None:
-        self._paths, self._capacity = paths, capacity
+    def __init__(self, paths: list[Path], *, sizes: Sequence[int], capacity: int) -> None:
+        self._paths, self._sizes, self._capacity = paths, sizes, capacity
         self._read: OrderedDict[int, Future[Arrays]] = OrderedDict()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shards")
 
     def want(self, shard: int) -> Future[Arrays]:
         """Begin to read a shard that is not there."""
         if shard not in self._read:
-            self._read[shard] = self._pool.submit(read_shard, self._paths[shard])
+            self._read[shard] = self._pool.submit(self._load, shard)
         self._read.move_to_end(shard)
         while len(self._read) > self._capacity:
             self._read.popitem(last=False)
         return self._read[shard]
+
+    def _load(self, shard: int) -> Arrays:
+        path, said = self._paths[shard], self._sizes[shard]
+        arrays = read_shard(path)
+        if (found := len(arrays["input_ids"])) != said:
+            raise DatasetError(
+                f"{path.name} holds {found} sequences and the dataset's manifest says {said}; "
+                "correct the manifest, or submit prepare again"
+            )
+        return arrays
 
     def get(self, shard: int) -> Arrays:
         """A shard's arrays; waits until they are read."""
@@ -48,7 +59,8 @@ def shard_batches(
 ) -> Callable[[range], Batch]:
     """A pure function of the positions; ``positions_of_a_step`` is what one rank computes."""
     # This step's shards, and the next one's, which are read while this one is computed.
-    shards = Shards(paths, capacity=2 * order.shards_at_once(positions_of_a_step))
+    capacity = 2 * order.shards_at_once(positions_of_a_step)
+    shards = Shards(paths, sizes=order.sizes, capacity=capacity)
 
     def batch(positions: range) -> Batch:
         found, rows = order.find(np.array(positions))

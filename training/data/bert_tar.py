@@ -31,6 +31,7 @@ URL = (
 """Public, without a published checksum (aws-neuron-samples, dp_bert_hf_pretrain): the manifest
 records S3's entity tag, and every part is asked for by it, so that the file is one and the same."""
 SEQ_LEN, MAX_PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
+_BY_HAND = "put the shards below datasets/ yourself, with a manifest as docs/interfaces.md has it"
 _PARTS = "parts/"
 _TIMEOUT_S = 60
 _ATTEMPTS = 5
@@ -82,8 +83,8 @@ def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, 
                 ) from None
             if error.code < 500 or attempt == _ATTEMPTS - 1:
                 raise DatasetError(
-                    f"{request.full_url} answers {error.code} {error.reason}; if it has moved, put "
-                    "the shards below datasets/ yourself, with a manifest"
+                    f"{request.full_url} answers {error.code} {error.reason}; if it has moved, "
+                    f"{_BY_HAND}"
                 ) from None
         except (OSError, http.client.IncompleteRead) as error:
             if attempt == _ATTEMPTS - 1:
@@ -121,8 +122,8 @@ def prepare_bert_tar(
             shards.append(file)
     if not shards:
         raise DatasetError(
-            f"{url} holds no file called *_training_*.hdf5; if the publisher has changed it, put "
-            "the shards below datasets/ yourself, with a manifest"
+            f"{url} holds no file called *_training_*.hdf5; if the publisher has changed it, "
+            f"{_BY_HAND}"
         )
     dataset = Ready(
         kind=KIND,
@@ -144,8 +145,7 @@ def _opened(stream: object, url: str) -> tarfile.TarFile:
         return tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload, no-any-return]
     except tarfile.ReadError as error:
         raise DatasetError(
-            f"{url} is no tar file ({error}); if the publisher has changed it, put the shards "
-            "below datasets/ yourself, with a manifest"
+            f"{url} is no tar file ({error}); if the publisher has changed it, {_BY_HAND}"
         ) from None
 
 

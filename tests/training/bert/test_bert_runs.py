@@ -161,6 +161,16 @@ def test_a_dataset_that_does_not_fit_is_refused(laptop: Laptop, word: str, reaso
         laptop.train(word, run="refused")
 
 
+def test_a_manifest_that_counts_otherwise_is_refused(laptop: Laptop, tmp_path: Path) -> None:
+    objects = laptop.objects.at("datasets/by-hand")
+    write_shards(objects, tmp_path, 20)
+    manifest = objects.get("manifest.json").decode()
+    objects.put("manifest.json", manifest.replace('"samples": 20', '"samples": 25').encode())
+
+    with pytest.raises(DatasetError, match="holds 20 sequences and the dataset's manifest says 25"):
+        laptop.train("--dataset=by-hand", run="by-hand")
+
+
 def test_on_lustre_a_dataset_is_staged_beside_what_is_linked_to_the_bucket(
     laptop: Laptop, tmp_path: Path
 ) -> None:

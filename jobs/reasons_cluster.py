@@ -50,6 +50,11 @@ CLUSTER_REASONS: tuple[Explanation, ...] = (
         remedy="compare with: kubectl describe resourcequota; a larger -c trainium:max_nodes",
     ),
     Explanation(
+        pattern="*error looking up service account*",
+        meaning="the namespace has no service account for the workload",
+        remedy="deploy again with `cdk deploy --all`, from the checkout that submits",
+    ),
+    Explanation(
         pattern="*violates PodSecurity*",
         meaning="the namespace's Pod Security standard does not allow the pods",
         remedy="deploy again with `cdk deploy --all`, so that namespace and helper agree",

@@ -158,11 +158,12 @@ def submit(
     service = service_for(aws, target, orchestrator, submits=True)
     sender = Sender(service=service, target=target, follows=follow, as_json=as_json)
     if on_eks:
-        from jobs.commands.submit_cluster import releaser
+        from jobs.commands.submit_cluster import releasing
         from jobs.eks.launch_spec import check_run_label
 
         check_run_label(compile_run(run) if compiles else run)
-        sender = replace(sender, release=releaser(service) if releases else None)
+        if releases:
+            sender = releasing(sender, service)
     earlier: list[RunSummary] = []
     # A generated name is new, and a dry run submits nothing: there is nothing to look for.
     if name is not None and not dry_run:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
+from jobs.commands.submit_send import Sender
 from jobs.eks.service import EksService
 from jobs.errors import Refusal
 from jobs.options import note
@@ -36,13 +37,13 @@ def check_nodes(service: JobService, num_nodes: int) -> None:
         check_ready(service.cluster(), service.target, num_nodes)
 
 
-def releaser(service: JobService) -> Callable[[], None]:
-    """What scales to zero, unless somebody else's job still needs the nodes."""
+def releasing(sender: Sender, service: JobService) -> Sender:
+    """Have the nodes given up when the job has ended, unless another run still needs them."""
+    from jobs.eks.nodes import request_nodes, scale_command
+
     assert isinstance(service, EksService)
 
     def release() -> None:
-        from jobs.eks.nodes import request_nodes, scale_command
-
         going_on = [summary.run for summary in service.runs() if not summary.ended]
         if going_on:
             note(
@@ -53,4 +54,5 @@ def releaser(service: JobService) -> Callable[[], None]:
         request_nodes(service.aws.eks(), service.target, 0)
         note("the node group scales to 0 nodes")
 
-    return release
+    command = scale_command(service.target, 0)
+    return replace(sender, release=release, release_command=command)

@@ -12,7 +12,7 @@ from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK
 from jobs.options import exit_code, follow_command, note, print_document
 from jobs.orchestrators import JobService
-from jobs.prepared import Prepared
+from jobs.prepared import Prepared, compile_run
 from jobs.request import JobRequest
 from jobs.runs import Job, RunSummary
 from jobs.same_job import check_same
@@ -31,6 +31,8 @@ class Sender:
     as_json: bool
     release: Callable[[], None] | None = None
     """Gives the nodes up when the job has ended."""
+    release_command: str = ""
+    """Does so by hand."""
     elsewhere: JobService | None = None
     """Where the run is already, when that is another place."""
 
@@ -87,6 +89,9 @@ class Sender:
             note(
                 f"interrupted; whether it was submitted tells: python -m jobs status {request.run}"
             )
+            if request.depends_on:
+                first = compile_run(request.run)
+                note(f"its compile job goes on; stop it with: python -m jobs stop {first}")
             raise
         note(f"submitted run {request.run}, job {job_id}")
         return job_id
@@ -103,7 +108,12 @@ class Sender:
 
         ``status_before`` is that of a job that was submitted earlier.
         """
-        outcome = self._follow(ready, job_id, compile_id) if self.follows else None
+        try:
+            outcome = self._follow(ready, job_id, compile_id) if self.follows else None
+        except BaseException:
+            if self.release is not None:
+                note(f"the nodes stay, and cost; when the job has ended: {self.release_command}")
+            raise
         if outcome is None:
             note(f"follow it with: {follow_command(self.target, ready.request.run)}")
         elif self.release is not None:

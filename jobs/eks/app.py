@@ -13,7 +13,6 @@ from jobs.eks.launch_spec import LaunchSpec
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.ports import RESERVED_PORTS
 
-_GRACE_S = 120
 # A pod that requests no huge pages may have none, whatever the host holds: touching one is SIGBUS
 # (kubernetes/kubernetes issue 71233). libfabric takes them by default for a small gain
 # (fi_efa(7), FI_EFA_USE_HUGE_PAGE), and AWS's jobs for Trainium request none.
@@ -106,7 +105,7 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
             # Volcano would make another attempt: the time limit itself is the launcher's, which
             # exits with a code that ends the job.
             "activeDeadlineSeconds": spec.deadline_s,
-            "terminationGracePeriodSeconds": _GRACE_S,
+            "terminationGracePeriodSeconds": spec.grace_s,
             # The launcher must not be process 1, which is immune to its own container's signals:
             # here that is the pod's pause, as Docker's init is on Batch.
             "shareProcessNamespace": True,

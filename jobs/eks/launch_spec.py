@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +14,12 @@ from jobs.request import JobRequest
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.contract import ATTEMPTS
 from trainium_catalogue.instances import InstanceType
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 
+(_STOP_GRACE,) = (item for item in LAUNCH_PARAMETERS if item.name == "stop-grace-s")
 MAX_RUN_CHARACTERS = 63
 """Of a label's value (Kubernetes documentation, Labels and Selectors)."""
+_CLOSING_S = 30
 _SPARE_S = 3600
 """To pull an image, to meet, and to end cleanly."""
 _MAX_NAME_CHARACTERS = 36
@@ -39,6 +43,8 @@ class LaunchSpec:
     instance_type: InstanceType
     image: str
     lustre_claim: str | None
+    stop_grace_s: float = 90.0
+    """That the launcher gives its workers."""
     after_job: str | None = None
     """Job that compiles for this one."""
 
@@ -57,6 +63,11 @@ class LaunchSpec:
             kubernetes.LABEL_RUN: self.run,
             kubernetes.LABEL_WORKLOAD: self.workload,
         }
+
+    @property
+    def grace_s(self) -> int:
+        """When the kubelet kills a pod that was told to end: later than the launcher."""
+        return math.ceil(self.stop_grace_s) + _CLOSING_S
 
     @property
     def deadline_s(self) -> int:
@@ -103,6 +114,7 @@ def launch_spec(request: JobRequest, deployment: Deployment) -> LaunchSpec:
         instance_type=deployment.instance_type,
         image=deployment.eks.image,
         lustre_claim=deployment.eks.lustre_claim,
+        stop_grace_s=float(request.parameters.get(_STOP_GRACE.name, _STOP_GRACE.default)),
         after_job=next(iter(request.depends_on), None),
     )
 

@@ -21,12 +21,18 @@ from tests.jobs.conftest import ACCOUNT, REGION, Desk
 from tests.rehearsal.volcano_jobs import BASE, job
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
-from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, TAINT, pod_resources
+from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, TAINT, pod_resources, service_account
 
 INSTANCE_TYPE = find_instance_type("trn1.32xlarge")
 ROOT = Path(__file__).parents[3]
 NODE_GROUP = "nodes"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/eks"
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"name": name, "namespace": NAMESPACE}
+
+
 EKS_PARAMETERS: Mapping[str, str] = {
     contract.SSM_EKS_CLUSTER: "cluster",
     contract.SSM_EKS_NAMESPACE: NAMESPACE,
@@ -38,6 +44,16 @@ EKS_PARAMETERS: Mapping[str, str] = {
 }
 
 
+BELONGINGS = (
+    {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _named("lustre"), "spec": {}},
+    *(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _named(service_account(name))}
+        for name in ("all-reduce", "llama-tiny")
+    ),
+)
+"""What pods of real jobs want in their namespace."""
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """A cluster without nodes and jobs."""
@@ -45,7 +61,7 @@ def cluster() -> Iterator[Cluster]:
         # It tells what happens on standard output, which belongs to the commands here.
         patch.setattr(events, "print", lambda *_, **__: None, raising=False)
         running = serve(Settings(addresses="127.0.94", count_nodes=True))
-        for manifest in BASE:
+        for manifest in (*BASE, *BELONGINGS):
             running.apply(manifest)
         yield running
         running.stop()

@@ -137,6 +137,29 @@ def test_release_gives_the_nodes_up_when_the_job_has_ended(eks: EksDesk) -> None
     assert eks.node_group().scaling_config["desiredSize"] == 0
 
 
+def test_whoever_leaves_before_the_release_is_told_that_nodes_cost(
+    eks: EksDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.watch.watch", interrupted)
+    result = eks.run(*SWEEP, "--nodes", "1", "--name", "sweep", "--yes", "--follow", "--release")
+
+    assert result.exit_code == 130
+    assert (
+        "the nodes stay, and cost; when the job has ended: python -m jobs --region us-west-2 "
+        in (result.stderr)
+    )
+
+
+def test_the_kubelet_waits_longer_than_the_launcher(eks: EksDesk) -> None:
+    document = eks.document(*SWEEP, "--nodes", "1", "--dry-run", "--stop-grace-s", "600")
+    pod = document["payload"]["spec"]["tasks"][0]["template"]["spec"]
+
+    assert pod["terminationGracePeriodSeconds"] == 630
+
+
 @pytest.mark.parametrize(
     ("run", "name"),
     [

@@ -65,6 +65,15 @@ def test_a_node_without_its_devices_is_not_ready_for_a_job(eks: EksDesk) -> None
             "kubectl describe resourcequota",
             id="quota",
         ),
+        pytest.param(
+            "job",
+            "FailedCreate",
+            'Error creating pods: [failed to create pod gang-node-0-0, err: pods "gang-node-0-0" '
+            "is forbidden: error looking up service account trainium/job-bert: serviceaccount "
+            '"job-bert" not found]',
+            "cdk deploy --all",
+            id="account",
+        ),
     ],
 )
 def test_a_gang_that_gets_no_pods_is_explained_by_an_event(

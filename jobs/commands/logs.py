@@ -46,8 +46,9 @@ def logs(
 ) -> int:
     """Show the log of all nodes, merged by time.
 
-    On EKS lines are the pods' own: those of an attempt that ended are gone, unless they were
-    followed.
+    On EKS lines are the pods' own: those of an attempt that another one followed are gone, those
+    of nodes that were given up, and the beginning of a log over 10 MiB, unless they were followed.
+    `status` knows how such an attempt ended.
 
     With --follow: waits for hosts and says what it waits for, goes on through a new attempt, and
     ends with the exit reason of each node. Ctrl-C leaves the job running.

@@ -174,7 +174,12 @@ def _num_nodes(job: Json) -> int:
 
 
 def _started(job: Json) -> int | None:
-    return _condition(job, "Running")
+    """When the gang of the last attempt came to its nodes.
+
+    Volcano renews the time of the present phase's condition with every count of pods that changes
+    (1.15.1, syncJob): that of Running says when a first pod has ended, that of Pending stays.
+    """
+    return None if _condition(job, "Running") is None else _condition(job, "Pending")
 
 
 def _stopped(job: Json, status: str) -> int | None:

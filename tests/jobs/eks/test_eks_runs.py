@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
+from jobs.eks.describe import summarize
 from tests.jobs.eks.conftest import EksDesk, conforms
+from tests.rehearsal.volcano_jobs import job
 
 
 def test_runs_of_both_are_in_one_list(eks: EksDesk) -> None:
@@ -173,3 +175,19 @@ def test_a_run_is_stopped_between_two_attempts_too(eks: EksDesk) -> None:
     eks.wait("again", "Aborted")
 
     assert eks.document("status", "again")["status"] == "FAILED"
+
+
+def test_a_run_took_as_long_as_its_gang_was_there_though_a_pod_ended_later_than_another() -> None:
+    """The conditions of a job of an hour, as syncJob of Volcano 1.15.1 leaves them."""
+    times = {"Pending": "10:00:05", "Running": "10:59:58", "Completed": "11:00:05"}
+    conditions = [
+        {"status": phase, "lastTransitionTime": f"2026-01-01T{time}Z"}
+        for phase, time in times.items()
+    ]
+    state = {"phase": "Completed", "lastTransitionTime": "2026-01-01T11:00:05Z"}
+    found = summarize(
+        {**job("even", ["true"]), "status": {"state": state, "conditions": conditions}}
+    )
+
+    assert found.started_at_ms is not None and found.stopped_at_ms is not None
+    assert found.stopped_at_ms - found.started_at_ms == 3_600_000

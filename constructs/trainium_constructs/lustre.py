@@ -82,10 +82,9 @@ class LustreFileSystem(Construct):
             ),
         )
         self.file_system.apply_removal_policy(cdk.RemovalPolicy.DESTROY)
-        for rule in rules:
-            # FSx refuses a file system whose groups do not admit Lustre when it is created (FSx
-            # for Lustre User Guide, troubleshooting: file system creation fails).
-            self.file_system.add_dependency(rule)
+        # FSx refuses a file system whose groups do not admit Lustre when it is created (FSx for
+        # Lustre User Guide, troubleshooting: file system creation fails).
+        self.file_system.node.add_dependency(*rules)
         cdk.Tags.of(self.file_system).add("Name", self.node.path)
         policy = fsx.CfnDataRepositoryAssociation
         everything = ["NEW", "CHANGED", "DELETED"]

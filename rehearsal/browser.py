@@ -1,0 +1,116 @@
+"""Looks at TensorBoard's page in a real headless browser: is a run's curve drawn there?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rehearsal.state import ROOT
+
+LIMIT_S = 60.0
+"""For a curve to appear, after its page has been loaded."""
+_START_S = 180.0
+"""For the browser to start and to load pages, on a machine that does much else."""
+LOOK = ROOT / "tools" / "browser" / "look.mjs"
+LOSS = "step loss"
+"""The scalar that every training writes."""
+
+
+class BrowserError(RuntimeError):
+    """The browser does not start, or cannot open the page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """What the card of a scalar shows of one run."""
+
+    card: bool
+    """Whether the page has a card of the scalar, of whatever run."""
+    value: float | None
+    """Of the last step, as the card's table has it: three or four digits; None: not in it."""
+    step: int | None
+    width: int
+    """Of the chart, in pixels."""
+    columns: int
+    """How many of them the run's colour is in, somewhere from top to bottom."""
+    first_height: float | None = None
+    """Of the curve above the bottom of the chart in its first column, in pixels."""
+    last_height: float | None = None
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether a line of the run's colour goes through most of the chart."""
+        return 2 * self.columns > self.width
+
+    @property
+    def falls(self) -> bool:
+        """Whether it ends lower than it begins."""
+        if self.first_height is None or self.last_height is None:
+            return False
+        return self.last_height < self.first_height
+
+    def __str__(self) -> str:
+        if not self.has_curve:
+            return "no curve"
+        way = "that falls" if self.falls else "that does not fall"
+        return f"a curve of {self.columns} pixels {way}, at {self.value} in step {self.step}"
+
+
+def look(
+    addresses: Sequence[str],
+    *,
+    runs: Sequence[str],
+    tag: str = LOSS,
+    limit_s: float = LIMIT_S,
+    picture: Path | None = None,
+    script: Path = LOOK,
+) -> list[dict[str, Chart]]:
+    """The card of a scalar on each page, by run.
+
+    A page is done as soon as it has the first run's curve, at the latest after ``limit_s``.
+
+    Args:
+        addresses: Time-series pages of TensorBoards.
+        runs: First parts of the names that TensorBoard gives to the runs' folders.
+        tag: Name of the scalar.
+        limit_s: Seconds that a loaded page has for the curve.
+        picture: PNG file for what the first page looked like.
+        script: What drives the browser that lies beside it.
+
+    Raises:
+        BrowserError: With what the browser said.
+    """
+    asked = {
+        "addresses": list(addresses),
+        "runs": list(runs),
+        "tag": tag,
+        "limit_s": limit_s,
+        "picture": None if picture is None else str(picture),
+    }
+    node = Path(sys.executable).parent / "node"
+    try:
+        done = subprocess.run(
+            [node, script, json.dumps(asked)],
+            capture_output=True,
+            text=True,
+            timeout=limit_s + _START_S,
+        )
+    except FileNotFoundError:
+        raise BrowserError(f"{node} is missing; make setup installs it") from None
+    except subprocess.TimeoutExpired as error:
+        raise BrowserError(
+            f"the headless browser is not done after {error.timeout:.0f} s"
+        ) from None
+    if done.returncode:
+        raise BrowserError(
+            f"the headless browser cannot show {' and '.join(addresses)} (make setup installs it, "
+            f"for x86-64 Linux): {done.stderr.strip()}"
+        )
+    return [
+        {run: Chart(**chart) for run, chart in json.loads(line).items()}
+        for line in done.stdout.splitlines()
+    ]

@@ -45,7 +45,10 @@ async function measure(page, view, color) {
 // Asks for the tag as a user does: TensorBoard opens only the first two groups of cards by itself.
 async function filter(page) {
   const field = page.locator('input[placeholder^="Filter tags"]');
-  if ((await field.count()) && !(await field.inputValue())) await field.fill(`^${asked.tag}$`);
+  if ((await field.count()) === 0 || (await field.inputValue())) return;
+  await field.fill(`^${asked.tag}$`);
+  // What it proposes lies over the cards.
+  await field.press("Escape");
 }
 
 // Of every run: its row in the table of the tag's card, and its curve in the chart.

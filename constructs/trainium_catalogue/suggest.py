@@ -7,7 +7,8 @@ from difflib import get_close_matches
 def did_you_mean(value: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for a near miss, else the list of known words."""
     words = sorted(known)
-    nearest = get_close_matches(value, words, n=1, cutoff=0.6)
+    spelled = {word.lower(): word for word in words}
+    nearest = get_close_matches(value.lower(), spelled, n=1, cutoff=0.6)
     if nearest:
-        return f"did you mean {nearest[0]!r}?"
+        return f"did you mean {spelled[nearest[0]]!r}?"
     return f"known are {', '.join(words)}"

@@ -16,6 +16,7 @@ from trainium_catalogue.suggest import did_you_mean
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 
+_ONE_ADDRESS = 32
 _MOST_CHARACTERS = 512
 
 
@@ -147,6 +148,8 @@ def cidr(widest: int, narrowest: int) -> Kind[str]:
     def read(value: object) -> str:
         written = text(value)
         example = f"give an address range such as 10.0.0.0/{widest}"
+        if narrowest == _ONE_ADDRESS and re.fullmatch(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}", written):
+            example = f"write {written}/{_ONE_ADDRESS} for this one address"
         if not re.fullmatch(r"[0-9.]+/[0-9]{1,2}", written):
             raise Unfit("is not an IPv4 range", example)
         try:

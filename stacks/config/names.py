@@ -60,7 +60,9 @@ def orchestrators() -> Kind[tuple[str, ...]]:
 
 def _orchestrator(name: str) -> str:
     if name not in ORCHESTRATORS:
-        raise Unfit(f"names the unknown orchestrator {name!r}", did_you_mean(name, ORCHESTRATORS))
+        raise Unfit(
+            f"names the unknown orchestrator {name!r}", did_you_mean(name, (*ORCHESTRATORS, "both"))
+        )
     return name
 
 

@@ -80,7 +80,7 @@ def nodes(instance_type: str, number: int) -> tuple[Scene, ...]:
     """Nodes that are there."""
     ready = rf"(?s)( Ready [^\n]*{instance_type}.*){{{number}}}"
     return (
-        Scene(name="scale up", program="jobs", words=("scale", "--nodes", str(number))),
+        Scene(name="scale up", program="jobs", words=("scale", "--nodes", str(number), "--yes")),
         Scene(
             name="nodes",
             program="kubectl",

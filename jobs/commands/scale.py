@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from jobs.commands.cluster import eks_service
+from jobs.commands.confirm import confirm
 from jobs.errors import EXIT_OK
 from jobs.options import (
     DeploymentOption,
@@ -30,13 +31,17 @@ def scale(
     force: Annotated[
         bool, typer.Option("--force", help="Also take nodes away from runs that need them.")
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before nodes are added.")
+    ] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
     """Give the cluster so many Trainium nodes, and wait until they are ready.
 
-    Nodes cost money from the moment they start, whether a job runs or not, until `--nodes 0`.
+    Nodes cost money from the moment they start, whether a job runs or not, until `--nodes 0`:
+    it asks before it adds any. Where there is no terminal to ask on, that needs --yes.
 
     \b
     Examples:
@@ -66,6 +71,8 @@ def scale(
             f"{before.wanted} -> {nodes} nodes of {target.instance_type.name}"
             + (f", about ${price:,.2f} an hour ({ESTIMATE_NOTE})" if nodes else "")
         )
+        if nodes > before.wanted and not yes:
+            confirm("adding nodes", question="add them?", declined="nothing was changed")
         request_nodes(eks, target, nodes)
 
     def read() -> Progress:

@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -31,7 +30,6 @@ from jobs.placement import chosen_orchestrator
 from jobs.prepared import Prepared, check_compile, compile_run, num_ranks_of, prepared
 from jobs.runs import RunSummary
 from jobs.services import service_for, services_of
-from trainium_catalogue.workloads import Hardware
 
 
 @command
@@ -103,9 +101,7 @@ def submit(
             "--dry-run", help="Print the exact SubmitJob payload or Volcano job, submit nothing."
         ),
     ] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before a multi-node job.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
@@ -113,7 +109,8 @@ def submit(
     """Submit a workload; its parameters are options too: `submit WORKLOAD --help` lists them.
 
     Checks parameters, dataset and run before anything is spent, shows the plan and an estimate of
-    the price, and asks before a job of more than one node.
+    the price, and asks before a job that takes Trainium nodes or may cost 10 USD or more at its
+    time limit. Where there is no terminal to ask on, such a job needs --yes.
 
     Exit codes: 0 submitted (with --follow: succeeded), 1 the job failed, 2 refused,
     130 interrupted with Ctrl-C (the job goes on).
@@ -187,14 +184,9 @@ def submit(
         from jobs.commands.submit_cluster import check_nodes
 
         check_nodes(service, num_nodes)
-    if num_nodes > 1 and wanted.hardware is not Hardware.CPU and not yes:
-        ask(request)
-    compile_id = None
-    if ready.compile_request is not None:
-        compile_id = sender.first(ready.compile_request)
-        ready = replace(ready, request=replace(request, depends_on=(compile_id,)))
-    job_id = sender.send(ready.request, earlier={summary.job_id for summary in earlier})
-    return sender.finish(ready, job_id, compile_id=compile_id)
+    if not yes:
+        ask(target, ready)
+    return sender.send_all(ready, earlier={summary.job_id for summary in earlier})
 
 
 def _generated_name(workload: str) -> str:

@@ -68,20 +68,30 @@ class Sender:
             f"run {going_on.run} is {going_on.status} already, job {going_on.job_id}: nothing was "
             "submitted"
         )
-        return replace(self, elsewhere=its).finish(
+        return replace(self, elsewhere=its)._finish(
             ready, going_on.job_id, status_before=going_on.status
         )
 
-    def first(self, request: JobRequest) -> str:
+    def send_all(self, ready: Prepared, *, earlier: set[str]) -> int:
+        """Submit what is ready, the compile job first, and see to its end."""
+        compile_id = None
+        if ready.compile_request is not None:
+            compile_id = self._first(ready.compile_request)
+            request = replace(ready.request, depends_on=(compile_id,))
+            ready = replace(ready, request=request)
+        job_id = self._send(ready.request, earlier=earlier)
+        return self._finish(ready, job_id, compile_id=compile_id)
+
+    def _first(self, request: JobRequest) -> str:
         """Submit the compile job, or find the one that is running already."""
         earlier = self.service.runs(request.run)
         going_on = next((summary for summary in earlier if not summary.ended), None)
         if going_on is not None:
             note(f"run {request.run} is {going_on.status} already, job {going_on.job_id}")
             return going_on.job_id
-        return self.send(request, earlier={summary.job_id for summary in earlier})
+        return self._send(request, earlier={summary.job_id for summary in earlier})
 
-    def send(self, request: JobRequest, *, earlier: set[str]) -> str:
+    def _send(self, request: JobRequest, *, earlier: set[str]) -> str:
         """Submit one job and return its id; ``earlier`` are the ids that the run had before."""
         try:
             job_id = self.service.submit(request, earlier=earlier, sleep=time.sleep)
@@ -96,7 +106,7 @@ class Sender:
         note(f"submitted run {request.run}, job {job_id}")
         return job_id
 
-    def finish(
+    def _finish(
         self,
         ready: Prepared,
         job_id: str,

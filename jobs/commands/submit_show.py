@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
 
+from jobs.commands.confirm import confirm, is_asked_about
 from jobs.deployment import Deployment
-from jobs.errors import Refusal
 from jobs.options import note
 from jobs.prepared import Prepared
 from jobs.request import ESTIMATE_NOTE, JobRequest
@@ -41,28 +40,29 @@ def show_payload(payloads: Sequence[Mapping[str, Any]]) -> None:
     typer.echo(json.dumps(payloads[0] if len(payloads) == 1 else payloads, indent=2))
 
 
-def ask(request: JobRequest) -> None:
-    """Ask before a job of several nodes; refuse without an answer, or with a no."""
-    if not sys.stdin.isatty():
-        raise Refusal(
-            "not-confirmed",
-            f"a job of {request.num_nodes} nodes is asked about, and standard input is not a "
-            "terminal; add --yes",
+def ask(target: Deployment, ready: Prepared) -> None:
+    """Ask before jobs that cost; refuse without an answer, or with a no."""
+    first = () if ready.compile_request is None else (ready.compile_request,)
+    if is_asked_about((*first, ready.request)):
+        confirm(
+            f"a job of {_size(target, ready.request)}",
+            question="submit it?",
+            declined="nothing was submitted",
         )
-    typer.echo("submit it? [y/N] ", nl=False, err=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise Refusal("declined", "not confirmed; nothing was submitted")
 
 
 def _job_line(target: Deployment, request: JobRequest) -> str:
-    what = f"{request.num_nodes} x {target.instance_type.name}"
-    if request.hardware is Hardware.CPU:
-        what = "one container" if request.num_nodes == 1 else f"an array of {request.num_nodes}"
-        what += f" on ordinary CPU instances, {JOB_VCPUS} vCPUs each"
     return (
-        f"{request.workload} as run {request.run}: {what}, at most "
+        f"{request.workload} as run {request.run}: {_size(target, request)}, at most "
         f"{request.time_limit_hours:g} h an attempt, at most {ATTEMPTS} attempts"
     )
+
+
+def _size(target: Deployment, request: JobRequest) -> str:
+    if request.hardware is not Hardware.CPU:
+        return f"{request.num_nodes} x {target.instance_type.name}"
+    what = "one container" if request.num_nodes == 1 else f"an array of {request.num_nodes}"
+    return f"{what} on ordinary CPU instances, {JOB_VCPUS} vCPUs each"
 
 
 def _price_line(request: JobRequest) -> str:

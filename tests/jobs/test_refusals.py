@@ -126,11 +126,13 @@ def test_a_type_without_efa_runs_one_node(desk: Desk) -> None:
     assert desk.run(*NIGHTLY, "--nodes", "1").exit_code == 0
 
 
-def test_a_multi_node_job_is_refused_when_nobody_can_be_asked(desk: Desk) -> None:
-    result = desk.run("submit", "all-reduce", "--nodes", "2", "--name", "nightly")
+@pytest.mark.parametrize("nodes", ["1", "2"])
+def test_a_job_that_takes_nodes_is_refused_when_nobody_can_be_asked(desk: Desk, nodes: str) -> None:
+    result = desk.run("submit", "all-reduce", "--nodes", nodes, "--name", "nightly")
 
     assert result.exit_code == 2
-    assert "standard input is not a terminal; add --yes" in result.stderr
+    assert f"a job of {nodes} x trn1.32xlarge is asked about, and standard input" in result.stderr
+    assert "is not a terminal; add --yes" in result.stderr
     assert desk.jobs("nightly") == []
 
 

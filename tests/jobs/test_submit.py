@@ -158,18 +158,11 @@ def test_a_run_whose_name_differs_in_case_is_another_run(desk: Desk) -> None:
 def test_a_run_without_a_name_gets_a_new_one_each_time(desk: Desk) -> None:
     names = set()
     for _ in range(2):
-        result = desk.run("submit", "all-reduce", "--nodes", "1")
+        result = desk.run("submit", "all-reduce", "--nodes", "1", "--yes")
         names |= set(re.findall(r"submitted run (\S+),", result.stderr))
 
     assert len(names) == 2
     assert all(re.fullmatch(contract.RUN_NAME_PATTERN, name) for name in names)
-
-
-def test_a_single_node_is_not_asked_about(desk: Desk) -> None:
-    result = desk.run("submit", "all-reduce", "--nodes", "1", "--name", "one")
-
-    assert result.exit_code == 0
-    assert len(desk.jobs("one")) == 1
 
 
 def test_the_deployment_can_be_named_before_or_after_the_command(desk: Desk) -> None:

@@ -61,11 +61,16 @@ def test_one_instance_is_no_array(ready: Desk) -> None:
     assert "arrayProperties" not in payload(ready, *TOKENIZE, "--nodes", "1")
 
 
-def test_an_array_is_not_asked_about(ready: Desk) -> None:
-    result = ready.run(*TOKENIZE, "--nodes", "3", "--name", "words")
+@pytest.mark.parametrize(("instances", "code"), [("1", 0), ("2", 2)])
+def test_instances_are_asked_about_that_may_cost_10_dollars(
+    ready: Desk, instances: str, code: int
+) -> None:
+    """An instance may cost 9.24 within the 12 hours of tokenize."""
+    result = ready.run(*TOKENIZE, "--nodes", instances, "--name", "words")
 
-    assert result.exit_code == 0, result.stderr
-    assert "submit it?" not in result.stderr
+    assert result.exit_code == code, result.stderr
+    assert len(ready.jobs("words")) == (code == 0)
+    assert ("is asked about" in result.stderr) == (code == 2)
 
 
 def test_the_price_names_the_kind_of_instance(ready: Desk) -> None:
@@ -201,7 +206,7 @@ def test_the_list_shows_jobs_of_both_queues(desk: Desk) -> None:
 
 
 def test_an_array_is_one_line_of_the_list(ready: Desk) -> None:
-    ready.run(*TOKENIZE, "--nodes", "3", "--name", "words")
+    ready.run(*TOKENIZE, "--nodes", "3", "--name", "words", "--yes")
 
     (run,) = checked(ready.run("list", "--json"), "list")["runs"]
 

@@ -24,7 +24,7 @@ GROUP = NodeGroup(status="ACTIVE", wanted=2, most=4, troubles=())
 
 
 def test_scale_waits_until_the_nodes_are_ready(eks: EksDesk) -> None:
-    document = eks.document("scale", "--nodes", "2")
+    document = eks.document("scale", "--nodes", "2", "--yes")
 
     conforms("jobs-scale", document)
     assert document["ready"] == 2
@@ -33,8 +33,18 @@ def test_scale_waits_until_the_nodes_are_ready(eks: EksDesk) -> None:
 
 def test_scale_tells_the_price_first(eks: EksDesk) -> None:
     assert "0 -> 2 nodes of trn1.32xlarge, about $43.00 an hour" in (
-        eks.run("scale", "--nodes", "2").stderr
+        eks.run("scale", "--nodes", "2", "--yes").stderr
     )
+
+
+def test_nodes_are_not_added_when_nobody_can_be_asked(eks: EksDesk) -> None:
+    result = eks.run("scale", "--nodes", "2")
+
+    assert result.exit_code == 2
+    assert "adding nodes is asked about, and standard input is not a terminal; add --yes" in (
+        result.stderr
+    )
+    assert eks.node_group().scaling_config["desiredSize"] == 0
 
 
 def test_scale_goes_as_far_as_the_deployment(eks: EksDesk) -> None:
@@ -59,7 +69,7 @@ def test_nodes_are_not_taken_from_a_run_without_force(eks: EksDesk) -> None:
 
 
 def test_nodes_that_do_not_come_are_not_waited_for_for_ever(eks: EksDesk) -> None:
-    result = eks.run("scale", "--nodes", "3", "--wait", "0")
+    result = eks.run("scale", "--nodes", "3", "--wait", "0", "--yes")
 
     assert result.exit_code == 2
     assert "after 0 s 2 of 3 nodes are ready" in result.stderr

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.bucket import Bucket
+from jobs.datasets import find_dataset, hint, listed
 from jobs.errors import Refusal
 from jobs.parameters import with_defaults
 from jobs.training_run import Checkpoints, known_runs, read_checkpoints, read_run
 from trainium_catalogue import contract
-from trainium_catalogue.corpora import CORPORA, DATASETS
+from trainium_catalogue.corpora import CORPORA
 from trainium_catalogue.run_rules import settle_values
-from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import Value, Workload
 
 
@@ -54,18 +54,17 @@ def training_inputs(
         checkpoints = read_checkpoints(bucket, run, values)
     name = str(values["dataset"])
     if not name:
-        hint = _listed("runs", known_runs(bucket))
         raise Refusal(
             "no-dataset",
             f"run {run} is new and needs --dataset, the name that tokenize gave it; "
-            f"{_listed('datasets', bucket.names(contract.DATASETS_PREFIX))}, {hint}",
+            f"{listed('datasets', bucket.names(contract.DATASETS_PREFIX))}, "
+            f"{listed('runs', known_runs(bucket))}",
         )
-    manifest = _dataset(bucket, name)
-    _check_kind(name, manifest, workload)
-    if workload.preset is not None:
-        _check_dataset(name, manifest, values)
     return Inputs(
-        values=values, exists=stored is not None, checkpoints=checkpoints, dataset=manifest
+        values=values,
+        exists=stored is not None,
+        checkpoints=checkpoints,
+        dataset=find_dataset(bucket, name, workload, values),
     )
 
 
@@ -76,7 +75,7 @@ def tokenize_inputs(bucket: Bucket, values: Mapping[str, Value]) -> Inputs:
         there = bucket.names(contract.TOKENIZERS_PREFIX)
         raise Refusal(
             "no-tokenizer",
-            f"there is no tokenizer {tokenizer!r}: {_hint('tokenizers', tokenizer, there)}; upload "
+            f"there is no tokenizer {tokenizer!r}: {hint('tokenizers', tokenizer, there)}; upload "
             "a *.model or tokenizer*.json with `python -m jobs upload FILE`",
         )
     if _is_name(corpus):
@@ -117,63 +116,6 @@ def export_inputs(bucket: Bucket, values: Mapping[str, Value]) -> Inputs:
     )
 
 
-def _dataset(bucket: Bucket, name: str) -> dict[str, Any]:
-    prefix = f"{contract.DATASETS_PREFIX}{name}/"
-    manifest = bucket.document(prefix + contract.DATASET_MANIFEST)
-    if manifest is not None:
-        return manifest
-    if bucket.has(prefix):
-        raise Refusal(
-            "dataset-incomplete",
-            f"dataset {name!r} is not complete: its manifest is missing; wait for its "
-            f"{'prepare' if name in DATASETS else 'tokenize'} job, or submit that again, it goes "
-            "on where it ended",
-        )
-    there = bucket.names(contract.DATASETS_PREFIX)
-    make = f"tokenize --dataset {name} --input CORPUS --tokenizer TOKENIZER"
-    if name in DATASETS:
-        make = f"prepare --dataset {name}"
-    raise Refusal(
-        "no-dataset",
-        f"there is no dataset {name!r}: {_hint('datasets', name, there)}; make it with `python -m "
-        f"jobs submit {make}`",
-    )
-
-
-def _check_kind(name: str, manifest: Mapping[str, Any], workload: Workload) -> None:
-    kind = str(manifest.get("kind", "packed"))
-    if kind != workload.dataset_kind:
-        raise Refusal(
-            "dataset-kind",
-            f"dataset {name} is of kind {kind}, and {workload.name} trains on kind "
-            f"{workload.dataset_kind}; submit with another --dataset",
-        )
-
-
-def _check_dataset(name: str, manifest: Mapping[str, Any], values: Mapping[str, Value]) -> None:
-    vocab_size, num_tokens = int(manifest["vocab_size"]), int(manifest["num_tokens"])
-    if vocab_size > int(values["vocab-size"]):
-        raise Refusal(
-            "dataset-vocabulary",
-            f"dataset {name} has ids up to {vocab_size - 1} and the model's vocabulary only "
-            f"{values['vocab-size']}; submit with --vocab-size {vocab_size}, or tokenize with the "
-            "model's own tokenizer",
-        )
-    seq_len = manifest.get("seq_len", values["seq-len"])
-    if seq_len != values["seq-len"]:
-        raise Refusal(
-            "dataset-sequences",
-            f"dataset {name} has sequences of {seq_len} and the run --seq-len "
-            f"{values['seq-len']}; submit with --seq-len {seq_len}",
-        )
-    if num_tokens <= int(values["seq-len"]):
-        raise Refusal(
-            "dataset-too-small",
-            f"dataset {name} has {num_tokens:,} tokens, less than one sequence of "
-            f"--seq-len {values['seq-len']}; use more text or shorter sequences",
-        )
-
-
 def _check_corpus(bucket: Bucket, name: str) -> None:
     prefix = f"{contract.CORPORA_PREFIX}{name}/"
     if not bucket.has(prefix):
@@ -185,7 +127,7 @@ def _check_corpus(bucket: Bucket, name: str) -> None:
         there = bucket.names(contract.CORPORA_PREFIX)
         raise Refusal(
             "no-corpus",
-            f"there is no corpus {name!r}: {_hint('corpora', name, there)}; put it "
+            f"there is no corpus {name!r}: {hint('corpora', name, there)}; put it "
             f"there with {make}",
         )
     # Written last. A folder that somebody uploaded under such a name has no such part either.
@@ -199,18 +141,7 @@ def _check_corpus(bucket: Bucket, name: str) -> None:
 
 
 def _runs(bucket: Bucket, run: str) -> str:
-    return _hint("runs", run, known_runs(bucket))
-
-
-def _hint(what: str, name: str, there: list[str]) -> str:
-    if not there:
-        return f"the bucket has no {what}"
-    hint = did_you_mean(name, there)
-    return hint if hint.startswith("did you mean") else _listed(what, there)
-
-
-def _listed(what: str, there: list[str]) -> str:
-    return f"{what} in the bucket: {', '.join(there)}" if there else f"the bucket has no {what}"
+    return hint("runs", run, known_runs(bucket))
 
 
 def _steps(checkpoints: Checkpoints) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from jobs.errors import Refusal
@@ -14,6 +15,7 @@ OWN_OPTIONS = (
     *("deployment", "region", "help"),
 )
 """Options of ``submit`` itself; no workload has a parameter of such a name."""
+_WORD = re.compile(r"[a-z0-9-]+")
 
 
 def parsed_parameters(
@@ -34,7 +36,8 @@ def parsed_parameters(
         try:
             values[name] = known[name].parse(text)
         except ValueError as error:
-            raise Refusal("parameter-value", f"{shown}{error}") from None
+            meant = _meant(known[name], text)
+            raise Refusal("parameter-value", f"{shown}{error}{meant}") from None
     missing = [item for item in workload.parameters if item.required and item.name not in values]
     if missing:
         needed = " and ".join(f"--{item.name} ({item.help})" for item in missing)
@@ -87,6 +90,15 @@ def _settings(workload: Workload, assignments: Sequence[str]) -> Iterator[tuple[
                 f"{_example(workload).replace(' ', '=')}",
             )
         yield "--set ", _kebab(name.strip().removeprefix("--")), text
+
+
+def _meant(parameter: Parameter, text: str) -> str:
+    """The nearest of a parameter's words, where it takes nothing but some."""
+    words = (parameter.pattern or "").split("|")
+    if not all(_WORD.fullmatch(word) for word in words):
+        return ""
+    hint = did_you_mean(text, words)
+    return f"; {hint}" if hint.startswith("did you mean") else ""
 
 
 def _kebab(name: str) -> str:

@@ -6,9 +6,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from jobs.errors import Refusal
+from jobs.orchestrators import JobService
 from jobs.request import JobRequest, flag_value
 from jobs.runs import Job
-from trainium_catalogue.workloads import find_workload
+from trainium_catalogue.workloads import Hardware, find_workload
+
+PREPARE = "prepare"
+"""Workload whose jobs have no name of the user's, as a rule, but of what they make."""
 
 
 def check_same(job: Job, request: JobRequest) -> None:
@@ -23,6 +27,25 @@ def check_same(job: Job, request: JobRequest) -> None:
             f"run {request.run} is {job.status} already, job {job.job_id}, but "
             f"{' and '.join(found)}; nothing was submitted; wait until it ends, end it with "
             f"`python -m jobs stop {request.run}`, or give another --name",
+        )
+
+
+def check_alone(service: JobService, request: JobRequest) -> None:
+    """Refuse to prepare what another run prepares: both would write, and pay for, the same."""
+    if request.workload != PREPARE:
+        return
+    dataset = request.parameters["dataset"]
+    for summary in service.runs():
+        if summary.ended or summary.hardware is not Hardware.CPU:
+            continue
+        job = service.describe(summary.job_id, summary.shape)
+        if job is None or job.workload != PREPARE or _flags(job.command).get("dataset") != dataset:
+            continue
+        raise Refusal(
+            "prepared-already",
+            f"run {summary.run} prepares {dataset} already, it is {summary.status}, job "
+            f"{summary.job_id}; nothing was submitted; follow it with `python -m jobs logs "
+            f"{summary.run} --follow`, or end it with `python -m jobs stop {summary.run}`",
         )
 
 

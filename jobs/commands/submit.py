@@ -29,6 +29,7 @@ from jobs.parameters import parsed_parameters
 from jobs.placement import chosen_orchestrator
 from jobs.prepared import Prepared, check_compile, compile_run, num_ranks_of, prepared
 from jobs.runs import RunSummary
+from jobs.same_job import check_alone
 from jobs.services import service_for, services_of
 
 
@@ -169,6 +170,8 @@ def submit(
         going_on = next((summary for summary in earlier if not summary.ended), None)
         if going_on is not None:
             return sender.join(Prepared(request=request), going_on, services)
+    if not dry_run:
+        check_alone(service, request)
     ready = prepared(
         request,
         wanted,

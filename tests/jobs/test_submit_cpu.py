@@ -99,7 +99,10 @@ def test_the_document_of_a_cpu_job_names_no_instance_type(ready: Desk) -> None:
         (("submit", "prepare"), ["prepare needs --dataset"]),
         (
             ("submit", "prepare", "--dataset", "wikicorpse"),
-            ["--dataset=wikicorpse cannot be; it takes wikicorpus or aws-api-docs"],
+            [
+                "--dataset=wikicorpse cannot be; it takes wikicorpus or aws-api-docs",
+                "did you mean 'wikicorpus'?",
+            ],
         ),
     ],
 )
@@ -203,6 +206,22 @@ def test_the_list_shows_jobs_of_both_queues(desk: Desk) -> None:
     runs = checked(desk.run("list", "--json"), "list")["runs"]
 
     assert {run["run"]: run["hardware"] for run in runs} == {"nightly": "trainium", "fetch": "cpu"}
+
+
+def test_one_job_at_a_time_prepares_a_dataset(desk: Desk) -> None:
+    desk.run("submit", "prepare", "--dataset", "mnist", "--name", "first")
+    (job,) = desk.jobs("first")
+    running = desk.backend_job(job["jobId"])
+    running.status = "RUNNING"
+    # moto drops what the submission overrides.
+    container = {"command": [*contract.launch_command("prepare"), "--dataset", "mnist"]}
+    described = {**running.describe(), "status": "RUNNING", "container": container}
+    running.describe = lambda: described
+    same = desk.run("submit", "prepare", "--dataset", "mnist", "--name", "second")
+    other = desk.run("submit", "prepare", "--dataset", "digits", "--name", "third")
+
+    assert_refused(same, "run first prepares mnist already, it is RUNNING", "jobs stop first")
+    assert other.exit_code == 0, other.stderr
 
 
 def test_an_array_is_one_line_of_the_list(ready: Desk) -> None:

@@ -11,9 +11,19 @@ from tests.jobs.test_refusals import assert_refused
 
 MANIFESTS: dict[str, dict[str, Any]] = {
     "bert-wikicorpus": {
-        "kind": "bert", "seq_len": 128, "vocab_size": 30522, "num_tokens": 12_800_000,
+        "kind": "bert", "seq_len": 128, "max_predictions": 20, "vocab_size": 30522,
+        "num_tokens": 12_800_000,
     },
-    "long": {"kind": "bert", "seq_len": 512, "vocab_size": 30522, "num_tokens": 5_120_000},
+    "long": {
+        "kind": "bert", "seq_len": 512, "max_predictions": 80, "vocab_size": 30522,
+        "num_tokens": 5_120_000,
+    },
+    "roomy": {
+        "kind": "bert", "seq_len": 128, "max_predictions": 80, "vocab_size": 30522,
+        "num_tokens": 5_120_000,
+    },
+    "terse": {"kind": "bert", "vocab_size": 30522},
+    "silent": {"num_tokens": 1_000_000},
     "mnist": {"kind": "images", "epochs": 4},
     "wiki": {"vocab_size": 32000, "num_tokens": 1_000_000},
 }  # fmt: skip
@@ -23,6 +33,7 @@ MANIFESTS: dict[str, dict[str, Any]] = {
 def ready(desk: Desk) -> Desk:
     for name, manifest in MANIFESTS.items():
         desk.put(f"datasets/{name}/manifest.json", manifest)
+    desk.put("datasets/half/train-images-idx3-ubyte")
     return desk
 
 
@@ -59,6 +70,20 @@ def test_a_bert_compiles_beforehand_with_what_decides_its_graphs(ready: Desk) ->
         (("llama-tiny", "--dataset", "mnist"), "mnist is of kind images, and llama-tiny trains"),
         (("bert", "--dataset", "long"), "sequences of 512 and the run --seq-len 128; submit with"),
         (("mnist", "--dataset", "digits"), "make it with `python -m jobs submit prepare --dataset"),
+        (
+            ("bert", "--dataset", "roomy"),
+            "masked words of a sequence, at most 80 and the run --max-predictions 20; submit with",
+        ),
+        (("bert", "--dataset", "terse"), "manifest.json says None of num_tokens, not a whole"),
+        (("llama-tiny", "--dataset", "silent"), "manifest.json says None of vocab_size, not a"),
+        (
+            ("mnist", "--dataset", "nope"),
+            "make what mnist trains on with `python -m jobs submit prepare --dataset mnist` and "
+            "submit with --dataset mnist",
+        ),
+        (("bert", "--dataset", "nope"), "submit prepare --dataset bert-wikicorpus` and submit wi"),
+        (("llama-tiny", "--dataset", "nope"), "make it with `python -m jobs submit tokenize --da"),
+        (("mnist", "--dataset", "half"), "write one as docs/interfaces.md describes it for kind"),
         (("mnist", "--compile"), "mnist has no graphs to compile beforehand"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,

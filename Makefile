@@ -2,8 +2,12 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-# Which halves `make rehearse` rehearses: batch, eks or batch,eks; empty: all.
+# Which halves `make rehearse` rehearses: batch, eks or both; empty: both.
 ORCHESTRATORS ?=
+comma := ,
+ifneq ($(filter-out batch eks both batch$(comma)eks eks$(comma)batch,$(ORCHESTRATORS)),)
+$(error ORCHESTRATORS=$(ORCHESTRATORS) is unknown; give batch, eks or both)
+endif
 # A file's tests share what it made, a deployment for example, so one worker runs them all.
 PYTEST := python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 export PATH := $(CURDIR)/.venv/bin:$(PATH)

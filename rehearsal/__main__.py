@@ -109,6 +109,7 @@ def up(
         containers=containers,
         addresses=addresses,
     )
+    settings = options.for_visitors(settings)
     raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=False, stay=True))
 
 

@@ -161,8 +161,7 @@ def tell(
     phase: Callable[[str], Any],
 ) -> ClusterStory:
     """Run every command; stop at the first that fails, and say how it went."""
-    kubeconfig = folder.path / "kubeconfig"
-    environment = {**environment, "KUBECONFIG": str(kubeconfig)}
+    environment = {**environment, "KUBECONFIG": str(folder.kubeconfig)}
     teller = Teller(folder=folder, environment=environment, on_line=on_line, phase=phase)
     given = parameters(settings)
     if not (

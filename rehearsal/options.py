@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ Orchestrators = Annotated[
     str | None,
     typer.Option(
         "--orchestrators",
-        help="batch, eks or batch,eks: the halves to rehearse.",
+        help="batch, eks or both: the halves to rehearse.",
         show_default="both; batch with --fault or --containers",
     ),
 ]
@@ -126,14 +127,19 @@ def processes_of() -> dict[str, int]:
     return {**models, **PROCESSES_OF}
 
 
+def for_visitors(settings: Settings) -> Settings:
+    """Every workload with as many processes: environment.sh tells the helper one number."""
+    alike = dict.fromkeys(settings.processes_of, story.PROCESSES_PER_NODE)
+    return replace(settings, processes_of=alike)
+
+
 def _orchestrators(text: str) -> tuple[str, ...]:
     """Each once, in the order in which they are rehearsed."""
-    words = [word.strip() for word in text.split(",")]
+    words = ORCHESTRATORS if text == "both" else [word.strip() for word in text.split(",")]
     for word in words:
         if word not in ORCHESTRATORS:
-            raise Refused(
-                f"--orchestrators {text}: {word!r} is unknown; {did_you_mean(word, ORCHESTRATORS)}"
-            )
+            known = did_you_mean(word, (*ORCHESTRATORS, "both"))
+            raise Refused(f"--orchestrators {text}: {word!r} is unknown; {known}")
     return tuple(name for name in ORCHESTRATORS if name in words)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 
 from rehearsal import (
     cdk,
@@ -22,6 +23,7 @@ from rehearsal import (
 )
 from rehearsal.aws import Aws, desk_environment, endpoint_environment
 from rehearsal.faults import NO_CAPACITY, RUNNABLE_CLOCK
+from rehearsal.kubernetes.binaries import kubectl
 from rehearsal.progress import Progress
 from rehearsal.receipt import Phase, Receipt, Stack, recorded_image
 from rehearsal.receipt_stories import Chart
@@ -165,7 +167,7 @@ class Rehearsal:
                 for event in self._server.seeded
             ]
             self.receipt.environment_extras = self._server.environment_extras
-        for path in (self.folder.state, self.folder.environment):
+        for path in (self.folder.state, self.folder.environment, self.folder.kubeconfig):
             path.unlink(missing_ok=True)
 
     def write_environment(self) -> None:
@@ -176,6 +178,9 @@ class Rehearsal:
         # The helper's plan of a training run counts ranks.
         processes = self.settings.processes_of.get(story.WORKLOAD, self.settings.processes_per_node)
         lines.append(f"export {ENV_PROCESSES_PER_NODE}={processes}\n")
+        if "eks" in self.settings.orchestrators:
+            lines.append(f"export KUBECONFIG={quote(str(self.folder.kubeconfig.resolve()))}\n")
+            lines.append(f'export PATH={quote(str(kubectl().parent))}:"$PATH"\n')
         self.folder.environment.write_text("".join(lines), encoding="utf-8")
 
     @contextmanager

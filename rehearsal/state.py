@@ -65,6 +65,11 @@ class Folder:
         return self.path / "environment.sh"
 
     @property
+    def kubeconfig(self) -> Path:
+        """Of the cluster's stand-in, so that nobody's own file is touched."""
+        return self.path / "kubeconfig"
+
+    @property
     def state(self) -> Path:
         return self.path / "state.json"
 
@@ -126,8 +131,10 @@ def refuse_second(folder: Folder) -> None:
 def _start_time(pid: int) -> str | None:
     """When a process started, in the kernel's own ticks; without /proc only that it exists."""
     try:
-        # Fields after the command name, which may hold spaces: proc(5), field 22.
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+        # Fields after the command name, which may hold spaces: proc(5), fields 3 and 22.
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        # A zombie has ended, also where its parent never asks how.
+        return None if fields[0] == "Z" else fields[19]
     except FileNotFoundError:
         if Path("/proc/self/stat").exists():
             return None

@@ -28,11 +28,18 @@ def checked(**changes: Any) -> Settings:
     [
         ("batch", ("all-reduce", "llama-tiny")),
         ("eks", ("mnist", "bert-tiny")),
+        ("both", ("all-reduce", "llama-tiny", "mnist", "bert-tiny")),
         ("eks, batch", ("all-reduce", "llama-tiny", "mnist", "bert-tiny")),
     ],
 )
 def test_each_half_has_its_workloads(orchestrators: str, workloads: tuple[str, ...]) -> None:
     assert checked(orchestrators=orchestrators).workloads == workloads
+
+
+def test_a_visitor_is_told_the_processes_of_every_workload_by_one_number() -> None:
+    settings = options.for_visitors(checked())
+
+    assert set(settings.processes_of.values()) == {2}
 
 
 def test_faults_alone_need_no_cluster() -> None:

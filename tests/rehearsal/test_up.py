@@ -1,0 +1,62 @@
+"""A deployment that stays up, as a reader of README uses it from another terminal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rehearsal.server_process import wait_until
+from rehearsal.state import ROOT, Folder
+
+# One deployment serves all tests of this file.
+pytestmark = pytest.mark.timeout(300)
+
+
+def rehearsal(folder: Folder, *words: str) -> list[str]:
+    return [sys.executable, "-m", "rehearsal", *words, "--folder", str(folder.path)]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    """A cluster that is up."""
+    folder = Folder(tmp_path_factory.mktemp("up"))
+    process = subprocess.Popen(
+        rehearsal(folder, "up", "--orchestrators", "eks", "--addresses", "127.0.44"),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
+    assert wait_until(folder.environment.exists, limit_s=240)
+    try:
+        yield folder
+    finally:
+        process.terminate()
+        process.wait(timeout=120)
+
+
+def say(folder: Folder, script: str) -> str:
+    """What another terminal prints that has sourced the rehearsal's environment."""
+    program = f'source "$0"; PATH={Path(sys.executable).parent}:"$PATH"; {script}'
+    done = subprocess.run(
+        ["bash", "-euc", program, folder.environment], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_kubectl_is_there_and_reads_a_kubeconfig_of_the_rehearsal_only(up: Folder) -> None:
+    said = say(up, "python -m jobs kubeconfig >&2; kubectl get queues -o name; echo $KUBECONFIG")
+
+    assert "queue.scheduling.volcano.sh/trainium" in said
+    assert said.endswith(f"{up.kubeconfig}\n")
+
+
+def test_down_destroys_proves_and_takes_the_files_along(up: Folder) -> None:
+    say(up, "python -m jobs kubeconfig")
+    done = subprocess.run(rehearsal(up, "down"), cwd=ROOT, capture_output=True, text=True)
+
+    assert done.stdout.startswith("passed, 0 left over")
+    assert not up.kubeconfig.exists() and not up.environment.exists()

@@ -11,15 +11,22 @@ from jobs.services import find_run
 
 
 def found_summary(
-    services: Sequence[JobService], target: Deployment, run: str | None
+    services: Sequence[JobService],
+    target: Deployment,
+    run: str | None,
+    *,
+    others: Sequence[str] = (),
 ) -> tuple[JobService, RunSummary]:
-    """Find the run, or the newest one when none is named; refuse when there is none."""
+    """Find the run, or the newest one when none is named; refuse when there is none.
+
+    ``others`` may be meant as well, beside the runs that have jobs.
+    """
     found = find_run(services, run)
     if found is not None:
         return found
     if run is not None:
-        others = {summary.run for service in services for summary in service.runs()}
-        raise unknown_run(run, sorted(others), target)
+        there = {summary.run for service in services for summary in service.runs()}
+        raise unknown_run(run, sorted(there | set(others)), target)
     raise Refusal(
         "no-runs",
         f"no runs in deployment {target.name!r} in {target.region}; submit one with "

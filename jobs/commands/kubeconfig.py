@@ -1,5 +1,6 @@
 """`jobs kubeconfig`: let kubectl and torchx into the deployment's cluster."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -38,6 +39,9 @@ def kubeconfig(
 ) -> int:
     """Write a context of the deployment's cluster, and make it the current one.
 
+    So does `aws eks update-kubeconfig`. The command says which was current before, and how to go
+    back to it.
+
     kubectl and torchx then call `python -m jobs token` for credentials: the AWS settings that are
     in force when they are called decide. What else is in the file stays.
 
@@ -54,9 +58,15 @@ def kubeconfig(
     endpoint = read_endpoint(aws, eks.cluster)
     first = next((part for part in path.split(":") if part), _DEFAULT)
     file = Path(first).expanduser()
-    write(file, entries(target, endpoint, aws))
+    before = write(file, entries(target, endpoint, aws))
     name = context_name(target)
-    note(f"context {name} of cluster {eks.cluster}, namespace {eks.namespace}, is in {file}")
+    note(
+        f"context {name} of cluster {eks.cluster}, namespace {eks.namespace}, is in {file}, and "
+        "the current one"
+    )
+    if before not in (None, name):
+        back = f"--kubeconfig {shlex.quote(str(file))} use-context {shlex.quote(str(before))}"
+        note(f"current context was: {before}; go back to it with: kubectl config {back}")
     if as_json:
         print_document(
             {
@@ -64,6 +74,7 @@ def kubeconfig(
                 "region": target.region,
                 "kubeconfig": str(file),
                 "context": name,
+                "context_before": before,
                 "cluster": eks.cluster,
                 "namespace": eks.namespace,
                 "server": endpoint.url,

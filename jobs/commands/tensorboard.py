@@ -13,6 +13,7 @@ import typer
 from jobs.aws import Aws
 from jobs.bucket import Bucket
 from jobs.checks import valid_run_name
+from jobs.commands.find import found_summary
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.options import (
@@ -24,6 +25,9 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.services import services_of
+from jobs.training_run import known_runs
+from trainium_catalogue.contract import run_key
 
 if TYPE_CHECKING:
     from jobs.eks.port_forward import Forwarder
@@ -71,6 +75,8 @@ def tensorboard(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    bucket = Bucket(client=aws.s3(), name=target.bucket)
+    _check_known(aws, target, bucket, run)
     chosen_port = free_port(port)
     forwarder = None if local else _forwarder(aws, target, chosen_port)
     where = "this machine" if forwarder is None else "the cluster"
@@ -99,10 +105,22 @@ def tensorboard(
             announce()
             forwarder.serve()
         else:
-            _serve_here(Bucket(client=aws.s3(), name=target.bucket), run, chosen_port, announce)
+            _serve_here(bucket, run, chosen_port, announce)
     except KeyboardInterrupt:
         note("TensorBoard is no longer shown; the run goes on")
     return EXIT_OK
+
+
+def _check_known(aws: Aws, target: Deployment, bucket: Bucket, run: str) -> None:
+    """Refuse a run that nobody knows; of one whose jobs are forgotten the bucket has the logs."""
+    if bucket.has(run_key(run, "")):
+        return
+    try:
+        found_summary(services_of(aws, target), target, run, others=known_runs(bucket))
+    except Refusal as refusal:
+        # A cluster that does not answer is no reason to doubt the name.
+        if refusal.code == "unknown-run":
+            raise
 
 
 def _forwarder(aws: Aws, target: Deployment, port: int) -> "Forwarder | None":

@@ -69,8 +69,11 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
     return result
 
 
-def write(path: Path, new: Mapping[str, Any]) -> None:
-    """Merge into the file, which only its owner may read; refuses one that is no kubeconfig."""
+def write(path: Path, new: Mapping[str, Any]) -> str | None:
+    """Merge into the file, which only its owner may read; refuses one that is no kubeconfig.
+
+    Returns the context that was current before.
+    """
     import yaml
 
     old: Any = {}
@@ -84,6 +87,7 @@ def write(path: Path, new: Mapping[str, Any]) -> None:
             "not-a-kubeconfig",
             f"{path} is no kubeconfig, and would be lost; give another with --kubeconfig",
         )
+    before = old.get("current-context") or None
     # A link, as to a folder that is kept elsewhere, stays one.
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,3 +95,4 @@ def write(path: Path, new: Mapping[str, Any]) -> None:
     partial.touch(mode=0o600)
     partial.write_text(yaml.safe_dump(merged(old, new), sort_keys=False))
     partial.replace(path)
+    return before

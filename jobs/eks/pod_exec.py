@@ -18,6 +18,8 @@ from jobs.errors import Refusal
 
 _STDIN, _ERROR, _RESIZE = 0, 3, 4
 _NOT_FOUND = 127
+_NOT_RUN = (126, _NOT_FOUND)
+"""As shells and container runtimes say it."""
 _LOST = 255
 """As ssh says it."""
 _OPENING = threading.Lock()
@@ -49,12 +51,15 @@ def interact(cluster: Cluster, pod: str, command: Sequence[str]) -> int:
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     socket = _open(cluster, pod, command, stdin=True, tty=has_terminal)
     threading.Thread(target=_send_input, args=(socket,), daemon=True).start()
+    spoke = False
     with _terminal(socket) if has_terminal else _nothing():
         while socket.is_open():
             socket.update(timeout=1)
-            _pass_on(socket)
-        _pass_on(socket)
+            spoke |= _pass_on(socket)
+        spoke |= _pass_on(socket)
     code, said = ending(_last_message(socket))
+    if code in _NOT_RUN and not said and not spoke:
+        said = f"{command[0]}: exit code {code}; pod {pod} has no such program, or may not run it"
     if said:
         print(said, file=sys.stderr)
     return code
@@ -110,12 +115,16 @@ def _send_input(socket: Any) -> None:
     socket.close_channel(_STDIN)
 
 
-def _pass_on(socket: Any) -> None:
+def _pass_on(socket: Any) -> bool:
+    """Show what has come; tells whether anything has."""
+    spoke = False
     for channel, target in ((1, sys.stdout), (2, sys.stderr)):
         data = socket.read_channel(channel)
         if data:
+            spoke = True
             target.write(data.decode(errors="replace"))
             target.flush()
+    return spoke
 
 
 @contextmanager

@@ -103,13 +103,19 @@ def test_what_else_is_in_the_kubeconfig_stays(eks: EksDesk, tmp_path: Path) -> N
     other = {"name": "other", "context": {"cluster": "other", "user": "other"}}
     stale = {"name": "trainium-default", "context": {"cluster": "gone", "user": "gone"}}
     file.write_text(yaml.safe_dump({"contexts": [other, stale], "current-context": "other"}))
-    eks.run("kubeconfig", "--kubeconfig", str(file))
+    result = eks.run("kubeconfig", "--kubeconfig", str(file))
+    again = eks.run("kubeconfig", "--kubeconfig", str(file))
     written = yaml.safe_load(file.read_text())
 
     assert [item["name"] for item in written["contexts"]] == ["other", "trainium-default"]
     assert written["contexts"][1]["context"]["namespace"] == "trainium"
     assert written["current-context"] == "trainium-default"
     assert file.stat().st_mode & 0o077 == 0
+    assert (
+        f"current context was: other; go back to it with: kubectl config --kubeconfig {file} "
+        "use-context other"
+    ) in result.stderr
+    assert "was:" not in again.stderr
 
 
 def test_a_kubeconfig_that_is_a_link_stays_one(eks: EksDesk, tmp_path: Path) -> None:

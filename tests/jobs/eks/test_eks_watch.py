@@ -46,6 +46,14 @@ def test_a_command_ends_with_its_own_exit_code_and_reads_input(gang: EksDesk) ->
     assert (done.returncode, done.stderr) == (7, "got a\n")
 
 
+def test_a_program_that_the_pod_lacks_is_named(gang: EksDesk) -> None:
+    done = shell(gang, "gang", "--", "neuron-tpo")
+
+    assert done.returncode in (126, 127)
+    assert "neuron-tpo: exit code" in done.stderr
+    assert "pod gang-node-0-0 has no such program, or may not run it" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("said", "code", "text"),
     [
@@ -95,7 +103,17 @@ def test_top_needs_running_pods(eks: EksDesk) -> None:
     assert "this needs a node that is RUNNING" in eks.run("top", "short").stderr
 
 
+def test_a_run_that_nobody_knows_has_no_tensorboard(eks: EksDesk) -> None:
+    eks.desk.put("runs/nightly/run.json")
+    result = eks.run("tensorboard", "nightli", "--no-browser")
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith("refused: no run 'nightli' in deployment 'default'")
+    assert "did you mean 'nightly'?" in result.stderr
+
+
 def test_a_run_without_logs_has_no_tensorboard(eks: EksDesk) -> None:
+    eks.desk.put("runs/nightly/run.json")
     result = eks.run("tensorboard", "nightly", "--no-browser")
 
     assert result.exit_code == 2

@@ -112,6 +112,7 @@ def answers(eks: EksDesk) -> bool:
 # TensorBoard and a browser take some ten seconds: nothing less shows what a user sees.
 def test_the_page_that_opens_has_the_curve_of_the_runs_loss(eks: EksDesk, tmp_path: Path) -> None:
     logs = tmp_path / "runs"
+    eks.desk.put("runs/nightly/run.json")
     write(logs, "nightly", LOSSES)
     write(logs, "short", LOSSES[:1])
     eks.cluster.apply(SERVICE)

@@ -201,9 +201,14 @@ def _stay(rehearsal: Rehearsal) -> None:
     """Wait for Ctrl-C or ``down``; both are the ordinary end of this."""
     settings, folder, note = rehearsal.settings, rehearsal.folder, rehearsal.progress.note
     environment = _short(folder.environment)
+    cluster = (
+        f"\n  python -m jobs kubeconfig; python -m jobs scale --nodes {settings.nodes} --yes; "
+        "kubectl get nodes"
+    )
     note(
         f"\nup at {rehearsal.receipt.endpoint} ({rehearsal.receipt.region}); in another terminal:"
         f"\n  source .venv/bin/activate; source {environment}"
+        f"{cluster if 'eks' in settings.orchestrators else ''}"
         f"\n  python -m jobs submit {ALL_REDUCE} --nodes {settings.nodes} --yes --follow "
         "\\\n    --set max-bytes=16777216 --set iterations=100000 --set seconds-per-size=60 "
         "\\\n    --set peer-timeout-s=5"

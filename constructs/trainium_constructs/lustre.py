@@ -87,7 +87,6 @@ class LustreFileSystem(Construct):
         self.file_system.node.add_dependency(*rules)
         cdk.Tags.of(self.file_system).add("Name", self.node.path)
         policy = fsx.CfnDataRepositoryAssociation
-        everything = ["NEW", "CHANGED", "DELETED"]
         association = fsx.CfnDataRepositoryAssociation(
             self,
             "Datasets",
@@ -95,9 +94,11 @@ class LustreFileSystem(Construct):
             file_system_path=f"/{DATASETS_PREFIX.rstrip('/')}",
             data_repository_path=f"s3://{bucket_name}/{DATASETS_PREFIX}",
             batch_import_meta_data_on_create=True,
+            # One way only: a file that is deleted on a node must not be lost to the bucket.
             s3=policy.S3Property(
-                auto_import_policy=policy.AutoImportPolicyProperty(events=everything),
-                auto_export_policy=policy.AutoExportPolicyProperty(events=everything),
+                auto_import_policy=policy.AutoImportPolicyProperty(
+                    events=["NEW", "CHANGED", "DELETED"]
+                ),
             ),
         )
         association.apply_removal_policy(cdk.RemovalPolicy.DESTROY)

@@ -58,7 +58,7 @@ class Desk:
 
     def run(self, *arguments: str, stdin: str | None = None) -> Result:
         """Call `python -m jobs` in this process."""
-        from jobs.__main__ import app
+        from jobs.cli import app
 
         return CliRunner().invoke(app, list(arguments), input=stdin)
 

@@ -196,8 +196,20 @@ def test_following_a_failed_run_exits_with_1_and_says_why(failed: Desk) -> None:
     result = failed.run("logs", "nightly", "--follow")
 
     assert result.exit_code == 1
-    assert "run nightly failed after 6 min 40 s: exit code 1" in result.stderr
+    assert "run nightly failed after 6 min 40 s of attempt 2: exit code 1" in result.stderr
     assert "read the traceback" in result.stderr
+
+
+def test_following_ends_with_what_the_launcher_said_last(failed: Desk) -> None:
+    said = "launch: exit 1 (the workload raised an error): node 1: rank 33: ValueError: no"
+    failed.client("logs").put_log_events(
+        logGroupName="log-group",
+        logStreamName="node/default/a2",
+        logEvents=[{"timestamp": NOW_MS + 40, "message": said}],
+    )
+    result = failed.run("logs", "nightly", "--follow")
+
+    assert "exit code 1; node 1: rank 33: ValueError: no; the workload raised" in result.stderr
 
 
 def test_following_a_run_that_succeeded_exits_with_0(succeeded: Desk) -> None:
@@ -418,6 +430,6 @@ def test_the_help_of_a_command_shows_an_example(command: str) -> None:
 
 @pytest.mark.parametrize("module", ["boto3", "botocore", "rich", "pydantic", "torch", "aws_cdk"])
 def test_the_helper_starts_without(module: str) -> None:
-    code = f"import sys, jobs.__main__; sys.exit({module!r} in sys.modules)"
+    code = f"import sys, jobs.cli; sys.exit({module!r} in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -105,8 +105,16 @@ def exit_code(job: Job) -> int:
 
 def follow_command(deployment: Deployment, run: str) -> str:
     """The command that follows a run again."""
-    chosen_deployment = (
-        "" if deployment.name == DEFAULT_DEPLOYMENT else f"--deployment {deployment.name} "
-    )
-    region = f"--region {deployment.region} " if deployment.region else ""
-    return f"python -m jobs {chosen_deployment}{region}logs {run} --follow"
+    return f"{_helper(deployment)} logs {run} --follow"
+
+
+def status_command(deployment: Deployment, run: str) -> str:
+    """The command that says how a run stands, or ended."""
+    return f"{_helper(deployment)} status {run}"
+
+
+def _helper(deployment: Deployment) -> str:
+    """`python -m jobs` with the options that find the deployment."""
+    name = "" if deployment.name == DEFAULT_DEPLOYMENT else f" --deployment {deployment.name}"
+    region = f" --region {deployment.region}" if deployment.region else ""
+    return f"python -m jobs{name}{region}"

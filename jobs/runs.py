@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,7 +14,8 @@ from trainium_catalogue.workloads import Hardware
 
 ENDED = frozenset({"SUCCEEDED", "FAILED"})
 ON_HOSTS = frozenset({"STARTING", "RUNNING"})
-
+LAUNCHERS_VERDICT = re.compile(r"^launch: exit [1-9]\d* \([^)]*\): ")
+"""How the last line of a node's log begins that has not finished; why follows."""
 
 # From the latest to the earliest; what some children of an array job do, the job does.
 _AS_CHILDREN = ("RUNNING", "STARTING", "RUNNABLE")
@@ -71,6 +73,8 @@ class RunSummary:
     """Children of an array job, 1 of another CPU job; None where Batch does not say."""
     hardware: Hardware
     orchestrator: Orchestrator = Orchestrator.BATCH
+    exit_code: int | None = None
+    """Of a container that has ended; None where the list does not say it."""
 
     @property
     def shape(self) -> Shape | None:
@@ -232,6 +236,7 @@ def _summary(item: Mapping[str, Any], hardware: Hardware) -> RunSummary:
         stopped_at_ms=item.get("stoppedAt"),
         num_nodes=size,
         hardware=hardware,
+        exit_code=(item.get("container") or {}).get("exitCode"),
     )
 
 

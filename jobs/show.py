@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jobs.explain import explain, is_news
+from jobs.explain import explain, explain_exit, is_news
 from jobs.follow import (
     AttemptBegan,
     AttemptEnded,
@@ -22,14 +21,13 @@ from jobs.follow import (
     Trouble,
 )
 from jobs.reasons import Explanation
-from jobs.runs import Attempt, Job, Kind, RunSummary
+from jobs.runs import Attempt, Job, Kind
 from jobs.streams import LogLine
 from trainium_catalogue.contract import run_prefix
-from trainium_catalogue.workloads import Hardware
+from trainium_catalogue.exit_codes import RETRIED
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
 _NO_REASON = "{} gives no reason"
-_STATUS_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
 
 
 class Screen:
@@ -108,21 +106,27 @@ def describe_ending(attempt: Attempt) -> str:
     return ", ".join(parts) or "no exit code"
 
 
-def verdict(job: Job, *, bucket: str) -> str:
-    """The last sentence about a run."""
+def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
+    """The last sentence about a run; ``cause`` is its launcher's own, where it is known."""
     if job.succeeded:
         results = f"s3://{bucket}/{run_prefix(job.run, 'results')}"
-        return f"run {job.run} succeeded{_took(job)}; results are in {results}"
+        return f"run {job.run} succeeded{_took(job, ' after')}; results are in {results}"
     if not job.ended:
         return f"run {job.run} is {job.status}"
-    ending, who = job.ending, job.orchestrator.who
+    ending = job.ending
+    code = ending.exit_code if ending else None
     reasons = job.status_reason, ending.reason if ending else None
-    found = explain(exit_code=ending.exit_code if ending else None, reasons=reasons)
-    said = [] if ending is None or ending.exit_code is None else [f"exit code {ending.exit_code}"]
-    said += [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
-    if found:
+    said = [] if code is None else [f"exit code {code}"]
+    said += [str(reason) for reason in dict.fromkeys((*reasons, cause)) if is_news(reason)]
+    found = explain(exit_code=code, reasons=reasons)
+    if found and code in RETRIED and found == explain_exit(code):
+        # What the table tells of such a code is that another attempt follows: none does any more.
+        said += [] if cause else [found.meaning]
+        said.append("no attempt is left; when the cause is gone, submit the run again to go on")
+    elif found:
         said += [found.meaning, found.remedy]
-    return f"run {job.run} failed{_took(job)}: {'; '.join(said) or _NO_REASON.format(who)}"
+    failed = f"run {job.run} failed{_took(job, ' after')}"
+    return f"{failed}: {'; '.join(said) or _NO_REASON.format(job.orchestrator.who)}"
 
 
 def describe_status(job: Job, waiting: Explanation | None) -> str:
@@ -133,8 +137,7 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     attempt = "" if job.ended or is_array else f", attempt {len(job.attempts) + 1}{of}"
     size = job.shape.kind.sized(job.num_nodes)
     lines = [f"run {job.run}: {job.status}, {size}{attempt}, job {job.job_id}"]
-    took = _took(job).replace(" after ", ", took ")
-    lines.append(f"submitted {timestamp(job.created_at_ms)}{took}")
+    lines.append(f"submitted {timestamp(job.created_at_ms)}{_took(job, ', took')}")
     # Volcano's index is the rank, so nobody has to read logs to find it.
     if job.nodes and job.nodes[0].name is not None:
         lines.append(f"rank 0 is pod {job.nodes[0].name}")
@@ -144,49 +147,6 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     if not job.ended and found:
         lines.append(f"{found.meaning}; {found.remedy}")
     return "\n".join(lines)
-
-
-def node_table(job: Job) -> Table:
-    """Nodes, attempts and how each ended."""
-    table = Table()
-    for heading in (job.shape.kind.part, "attempt", "status", "exit code", "reason"):
-        table.add_column(heading, justify="left" if heading in ("status", "reason") else "right")
-    for node in job.nodes:
-        for attempt in node.attempts:
-            status = node.status if attempt is node.last else "FAILED"
-            code = "" if attempt.exit_code is None else str(attempt.exit_code)
-            table.add_row(
-                str(node.index), str(attempt.number), _status(status), code, _why(attempt)
-            )
-        if not node.attempts:
-            table.add_row(str(node.index), "", _status(node.status), "", node.status_reason or "")
-    return table
-
-
-def runs_table(runs: Iterable[RunSummary]) -> Table:
-    """The runs of a deployment."""
-    table = Table()
-    for heading in ("run", "status", "nodes", "submitted", "took", "reason"):
-        table.add_column(heading, justify="right" if heading in ("nodes", "took") else "left")
-    for run in runs:
-        took = ""
-        if run.started_at_ms and run.stopped_at_ms:
-            took = duration((run.stopped_at_ms - run.started_at_ms) / 1000)
-        table.add_row(
-            run.run,
-            _status(run.status),
-            _size(run),
-            timestamp(run.created_at_ms),
-            took,
-            str(run.status_reason) if is_news(run.status_reason) else "",
-        )
-    return table
-
-
-def _size(run: RunSummary) -> str:
-    if run.hardware is Hardware.CPU:
-        return "CPU" if run.num_nodes in (None, 1) else f"{run.num_nodes} x CPU"
-    return str(run.num_nodes or "")
 
 
 def timestamp(milliseconds: int | None) -> str:
@@ -206,19 +166,9 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def _took(job: Job) -> str:
+def _took(job: Job, word: str) -> str:
+    """How long it ran, which of several attempts only the last one tells."""
     if job.started_at_ms is None or job.stopped_at_ms is None:
         return ""
-    return f" after {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}"
-
-
-def _why(attempt: Attempt) -> str:
-    """Why an attempt ended, without its exit code."""
-    reasons = attempt.status_reason, attempt.reason
-    said = [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
-    found = explain(exit_code=attempt.exit_code, reasons=reasons)
-    return "; ".join([*said, *([found.meaning] if found else [])])
-
-
-def _status(status: str) -> Text:
-    return Text(status, style=_STATUS_COLOURS.get(status, ""))
+    last = f" of attempt {len(job.attempts)}" if len(job.attempts) > 1 else ""
+    return f"{word} {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}{last}"

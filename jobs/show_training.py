@@ -81,7 +81,8 @@ def _checkpoint(status: Mapping[str, Any], now: datetime) -> str:
     text = "no checkpoint yet"
     if step is not None:
         age = _age(status.get("last_checkpoint_time"), now)
-        text = f"last checkpoint: step {step:,}" + ("" if age is None else f", {age} ago")
+        when = "of an earlier attempt" if age is None else f"{age} ago"
+        text = f"last checkpoint: step {step:,}, {when}"
     failed = int(status.get("failed_saves") or 0)
     return text + (f"; {failed} saves failed, see the log" if failed else "")
 

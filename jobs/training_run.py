@@ -64,8 +64,22 @@ def read_checkpoints(bucket: Bucket, run: str, values: Mapping[str, Any]) -> Che
 
 
 def read_status(bucket: Bucket, run: str) -> dict[str, Any] | None:
-    """``results/status.json``: how far training is."""
-    return bucket.document(contract.run_key(run, contract.RUN_STATUS))
+    """``results/status.json``: how far training is.
+
+    An attempt that goes on from a checkpoint knows of none until it has saved one of its own: its
+    ``last_checkpoint_step`` is then that of the newest complete one, without a time.
+    """
+    status = bucket.document(contract.run_key(run, contract.RUN_STATUS))
+    if status is None or status.get("last_checkpoint_step") is not None:
+        return status
+    stored = read_run(bucket, run)
+    if stored is None:
+        return status
+    try:
+        step = read_checkpoints(bucket, run, stored.values).newest
+    except Exception:  # they may be in a bucket that only the nodes may read
+        return status
+    return {**status, "last_checkpoint_step": step}
 
 
 def known_runs(bucket: Bucket) -> list[str]:

@@ -10,8 +10,9 @@ from jobs.deployment import Deployment
 from jobs.follow import Clock, Ended, Follower
 from jobs.options import follow_command
 from jobs.orchestrators import JobService
-from jobs.runs import Job
-from jobs.show import Screen, node_table, verdict
+from jobs.runs import LAUNCHERS_VERDICT, Job
+from jobs.show import Screen, verdict
+from jobs.show_tables import node_table
 from jobs.streams import LogLine, Streams
 
 
@@ -32,6 +33,7 @@ def watch(
     gc.enable()  # off for the sake of a quick start; see jobs/__main__.py
     screen = Screen(part=part, lines_to=sys.stderr if keep_lines else sys.stdout)
     kept: list[LogLine] = []
+    causes: dict[tuple[int, int], str] = {}
     follower = Follower(
         describe=service.describe,
         streams=Streams(
@@ -46,10 +48,17 @@ def watch(
         for event in follower.events():
             if isinstance(event, Ended):
                 screen.table(node_table(event.job))
-                screen.remark(verdict(event.job, bucket=deployment.bucket))
+                ending = event.job.ending
+                cause = causes.get((0, ending.number)) if ending else None
+                # Of an array it is the child that failed which decides.
+                cause = cause if part == "node" else None
+                screen.remark(verdict(event.job, bucket=deployment.bucket, cause=cause))
                 return event.job, kept
-            if keep_lines and isinstance(event, LogLine):
-                kept.append(event)
+            if isinstance(event, LogLine):
+                if keep_lines:
+                    kept.append(event)
+                if said := LAUNCHERS_VERDICT.match(event.message):
+                    causes[event.node, event.attempt] = event.message[said.end() :]
             screen.event(event)
     except KeyboardInterrupt:
         come_back = follow_command(deployment, run)

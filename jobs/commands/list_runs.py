@@ -16,6 +16,7 @@ from jobs.options import (
     command,
     note,
     print_document,
+    status_command,
 )
 from jobs.services import all_runs, services_of
 
@@ -52,9 +53,16 @@ def list_runs(
         return EXIT_OK
     from rich.console import Console
 
-    from jobs.show import runs_table
+    from jobs.show_tables import reason_of, runs_table
 
-    Console().print(runs_table(shown))
+    console = Console()
+    table, left_out = runs_table(shown, width=console.width)
+    console.print(table)
+    if left_out:
+        note(f"not shown on {console.width} columns: {', '.join(left_out)}; see --json")
+    silent = [run.run for run in shown if run.status == "FAILED" and not reason_of(run)]
+    if silent:
+        note(f"why {silent[0]} failed: {status_command(target, silent[0])}")
     if len(runs) > len(shown):
         note(f"{len(runs) - len(shown)} older runs are not shown; see --limit")
     return EXIT_OK

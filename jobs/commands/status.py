@@ -108,7 +108,8 @@ def _exit_code(job: Job | None, training: dict[str, Any] | None) -> int:
 
 
 def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -> None:
-    from jobs.show import describe_status, node_table, verdict
+    from jobs.show import describe_status, verdict
+    from jobs.show_tables import node_table
 
     found = None
     if job.status == "PENDING" and job.depends_on:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jobs.runs import Attempt, Node
+from jobs.runs import LAUNCHERS_VERDICT, Attempt, Node
 
 Json = Mapping[str, Any]
 
 RETRY_COUNT = "volcano.sh/job-retry-count"
 """Annotation: restarts of the job before this pod, from 0."""
-_VERDICT = re.compile(r"^launch: exit \d+ \([^)]*\): ")
 _STATUSES = {
     "Pending": "STARTING",
     "Running": "RUNNING",
@@ -61,7 +59,7 @@ def _container_reason(ended: Json) -> str | None:
         return str(reason)
     # Of a container that failed: the end of its log, whose last line is the launcher's verdict.
     lines = str(ended.get("message") or "").strip().splitlines()
-    return _VERDICT.sub("", lines[-1]) if lines else None
+    return LAUNCHERS_VERDICT.sub("", lines[-1]) if lines else None
 
 
 def _pod_reason(pod: Json) -> str | None:

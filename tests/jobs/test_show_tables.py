@@ -1,0 +1,113 @@
+"""The list of runs on terminals of any width, and what becomes of attempts without nodes."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from jobs.orchestrators import Orchestrator
+from jobs.runs import Attempt, Job, Kind, Node, RunSummary, Shape
+from jobs.show import describe_status, verdict
+from jobs.show_tables import node_table, runs_table
+from trainium_catalogue.workloads import Hardware
+
+NAMES = tuple(f"prepare-20261121-1422{index:02d}-ab{index:02d}" for index in range(4))
+RUN = RunSummary(
+    run="",
+    job_id="0b1c",
+    status="FAILED",
+    status_reason=None,
+    created_at_ms=1_000,
+    started_at_ms=2_000,
+    stopped_at_ms=5_000,
+    num_nodes=1,
+    hardware=Hardware.CPU,
+)
+RUNS = [replace(RUN, run=name, exit_code=75) for name in NAMES]
+HOST = Attempt(
+    number=1,
+    exit_code=75,
+    reason=None,
+    status_reason=None,
+    log_stream=None,
+    started_at_ms=None,
+    stopped_at_ms=None,
+)
+JOB = Job(
+    job_id="0b1c",
+    run="nightly",
+    workload="prepare",
+    status="FAILED",
+    status_reason=None,
+    created_at_ms=0,
+    started_at_ms=1_000,
+    stopped_at_ms=3_000,
+    shape=Shape(kind=Kind.CONTAINER, size=1),
+    job_queue=None,
+    depends_on=(),
+    max_attempts=3,
+    attempts=tuple(replace(HOST, number=number) for number in (1, 2, 3)),
+    nodes=(),
+)
+
+
+def printed(table: Table, width: int) -> str:
+    file = io.StringIO()
+    Console(file=file, width=width).print(table)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(140, []), (100, ["last attempt"]), (80, ["last attempt", "submitted"])],
+)
+def test_no_name_is_cut_for_other_columns(width: int, left_out: list[str]) -> None:
+    table, without = runs_table(RUNS, width=width)
+    text = printed(table, width)
+
+    assert [name for name in NAMES if name not in text] == []
+    assert "FAILED" in text
+    assert without == left_out
+
+
+def test_a_name_that_does_not_fit_by_itself_is_folded() -> None:
+    table, _ = runs_table([replace(RUN, run="a" * 90)], width=40)
+
+    assert printed(table, 40).count("a") - printed(table, 40).count("status") == 90
+
+
+def test_a_container_that_failed_says_why_in_the_list() -> None:
+    table, _ = runs_table(RUNS, width=140)
+
+    assert "exit code 75: a peer was lost" in printed(table, 140)
+
+
+def test_attempts_whose_pods_are_gone_are_in_the_table_of_nodes() -> None:
+    node = Node(index=0, status="FAILED", status_reason=None, attempts=())
+    stopped = replace(HOST, number=2, exit_code=143, reason="node 0: told to stop")
+    job = replace(
+        JOB, attempts=(HOST, stopped), nodes=(node,), orchestrator=Orchestrator.EKS, status="FAILED"
+    )
+    text = printed(node_table(job), 140)
+
+    assert "all │       1 │ FAILED │        75 │ a peer was lost" in text
+    assert "all │       2 │ FAILED │       143 │ node 0: told to stop; stopped on request" in text
+
+
+def test_the_last_attempt_promises_no_other() -> None:
+    text = verdict(JOB, bucket="bucket", cause="node 0: rank 0: ConnectionError: no way out")
+
+    assert text == (
+        "run nightly failed after 2 s of attempt 3: exit code 75; node 0: rank 0: ConnectionError: "
+        "no way out; no attempt is left; when the cause is gone, submit the run again to go on"
+    )
+
+
+def test_a_run_of_several_attempts_tells_which_of_them_took_so_long() -> None:
+    assert describe_status(JOB, None).endswith(", took 2 s of attempt 3")
+    once = replace(JOB, attempts=(HOST,))
+    assert describe_status(once, None).endswith(", took 2 s")

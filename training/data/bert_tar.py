@@ -91,7 +91,7 @@ def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, 
                 raise ConnectionError(
                     f"{request.full_url} cannot be fetched: {error}; the job needs a way to the "
                     "internet"
-                ) from error
+                ) from None
         time.sleep(2**attempt)
     raise AssertionError  # the last attempt returns or raises
 

@@ -55,7 +55,7 @@ def fetch(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
                     raise ConnectionError(
                         f"{archive.url} cannot be fetched: {error}; the job needs a way to the "
                         "internet"
-                    ) from error
+                    ) from None
             time.sleep(2**attempt)
         _verify(archive, path)
     except BaseException:

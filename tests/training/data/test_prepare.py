@@ -230,8 +230,12 @@ def test_a_server_that_is_not_there_is_trouble_of_the_network(
 ) -> None:
     archive = Archive(url="http://127.0.0.1:9/raw.en.tgz", bytes=10, sha256="0" * 64)
 
-    with pytest.raises(ConnectionError, match=r"cannot be fetched: .* needs a way to the internet"):
+    says = r"cannot be fetched: .* needs a way to the internet"
+    with pytest.raises(ConnectionError, match=says) as raised:
         prepared(tmp_path, archive)
+
+    # One traceback in the log, not three.
+    assert raised.value.__suppress_context__
 
 
 def test_a_disk_that_is_too_small_for_the_archive_is_said_first(tmp_path: Path) -> None:

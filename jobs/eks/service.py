@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +11,7 @@ from jobs.aws import Aws, LogsClient
 from jobs.bucket import Bucket
 from jobs.deployment import Deployment, EksTarget
 from jobs.eks.cluster import (
-    COMMANDS,
     JOBS,
-    MERGE_PATCH,
     NODES,
     POD_GROUPS,
     PODS,
@@ -22,11 +19,12 @@ from jobs.eks.cluster import (
     Json,
     refusing,
 )
-from jobs.eks.describe import STOPPED_BY, describe, num_attempts_failed, phase_of, run_of, summarize
+from jobs.eks.describe import describe, num_attempts_failed, run_of, summarize
 from jobs.eks.endings import EndingReader
 from jobs.eks.errors import is_missing, status_of
 from jobs.eks.launch_spec import launch_spec
 from jobs.eks.pod_logs import PodLogs
+from jobs.eks.stopping import abort
 from jobs.orchestrators import Orchestrator
 from jobs.reasons import Explanation
 from jobs.request import JobRequest
@@ -34,8 +32,6 @@ from jobs.runs import Job, RunSummary, Shape
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts to create a job."""
-_LOOKS = 20
-_LOOK_S = 0.25
 _YOUNGER_S = 2.0
 """Later than the job that this one waits for: Volcano's scheduler lets the older of two jobs go
 first, and tells their ages by the second (pkg/scheduler/framework, JobOrderFn)."""
@@ -143,31 +139,7 @@ class EksService:
 
     def stop(self, summary: RunSummary, reason: str) -> None:
         """Abort the job, as `vcctl job suspend` does: its pods end, it stays to be looked at."""
-        path = f"{JOBS}/{summary.job_id}"
-        with refusing():
-            note = {"metadata": {"annotations": {STOPPED_BY: reason}}}
-            job = self.cluster().call("PATCH", path, body=note, content_type=MERGE_PATCH)
-            self.cluster().call("POST", COMMANDS, body=_abort(job))
-            self._see_it_aborted(path)
-
-    def _see_it_aborted(self, path: str) -> None:
-        """Abort a job between two attempts, where Volcano drops the command.
-
-        In phase Restarting it carries out nothing but its own steps (Volcano 1.15.1,
-        pkg/controllers/job/state/restarting.go), and the run would go on. The phase itself it
-        takes from anybody: so does TorchX cancel a job.
-        """
-        for _ in range(_LOOKS):
-            phase = phase_of(self.cluster().get(path))
-            if phase == "Restarting":
-                status = {"status": {"state": {"phase": "Aborting"}}}
-                self.cluster().call(
-                    "PATCH", f"{path}/status", body=status, content_type=MERGE_PATCH
-                )
-                return
-            if phase not in (None, "Pending", "Running"):
-                return
-            time.sleep(_LOOK_S)
+        abort(self.cluster(), summary.job_id, reason)
 
     def why_waiting(self, job: Job) -> Explanation | None:
         """Look at the nodes and at who has them."""
@@ -193,26 +165,3 @@ class EksService:
 
             self._built[key] = dry_run(launch_spec(request, self.target), self.eks)
         return self._built[key]
-
-
-def _abort(job: Json) -> Json:
-    """A Command, which Volcano's controller carries out once (volcano.sh/apis, bus/v1alpha1)."""
-    metadata = job["metadata"]
-    owner = {
-        "apiVersion": job["apiVersion"],
-        "kind": job["kind"],
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-    }
-    return {
-        "apiVersion": "bus.volcano.sh/v1alpha1",
-        "kind": "Command",
-        "metadata": {
-            "generateName": f"{metadata['name']}-abort-",
-            "namespace": metadata["namespace"],
-            "ownerReferences": [owner],
-        },
-        "target": owner,
-        "action": "AbortJob",
-    }

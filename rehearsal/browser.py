@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rehearsal.state import ROOT
+from trainium_catalogue.contract import LOSS_SCALAR
 
 LIMIT_S = 60.0
 """For a curve to appear, after its page has been loaded."""
 _START_S = 180.0
 """For the browser to start and to load pages, on a machine that does much else."""
 LOOK = ROOT / "tools" / "browser" / "look.mjs"
-LOSS = "step loss"
-"""The scalar that every training writes."""
 
 
 class BrowserError(RuntimeError):
@@ -64,7 +63,7 @@ def look(
     addresses: Sequence[str],
     *,
     runs: Sequence[str],
-    tag: str = LOSS,
+    tag: str = LOSS_SCALAR,
     limit_s: float = LIMIT_S,
     picture: Path | None = None,
     script: Path = LOOK,

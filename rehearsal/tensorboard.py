@@ -16,6 +16,7 @@ from typing import Any
 from rehearsal import browser, eks_scenes
 from rehearsal.eks_scenes import Scene
 from rehearsal.state import ROOT
+from trainium_catalogue.contract import LOSS_SCALAR
 
 LIMIT_S = 90.0
 """A TensorBoard that was started with the cluster takes a while to read a new run."""
@@ -58,7 +59,7 @@ def drawn(log: Path, run: str) -> str:
         (charts,) = browser.look([url], runs=[run], picture=log.with_suffix(".png"))
     except browser.BrowserError as error:
         return f"{error}\n"
-    return f"the page draws {charts[run]} of {browser.LOSS}\n"
+    return f"the page draws {charts[run]} of {LOSS_SCALAR}\n"
 
 
 def url_in(output: str) -> str | None:

@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from trainium_catalogue.contract import LOSS_SCALAR
+
 if TYPE_CHECKING:
     from training.metrics import StepRecord
 
 SCALARS: Mapping[str, str] = {
-    "step loss": "loss",
+    LOSS_SCALAR: "loss",
     "learning rate": "lr",
     "throughput": "throughput",
     "grad-norm": "grad_norm",

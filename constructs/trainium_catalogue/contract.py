@@ -112,6 +112,9 @@ DATASETS_PREFIX: Final = "datasets/"
 RUNS_PREFIX: Final = "runs/"
 CACHE_PREFIX: Final = "cache/"
 EXPORT_PREFIX: Final = "export/"
+
+LOSS_SCALAR: Final = "step loss"
+"""Name of the loss in TensorBoard, as in AWS's reference."""
 RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results")
 RUN_LOCK: Final = "lock.json"
 """Which job trains under the run's name, and when it last said so."""

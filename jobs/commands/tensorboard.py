@@ -1,12 +1,13 @@
 """`jobs tensorboard`: the curves of a run in a browser, nothing of it public."""
 
+import json
 import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 
@@ -27,7 +28,7 @@ from jobs.options import (
 )
 from jobs.services import services_of
 from jobs.training_run import known_runs
-from trainium_catalogue.contract import run_key
+from trainium_catalogue.contract import LOSS_SCALAR, run_key
 
 if TYPE_CHECKING:
     from jobs.eks.port_forward import Forwarder
@@ -80,9 +81,7 @@ def tensorboard(
     chosen_port = free_port(port)
     forwarder = None if local else _forwarder(aws, target, chosen_port)
     where = "this machine" if forwarder is None else "the cluster"
-    # Of all runs, the page shows the one that was asked for.
-    query = "" if forwarder is None else f"?runFilter={quote(f'^{run}/')}"
-    url = f"http://127.0.0.1:{chosen_port}/{query}#timeseries"
+    url = _page(chosen_port, run if forwarder is not None else None)
 
     def announce() -> None:
         note(f"TensorBoard of run {run}, from {where}: {url} (Ctrl-C ends it)")
@@ -109,6 +108,15 @@ def tensorboard(
     except KeyboardInterrupt:
         note("TensorBoard is no longer shown; the run goes on")
     return EXIT_OK
+
+
+def _page(port: int, run: str | None) -> str:
+    """Address of the page with the loss on top, and with ``run`` only where there are others."""
+    # TensorBoard opens two of its groups of charts, and that of the loss may not be among them.
+    asked = {"pinnedCards": json.dumps([{"plugin": "scalars", "tag": LOSS_SCALAR}])}
+    if run is not None:
+        asked["runFilter"] = f"^{run}/"
+    return f"http://127.0.0.1:{port}/?{urlencode(asked, quote_via=quote)}#timeseries"
 
 
 def _check_known(aws: Aws, target: Deployment, bucket: Bucket, run: str) -> None:

@@ -124,7 +124,7 @@ def test_no_node_outlives_a_lost_one_by_a_minute(receipt: dict[str, Any], fault:
 
 def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command(tmp_path, addresses="127.0.42"),
+        command(tmp_path, "--orchestrators", "batch", addresses="127.0.42"),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         # As a terminal does it: a process group of its own, all of which gets the signal.

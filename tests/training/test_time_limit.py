@@ -43,11 +43,11 @@ def pods(tmp_path: Path) -> Iterator[Pods]:
 
 
 def test_an_attempt_that_has_used_its_time_ends_for_good_and_leaves_word(pods: Pods) -> None:
-    with s3_server("bucket") as url:
+    with s3_server("time-limit") as url:
         aws = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-        pods.start(*ENDLESS, extra={**aws, "AWS_REGION": REGION, "TRAINIUM_BUCKET": "bucket"})
+        pods.start(*ENDLESS, extra={**aws, "AWS_REGION": REGION, "TRAINIUM_BUCKET": "time-limit"})
         codes = pods.end(within_s=LIMIT_S + 30)
-        left = s3_client(url).list_objects_v2(Bucket="bucket", Prefix="runs/")["Contents"]
+        left = s3_client(url).list_objects_v2(Bucket="time-limit", Prefix="runs/")["Contents"]
 
     assert codes == {0: 124, 1: 124}, pods.all_logs()
     assert [item["Key"] for item in left if "/attempts/" in item["Key"]] == [

@@ -136,7 +136,7 @@ def test_tensorboard_runs_here_where_the_cluster_has_none(eks: EksDesk) -> None:
         document = json.loads(text)
         conforms("jobs-tensorboard", document)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        page = opener.open(document["url"].partition("#")[0] + "data/runs", timeout=20).read()
+        page = opener.open(document["url"].partition("?")[0] + "data/runs", timeout=20).read()
     finally:
         process.send_signal(2)
         process.wait(20)

@@ -87,7 +87,6 @@ def _show(job: Job, usage: dict[int, Usage]) -> None:
         table.add_column(heading, justify="right")
     table.add_column("measured by")
     for node, found in sorted(usage.items()):
-        is_monitor = found.measured_by == NEURON_MONITOR
         table.add_row(
             str(node),
             "" if found.cores_in_use is None else str(found.cores_in_use),
@@ -95,10 +94,13 @@ def _show(job: Job, usage: dict[int, Usage]) -> None:
             _gib(found.device_bytes),
             _number(found.cpu_percent),
             _gib(found.memory_bytes),
-            "neuron-monitor" if is_monitor else "the pod's processes, there is no neuron-monitor",
+            found.measured_by,
         )
     console = Console()
     console.print(table)
+    # Below it: in the table it would be cut on a narrow terminal.
+    if any(found.measured_by != NEURON_MONITOR for found in usage.values()):
+        console.print("processes: those of the pod, where there is no neuron-monitor")
     for node, found in sorted(usage.items()):
         for error in found.errors:
             console.print(f"node {node}: {error}", markup=False)

@@ -93,7 +93,8 @@ def test_top_shows_what_processes_use_where_there_is_no_neuron_monitor(gang: Eks
     assert [node["node"] for node in document["nodes"]] == [0, 1]
     assert {node["measured_by"] for node in document["nodes"]} == {"processes"}
     assert all(node["cpu_percent"] > 1 for node in document["nodes"])
-    assert "the pod's processes, there is no neuron-monitor" in gang.run("top", "gang").stdout
+    note = "processes: those of the pod, where there is no neuron-monitor"
+    assert note in gang.run("top", "gang").stdout
 
 
 def test_top_needs_running_pods(eks: EksDesk) -> None:

@@ -182,8 +182,8 @@ class Run:
         is_leader = self._job.device.rank % context.processes_per_node == 0
         folder = self._cache / "datasets" / name
         if context.lustre is not None:
-            # All nodes see the same files. Not below datasets/, which may be linked to the bucket
-            # both ways: to replace a damaged file there would be to delete the object.
+            # All nodes see the same files. Not below datasets/: a file system of the user's own may
+            # export that to the bucket, and to replace a damaged file would delete the object.
             is_leader = self._leads
             folder = Path(context.lustre) / CACHE_PREFIX / DATASETS_PREFIX / name
         return Staging(

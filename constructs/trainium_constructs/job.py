@@ -215,8 +215,8 @@ def _container(
             # Reaps what a killed launcher leaves.
             init_process_enabled=True,
             shared_memory_size=instance_type.shared_memory_mib,
-            # The same path in the container, to read and write, is the default (API reference,
-            # Device), and spelt out it is two thirds of the template that every synthesis checks.
+            # The same path in the container, to read, write and mknod, is the default (AWS Batch
+            # API reference, Device); spelt out it is a quarter of what every synthesis checks.
             devices=[
                 batch.CfnJobDefinition.DeviceProperty(host_path=path)
                 for path in (

@@ -50,6 +50,10 @@ def parallel_module(module: nn.Module, how: Split) -> nn.Module:
         gather_output=False,
         dtype=torch.bfloat16,
         device=_META,
+        # The default, fp32, loses the sum of the input's gradient over the ranks of a model: with
+        # another dtype than the activations' NxD sums a converted copy and drops it (0.17.0 and
+        # 0.18.0, parallel_layers/layers_utils.py, _linear_autograd_bwd_grad_reduce).
+        reduce_dtype=torch.bfloat16,
     )
 
 

@@ -147,6 +147,7 @@ class ColumnParallelLinear(nn.Linear):
     ) -> None:
         super().__init__(input_size, output_size, bias=bias, device=device, dtype=dtype)
         self.gather_output = gather_output
+        self.reduce_dtype = reduce_dtype
 
 
 class RowParallelLinear(nn.Linear):

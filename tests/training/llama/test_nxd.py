@@ -149,6 +149,14 @@ def test_every_module_of_the_plan_is_replaced() -> None:
     assert left == []
 
 
+def test_gradients_of_inputs_are_summed_in_the_dtype_of_the_activations() -> None:
+    # Any other dtype makes the real NxD drop the sum, see parallel_module.
+    model = Builder(config_of()).model()
+    columns = [m for m in model.modules() if isinstance(m, standin.ColumnParallelLinear)]
+    assert columns
+    assert {module.reduce_dtype for module in columns} == {model.dtype} == {torch.bfloat16}
+
+
 def _set_parallel_ranks(monkeypatch: pytest.MonkeyPatch, *, data: int, tensor: int) -> None:
     state = sys.modules["neuronx_distributed.parallel_layers.parallel_state"]
     monkeypatch.setattr(state, "get_data_parallel_rank", lambda: data)

@@ -1,0 +1,157 @@
+"""What a probe is, on a node and at the desk: a function that looks whether one claim holds.
+
+The claims are in docs/claims.toml; a probe has the id of its claim. What a probe needs and does not
+find here makes it "not run", what it raises makes it "crashed"; neither keeps another from running.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+SCHEMA = 1
+"""Of a record; docs/schemas/verification-record.schema.json."""
+NODE_RECORD = "probes.json"
+"""What the nodes of a run of ``verify`` found, below the run's results."""
+RECORD = "verification.json"
+"""The same, with what the desk found."""
+_SEAL = "sha256"
+
+Subject = TypeVar("Subject")
+
+
+class Place(StrEnum):
+    """Where a probe runs."""
+
+    NODE = "node"
+    DESK = "desk"
+
+
+class State(StrEnum):
+    """How a probe ended."""
+
+    GREEN = "green"
+    RED = "red"
+    CRASHED = "crashed"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a probe saw beside what it expected."""
+
+    ok: bool
+    seen: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """How the probe of one claim ended at one place."""
+
+    id: str
+    place: Place
+    state: State
+    seen: str
+    """Of a crash the error in one line; empty of a probe that was not run."""
+    expected: str
+    needs: tuple[str, ...] = ()
+    """What was not there, of a probe that was not run."""
+
+    def document(self) -> dict[str, Any]:
+        """As a record holds it."""
+        return {**asdict(self), "needs": list(self.needs)}
+
+    @staticmethod
+    def read(document: Mapping[str, Any]) -> Finding:
+        """From a record."""
+        return Finding(
+            id=document["id"],
+            place=Place(document["place"]),
+            state=State(document["state"]),
+            seen=document["seen"],
+            expected=document["expected"],
+            needs=tuple(document["needs"]),
+        )
+
+
+class Missing(Exception):
+    """Raised by a probe that does not find what it would look at; says what, in few words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Generic[Subject]):
+    """One probe."""
+
+    id: str
+    needs: tuple[str, ...]
+    """What must be there for it to say anything, such as ``neuron``."""
+    look: Callable[[Subject], Seen]
+
+
+class Probes(Generic[Subject]):
+    """The probes of one place."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.by_id: dict[str, Probe[Subject]] = {}
+
+    def probe(
+        self, *ids: str, needs: Collection[str] = ()
+    ) -> Callable[[Callable[[Subject], Seen]], Callable[[Subject], Seen]]:
+        """Register a function as the probe of the claims ``ids``."""
+
+        def register(look: Callable[[Subject], Seen]) -> Callable[[Subject], Seen]:
+            for name in ids:
+                assert name not in self.by_id, name
+                self.by_id[name] = Probe(id=name, needs=tuple(needs), look=look)
+            return look
+
+        return register
+
+    def run(self, name: str, subject: Subject, there: Collection[str]) -> Finding:
+        """Let one probe look; whatever happens inside becomes a finding."""
+        probe = self.by_id[name]
+
+        def found(state: State, seen: str = "", expected: str = "", *needs: str) -> Finding:
+            return Finding(
+                id=name, place=self.place, state=state, seen=seen, expected=expected, needs=needs
+            )
+
+        if missing := [need for need in probe.needs if need not in there]:
+            return found(State.NOT_RUN, "", "", *missing)
+        try:
+            result = probe.look(subject)
+        except Missing as error:
+            return found(State.NOT_RUN, "", "", one_line(str(error)))
+        except Exception as error:
+            return found(State.CRASHED, one_line(f"{type(error).__name__}: {error}"))
+        state = State.GREEN if result.ok else State.RED
+        return found(state, one_line(result.seen), one_line(result.expected))
+
+
+def one_line(text: str, *, most: int = 300) -> str:
+    """``text`` as one line of bounded length."""
+    words = " ".join(text.split())
+    return words if len(words) <= most else f"{words[: most - 3]}..."
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with a checksum over everything else in it."""
+    body = {name: value for name, value in record.items() if name != _SEAL}
+    return {**body, _SEAL: _checksum(body)}
+
+
+def is_intact(record: Mapping[str, Any]) -> bool:
+    """Whether a record is as it was when it was sealed."""
+    body = {name: value for name, value in record.items() if name != _SEAL}
+    return record.get(_SEAL) == _checksum(body)
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()

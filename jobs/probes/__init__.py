@@ -1,0 +1,1 @@
+"""Probes that run at the desk: read-only calls, and what jobs have left behind."""

@@ -24,6 +24,7 @@ from rehearsal.models import (
     eks_api,
     eks_belongings,
     eks_manifests,
+    exports,
     functions,
     lustre,
     parameters,
@@ -52,6 +53,9 @@ BEFORE: Mapping[str, Before] = {name: f for c in _CONTRIBUTIONS for name, f in c
 AFTER: Mapping[str, After] = {name: f for c in _CONTRIBUTIONS for name, f in c.after.items()}
 UPDATE: Mapping[str, Update] = {name: f for c in _CONTRIBUTIONS for name, f in c.update.items()}
 DELETE: Mapping[str, Delete] = {name: f for c in _CONTRIBUTIONS for name, f in c.delete.items()}
+REPLACED_BY: Mapping[str, frozenset[str]] = {
+    name: keys for c in _CONTRIBUTIONS for name, keys in c.replaced_by.items()
+}
 
 UNDERSTOOD: Mapping[str, frozenset[str]] = {
     name: frozenset(entry.get("honoured", []) + entry.get("accepted", []))
@@ -192,12 +196,17 @@ def _update(
     properties = copy.deepcopy(resolved)
     if kind in BEFORE:
         BEFORE[kind](properties, place)
+    changed = {
+        key
+        for key in {*resolved, *old.rehearsal_resolved}
+        if resolved.get(key) != old.rehearsal_resolved.get(key)
+    }
+    if changed & REPLACED_BY.get(kind, frozenset()):
+        made = _create(logical_id, resource_json, resources_map, account_id, region_name)
+        # They go when the whole update is done: until then others refer to them.
+        made.rehearsal_replaces = [old, *getattr(old, "rehearsal_replaces", ())]
+        return made
     if kind in UPDATE:
-        changed = {
-            key
-            for key in {*resolved, *old.rehearsal_resolved}
-            if resolved.get(key) != old.rehearsal_resolved.get(key)
-        }
         resource = UPDATE[kind](old, Change(properties=properties, changed=changed), place)
     elif kind in _UPDATED_BY_MOTO:
         complete = {**resource_json, "Properties": properties}
@@ -242,11 +251,29 @@ def _checked(operation: Any) -> Any:
     return run
 
 
+def _update_stack(
+    self: CloudFormationBackend, name: str, template: str, *args: Any, **kw: Any
+) -> Stack:
+    """Update a stack unless an export is in use that goes or changes."""
+    stack = self.get_stack(name)
+    before = exports.values_of(stack)
+    if template:
+        exports.refuse_deletion(self, stack, exports.names_in(Stack.parse_template(template), stack))
+    updated = _moto_update_stack(self, name, template, *args, **kw)
+    exports.refuse_change(self, stack, before)
+    exports.remember(self, stack, before)
+    return updated
+
+
+_moto_update_stack = CloudFormationBackend.update_stack
 _delete_stack = CloudFormationBackend.delete_stack
 
 
 def _checked_delete_stack(self: CloudFormationBackend, name: str) -> None:
     with _in_words_of_cloudformation():
+        for stack in list(self.stacks.values()):
+            if name in (stack.name, stack.stack_id):
+                exports.refuse_deletion_of_stack(self, stack)
         _delete_stack(self, name)
 
 
@@ -276,7 +303,7 @@ def install() -> None:
     CloudFormationBackend._resolve_update_parameters = _update_parameters
     CloudFormationBackend.create_stack = _checked(CloudFormationBackend.create_stack)
     CloudFormationBackend.delete_stack = _checked_delete_stack
-    CloudFormationBackend.update_stack = _checked(CloudFormationBackend.update_stack)
+    CloudFormationBackend.update_stack = _checked(_update_stack)
     ComputeEnvironment.get_cfn_attribute = batch.get_arn
     JobQueue.get_cfn_attribute = batch.get_arn
     JobDefinition.describe = batch.describe_with_nodes

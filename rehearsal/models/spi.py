@@ -56,6 +56,8 @@ class Contribution:
     before: Mapping[str, Before] = field(default_factory=dict)
     after: Mapping[str, After] = field(default_factory=dict)
     update: Mapping[str, Update] = field(default_factory=dict)
+    replaced_by: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Properties whose change makes another resource in place of the old one."""
     delete: Mapping[str, Delete] = field(default_factory=dict)
 
 

@@ -41,8 +41,13 @@ def update_stack_resources(
             break
     else:
         raise ValidationError(message=f"the update did not settle in {_ROUNDS} rounds")
-    gone = [name for name in reversed(list(self._parsed_resources)) if name in before]
-    for name in gone:
+    names = list(reversed(list(self._parsed_resources)))
+    for name in names:
+        resource = self._parsed_resources[name]
+        for replaced in getattr(resource, "rehearsal_replaces", ()):
+            self._delete_resource(replaced, before[name])
+            resource.rehearsal_replaces = []
+    for name in filter(before.__contains__, names):
         if name in template["Resources"]:
             continue
         resource = self._parsed_resources.pop(name)

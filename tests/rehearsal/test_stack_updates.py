@@ -38,19 +38,24 @@ def client() -> Iterator[Client]:
         server.terminate()
 
 
-def template(resources: Json) -> str:
-    return json.dumps({"Parameters": PARAMETERS, "Resources": resources})
+def template(resources: Json, exports: Json) -> str:
+    outputs = {
+        f"Export{name}": {"Value": value, "Export": {"Name": name}}
+        for name, value in exports.items()
+    }
+    return json.dumps({"Parameters": PARAMETERS, "Resources": resources, "Outputs": outputs})
 
 
-def create(client: Client, name: str, resources: Json) -> None:
-    client("cloudformation").create_stack(StackName=name, TemplateBody=template(resources))
+def create(client: Client, name: str, resources: Json, **exports: Any) -> None:
+    body = template(resources, exports)
+    client("cloudformation").create_stack(StackName=name, TemplateBody=body)
 
 
-def update(client: Client, name: str, resources: Json) -> None:
+def update(client: Client, name: str, resources: Json, **exports: Any) -> None:
     """As the CDK CLI does it: previous values of the parameters that it was not given."""
     client("cloudformation").update_stack(
         StackName=name,
-        TemplateBody=template(resources),
+        TemplateBody=template(resources, exports),
         Parameters=[{"ParameterKey": "Version", "UsePreviousValue": True}],
     )
 
@@ -141,3 +146,58 @@ def test_an_updated_stack_is_deleted_with_all_that_it_has_by_then(client: Client
 
     names = [p["Name"] for p in client("ssm").describe_parameters()["Parameters"]]
     assert not {"/u/one", "/u/two"} & set(names)
+
+
+# --- exports -------------------------------------------------------------------------------------
+
+
+def refused(message: str) -> Any:
+    return pytest.raises(botocore.exceptions.ClientError, match=message)
+
+
+def test_an_export_that_another_stack_imports_is_not_deleted_by_an_update(client: Client) -> None:
+    create(client, "offers1", {"One": value("/u/offers1", "1")}, Offer1="1")
+    create(client, "takes1", {"One": value("/u/takes1", {"Fn::ImportValue": "Offer1"})})
+
+    with refused("Export Offer1 cannot be deleted as it is in use by takes1"):
+        update(client, "offers1", {"One": value("/u/offers1", "2")})
+
+    assert read(client, "/u/offers1") == "1"
+
+
+def test_an_export_that_another_stack_imports_is_not_changed(client: Client) -> None:
+    create(client, "offers2", {"One": value("/u/offers2", "1")}, Offer2="1")
+    create(client, "takes2", {"One": value("/u/takes2", {"Fn::ImportValue": "Offer2"})})
+
+    with refused("Export Offer2 cannot be updated as it is in use by takes2"):
+        update(client, "offers2", {"One": value("/u/offers2", "1")}, Offer2="2")
+
+
+def test_a_stack_with_an_export_in_use_is_not_deleted(client: Client) -> None:
+    create(client, "offers3", {"One": value("/u/offers3", "1")}, Offer3="1")
+    create(client, "takes3", {"One": value("/u/takes3", {"Fn::ImportValue": "Offer3"})})
+
+    with refused("Cannot delete export Offer3 as it is in use by takes3"):
+        client("cloudformation").delete_stack(StackName="offers3")
+
+    assert read(client, "/u/offers3") == "1"
+
+
+def test_an_export_goes_once_nobody_imports_it(client: Client) -> None:
+    create(client, "offers4", {"One": value("/u/offers4", "1")}, Offer4="1")
+    create(client, "takes4", {"One": value("/u/takes4", {"Fn::ImportValue": "Offer4"})})
+
+    update(client, "takes4", {"One": value("/u/takes4", "own")})
+    update(client, "offers4", {"One": value("/u/offers4", "1")})
+
+    with refused("No export named Offer4"):
+        create(client, "late4", {"One": value("/u/late4", {"Fn::ImportValue": "Offer4"})})
+
+
+def test_what_an_update_exports_can_be_imported(client: Client) -> None:
+    create(client, "offers5", {"One": value("/u/offers5", "1")})
+    update(client, "offers5", {"One": value("/u/offers5", "1")}, Offer5="5")
+
+    create(client, "takes5", {"One": value("/u/takes5", {"Fn::ImportValue": "Offer5"})})
+
+    assert read(client, "/u/takes5") == "5"

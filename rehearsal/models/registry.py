@@ -229,8 +229,14 @@ _moto_update = parsing.parse_and_update_resource
 def _update_parameters(
     self: CloudFormationBackend, instance: Any, incoming_params: list[dict[str, Any]]
 ) -> dict[str, str]:
-    """moto knows only previous values that were given, not those that were defaults."""
-    known = {**instance.resource_map.resolved_parameters, **instance.parameters}
+    """moto knows only previous values that were given, not those that were defaults.
+
+    Of a Systems Manager parameter the previous value is its name, which is read anew
+    (CloudFormation user guide, supplied parameter types).
+    """
+    declared = instance.template_dict.get("Parameters", {})
+    defaults = {name: parameter.get("Default") for name, parameter in declared.items()}
+    known = {**defaults, **instance.parameters}
     return {
         parameter["ParameterKey"]: known[parameter["ParameterKey"]]
         if parameter.get("UsePreviousValue")

@@ -129,6 +129,32 @@ def test_rules_of_a_security_group_follow_the_template(client: Client) -> None:
     assert [rule.get("ToPort") for rule in group["IpPermissionsEgress"]] == [8443]
 
 
+def test_a_parameter_that_names_one_of_systems_manager_is_read_anew(client: Client) -> None:
+    def body(text: str) -> str:
+        parameter = {"Type": "AWS::SSM::Parameter::Value<String>", "Default": "/u/source"}
+        return json.dumps(
+            {
+                "Parameters": {"Source": parameter},
+                "Resources": {
+                    "Copy": value("/u/copy", {"Ref": "Source"}),
+                    "Other": value("/u/other", text),
+                },
+            }
+        )
+
+    client("ssm").put_parameter(Name="/u/source", Type="String", Value="first")
+    client("cloudformation").create_stack(StackName="copies", TemplateBody=body("1"))
+    client("ssm").put_parameter(Name="/u/source", Value="second", Overwrite=True)
+
+    client("cloudformation").update_stack(
+        StackName="copies",
+        TemplateBody=body("2"),
+        Parameters=[{"ParameterKey": "Source", "UsePreviousValue": True}],
+    )
+
+    assert read(client, "/u/copy") == "second"
+
+
 def test_what_cannot_be_changed_in_place_is_refused_and_named(client: Client) -> None:
     vpc = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.8.0.0/16"}}
     create(client, "vpc", {"Vpc": vpc})

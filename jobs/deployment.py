@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from jobs.aws import SsmClient
@@ -62,7 +62,7 @@ class Deployment:
     orchestrators: tuple[Orchestrator, ...]
     """What runs jobs on nodes."""
     job_queue: str | None
-    """Of the nodes; None where Batch starts none."""
+    """Of the nodes; None where Batch starts none, or its stack is not there."""
     cpu_job_queue: str
     compute_environment: str | None
     log_group: str
@@ -70,6 +70,13 @@ class Deployment:
     job_definition: str | None
     """ARN of the job definition of the workload that was asked for, if any was."""
     eks: EksTarget | None = None
+    unusable: Mapping[Orchestrator, Refusal] = field(default_factory=dict)
+    """Orchestrators whose stack publishes nothing, because it was destroyed or never came up."""
+
+    @property
+    def usable(self) -> tuple[Orchestrator, ...]:
+        """What runs jobs on nodes, and has its stack."""
+        return tuple(item for item in self.orchestrators if item not in self.unusable)
 
     @property
     def queues(self) -> Mapping[str, Hardware]:
@@ -123,7 +130,8 @@ def _parse(
         if short not in values:
             raise Refusal(
                 "missing-parameter",
-                f"deployment {name!r}{where} does not publish {parameter}; deploy it again with "
+                f"deployment {name!r}{where} does not publish {parameter} (its stack was "
+                "destroyed, or another version of this project deployed it); deploy it again with "
                 f"`{deploy_command(name)}` and the -c settings it was deployed with",
             )
         try:
@@ -140,9 +148,42 @@ def _parse(
         return tuple(Orchestrator(word.strip()) for word in text.split(","))
 
     orchestrators = value(contract.SSM_ORCHESTRATORS, listed)
-    on_batch = Orchestrator.BATCH in orchestrators
-    needs_definition = workload is not None and (
-        on_batch or WORKLOADS[workload].hardware is Hardware.CPU
+    unusable: dict[Orchestrator, Refusal] = {}
+
+    def part(orchestrator: Orchestrator, read: Callable[[], T]) -> T | None:
+        """What one orchestrator's stack publishes: refused when asked for, and not before."""
+        if orchestrator not in orchestrators:
+            return None
+        try:
+            return read()
+        except Refusal as refusal:
+            unusable[orchestrator] = refusal
+            return None
+
+    def definition() -> str | None:
+        return None if workload is None else value(contract.ssm_job_definition(workload), str)
+
+    on_cpu = workload is not None and WORKLOADS[workload].hardware is Hardware.CPU
+    nodes = part(
+        Orchestrator.BATCH,
+        lambda: (
+            value(contract.SSM_JOB_QUEUE, str),
+            value(contract.SSM_COMPUTE_ENVIRONMENT, str),
+            None if on_cpu else definition(),
+        ),
+    )
+    job_queue, compute_environment, job_definition = nodes or (None, None, None)
+    eks = part(
+        Orchestrator.EKS,
+        lambda: EksTarget(
+            cluster=value(contract.SSM_EKS_CLUSTER, str),
+            namespace=value(contract.SSM_EKS_NAMESPACE, str),
+            queue=value(contract.SSM_EKS_QUEUE, str),
+            node_group=value(contract.SSM_EKS_NODE_GROUP, str),
+            image=value(contract.SSM_EKS_IMAGE, str),
+            job_time_limit_hours=value(contract.SSM_EKS_JOB_TIME_LIMIT_HOURS, float),
+            lustre_claim=values.get(contract.SSM_EKS_LUSTRE_CLAIM),
+        ),
     )
     return Deployment(
         name=name,
@@ -152,27 +193,12 @@ def _parse(
         neuron_release=value(contract.SSM_NEURON_RELEASE, str),
         bucket=value(contract.SSM_BUCKET, str),
         orchestrators=orchestrators,
-        job_queue=value(contract.SSM_JOB_QUEUE, str) if on_batch else None,
+        job_queue=job_queue,
         cpu_job_queue=value(contract.SSM_CPU_JOB_QUEUE, str),
-        compute_environment=(value(contract.SSM_COMPUTE_ENVIRONMENT, str) if on_batch else None),
+        compute_environment=compute_environment,
         log_group=value(contract.SSM_LOG_GROUP, str),
         job_time_limit_hours=value(contract.SSM_JOB_TIME_LIMIT_HOURS, float),
-        job_definition=(
-            value(contract.ssm_job_definition(workload), str)
-            if workload is not None and needs_definition
-            else None
-        ),
-        eks=(
-            EksTarget(
-                cluster=value(contract.SSM_EKS_CLUSTER, str),
-                namespace=value(contract.SSM_EKS_NAMESPACE, str),
-                queue=value(contract.SSM_EKS_QUEUE, str),
-                node_group=value(contract.SSM_EKS_NODE_GROUP, str),
-                image=value(contract.SSM_EKS_IMAGE, str),
-                job_time_limit_hours=value(contract.SSM_EKS_JOB_TIME_LIMIT_HOURS, float),
-                lustre_claim=values.get(contract.SSM_EKS_LUSTRE_CLAIM),
-            )
-            if Orchestrator.EKS in orchestrators
-            else None
-        ),
+        job_definition=definition() if on_cpu else job_definition,
+        eks=eks,
+        unusable=unusable,
     )

@@ -99,6 +99,11 @@ def _status(error: BaseException) -> int:
     return status if isinstance(status, int) else http_status(error)
 
 
+def as_refusal(error: BaseException, *, region: str | None) -> Refusal | None:
+    """Return a refusal as it is, an error of AWS as a refusal, None for anything else."""
+    return error if isinstance(error, Refusal) else from_aws(error, region=region)
+
+
 def from_aws(error: BaseException, *, region: str | None) -> Refusal | None:
     """Turn an error of boto3 into a refusal; None when it is not AWS's."""
     from botocore import exceptions as aws

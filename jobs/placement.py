@@ -22,7 +22,9 @@ def chosen_orchestrator(
         return Orchestrator.BATCH
     there = deployment.orchestrators
     if asked is None:
-        return Orchestrator.BATCH if Orchestrator.BATCH in there else there[0]
+        # Of two, Batch; one whose stack was destroyed is refused only where nothing else is left.
+        candidates = deployment.usable or there
+        asked = Orchestrator.BATCH if Orchestrator.BATCH in candidates else candidates[0]
     if asked not in there:
         both = ",".join(sorted({*there, asked}))
         raise Refusal(
@@ -32,4 +34,6 @@ def chosen_orchestrator(
             f"`{deployment.redeploy_command(orchestrators=both)}` and the other -c settings it was "
             "deployed with",
         )
+    if asked in deployment.unusable:
+        raise deployment.unusable[asked]
     return asked

@@ -2,19 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from jobs.aws import Aws
 from jobs.batch_service import BatchService
 from jobs.deployment import Deployment
-from jobs.errors import Refusal
+from jobs.errors import Refusal, as_refusal
 from jobs.orchestrators import JobService, Orchestrator
 from jobs.runs import RunSummary
 
 
-def services_of(aws: Aws, target: Deployment) -> list[JobService]:
+@dataclass(slots=True)
+class Services:
+    """What a command asks for runs: Batch first, then the cluster where there is one.
+
+    A cluster that does not answer hides no run of Batch: that is said once, and it is not asked
+    again.
+    """
+
+    services: tuple[JobService, ...]
+    note: Callable[[str], None]
+    """Says something to the user."""
+    needed: Orchestrator = Orchestrator.BATCH
+    """The place that the command cannot do without, beside Batch."""
+    silent: dict[Orchestrator, Refusal] = field(default_factory=dict)
+    """Why a place was not asked, or did not answer."""
+
+    def runs(self, run: str | None = None) -> Iterator[tuple[JobService, RunSummary]]:
+        """The jobs of a run, or of all, place by place; a place is asked when it is its turn."""
+        for service in self.services:
+            if service.orchestrator in self.silent:
+                continue
+            try:
+                found = service.runs(run)
+            except Exception as error:
+                self._silence(service, error)
+                continue
+            for summary in found:
+                yield service, summary
+
+    def find(self, run: str | None = None) -> tuple[JobService, RunSummary] | None:
+        """The newest job of a run, or of all; of a named run, one that has not ended first."""
+        found: list[tuple[JobService, RunSummary]] = []
+        for service, summary in self.runs(run):
+            if run is not None and not summary.ended:
+                return service, summary  # the places after this one need not be asked
+            found.append((service, summary))
+        return max(found, key=lambda pair: pair[1].created_at_ms, default=None)
+
+    def newest_first(self) -> list[RunSummary]:
+        """The jobs of all places."""
+        found = [summary for _, summary in self.runs()]
+        return sorted(found, key=lambda summary: summary.created_at_ms, reverse=True)
+
+    def of(self, orchestrator: Orchestrator) -> JobService:
+        """The place of this kind."""
+        (service,) = (item for item in self.services if item.orchestrator is orchestrator)
+        return service
+
+    def _silence(self, service: JobService, error: Exception) -> None:
+        """Note that the cluster does not answer; raise where the command needs it."""
+        refusal = as_refusal(error, region=None)
+        if refusal is None or service.orchestrator in (Orchestrator.BATCH, self.needed):
+            raise error
+        self.silent[service.orchestrator] = refusal
+        self.note(f"jobs on the cluster are not known: {refusal.message}")
+
+
+def services_of(
+    aws: Aws,
+    target: Deployment,
+    note: Callable[[str], None],
+    *,
+    needed: Orchestrator = Orchestrator.BATCH,
+) -> Services:
     """Batch, which every deployment has for its CPU jobs, and the cluster where there is one."""
-    return [service_for(aws, target, on) for on in (Orchestrator.BATCH, *_others(target))]
+    cluster = (Orchestrator.EKS,) if Orchestrator.EKS in target.orchestrators else ()
+    places = (service_for(aws, target, on) for on in (Orchestrator.BATCH, *cluster))
+    return Services(tuple(places), note, needed)
 
 
 def service_for(
@@ -26,34 +92,3 @@ def service_for(
     from jobs.eks.service import EksService
 
     return EksService(aws, target)
-
-
-def find_run(
-    services: Sequence[JobService], run: str | None = None
-) -> tuple[JobService, RunSummary] | None:
-    """The newest job of a run, or of all; of a named run, one that has not ended comes first."""
-    found: list[tuple[JobService, RunSummary]] = []
-    for service in services:
-        for summary in service.runs(run):
-            if run is not None and not summary.ended:
-                # The other one need not be asked.
-                return service, summary
-            found.append((service, summary))
-    return max(found, key=lambda pair: pair[1].created_at_ms, default=None)
-
-
-def all_runs(services: Sequence[JobService], note: Callable[[str], None]) -> list[RunSummary]:
-    """The jobs of all places, newest first; one that does not answer hides no other's."""
-    found: list[RunSummary] = []
-    for service in services:
-        try:
-            found += service.runs()
-        except Refusal as refusal:
-            if service.orchestrator is Orchestrator.BATCH:
-                raise
-            note(f"jobs on the cluster are not shown: {refusal.message}")
-    return sorted(found, key=lambda summary: summary.created_at_ms, reverse=True)
-
-
-def _others(target: Deployment) -> tuple[Orchestrator, ...]:
-    return () if target.eks is None else (Orchestrator.EKS,)

@@ -5,12 +5,15 @@ from jobs.deployment import Deployment, EksTarget, read_deployment
 from jobs.eks.service import EksService
 from jobs.errors import Refusal
 from jobs.options import Globals
+from jobs.orchestrators import Orchestrator
 
 
 def eks_deployment(given: Globals, what: str) -> tuple[Aws, Deployment, EksTarget]:
     """Read the deployment; refuse one without a cluster."""
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    if Orchestrator.EKS in target.unusable:
+        raise target.unusable[Orchestrator.EKS]
     if target.eks is None:
         both = target.redeploy_command(orchestrators="batch,eks")
         raise Refusal(

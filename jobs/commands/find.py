@@ -7,25 +7,24 @@ from jobs.deployment import Deployment
 from jobs.errors import Refusal
 from jobs.orchestrators import JobService
 from jobs.runs import Job, RunSummary
-from jobs.services import find_run
+from jobs.services import Services
 
 
 def found_summary(
-    services: Sequence[JobService],
-    target: Deployment,
-    run: str | None,
-    *,
-    others: Sequence[str] = (),
+    services: Services, target: Deployment, run: str | None, *, others: Sequence[str] = ()
 ) -> tuple[JobService, RunSummary]:
     """Find the run, or the newest one when none is named; refuse when there is none.
 
     ``others`` may be meant as well, beside the runs that have jobs.
     """
-    found = find_run(services, run)
+    found = services.find(run)
     if found is not None:
         return found
+    for refusal in services.silent.values():
+        what = "no run" if run is None else f"no run {run!r}"
+        raise Refusal(refusal.code, f"{what} on Batch, and of the cluster: {refusal.message}")
     if run is not None:
-        there = {summary.run for service in services for summary in service.runs()}
+        there = {summary.run for _, summary in services.runs()}
         raise unknown_run(run, sorted(there | set(others)), target)
     raise Refusal(
         "no-runs",
@@ -34,9 +33,7 @@ def found_summary(
     )
 
 
-def found_job(
-    services: Sequence[JobService], target: Deployment, run: str | None
-) -> tuple[JobService, Job]:
+def found_job(services: Services, target: Deployment, run: str | None) -> tuple[JobService, Job]:
     """Find the run and read its job with its nodes."""
     service, summary = found_summary(services, target, run)
     job = service.describe(summary.job_id, summary.shape)

@@ -18,7 +18,7 @@ from jobs.options import (
     print_document,
     status_command,
 )
-from jobs.services import all_runs, services_of
+from jobs.services import services_of
 
 
 @command
@@ -43,7 +43,7 @@ def list_runs(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
-    runs = all_runs(services_of(aws, target), note)
+    runs = services_of(aws, target, note).newest_first()
     shown = runs[:limit]
     if as_json:
         print_document(documents.list_document(target, shown))

@@ -64,7 +64,7 @@ def logs(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
-    service, job = found_job(services_of(aws, target), target, run)
+    service, job = found_job(services_of(aws, target, note), target, run)
     check_node_index(node, job.shape)
     if follow:
         from jobs.watch import watch

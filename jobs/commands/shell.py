@@ -12,7 +12,7 @@ from jobs.commands.find import found_job
 from jobs.deployment import Deployment, read_deployment
 from jobs.eks.service import EksService
 from jobs.errors import Refusal
-from jobs.options import DeploymentOption, RegionOption, chosen, command
+from jobs.options import DeploymentOption, RegionOption, chosen, command, note
 from jobs.runs import Job
 from jobs.services import services_of
 
@@ -44,7 +44,7 @@ def shell(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
-    service, job = found_job(services_of(aws, target), target, run)
+    service, job = found_job(services_of(aws, target, note), target, run)
     check_node_index(node, job.shape)
     if isinstance(service, EksService):
         return _in_pod(service, job, node, words or ["bash"])

@@ -23,7 +23,7 @@ from jobs.options import (
 )
 from jobs.orchestrators import JobService
 from jobs.runs import Job
-from jobs.services import services_of
+from jobs.services import Services, services_of
 from jobs.training_run import read_status
 from trainium_catalogue.contract import TRAIN_METRICS, run_key
 from trainium_catalogue.workloads import WORKLOADS
@@ -56,7 +56,7 @@ def status(
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
-    service, job, training = _found(services_of(aws, target), target, bucket, run)
+    service, job, training = _found(services_of(aws, target, note), target, bucket, run)
     if as_json:
         document = (
             documents.status_document(target, job, training)
@@ -71,7 +71,7 @@ def status(
     if job is not None and service is not None:
         _show_job(console, service, target, job)
     else:
-        note(f"the jobs of run {run} are forgotten; this is what the bucket holds")
+        note(f"no job of run {run} is known (any more); this is what the bucket holds")
     if training is not None:
         from jobs.show_training import describe_training
 
@@ -84,14 +84,15 @@ def status(
 
 
 def _found(
-    services: list[JobService], target: Deployment, bucket: Bucket, run: str | None
+    services: Services, target: Deployment, bucket: Bucket, run: str | None
 ) -> tuple[JobService | None, Job | None, dict[str, Any] | None]:
     """The newest job of the run, and how far its training is."""
     try:
         service, job = found_job(services, target, run)
     except Refusal as refusal:
-        # Jobs are kept for 7 days, the bucket keeps the run.
-        training = read_status(bucket, run) if run and refusal.code == "unknown-run" else None
+        # Jobs are kept for 7 days, the bucket keeps the run, and so it does when a cluster goes.
+        unknown = refusal.code == "unknown-run" or services.silent
+        training = read_status(bucket, run) if run and unknown else None
         if training is None:
             raise
         return None, None, training

@@ -53,7 +53,7 @@ def stop(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
-    service, summary = found_summary(services_of(aws, target), target, run)
+    service, summary = found_summary(services_of(aws, target, note), target, run)
     reason = None
     job: Job | None = None
     if summary.ended:

@@ -23,6 +23,7 @@ from jobs.options import (
     RegionOption,
     chosen,
     command,
+    note,
 )
 from jobs.orchestrators import Orchestrator
 from jobs.parameters import parsed_parameters
@@ -165,8 +166,8 @@ def submit(
     earlier: list[RunSummary] = []
     # A generated name is new, and a dry run submits nothing: there is nothing to look for.
     if name is not None and not dry_run:
-        services = services_of(aws, target)
-        earlier = [summary for place in services for summary in place.runs(run)]
+        services = services_of(aws, target, note, needed=orchestrator)
+        earlier = [summary for _, summary in services.runs(run)]
         going_on = next((summary for summary in earlier if not summary.ended), None)
         if going_on is not None:
             return sender.join(Prepared(request=request), going_on, services)

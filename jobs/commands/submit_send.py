@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jobs import documents
@@ -16,6 +16,7 @@ from jobs.prepared import Prepared, compile_run
 from jobs.request import JobRequest
 from jobs.runs import Job, RunSummary
 from jobs.same_job import check_same
+from jobs.services import Services
 from trainium_catalogue.workloads import Hardware
 
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
@@ -58,9 +59,9 @@ class Sender:
         print_document(document)
         return EXIT_OK
 
-    def join(self, ready: Prepared, going_on: RunSummary, services: Sequence[JobService]) -> int:
+    def join(self, ready: Prepared, going_on: RunSummary, services: Services) -> int:
         """Submit nothing: the run is there, wherever it is; refuses if it is another one."""
-        (its,) = (item for item in services if item.orchestrator is going_on.orchestrator)
+        its = services.of(going_on.orchestrator)
         job = its.describe(going_on.job_id)
         if job is not None:
             check_same(job, ready.request)

@@ -16,7 +16,7 @@ from jobs.bucket import Bucket
 from jobs.checks import valid_run_name
 from jobs.commands.find import found_summary
 from jobs.deployment import Deployment, read_deployment
-from jobs.errors import EXIT_OK, Refusal
+from jobs.errors import EXIT_OK, Refusal, as_refusal
 from jobs.options import (
     DeploymentOption,
     JsonOption,
@@ -26,6 +26,7 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.orchestrators import Orchestrator
 from jobs.services import services_of
 from jobs.training_run import known_runs
 from trainium_catalogue.contract import LOSS_SCALAR, run_key
@@ -124,7 +125,7 @@ def _check_known(aws: Aws, target: Deployment, bucket: Bucket, run: str) -> None
     if bucket.has(run_key(run, "")):
         return
     try:
-        found_summary(services_of(aws, target), target, run, others=known_runs(bucket))
+        found_summary(services_of(aws, target, note), target, run, others=known_runs(bucket))
     except Refusal as refusal:
         # A cluster that does not answer is no reason to doubt the name.
         if refusal.code == "unknown-run":
@@ -133,20 +134,24 @@ def _check_known(aws: Aws, target: Deployment, bucket: Bucket, run: str) -> None
 
 def _forwarder(aws: Aws, target: Deployment, port: int) -> "Forwarder | None":
     """A port to the cluster's TensorBoard; None where there is none, or none that can be had."""
-    if target.eks is None:
+    if Orchestrator.EKS not in target.orchestrators:
         return None
-    from jobs.eks.cluster import Cluster, refusing
+    from jobs.eks.cluster import refusing
     from jobs.eks.port_forward import Forwarder, find_service_pod
+    from jobs.eks.service import EksService
 
-    cluster = Cluster(aws, target.eks.cluster, target.eks.namespace)
     try:
         with refusing():
+            cluster = EksService(aws, target).cluster()
             pod = find_service_pod(cluster, SERVICE)
             if pod is None:
                 note(f"the cluster has no pod behind service {SERVICE}: it runs on this machine")
                 return None
             return Forwarder(cluster, SERVICE, pod, SERVICE_PORT, port=port)
-    except Refusal as refusal:
+    except Exception as error:
+        refusal = as_refusal(error, region=aws.region)
+        if refusal is None:
+            raise
         note(f"{refusal.message}; TensorBoard runs on this machine instead")
         return None
 

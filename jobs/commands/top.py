@@ -11,8 +11,18 @@ from jobs.commands.find import found_job
 from jobs.commands.shell import running_pod
 from jobs.eks.service import EksService
 from jobs.errors import EXIT_OK, Refusal
-from jobs.options import DeploymentOption, JsonOption, RegionOption, chosen, command, print_document
+from jobs.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    chosen,
+    command,
+    note,
+    print_document,
+)
+from jobs.orchestrators import Orchestrator
 from jobs.runs import Job
+from jobs.services import Services
 from jobs.usage import NEURON_MONITOR, Usage
 
 
@@ -41,7 +51,7 @@ def top(
       python -m jobs top bert-1 --every 10
     """
     service = eks_service(chosen(context, deployment, region), "top")
-    _, job = found_job([service], service.target, run)
+    _, job = found_job(Services((service,), note, Orchestrator.EKS), service.target, run)
     while True:
         usage = _measure(service, job)
         if as_json:

@@ -60,7 +60,8 @@ class EksService:
     @property
     def eks(self) -> EksTarget:
         """The names of the deployment's cluster."""
-        assert self.target.eks is not None
+        if self.target.eks is None:
+            raise self.target.unusable[Orchestrator.EKS]
         return self.target.eks
 
     def cluster(self) -> Cluster:

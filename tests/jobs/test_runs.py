@@ -8,7 +8,7 @@ from typing import Any, cast
 from jobs.describe import describe_job
 from jobs.orchestrators import JobService, Orchestrator
 from jobs.runs import Job, Kind, RunSummary, Shape, list_runs
-from jobs.services import find_run
+from jobs.services import Services
 from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, attempt, child, parent, scene
 from trainium_catalogue.workloads import Hardware
 
@@ -59,7 +59,7 @@ def test_the_job_that_goes_on_is_found_before_a_newer_one_that_ended() -> None:
         def runs(self, run: str | None = None) -> list[RunSummary]:
             return list_runs(Listing(FakeClock()), QUEUES, run=run)
 
-    found = find_run([cast(JobService, Service())], "nightly")
+    found = Services((cast(JobService, Service()),), note=print).find("nightly")
 
     assert found is not None
     assert found[1].job_id == "new"

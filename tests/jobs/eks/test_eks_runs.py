@@ -28,7 +28,7 @@ def test_a_cluster_that_does_not_answer_hides_no_run_of_batch(eks: EksDesk) -> N
     result = eks.run("list")
 
     assert "on-batch" in result.stdout
-    assert "jobs on the cluster are not shown: there is no cluster cluster" in result.stderr
+    assert "jobs on the cluster are not known: there is no cluster cluster" in result.stderr
 
 
 def test_status_names_the_pod_of_rank_0(eks: EksDesk) -> None:

@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # No command of this project reports usage to anyone.
 export CDK_DISABLE_CLI_TELEMETRY := true
 
-.PHONY: help setup check format test test-full rehearse synth bench diagram readme clean lock
+.PHONY: help setup check format test test-full rehearse synth bench bench-smoke diagram readme clean lock
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -48,6 +48,9 @@ synth: setup ## write the templates to cdk.out without touching AWS
 
 bench: setup ## side-by-side benchmarks, into build/bench.json
 	python -m benchmarks
+
+bench-smoke: setup ## every benchmark once, to see that it runs
+	python -m benchmarks --smoke
 
 diagram: setup ## draw docs/architecture.svg from the synthesised templates, of both orchestrators
 	cdk synth --quiet --output build/diagram -c trainium:orchestrators=both \

@@ -2,7 +2,10 @@
 
 import json
 import os
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -13,13 +16,48 @@ from rich.table import Table
 from benchmarks import bert, checkpoint, node, submit, submit_eks, synth, tokenize, train
 from benchmarks.pairs import Comparison, interleave, median_ratio
 from benchmarks.processes import ROOT
+from trainium_catalogue.suggest import did_you_mean
 
 MIN_PAIRS = 10
 RESULT = ROOT / "build" / "bench.json"
 RECEIPT = ROOT / "build" / "rehearsal" / "receipt.json"
+Entry = dict[str, object]
 
 
-def measure(comparison: Comparison, num_pairs: int, progress: Progress) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Comparisons that are made together, when the first of them is measured."""
+
+    names: tuple[str, ...]
+    make: Callable[[], list[Comparison]]
+
+
+def groups(stack: ExitStack, environment: dict[str, str], console: Console) -> list[Group]:
+    """Every comparison there is; ``stack`` ends what several of them share."""
+
+    @cache
+    def deployed() -> submit.Deployed:
+        console.print("deploying a rehearsal for the submit benchmarks")
+        return stack.enter_context(submit.deployed(environment))
+
+    return [
+        Group(("synth",), lambda: [synth.synth(environment)]),
+        Group(("synth-eks",), lambda: [synth.synth_eks(environment)]),
+        Group(("submit",), lambda: [submit.submit(*deployed(), submit.aws_cli(console))]),
+        Group(("submit-eks",), lambda: [submit_eks.submit_eks(*deployed())]),
+        Group(("launch",), lambda: [node.launch(environment)]),
+        Group(("all-reduce",), lambda: [node.all_reduce(environment)]),
+        Group(
+            ("tokenize", "tokenize-plain", "tokenize-limit"), lambda: tokenize.comparisons(stack)
+        ),
+        Group(("checkpoint",), lambda: [checkpoint.stall(environment)]),
+        Group(("train",), lambda: [train.step(environment)]),
+        Group(("restart",), lambda: [train.restart(environment)]),
+        Group(("bert",), lambda: [bert.step(environment)]),
+    ]
+
+
+def measured(comparison: Comparison, num_pairs: int, progress: Progress) -> Entry:
     """One entry of the result."""
     task = progress.add_task(comparison.name, total=num_pairs)
     ratios = []
@@ -40,7 +78,25 @@ def measure(comparison: Comparison, num_pairs: int, progress: Progress) -> dict[
     }
 
 
-def table(entries: list[dict[str, object]]) -> Table:
+def attempts(
+    chosen: list[Group], only: list[str], measure: Callable[[Comparison], Entry]
+) -> Iterator[tuple[str, Entry | Exception]]:
+    """Measure one after the other; one that fails does not take the others with it."""
+    for group in chosen:
+        wanted = [name for name in group.names if not only or name in only]
+        try:
+            comparisons = {item.name: item for item in group.make()}
+        except Exception as error:
+            yield from ((name, error) for name in wanted)
+            continue
+        for name in wanted:
+            try:
+                yield name, measure(comparisons[name])
+            except Exception as error:
+                yield name, error
+
+
+def table(entries: list[Entry]) -> Table:
     """What a person looks at."""
     shown = Table(title="product / baseline, median of interleaved pairs")
     for column in ("benchmark", "product", "baseline", "ratio", "95 % interval", "target", "met"):
@@ -54,41 +110,11 @@ def table(entries: list[dict[str, object]]) -> Table:
     return shown
 
 
-def _submit(stack: ExitStack, environment: dict[str, str], console: Console) -> list[Comparison]:
-    """The only ones that need a deployment."""
-    program = submit.aws_cli(console)
-    console.print("deploying a rehearsal for the submit benchmarks")
-    aws, exports = stack.enter_context(submit.deployed(environment))
-    return [submit.submit(aws, exports, program), submit_eks.submit_eks(aws, exports)]
-
-
-def main(
-    pairs: Annotated[int, typer.Option(min=MIN_PAIRS, help="interleaved pairs each")] = MIN_PAIRS,
-    only: Annotated[list[str] | None, typer.Option(help="names; all when left out")] = None,
-) -> None:
-    """Compare the product with what one would use instead, side by side."""
-    console = Console()
-    # A setting of this shell, such as not to write byte code, is not what is measured.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    needs_deployment = not only or bool({"submit", "submit-eks"} & set(only))
-    with ExitStack() as stack:
-        comparisons = [
-            synth.synth(environment),
-            synth.synth_eks(environment),
-            *(_submit(stack, environment, console) if needs_deployment else []),
-            node.launch(environment),
-            node.all_reduce(environment),
-            *tokenize.comparisons(stack),
-            checkpoint.stall(environment),
-            train.step(environment),
-            train.restart(environment),
-            bert.step(environment),
-        ]
-        chosen = [c for c in comparisons if not only or c.name in only]
-        with Progress(console=console) as progress:
-            entries = [measure(comparison, pairs, progress) for comparison in chosen]
+def report(console: Console, entries: list[Entry], failed: list[Entry]) -> None:
+    """Write the result, and show it."""
     RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps({"version": 1, "benchmarks": entries}, indent=2) + "\n")
+    document = {"version": 1, "benchmarks": entries, "failed": failed}
+    RESULT.write_text(json.dumps(document, indent=2) + "\n")
     console.print(table(entries))
     if RECEIPT.exists():
         seconds = json.loads(RECEIPT.read_text())["seconds"]
@@ -96,6 +122,46 @@ def main(
             f"the last rehearsal took {seconds:.0f} s on this machine (aim: 90 on 2 cores)"
         )
     console.print(f"written: {RESULT.relative_to(ROOT)}")
+
+
+def main(
+    pairs: Annotated[int, typer.Option(min=MIN_PAIRS, help="interleaved pairs each")] = MIN_PAIRS,
+    only: Annotated[list[str] | None, typer.Option(help="names; all when left out")] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="one pair each, to see that it runs; writes nothing")
+    ] = False,
+) -> None:
+    """Compare the product with what one would use instead, side by side.
+
+    A comparison that fails is named, and the others go on; the exit code is 1 then.
+    """
+    console = Console()
+    # A setting of this shell, such as not to write byte code, is not what is measured.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    entries: list[Entry] = []
+    failed: list[Entry] = []
+    with ExitStack() as stack:
+        chosen = groups(stack, environment, console)
+        known = {name for group in chosen for name in group.names}
+        for name in set(only or ()) - known:
+            raise typer.BadParameter(f"{name}: {did_you_mean(name, known)}", param_hint="--only")
+        with Progress(console=console) as progress:
+            for name, found in attempts(
+                chosen, only or [], lambda item: measured(item, 1 if smoke else pairs, progress)
+            ):
+                if isinstance(found, Exception):
+                    failed.append({"name": name, "error": f"{type(found).__name__}: {found}"})
+                    console.print(f"{name} failed: {found}", markup=False, highlight=False)
+                else:
+                    entries.append(found)
+    if smoke:
+        console.print(f"{len(entries)} comparisons ran once, {len(failed)} failed; measured: none")
+    else:
+        report(console, entries, failed)
+    if failed:
+        names = ", ".join(str(entry["name"]) for entry in failed)
+        console.print(f"failed: {names}; what they printed is above", style="bold red")
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

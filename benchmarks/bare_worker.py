@@ -1,6 +1,6 @@
 """What a bare torchrun job would do: the baseline of the launch and all-reduce benchmarks.
 
-Usage: torchrun ... bare_worker.py <payload bytes> <warm-up iterations> <timed iterations>
+Usage: torchrun ... --module benchmarks.bare_worker BYTES WARM-UP-ITERATIONS TIMED-ITERATIONS
 Rank 0 prints `first collective`, then the median seconds of one all-reduce.
 """
 

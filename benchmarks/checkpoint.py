@@ -70,7 +70,10 @@ def ask(process: subprocess.Popen[str], how: str) -> float:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(f"{how}\n")
     process.stdin.flush()
-    return float(process.stdout.readline())
+    answer = process.stdout.readline()
+    if not answer:
+        raise RuntimeError(f"{process.args} ended with {process.wait()}; its output is above")
+    return float(answer)
 
 
 def serve(folder: Path) -> None:

@@ -42,12 +42,14 @@ def _free_port() -> int:
 
 def _bare(num_bytes: int, warmup: int, timed: int) -> list[str]:
     """A torchrun command as a careful user would write it."""
-    worker = str(ROOT / "benchmarks" / "bare_worker.py")
+    # As a module: the folder of a script comes first on Python's path, and tokenize.py of this one
+    # would hide the standard library's from it.
+    worker = ("--module", "benchmarks.bare_worker")
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1"),
         *(f"--nproc-per-node={PROCESSES}", "--rdzv-backend=static", "--master-addr=127.0.0.1"),
         *(f"--master-port={_free_port()}", "--local-addr=127.0.0.1", "--max-restarts=0"),
-        *(worker, str(num_bytes), str(warmup), str(timed)),
+        *(*worker, str(num_bytes), str(warmup), str(timed)),
     ]
 
 

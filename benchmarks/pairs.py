@@ -53,9 +53,10 @@ def median_ratio(ratios: list[float]) -> Ratio:
 def interleave(comparison: Comparison, num_pairs: int) -> Iterator[float]:
     """Measure pairs, alternating which side goes first; yields each pair's ratio.
 
-    One pair before them warms caches and is thrown away.
+    One pair before several warms caches and is thrown away.
     """
-    comparison.measure_product(), comparison.measure_baseline()
+    if num_pairs > 1:
+        comparison.measure_product(), comparison.measure_baseline()
     for index in range(num_pairs):
         if index % 2:
             baseline = comparison.measure_baseline()

@@ -35,8 +35,12 @@ def aws_cli(console: Console) -> Path:
     return program
 
 
+Deployed = tuple[Aws, dict[str, str]]
+"""Clients of the emulated account, and the environment of commands that use it."""
+
+
 @contextmanager
-def deployed(environment: Mapping[str, str]) -> Iterator[tuple[Aws, dict[str, str]]]:
+def deployed(environment: Mapping[str, str]) -> Iterator[Deployed]:
     """A rehearsed deployment whose queue is blocked, so that no job runs beside the timing."""
     folder = Folder(ROOT / "build" / "bench" / "rehearsal")
     folder.clear()

@@ -10,6 +10,8 @@ from rehearsal.aws import Aws
 from rehearsal.state import DEPLOYMENT
 from trainium_catalogue import contract, kubernetes
 
+_DEPLOYMENT = "bench-eks"
+"""One of its own: commands for the other one must not find a cluster that is none."""
 _PARAMETERS = {
     contract.SSM_ORCHESTRATORS: "batch,eks",
     contract.SSM_EKS_CLUSTER: "cluster",
@@ -23,13 +25,12 @@ _PARAMETERS = {
 
 def submit_eks(aws: Aws, environment: Mapping[str, str]) -> Comparison:
     """Neither asks a cluster; ours also reads the bucket and checks more of the request."""
-    for name, value in _PARAMETERS.items():
+    for name, value in (_published(aws) | _PARAMETERS).items():
         aws.client("ssm").put_parameter(
-            Name=contract.ssm_parameter(DEPLOYMENT, name), Type="String", Value=value,
-            Overwrite=True,
+            Name=contract.ssm_parameter(_DEPLOYMENT, name), Type="String", Value=value,
         )  # fmt: skip
     # The component reads the deployment of this name.
-    environment = {**environment, "TRAINIUM_DEPLOYMENT": DEPLOYMENT}
+    environment = {**environment, "TRAINIUM_DEPLOYMENT": _DEPLOYMENT}
 
     def ours() -> float:
         words = ["submit", "all-reduce", "--on", "eks", "--nodes", "4", "--dry-run"]
@@ -50,3 +51,11 @@ def submit_eks(aws: Aws, environment: Mapping[str, str]) -> Comparison:
         measure_product=ours,
         measure_baseline=theirs,
     )
+
+
+def _published(aws: Aws) -> dict[str, str]:
+    """What the deployment without a cluster publishes, by the names below its root."""
+    root = contract.ssm_root(DEPLOYMENT)
+    pages = aws.client("ssm").get_paginator("get_parameters_by_path")
+    found = pages.paginate(Path=root, Recursive=True).search("Parameters[]")
+    return {item["Name"].removeprefix(f"{root}/"): item["Value"] for item in found}

@@ -1,0 +1,118 @@
+"""`make bench` keeps what it measured when something else fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from benchmarks import __main__ as bench
+from benchmarks.pairs import Comparison
+
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = json.loads((ROOT / "docs" / "schemas" / "bench.schema.json").read_text())
+
+
+def comparison(name: str, *, fails: bool = False) -> Comparison:
+    def measure() -> float:
+        if fails:
+            raise RuntimeError(f"{name} cannot be measured")
+        return 1.0
+
+    return Comparison(
+        name=name,
+        product="ours",
+        baseline="theirs",
+        target=None,
+        measure_product=measure,
+        measure_baseline=measure,
+    )
+
+
+def broken() -> list[Comparison]:
+    raise OSError("no deployment")
+
+
+GROUPS = [
+    bench.Group(("good",), lambda: [comparison("good")]),
+    bench.Group(("bad",), lambda: [comparison("bad", fails=True)]),
+    bench.Group(("unmade", "unmade-too"), broken),
+    bench.Group(
+        ("pair-bad", "pair-good"),
+        lambda: [comparison("pair-bad", fails=True), comparison("pair-good")],
+    ),
+]
+MADE = ["good", "pair-good"]
+FAILED = ["bad", "unmade", "unmade-too", "pair-bad"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, result: Path, *arguments: str) -> tuple[int, str]:
+    """Call `python -m benchmarks` with comparisons that take no time."""
+    app = typer.Typer()
+    app.command()(bench.main)
+    monkeypatch.setattr(bench, "groups", lambda *_: GROUPS)
+    monkeypatch.setattr(bench, "ROOT", result.parent)
+    monkeypatch.setattr(bench, "RESULT", result)
+    done = CliRunner().invoke(app, arguments)
+    return done.exit_code, done.output
+
+
+def written(result: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(result.read_text())
+    jsonschema.validate(document, SCHEMA)
+    return document
+
+
+def test_comparisons_that_fail_do_not_take_the_others_with_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, said = run(monkeypatch, tmp_path / "bench.json")
+    document = written(tmp_path / "bench.json")
+
+    assert code == 1
+    assert [entry["name"] for entry in document["benchmarks"]] == MADE
+    assert [entry["name"] for entry in document["failed"]] == FAILED
+    assert f"failed: {', '.join(FAILED)}" in " ".join(said.split())
+    assert "bad cannot be measured" in said
+
+
+def test_nothing_failed_ends_with_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    code, _ = run(monkeypatch, tmp_path / "bench.json", "--only", "good")
+
+    assert code == 0
+    assert written(tmp_path / "bench.json")["failed"] == []
+
+
+def test_a_smoke_run_writes_no_result_and_fails_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, said = run(monkeypatch, tmp_path / "bench.json", "--smoke")
+
+    assert (code, (tmp_path / "bench.json").exists()) == (1, False)
+    assert "2 comparisons ran once, 4 failed" in said
+
+
+def test_a_name_that_is_no_comparison_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code, said = run(monkeypatch, tmp_path / "bench.json", "--only", "god")
+
+    assert code == 2
+    assert "did you mean 'good'" in said
+
+
+def test_the_names_are_those_of_the_comparisons() -> None:
+    """Where making them is quick; the smoke run makes the others."""
+    from contextlib import ExitStack
+
+    from rich.console import Console
+
+    with ExitStack() as stack:
+        for group in bench.groups(stack, {}, Console(quiet=True)):
+            if not group.names[0].startswith("submit"):
+                assert tuple(made.name for made in group.make()) == group.names

@@ -67,6 +67,7 @@ class BatchStack(cdk.Stack):
             ).user_data(),
             root_volume_gib=config.root_volume_gib,
             reservation=reservation_of(config),
+            ends_itself=True,
         )
         self.compute = TrainiumComputeEnvironment(
             self,
@@ -78,7 +79,8 @@ class BatchStack(cdk.Stack):
             max_vcpus=config.max_vcpus,
             min_vcpus=config.min_vcpus,
             scale_down_delay_minutes=config.scale_down_delay_minutes,
-            placement_group=reservation_of(config) is None,
+            placement_group=config.placement_group,
+            reserved=reservation_of(config) is not None,
             shell=config.node_shell,
             instance_tags={"Name": construct_id, contract.TAG_DEPLOYMENT: config.deployment},
         )

@@ -119,6 +119,7 @@ class EksStack(cdk.Stack):
             nodes=config.eks_nodes,
             max_nodes=config.max_nodes,
             reservation=reservation_of(config),
+            placement_group=config.placement_group,
             instance_tags=self._tags(name),
             **common,
         )

@@ -28,7 +28,11 @@ class StorageStack(cdk.Stack):
         """Create the bucket, or take the one that ``config`` names, and the file system if any."""
         super().__init__(scope, construct_id, **kwargs)
         self.bucket = TrainingBucket(
-            self, "Data", bucket_name=config.bucket_name, retain_data=config.retain_data
+            self,
+            "Data",
+            bucket_name=config.bucket_name,
+            kms_key_arn=config.bucket_kms_key_arn,
+            retain_data=config.retain_data,
         )
         PublishedContract(
             self,

@@ -185,6 +185,9 @@ _RELEASES = (
 NEURON_RELEASES: Mapping[str, NeuronRelease] = MappingProxyType({r.name: r for r in _RELEASES})
 """Every release this project knows, by SDK version."""
 
+TRAINING_RELEASES = tuple(r.name for r in _RELEASES if r.backend is not None)
+"""Those that have a PyTorch to train with; no other is worth suggesting."""
+
 DEFAULT_RELEASE = "2.28.0"
 """What AWS tells users of NeuronX Distributed to stay on; runs on every family."""
 
@@ -194,5 +197,5 @@ def find_release(name: str) -> NeuronRelease:
     try:
         return NEURON_RELEASES[name]
     except KeyError:
-        reason = did_you_mean(name, NEURON_RELEASES)
+        reason = did_you_mean(name, TRAINING_RELEASES)
         raise ValueError(f"Neuron release {name!r} is not in the catalogue; {reason}") from None

@@ -62,7 +62,8 @@ class TrainiumComputeEnvironment(Construct):
         max_vcpus: int,
         min_vcpus: int = 0,
         scale_down_delay_minutes: int | None = None,
-        placement_group: bool = True,
+        placement_group: str | None = None,
+        reserved: bool = False,
         shell: bool = False,
         instance_tags: Mapping[str, str] | None = None,
     ) -> None:
@@ -79,8 +80,10 @@ class TrainiumComputeEnvironment(Construct):
             min_vcpus: vCPUs that run, and cost, all the time.
             scale_down_delay_minutes: How long an idle node waits for another job. Default:
                 Batch's own, a few minutes.
-            placement_group: Start nodes in a cluster placement group of our own. Reserved
-                capacity already has its place, which another group would contradict.
+            placement_group: Existing cluster placement group to start nodes in. Default: a new one,
+                and none for reserved capacity.
+            reserved: Nodes start in reserved capacity, which has its place already: a new group
+                would contradict it.
             shell: Let hosts accept sessions of AWS Systems Manager.
             instance_tags: Tags of the instances.
         """
@@ -88,13 +91,11 @@ class TrainiumComputeEnvironment(Construct):
         if not 0 <= min_vcpus <= max_vcpus:
             raise ValueError(f"min_vcpus must be 0 to max_vcpus={max_vcpus}, got {min_vcpus}")
         self.instance_role, profile = instance_profile(self, shell=shell)
-        group = (
-            ec2.PlacementGroup(
+        group = placement_group
+        if group is None and not reserved:
+            group = ec2.PlacementGroup(
                 self, "PlacementGroup", strategy=ec2.PlacementGroupStrategy.CLUSTER
             ).placement_group_name
-            if placement_group
-            else None
-        )
         # L1: the L2 drops the launch template's version (Batch then uses version 1 for ever) and
         # knows no scale-down delay.
         self.environment = batch.CfnComputeEnvironment(

@@ -40,6 +40,7 @@ class EfaLaunchTemplate(Construct):
         reservation: Reservation | None = None,
         names_type: bool = False,
         placement_group_name: str | None = None,
+        ends_itself: bool = False,
         instance_tags: Mapping[str, str] | None = None,
     ) -> None:
         """Describe a node.
@@ -55,6 +56,8 @@ class EfaLaunchTemplate(Construct):
             reservation: Capacity to use. Default: on demand.
             names_type: Say the type here. Default: whoever uses the template says it.
             placement_group_name: Group to start in. Default: whoever uses the template says it.
+            ends_itself: A node that powers itself off is terminated. Default: whoever uses the
+                template decides, as EKS insists (EKS User Guide, launch templates).
             instance_tags: Tags of instances and volumes, where nobody else sets them.
         """
         super().__init__(scope, construct_id)
@@ -96,10 +99,14 @@ class EfaLaunchTemplate(Construct):
                     # On EKS, Neuron's own pods may ask for the instance's type.
                     http_put_response_hop_limit=2,
                 ),
+                # EC2's default, stop, would leave the volume billed until a health check finds it.
+                instance_initiated_shutdown_behavior="terminate" if ends_itself else None,
                 user_data=cdk.Fn.base64(user_data) if user_data else None,
                 capacity_reservation_specification=_target(reservation),
-                # A block wants the market type and the instance type beside its id, as in AWS's
-                # own Batch templates for Capacity Blocks (awsome-distributed-training).
+                # A block wants the market type beside its id, on Batch too: AWS shows it so ("How to
+                # use Capacity Blocks for ML with AWS Batch", aws.amazon.com/blogs/hpc, and
+                # github.com/aws-samples/sample-aws-batch-capacity-block-reservations). The Batch
+                # User Guide's word that market options are ignored (launch-templates) is about Spot.
                 instance_market_options=(
                     ec2.CfnLaunchTemplate.InstanceMarketOptionsProperty(
                         market_type="capacity-block"

@@ -21,6 +21,10 @@ from trainium_constructs.nag import (
 # A compile cache is cheap to rebuild and useless once the compiler has moved on.
 CACHE_EXPIRY = cdk.Duration.days(90)
 NONCURRENT_EXPIRY = cdk.Duration.days(30)
+# Below runs/ a version is mostly a checkpoint that the trainer has deleted: 81 GB each for
+# Llama-2-7B. Days are enough to undo a mistake. Of two rules the shorter time counts (S3 User
+# Guide, conflicts in lifecycle configurations).
+RUNS_NONCURRENT_EXPIRY = cdk.Duration.days(3)
 # A multipart upload that a lost node never finished is invisible and billed.
 UPLOAD_EXPIRY = cdk.Duration.days(7)
 
@@ -38,6 +42,7 @@ class TrainingBucket(Construct):
         construct_id: str,
         *,
         bucket_name: str | None = None,
+        kms_key_arn: str | None = None,
         retain_data: bool = True,
     ) -> None:
         """Create the bucket, or take an existing one.
@@ -46,10 +51,13 @@ class TrainingBucket(Construct):
             scope: Parent of the bucket.
             construct_id: Id of the bucket.
             bucket_name: An existing bucket, left as it is. Default: a new one.
+            kms_key_arn: Key that an existing bucket encrypts with. Default: S3's own, which needs
+                no grant.
             retain_data: Keep a new bucket, with its content, when the stack is destroyed.
         """
         super().__init__(scope, construct_id)
         self.bucket: s3.IBucket
+        self._kms_key_arn = kms_key_arn
         if bucket_name is not None:
             self.bucket = s3.Bucket.from_bucket_name(self, "Bucket", bucket_name)
             return
@@ -69,6 +77,11 @@ class TrainingBucket(Construct):
                     id="ExpireOldVersions",
                     noncurrent_version_expiration=NONCURRENT_EXPIRY,
                     expired_object_delete_marker=True,
+                ),
+                s3.LifecycleRule(
+                    id="ExpireOldVersionsOfRuns",
+                    prefix=RUNS_PREFIX,
+                    noncurrent_version_expiration=RUNS_NONCURRENT_EXPIRY,
                 ),
                 s3.LifecycleRule(
                     id="ExpireCompileCache", prefix=CACHE_PREFIX, expiration=CACHE_EXPIRY
@@ -93,6 +106,8 @@ class TrainingBucket(Construct):
         reads = [f"{prefix}*" for prefix in (*workload.reads, *workload.writes)]
         writes = [f"{prefix}*" for prefix in workload.writes]
         self._allow(role, {_WRITE: results, _READ: reads, (*_WRITE, "s3:DeleteObject"): writes})
+        # A multipart upload asks for both (S3 User Guide, SSE-KMS, permissions).
+        self._allow_key(role, ["kms:Decrypt", "kms:GenerateDataKey"])
         if reads:
             # S3 says 403 instead of 404 of a missing object to a role that may not list, and asks
             # that question without a prefix (HeadObject, API reference, permissions). Neuron's
@@ -104,7 +119,22 @@ class TrainingBucket(Construct):
         """Let ``role`` list and read below ``prefixes``, and nothing else."""
         keys = [f"{prefix}*" for prefix in prefixes]
         self._allow(role, {_READ: keys})
+        self._allow_key(role, ["kms:Decrypt"])
         self._list(role, {"StringLike": {"s3:prefix": keys}})
+
+    def _allow_key(self, role: iam.Role, actions: Sequence[str]) -> None:
+        """Let ``role`` use the bucket's own key, through S3 and in no other way."""
+        if self._kms_key_arn is None:
+            return
+        role.add_to_policy(
+            iam.PolicyStatement(
+                actions=list(actions),
+                resources=[self._kms_key_arn],
+                conditions={
+                    "StringEquals": {"kms:ViaService": f"s3.{cdk.Aws.REGION}.{cdk.Aws.URL_SUFFIX}"}
+                },
+            )
+        )
 
     def _list(self, role: iam.Role, conditions: Mapping[str, object]) -> None:
         role.add_to_policy(

@@ -15,16 +15,18 @@ from stacks.config.names import (
     data_uri,
     deployment_name,
     image_reference,
+    kms_key_arn,
     lustre_dns_name,
     lustre_mount_name,
     orchestrators,
+    placement_group_name,
     region_name,
     zone,
 )
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 from trainium_catalogue.cpu_instances import DEFAULT_CPU_INSTANCE_TYPES
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
-from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
+from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, TRAINING_RELEASES
 
 DEFAULT_NUM_NODES = 4
 SMALLEST_LUSTRE_GIB = 1200
@@ -176,7 +178,7 @@ class ContextKeys:
         "the like), billed by the hour; false sends those calls through the NAT gateway",
     )
     neuron_release: str = key(
-        kinds.name_in(NEURON_RELEASES, noun="Neuron release"),
+        kinds.name_in(NEURON_RELEASES, noun="Neuron release", suggested=TRAINING_RELEASES),
         default=DEFAULT_RELEASE,
         help="Neuron SDK release; it pins the container image, the host driver and the host image",
     )
@@ -208,7 +210,15 @@ class ContextKeys:
     capacity_block_id: str | None = key(
         kinds.optional(kinds.resource_id("cr")),
         default=None,
-        help="Capacity Block for ML to launch the nodes in",
+        help="Capacity Block for ML to launch the nodes in; submit once it has begun, and for the next "
+        "block destroy the `batch` stack and deploy again: an environment ends with its block",
+    )
+    placement_group: str | None = key(
+        kinds.optional(placement_group_name()),
+        default=None,
+        help="existing cluster placement group to launch the nodes in, such as the one that "
+        "`capacity_reservation_id` was made in; left out, one is created, and none for reserved "
+        "capacity",
     )
     scale_down_delay_minutes: int | None = key(
         kinds.optional(kinds.whole_number(20, 10_080)),
@@ -217,10 +227,15 @@ class ContextKeys:
         "ends them within minutes",
     )
     runnable_time_limit_minutes: int = key(
-        kinds.whole_number(10, 1440),
+        kinds.whole_number(
+            10,
+            1440,
+            why="Batch cancels no sooner than after 10 minutes and no later than after a day",
+        ),
         default=60,
-        help="minutes after which a job is cancelled that cannot start (no capacity, or a "
-        "configuration that can never run)",
+        help="minutes after which a job is cancelled that heads its queue and cannot start: no "
+        "capacity, a configuration that can never run, hosts that never become ready; 1440, a "
+        "day, is the longest wait that Batch allows",
     )
     job_time_limit_hours: int = key(
         kinds.whole_number(1, 720),
@@ -279,6 +294,12 @@ class ContextKeys:
         kinds.optional(bucket_name()),
         default=None,
         help="existing bucket for data, runs and caches; left out, one is created",
+    )
+    bucket_kms_key_arn: str | None = key(
+        kinds.optional(kms_key_arn()),
+        default=None,
+        help="ARN of the KMS key that `bucket_name` encrypts with; the jobs' roles may then use it "
+        "through S3",
     )
     retain_data: bool = key(
         kinds.boolean(),

@@ -53,9 +53,9 @@ def boolean() -> Kind[bool]:
     return Kind(noun="true or false", read=read)
 
 
-def whole_number(low: int, high: int) -> Kind[int]:
-    """An integer in a closed range."""
-    span = f"a whole number from {low} to {high}"
+def whole_number(low: int, high: int, *, why: str = "") -> Kind[int]:
+    """An integer in a closed range; ``why`` says whose range it is, where that is not plain."""
+    span = f"a whole number from {low} to {high}" + (f" ({why})" if why else "")
 
     def read(value: object) -> int:
         if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,12}", value):
@@ -130,13 +130,15 @@ def one_of(choices: type[E]) -> Kind[E]:
     return Kind(noun=" or ".join(f"`{value}`" for value in values), read=read)
 
 
-def name_in(catalogue: Mapping[str, object], *, noun: str) -> Kind[str]:
-    """A name that a catalogue knows."""
+def name_in(
+    catalogue: Mapping[str, object], *, noun: str, suggested: Collection[str] | None = None
+) -> Kind[str]:
+    """A name that a catalogue knows; a mistaken one is told of ``suggested`` alone, if given."""
 
     def read(value: object) -> str:
         name = text(value)
         if name not in catalogue:
-            raise Unfit(f"is not a known {noun}", did_you_mean(name, catalogue))
+            raise Unfit(f"is not a known {noun}", did_you_mean(name, suggested or catalogue))
         return name
 
     return Kind(noun=noun, read=read)

@@ -145,6 +145,27 @@ def lustre_mount_name() -> Kind[str]:
     )
 
 
+def kms_key_arn() -> Kind[str]:
+    """The ARN of a KMS key: IAM policies take no alias as a resource (KMS Developer Guide)."""
+    return matching(
+        r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+",
+        noun="key ARN",
+        reason="is not the ARN of a KMS key",
+        remedy="give one such as arn:aws:kms:us-west-2:111122223333:key/1234abcd-12ab-34cd-56ef-"
+        "1234567890ab, and not an alias",
+    )
+
+
+def placement_group_name() -> Kind[str]:
+    """The name of a placement group, as EC2 shows it: up to 255 ASCII characters."""
+    return matching(
+        r"[A-Za-z0-9._/()\[\]:@+=&;{}!$*-][ A-Za-z0-9._/()\[\]:@+=&;{}!$*-]{0,254}",
+        noun="group name",
+        reason="is not the name of a placement group",
+        remedy="give the group's name, up to 255 letters, digits, hyphens and the like",
+    )
+
+
 def bucket_name() -> Kind[str]:
     """The name of an S3 bucket, not its URI or ARN."""
     return matching(

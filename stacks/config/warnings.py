@@ -102,6 +102,26 @@ def _warnings(config: AppConfig) -> Iterator[tuple[str, str]]:
                 f"{setting(key, reservation)} cannot be checked: it must hold {type_name} in "
                 f"{zone}",
             )
+    if config.placement_group is not None:
+        yield (
+            "placementGroup",
+            f"{setting('placement_group', config.placement_group)} cannot be checked: it must be a "
+            f"cluster placement group of this account in {config.region}, and hold a reservation "
+            "that was made in it",
+        )
+    if config.bucket_kms_key_arn is not None:
+        yield (
+            "bucketKey",
+            f"{setting('bucket_kms_key_arn', config.bucket_kms_key_arn)} cannot be checked: the "
+            "key's policy must let the account's IAM policies grant its use, and who submits needs "
+            "kms:Decrypt and kms:GenerateDataKey too",
+        )
+    elif config.bucket_name is not None:
+        yield (
+            "existingBucket",
+            f"{setting('bucket_name', config.bucket_name)} cannot be checked: a bucket that "
+            f"encrypts with a KMS key of its own needs {setting('bucket_kms_key_arn', '<its ARN>')}",
+        )
     if config.min_nodes:
         usd = config.min_nodes * config.instance.usd_per_hour_estimate
         yield (

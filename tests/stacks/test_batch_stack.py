@@ -119,6 +119,10 @@ class TestNodes:
     def test_no_interface_outlives_its_node(self, made: Deployment) -> None:
         assert all(nic["DeleteOnTermination"] for nic in launch(made)["NetworkInterfaces"])
 
+    def test_a_host_that_powers_itself_off_is_gone(self, made: Deployment) -> None:
+        # EC2's default is to stop it, which keeps its volume billed.
+        assert launch(made)["InstanceInitiatedShutdownBehavior"] == "terminate"
+
     def test_the_template_leaves_to_batch_what_batch_decides(self, made: Deployment) -> None:
         assert not {"InstanceType", "IamInstanceProfile", "ImageId", "Placement"} & set(
             launch(made)
@@ -152,6 +156,13 @@ class TestReservedCapacity:
 
         assert made.resources("batch", "AWS::EC2::PlacementGroup") == []
         assert "PlacementGroup" not in compute(made)
+
+    @pytest.mark.parametrize("reservation", [{}, {"capacity_reservation_id": RESERVATION}])
+    def test_an_existing_placement_group_is_used(self, reservation: dict[str, str]) -> None:
+        made = deployment(placement_group="near", **reservation)
+
+        assert made.resources("batch", "AWS::EC2::PlacementGroup") == []
+        assert compute(made)["PlacementGroup"] == "near"
 
 
 class TestQueue:

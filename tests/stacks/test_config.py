@@ -22,6 +22,9 @@ EXISTING = {
 }
 
 
+KEY = "arn:aws:kms:us-west-2:111122223333:key/1234abcd"
+
+
 def configured(**keys: object) -> AppConfig:
     return AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys.items()})
 
@@ -176,6 +179,9 @@ def test_defaults_deserve_no_warning() -> None:
         ({"base_image": "me/it:1"}, "trainium:containerImage"),
         ({"capacity_reservation_id": "cr-01234567"}, "trainium:reservation"),
         ({"capacity_block_id": "cr-01234567"}, "trainium:reservation"),
+        ({"placement_group": "near"}, "trainium:placementGroup"),
+        ({"bucket_name": "my-data"}, "trainium:existingBucket"),
+        ({"bucket_name": "my-data", "bucket_kms_key_arn": KEY}, "trainium:bucketKey"),
         ({"min_nodes": 1}, "trainium:minNodes"),
     ],
 )

@@ -65,6 +65,8 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "root_volume_gib": st.integers(100, 16_384),
     "capacity_reservation_id": hexadecimal("cr"),
     "capacity_block_id": hexadecimal("cr"),
+    "placement_group": st.just("near"),
+    "bucket_kms_key_arn": st.just("arn:aws:kms:us-west-2:111122223333:key/1234abcd"),
     "scale_down_delay_minutes": st.integers(20, 10_080),
     "runnable_time_limit_minutes": st.integers(10, 1440),
     "job_time_limit_hours": st.integers(1, 720),

@@ -227,6 +227,16 @@ class TestTrainiumNodes:
         assert RESERVATION in str(template(made)["CapacityReservationSpecification"])
         assert "CapacityType" not in group(made)
 
+    def test_an_existing_placement_group_is_used(self) -> None:
+        made = with_cluster(placement_group="near", capacity_reservation_id=RESERVATION)
+
+        assert made.resources("eks", "AWS::EC2::PlacementGroup") == []
+        assert template(made)["Placement"] == {"GroupName": "near"}
+
+    def test_what_a_node_does_when_it_shuts_down_is_left_to_eks(self, made: Deployment) -> None:
+        # EKS refuses a template that says it (EKS User Guide, launch templates).
+        assert "InstanceInitiatedShutdownBehavior" not in template(made)
+
 
 def test_a_cluster_alone_needs_no_batch_nodes(made: Deployment) -> None:
     assert "batch" not in made.templates

@@ -28,11 +28,16 @@ REGIONS = [
 RELEASES = [
     {"neuron_release": release.name, "base_image": "me/it:1"}
     for release in NEURON_RELEASES.values()
-    if "trn1" in release.families
+    if "trn1" in release.families and release.backend is not None
 ]
 SWITCHES: list[dict[str, object]] = [
     {"retain_data": False},
     {"bucket_name": "my-data"},
+    {
+        "bucket_name": "my-data",
+        "bucket_kms_key_arn": "arn:aws:kms:us-west-2:111122223333:key/1234abcd",
+        "placement_group": "near",
+    },
     {"interface_endpoints": False},
     {"nat_gateways": 0, "ami_id": "ami-12345678"},
     {"image_uri": "public.ecr.aws/me/it:1"},

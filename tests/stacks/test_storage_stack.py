@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import Deployment, deployment
-from trainium_catalogue.contract import CACHE_PREFIX
+from trainium_catalogue.contract import CACHE_PREFIX, RUNS_PREFIX
 
 
 @pytest.fixture
@@ -78,6 +79,14 @@ def test_old_versions_expire(bucket: dict[str, Any]) -> None:
     assert expiry == {"NoncurrentDays": 30}
 
 
+def test_old_versions_of_runs_expire_in_days_not_months(bucket: dict[str, Any]) -> None:
+    # Retention deletes a checkpoint of 81 GB every few hours, and each stays as a version.
+    rule = rules(bucket)["ExpireOldVersionsOfRuns"]
+
+    assert rule["Prefix"] == RUNS_PREFIX
+    assert rule["NoncurrentVersionExpiration"] == {"NoncurrentDays": 3}
+
+
 def test_uploads_that_were_never_finished_expire(bucket: dict[str, Any]) -> None:
     rule = rules(bucket)["AbortUnfinishedUploads"]
 
@@ -116,6 +125,51 @@ def test_an_existing_bucket_is_used_as_it_is() -> None:
 
     assert made.resources("storage", "AWS::S3::Bucket") == []
     assert made.only("storage", "AWS::SSM::Parameter")["Value"] == "my-data"
+
+
+KEY = "arn:aws:kms:us-west-2:111122223333:key/1234abcd"
+OWN_KEY = {"bucket_name": "my-data", "bucket_kms_key_arn": KEY}
+
+
+def key_grants(made: Deployment, part: str) -> dict[str, set[str]]:
+    """What each role may do with the key, by the policy's logical id."""
+    found: dict[str, set[str]] = {}
+    for logical_id, resource in made.templates[part]["Resources"].items():
+        if resource["Type"] != "AWS::IAM::Policy":
+            continue
+        for statement in resource["Properties"]["PolicyDocument"]["Statement"]:
+            if statement["Resource"] == KEY:
+                assert "kms:ViaService" in str(statement["Condition"])
+                actions = statement["Action"]
+                found[logical_id] = {actions} if isinstance(actions, str) else set(actions)
+    return found
+
+
+@pytest.mark.parametrize("part", ["data", "batch", "eks"])
+def test_every_job_may_use_the_key_of_an_existing_bucket_through_s3(part: str) -> None:
+    made = deployment(**OWN_KEY, **{**EKS, "orchestrators": "both"})
+    job_roles = [
+        logical_id
+        for logical_id in made.logical_ids(part, "AWS::IAM::Policy")
+        if "JobRole" in logical_id or (part == "eks" and "s3:PutObject" in policy(made, logical_id))
+    ]
+
+    grants = key_grants(made, part)
+
+    assert job_roles
+    assert {name: grants[name] for name in job_roles} == dict.fromkeys(
+        job_roles, {"kms:Decrypt", "kms:GenerateDataKey"}
+    )
+
+
+def policy(made: Deployment, logical_id: str) -> str:
+    return str(made.templates["eks"]["Resources"][logical_id]["Properties"]["PolicyDocument"])
+
+
+def test_without_a_key_of_its_own_nothing_is_granted() -> None:
+    made = deployment(bucket_name="my-data")
+
+    assert "kms:Decrypt" not in made.text("data") + made.text("batch")
 
 
 def test_the_bucket_is_published() -> None:

@@ -65,3 +65,8 @@ def test_the_default_runs_on_every_family_with_a_published_image() -> None:
 def test_an_unknown_release_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"'2\.28' .* did you mean '2\.28\.0'\?"):
         find_release("2.28")
+
+
+def test_a_release_without_pytorch_is_never_suggested() -> None:
+    with pytest.raises(ValueError, match=r"did you mean '2\.33\.1'\?"):
+        find_release("2.32.1")

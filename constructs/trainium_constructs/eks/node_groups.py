@@ -35,6 +35,7 @@ class TrainiumNodeGroup(Construct):
         nodes: int,
         max_nodes: int,
         reservation: Reservation | None = None,
+        placement_group: str | None = None,
         shell: bool = False,
         instance_tags: Mapping[str, str] | None = None,
     ) -> None:
@@ -52,18 +53,18 @@ class TrainiumNodeGroup(Construct):
             nodes: Nodes at first; the number is changed without a deployment.
             max_nodes: Most nodes there can be.
             reservation: Capacity to use. Default: on demand.
+            placement_group: Existing cluster placement group to start nodes in. Default: a new one,
+                and none for reserved capacity.
             shell: Let hosts accept sessions of AWS Systems Manager.
             instance_tags: Tags of the instances, which a managed node group does not tag itself.
         """
         super().__init__(scope, construct_id)
-        # Reserved capacity already has its place, which another group would contradict.
-        group = (
-            None
-            if reservation
-            else ec2.PlacementGroup(
+        # Reserved capacity already has its place, which a new group would contradict.
+        group = placement_group
+        if group is None and reservation is None:
+            group = ec2.PlacementGroup(
                 self, "PlacementGroup", strategy=ec2.PlacementGroupStrategy.CLUSTER
-            )
-        )
+            ).placement_group_name
         template = EfaLaunchTemplate(
             self,
             "Node",
@@ -78,7 +79,7 @@ class TrainiumNodeGroup(Construct):
             # The L2 refuses Trainium types beside the Neuron image (aws-cdk, managed-nodegroup.ts)
             # and installs a Neuron plug-in of 2021 where it sees one.
             names_type=True,
-            placement_group_name=group.placement_group_name if group else None,
+            placement_group_name=group,
             instance_tags=instance_tags,
         )
         is_block = reservation is not None and reservation.is_block

@@ -117,6 +117,18 @@ def _block_is_sold(config: AppConfig) -> ConfigError | None:
     )
 
 
+def _block_places_its_nodes(config: AppConfig) -> ConfigError | None:
+    if config.placement_group is None or config.capacity_block_id is None:
+        return None
+    return refuse(
+        config,
+        "placement_group",
+        f"cannot go with {PREFIX}capacity_block_id={config.capacity_block_id}: EC2 places the nodes "
+        "of a block close together itself",
+        "leave placement_group out",
+    )
+
+
 CHECKS = (
     _region_offers_type,
     _zone_offers_type,
@@ -126,4 +138,5 @@ CHECKS = (
     _vcpus_cover_nodes,
     _one_reservation,
     _block_is_sold,
+    _block_places_its_nodes,
 )

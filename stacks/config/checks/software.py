@@ -63,9 +63,51 @@ def _existing_bucket_stays(config: AppConfig) -> ConfigError | None:
     )
 
 
+def _key_has_a_bucket(config: AppConfig) -> ConfigError | None:
+    if config.bucket_kms_key_arn is None or config.bucket_name is not None:
+        return None
+    return refuse(
+        config,
+        "bucket_kms_key_arn",
+        "is the key of an existing bucket, and a new one is to be made, which S3 encrypts itself",
+        f"add {PREFIX}bucket_name, or leave the key out",
+    )
+
+
+def _key_is_in_region(config: AppConfig) -> ConfigError | None:
+    if config.bucket_kms_key_arn is None:
+        return None
+    region = config.bucket_kms_key_arn.split(":")[3]
+    if region == config.region:
+        return None
+    return refuse(
+        config,
+        "bucket_kms_key_arn",
+        f"is in {region}, and S3 takes a key in the region of its bucket, which is to be "
+        f"{config.region}",
+        f"give the key that {PREFIX}bucket_name={config.bucket_name} encrypts with, in "
+        f"{config.region}",
+    )
+
+
+def _release_trains(config: AppConfig) -> ConfigError | None:
+    if config.release.backend is not None:
+        return None
+    family = config.instance.family
+    return refuse(
+        config,
+        "neuron_release",
+        f"cannot train: {config.release.why_no_image}",
+        f"use {_with_image_for(family)} for {family}",
+    )
+
+
 CHECKS = (
     _release_runs_on_family,
+    _release_trains,
     _release_has_image,
     _image_is_built_or_finished,
     _existing_bucket_stays,
+    _key_has_a_bucket,
+    _key_is_in_region,
 )

@@ -32,6 +32,7 @@ from training.node import LocalNode
 from training.peers import Hub, Spoke
 from training.ports import reserve_port
 from training.preflight import preflight, problem, report_lines
+from training.processes import forbid_new_privileges
 from training.progress import RunContext
 from training.supervisor import ChildRole, MainRole, StopRequest, Tools
 from training.torchrun import torchrun_command
@@ -84,6 +85,9 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
     def count_request(number: int, frame: object) -> None:
         stop.count += 1
 
+    if os.geteuid() != 0:
+        # Hosts of CPU jobs answer root alone about their own role.
+        forbid_new_privileges()
     signal.signal(signal.SIGTERM, count_request)
     signal.signal(signal.SIGINT, count_request)
     raise_file_limit()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
+_PR_SET_NO_NEW_PRIVS = 38
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -24,6 +25,11 @@ def die_with_parent(parent_pid: int) -> None:
 def name_process(name: str) -> None:
     """Name shown by ps and top; at most 15 characters."""
     _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def forbid_new_privileges() -> None:
+    """Keep this process and all it starts from ever becoming root, by whatever is setuid."""
+    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def process_state(pid: int, proc: Path = Path("/proc")) -> str | None:

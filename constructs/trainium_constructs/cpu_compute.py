@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import aws_cdk as cdk
 from aws_cdk import aws_batch as batch
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from trainium_constructs.compute import instance_profile
+from trainium_constructs.host_setup import cpu_host_user_data
 from trainium_constructs.launch_template import ROOT_DEVICE
 
 ROOT_VOLUME_GIB = 200
@@ -112,8 +114,12 @@ def _launch_template(scope: Construct, group: ec2.ISecurityGroup) -> ec2.CfnLaun
             metadata_options=template.MetadataOptionsProperty(
                 http_endpoint="enabled",
                 http_tokens="required",
-                # A container on the bridge is one hop away, and takes its role from ECS.
+                # For a container on a bridge, which Batch makes none of; user data keeps off the
+                # jobs, which share the host's network.
                 http_put_response_hop_limit=1,
+                http_protocol_ipv6="disabled",
             ),
+            instance_initiated_shutdown_behavior="terminate",
+            user_data=cdk.Fn.base64(cpu_host_user_data()),
         ),
     )

@@ -65,7 +65,8 @@ class CpuJob(Construct):
             container_properties=batch.CfnJobDefinition.ContainerPropertiesProperty(
                 image=image_uri,
                 command=launch_command(workload.name),
-                # There is no Neuron device that only root may open.
+                # There is no Neuron device that only root may open, and the host's metadata service
+                # answers root alone (cpu_host_setup.sh).
                 user=_USER,
                 resource_requirements=[
                     requirement(type="VCPU", value=str(JOB_VCPUS)),

@@ -1,4 +1,4 @@
-"""User data of a host: a MIME message with one shell script, rendered from the catalogue."""
+"""User data of hosts: a MIME message with one shell script, rendered from the catalogue."""
 
 from __future__ import annotations
 
@@ -71,19 +71,37 @@ class HostSetup:
             "STOP_TIMEOUT_S": str(stop_timeout_s()),
         }
         lines = [f"readonly {name}={quote(value)}" for name, value in settings.items()]
-        body = files("trainium_constructs").joinpath("host_setup.sh").read_text()
+        body = _read("host_setup.sh")
         assert body.count(_SETTINGS) == 1, "host_setup.sh says where the settings go"
         return body.replace(_SETTINGS, "\n".join(lines))
 
     def user_data(self) -> str:
         """The script as the MIME message that Batch merges with its own."""
-        message = MIMEMultipart("mixed", boundary="==TRAINIUM-HOST==")
-        part = MIMEText(self.script(), "x-shellscript", "us-ascii")
-        part.add_header("Content-Disposition", "attachment", filename="trainium-host.sh")
-        message.attach(part)
-        text = message.as_string()
-        if len(text.encode()) > MAX_USER_DATA_BYTES:
-            raise ValueError(
-                f"user data has {len(text.encode())} bytes, EC2 takes {MAX_USER_DATA_BYTES}"
-            )
-        return text
+        return _message(self.script(), filename="trainium-host.sh")
+
+
+def cpu_host_script() -> str:
+    """What a host of CPU jobs runs at boot."""
+    return _read("cpu_host_setup.sh")
+
+
+def cpu_host_user_data() -> str:
+    """``cpu_host_script`` as the MIME message that Batch merges with its own."""
+    return _message(cpu_host_script(), filename="trainium-cpu-host.sh")
+
+
+def _read(name: str) -> str:
+    return files("trainium_constructs").joinpath(name).read_text()
+
+
+def _message(script: str, *, filename: str) -> str:
+    message = MIMEMultipart("mixed", boundary="==TRAINIUM-HOST==")
+    part = MIMEText(script, "x-shellscript", "us-ascii")
+    part.add_header("Content-Disposition", "attachment", filename=filename)
+    message.attach(part)
+    text = message.as_string()
+    if len(text.encode()) > MAX_USER_DATA_BYTES:
+        raise ValueError(
+            f"user data has {len(text.encode())} bytes, EC2 takes {MAX_USER_DATA_BYTES}"
+        )
+    return text

@@ -94,8 +94,9 @@ class EfaLaunchTemplate(Construct):
                 metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
                     http_endpoint="enabled",
                     http_tokens="required",
-                    # As both optimised AMIs set it. On ECS, tasks of multi-node jobs (awsvpc) are
-                    # kept off by the agent (ECS_AWSVPC_BLOCK_IMDS): they take their role from ECS.
+                    # As both optimised AMIs set it. On ECS, tasks of multi-node jobs have a network
+                    # of their own (awsvpc), where the agent keeps them off (ECS_AWSVPC_BLOCK_IMDS,
+                    # host_setup.sh): they take their role from ECS.
                     # On EKS, Neuron's own pods may ask for the instance's type.
                     http_put_response_hop_limit=2,
                 ),
@@ -103,10 +104,10 @@ class EfaLaunchTemplate(Construct):
                 instance_initiated_shutdown_behavior="terminate" if ends_itself else None,
                 user_data=cdk.Fn.base64(user_data) if user_data else None,
                 capacity_reservation_specification=_target(reservation),
-                # A block wants the market type beside its id, on Batch too: AWS shows it so ("How to
-                # use Capacity Blocks for ML with AWS Batch", aws.amazon.com/blogs/hpc, and
-                # github.com/aws-samples/sample-aws-batch-capacity-block-reservations). The Batch
-                # User Guide's word that market options are ignored (launch-templates) is about Spot.
+                # A block wants the market type beside its id, on Batch too: AWS shows it so ("How
+                # to use Capacity Blocks for ML with AWS Batch", aws.amazon.com/blogs/hpc, and
+                # github.com/aws-samples/sample-aws-batch-capacity-block-reservations). Where the
+                # Batch User Guide says that market options are ignored, it speaks of Spot.
                 instance_market_options=(
                     ec2.CfnLaunchTemplate.InstanceMarketOptionsProperty(
                         market_type="capacity-block"

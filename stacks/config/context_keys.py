@@ -210,8 +210,8 @@ class ContextKeys:
     capacity_block_id: str | None = key(
         kinds.optional(kinds.resource_id("cr")),
         default=None,
-        help="Capacity Block for ML to launch the nodes in; submit once it has begun, and for the next "
-        "block destroy the `batch` stack and deploy again: an environment ends with its block",
+        help="Capacity Block for ML to launch the nodes in; on Batch a compute environment ends "
+        "with its block: for the next one destroy the `batch` stack and deploy again",
     )
     placement_group: str | None = key(
         kinds.optional(placement_group_name()),

@@ -119,8 +119,8 @@ def _warnings(config: AppConfig) -> Iterator[tuple[str, str]]:
     elif config.bucket_name is not None:
         yield (
             "existingBucket",
-            f"{setting('bucket_name', config.bucket_name)} cannot be checked: a bucket that "
-            f"encrypts with a KMS key of its own needs {setting('bucket_kms_key_arn', '<its ARN>')}",
+            f"{setting('bucket_name', config.bucket_name)} cannot be checked: where it encrypts "
+            f"with a KMS key of its own, add {setting('bucket_kms_key_arn', '<its ARN>')}",
         )
     if config.min_nodes:
         usd = config.min_nodes * config.instance.usd_per_hour_estimate

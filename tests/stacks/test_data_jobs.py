@@ -8,6 +8,7 @@ from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract
 from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
 from trainium_catalogue.workloads import WORKLOADS, Hardware
+from trainium_constructs.host_setup import cpu_host_user_data
 
 
 @pytest.fixture
@@ -79,7 +80,8 @@ class TestCpuJobs:
 
             assert environment[contract.ENV_DEVICE] == "cpu"
             assert "Devices" not in container["LinuxParameters"]
-            assert container["User"] != "root"
+            # Root alone reaches the instance's role.
+            assert container["User"] == "nobody"
 
     def test_a_job_fits_on_every_type_that_may_be_chosen(self, made: Deployment) -> None:
         container = made.only("data", "AWS::Batch::JobDefinition", "tokenize")[
@@ -106,6 +108,13 @@ class TestCpuJobs:
         compute = made.only("data", "AWS::Batch::ComputeEnvironment", "CpuCompute")
 
         assert compute["ComputeResources"]["MinvCpus"] == 0
+
+    def test_its_hosts_keep_their_role_from_jobs(self, made: Deployment) -> None:
+        template = made.only("data", "AWS::EC2::LaunchTemplate", "CpuCompute")
+        data = template["LaunchTemplateData"]
+
+        assert data["UserData"] == {"Fn::Base64": cpu_host_user_data()}
+        assert data["MetadataOptions"]["HttpProtocolIpv6"] == "disabled"
 
     def test_its_instances_take_https_out_and_nothing_in(self, made: Deployment) -> None:
         group = made.only("data", "AWS::EC2::SecurityGroup", "CpuCompute")

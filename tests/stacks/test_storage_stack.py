@@ -157,9 +157,8 @@ def test_every_job_may_use_the_key_of_an_existing_bucket_through_s3(part: str) -
     grants = key_grants(made, part)
 
     assert job_roles
-    assert {name: grants[name] for name in job_roles} == dict.fromkeys(
-        job_roles, {"kms:Decrypt", "kms:GenerateDataKey"}
-    )
+    for name in job_roles:
+        assert grants[name] == {"kms:Decrypt", "kms:GenerateDataKey"}
 
 
 def policy(made: Deployment, logical_id: str) -> str:

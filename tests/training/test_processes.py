@@ -23,6 +23,18 @@ def sleeper(**env: str) -> subprocess.Popen[bytes]:
     return process
 
 
+def test_what_may_gain_no_privileges_starts_nothing_that_may() -> None:
+    code = """\
+from training.processes import forbid_new_privileges
+forbid_new_privileges()
+import subprocess
+subprocess.run(["grep", "NoNewPrivs", "/proc/self/status"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["NoNewPrivs:", "1"]
+
+
 def test_marked_processes_are_found_in_other_sessions_and_killed() -> None:
     mark = uuid.uuid4().hex
     with sleeper(MARK=mark) as ours, sleeper(MARK=f"{mark}0") as other:

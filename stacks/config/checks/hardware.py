@@ -123,8 +123,8 @@ def _block_places_its_nodes(config: AppConfig) -> ConfigError | None:
     return refuse(
         config,
         "placement_group",
-        f"cannot go with {PREFIX}capacity_block_id={config.capacity_block_id}: EC2 places the nodes "
-        "of a block close together itself",
+        f"cannot go with {PREFIX}capacity_block_id={config.capacity_block_id}: EC2 places the "
+        "nodes of a block close together itself",
         "leave placement_group out",
     )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rehearsal.kubernetes import errors
+from rehearsal.kubernetes import errors, objects
 from rehearsal.kubernetes.resources import NODE, POD, Json
 from rehearsal.kubernetes.store import Store
 from trainium_catalogue import kubernetes
@@ -49,27 +51,58 @@ def trainium_resources(instance_type: InstanceType) -> Mapping[str, str]:
     }
 
 
+def members(store: Store, group: str) -> list[Json]:
+    """Nodes of a group, by name."""
+    return store.list(NODE, labels=f"{GROUP_LABEL}={group}")
+
+
+def instance_of(node: Json) -> str:
+    """Id of the instance that a node is."""
+    return str(node["spec"]["providerID"]).rpartition("/")[2]
+
+
 def scale(store: Store, group: Group, number: int) -> None:
-    """Have as many nodes; pods of a node that goes are evicted."""
-    present = {
-        entry["metadata"]["name"]
-        for entry in store.list(NODE, labels=f"{GROUP_LABEL}={group.name}")
-    }
-    wanted = {f"{group.name.lower()}-{index}" for index in range(number)}
-    for name in sorted(wanted - present):
+    """Have as many nodes, as an Auto Scaling group sees to it.
+
+    Which ones go is the group's own choice: it compares zones, launch templates and ages (Amazon
+    EC2 Auto Scaling user guide, configure termination policies) and knows nothing of pods. The
+    choice here is the worst of those that it may make: nodes with pods go first.
+    """
+    present = members(store, group.name)
+    names = {node["metadata"]["name"] for node in present}
+    free = (f"{group.name.lower()}-{i}" for i in itertools.count())
+    for name in itertools.islice((n for n in free if n not in names), max(0, number - len(names))):
         store.create(NODE, "", _node(group, name))
-    for name in sorted(present - wanted):
-        store.remove(NODE, "", name)
-        for pod in store.list(POD, fields=f"spec.nodeName={name}"):
-            with contextlib.suppress(errors.ApiError):  # gone by itself
-                store.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
+    worst_first = sorted(present, key=lambda node: not _is_busy(store, node))
+    for node in worst_first[: max(0, len(present) - number)]:
+        remove(store, node)
+
+
+def remove(store: Store, node: Json) -> None:
+    """Take a node away; its pods are evicted."""
+    name = node["metadata"]["name"]
+    store.remove(NODE, "", name)
+    for pod in _pods_on(store, name):
+        with contextlib.suppress(errors.ApiError):  # gone by itself
+            store.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+
+def _is_busy(store: Store, node: Json) -> bool:
+    return any(objects.is_alive(pod) for pod in _pods_on(store, node["metadata"]["name"]))
+
+
+def _pods_on(store: Store, name: str) -> list[Json]:
+    return store.list(POD, fields=f"spec.nodeName={name}")
 
 
 def _node(group: Group, name: str) -> Json:
     own = {kubernetes.NODE_LABEL: group.instance_type, GROUP_LABEL: group.name}
     return {
         "metadata": {"name": name, "labels": {**group.labels, **own}},
-        "spec": {"taints": list(group.taints)},
+        "spec": {
+            "providerID": f"aws:///us-west-2d/i-{uuid.uuid4().hex[:17]}",
+            "taints": list(group.taints),
+        },
         "status": {
             "capacity": dict(group.resources),
             "allocatable": dict(group.resources),

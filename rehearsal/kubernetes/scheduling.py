@@ -137,7 +137,9 @@ def placed(pods: Sequence[Json], nodes: Sequence[Json], used: Mapping[str, Amoun
 
 
 def _allows(node: Json, spec: Json) -> bool:
-    """Whether selector and taints let the pod on the node."""
+    """Whether selector and taints let the pod on the node, and nobody has cordoned it."""
+    if node["spec"].get("unschedulable"):
+        return False
     labels = node["metadata"].get("labels", {})
     if any(labels.get(key) != value for key, value in spec.get("nodeSelector", {}).items()):
         return False

@@ -167,14 +167,14 @@ class Store:
                 raise
 
     def delete(self, kind: Kind, namespace: str, name: str, *, grace_s: int | None = None) -> Json:
-        """Remove an object and what it owns; a pod that runs is only marked.
+        """Remove an object and what it owns; a pod that runs is only marked, unless it has no grace.
 
         Its kubelet then stops it, and calls ``remove``.
         """
         with self._lock:
             entry = self.get(kind, namespace, name)
             ended = entry.get("status", {}).get("phase") in ("Succeeded", "Failed")
-            if kind == POD and "nodeName" in entry["spec"] and not ended:
+            if kind == POD and "nodeName" in entry["spec"] and not ended and grace_s != 0:
                 given = entry["spec"].get("terminationGracePeriodSeconds", 30)
                 entry["metadata"].setdefault("deletionTimestamp", now())
                 entry["metadata"]["deletionGracePeriodSeconds"] = (

@@ -29,6 +29,20 @@ def remove(group: Any) -> None:
     _scale(group, 0)
 
 
+def instances(group: Any) -> list[str]:
+    """Ids of a group's instances."""
+    members = nodes.members(CLUSTER.running.store, group.nodegroup_name)
+    return [nodes.instance_of(node) for node in members]
+
+
+def terminate(group: Any, instance: str) -> None:
+    """Take the node of one instance away."""
+    store = CLUSTER.running.store
+    for node in nodes.members(store, group.nodegroup_name):
+        if nodes.instance_of(node) == instance:
+            nodes.remove(store, node)
+
+
 def _scale(group: Any, number: int) -> None:
     instance_type = group.instance_types[0]
     made = nodes.Group(

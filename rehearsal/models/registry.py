@@ -25,6 +25,7 @@ from rehearsal.models import (
     eks_belongings,
     eks_manifests,
     exports,
+    eks_scaling,
     functions,
     lustre,
     parameters,
@@ -315,3 +316,4 @@ def install() -> None:
     JobDefinition.describe = batch.describe_with_nodes
     EC2Response.describe_placement_groups = ec2.describe_placement_groups
     eks_api.install()
+    eks_scaling.install()

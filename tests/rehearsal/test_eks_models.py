@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -208,6 +210,116 @@ def test_a_group_that_is_scaled_has_other_nodes(server: Server, kubernetes: str)
     assert [scaled(2), scaled(0), scaled(1)] == [2, 0, 1]
     with pytest.raises(botocore.exceptions.ClientError, match="the maximum 2"):
         scaled(3)
+
+
+@pytest.fixture
+def busy(server: Server, kubernetes: str) -> Iterator[str]:
+    """Name of the one busy node of a group of two: the second."""
+    eks = server.client("eks")
+    (name,) = eks.list_nodegroups(clusterName="training")["nodegroups"]
+
+    def scale(size: int) -> None:
+        eks.update_nodegroup_config(
+            clusterName="training", nodegroupName=name, scalingConfig={"desiredSize": size}
+        )
+
+    scale(2)
+    node = names(kubernetes)[1]
+    pod = {
+        "metadata": {"name": "busy"},
+        "spec": {"nodeName": node, "containers": [{"name": "x", "command": ["sleep", "60"]}]},
+    }
+    request = urllib.request.Request(
+        f"{kubernetes}/api/v1/namespaces/default/pods",
+        data=json.dumps(pod).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    urllib.request.urlopen(request).close()
+    yield node
+    delete = urllib.request.Request(
+        f"{kubernetes}/api/v1/namespaces/default/pods/busy?gracePeriodSeconds=0", method="DELETE"
+    )
+    with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(delete).close()
+    scale(1)
+
+
+def names(kubernetes: str) -> list[str]:
+    return [node["metadata"]["name"] for node in listed(kubernetes, "/api/v1/nodes")]
+
+
+def auto_scaling_group(server: Server) -> Json:
+    """The one behind the node group, found as on AWS."""
+    eks = server.client("eks")
+    (name,) = eks.list_nodegroups(clusterName="training")["nodegroups"]
+    group = eks.describe_nodegroup(clusterName="training", nodegroupName=name)["nodegroup"]
+    (behind,) = group["resources"]["autoScalingGroups"]
+    (found,) = server.client("autoscaling").describe_auto_scaling_groups(
+        AutoScalingGroupNames=[behind["name"]]
+    )["AutoScalingGroups"]
+    return dict(found)
+
+
+def test_a_plain_smaller_number_may_cost_a_busy_node(
+    server: Server, kubernetes: str, busy: str
+) -> None:
+    group = auto_scaling_group(server)
+    server.client("autoscaling").set_desired_capacity(
+        AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=1
+    )
+
+    assert busy not in names(kubernetes)
+    assert len(names(kubernetes)) == 1
+
+
+def test_an_instance_that_is_chosen_goes_and_no_other(
+    server: Server, kubernetes: str, busy: str
+) -> None:
+    (idle,) = (
+        node for node in listed(kubernetes, "/api/v1/nodes") if node["metadata"]["name"] != busy
+    )
+    instance = idle["spec"]["providerID"].rpartition("/")[2]
+    server.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=instance, ShouldDecrementDesiredCapacity=True
+    )
+
+    assert names(kubernetes) == [busy]
+    assert auto_scaling_group(server)["DesiredCapacity"] == 1
+
+
+def test_an_instance_that_goes_without_decrement_is_replaced(
+    server: Server, kubernetes: str, busy: str
+) -> None:
+    before = [each["InstanceId"] for each in auto_scaling_group(server)["Instances"]]
+    server.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=before[0], ShouldDecrementDesiredCapacity=False
+    )
+    after = [each["InstanceId"] for each in auto_scaling_group(server)["Instances"]]
+
+    assert len(after) == 2
+    assert before[0] not in after
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "words"),
+    [
+        ("set_desired_capacity", {"DesiredCapacity": 3}, "above max value 2"),
+        ("set_desired_capacity", {"DesiredCapacity": -1}, "below min value 0"),
+        (
+            "terminate_instance_in_auto_scaling_group",
+            {"InstanceId": "i-0", "ShouldDecrementDesiredCapacity": True},
+            "No managed instance found for instance ID: i-0",
+        ),
+    ],
+)
+def test_an_auto_scaling_group_refuses_what_aws_refuses(
+    server: Server, operation: str, arguments: Json, words: str
+) -> None:
+    if "DesiredCapacity" in arguments:
+        name = auto_scaling_group(server)["AutoScalingGroupName"]
+        arguments = {"AutoScalingGroupName": name, **arguments}
+    with pytest.raises(botocore.exceptions.ClientError, match=words):
+        getattr(server.client("autoscaling"), operation)(**arguments)
 
 
 def test_manifests_are_applied_in_order(kubernetes: str) -> None:

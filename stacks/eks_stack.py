@@ -13,7 +13,7 @@ from stacks.network_stack import NetworkStack
 from stacks.reservations import reservation_of
 from stacks.storage_stack import StorageStack
 from trainium_catalogue import contract, kubernetes
-from trainium_catalogue.eks import host_image_version
+from trainium_catalogue.eks import SYSTEM_AMI_DATE, host_image_version
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 from trainium_constructs import PublishedContract, grant_data_uris
 from trainium_constructs.eks import (
@@ -98,7 +98,6 @@ class EksStack(cdk.Stack):
         assert date is not None  # the configuration refuses a release without
         common: dict[str, Any] = {
             "cluster": self.cluster,
-            "host_image_version": host_image_version(config.kubernetes_version, date),
             "shell": config.node_shell,
         }
         self.system = SystemNodeGroup(
@@ -106,6 +105,7 @@ class EksStack(cdk.Stack):
             "System",
             instance_types=config.eks_system_instance_types,
             network=network.network,
+            host_image_version=host_image_version(config.kubernetes_version, SYSTEM_AMI_DATE),
             instance_tags=self._tags(f"{name}-system"),
             **common,
         )
@@ -115,6 +115,7 @@ class EksStack(cdk.Stack):
             instance_type=config.instance,
             network=network.network,
             layout=config.efa_layout,
+            host_image_version=host_image_version(config.kubernetes_version, date),
             root_volume_gib=config.root_volume_gib,
             nodes=config.eks_nodes,
             max_nodes=config.max_nodes,

@@ -8,6 +8,16 @@ github.com/volcano-sh/volcano.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Final
+
+VOLCANO_VERSION: Final = "1.15.1"
+"""What the cluster gets, what the CLI reads, and what the emulator follows line by line.
+
+Its chart differs from that of 1.15.0 in this number alone (git diff v1.15.0 v1.15.1 --
+installer/helm). Pushing the tag publishes chart and images (.github/workflows/release.yaml and
+release_chart.yaml); public lists of downloads name volcano-1.15.1.tgz of the repository below."""
+VOLCANO_KUBERNETES: Final = frozenset({"1.34", "1.35"})
+"""Versions of Kubernetes that Volcano's README lists for this version, of those we offer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +60,7 @@ _CHARTS = (
     Chart(
         name="volcano",
         chart="volcano",
-        version="1.15.0",
+        version=VOLCANO_VERSION,
         repository="https://volcano-sh.github.io/helm-charts",
         namespace="volcano-system",
     ),

@@ -18,6 +18,11 @@ One minor version around kubectl 1.35, which is what the stack's own kubectl may
 (Kubernetes version skew policy).
 """
 
+SYSTEM_AMI_DATE = "20260714"
+"""Date of the host image of the system nodes: the newest release of all, with its security fixes.
+
+Theirs need no Neuron driver, so they do not wait for what a Neuron release is tied to."""
+
 NEWER_KERNEL = frozenset({"1.36"})
 """Versions whose host images run Linux 6.18; FSx lists no Lustre client for it that we found."""
 

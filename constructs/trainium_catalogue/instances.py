@@ -59,6 +59,8 @@ class InstanceType:
     num_network_cards: int
     num_efa_interfaces: int
     enis_per_card: int
+    addresses_per_interface: int
+    """IPv4 addresses that one interface can have."""
     network_gbps: float
     local_nvme_gb: int
     usage_classes: frozenset[str]
@@ -172,6 +174,7 @@ _TYPES = (
         num_network_cards=1,
         num_efa_interfaces=0,
         enis_per_card=4,
+        addresses_per_interface=15,
         network_gbps=12.5,
         local_nvme_gb=474,
         usage_classes=_ON_DEMAND | _SPOT,
@@ -194,6 +197,7 @@ _TYPES = (
         num_network_cards=8,
         num_efa_interfaces=8,
         enis_per_card=5,
+        addresses_per_interface=50,
         network_gbps=800,
         local_nvme_gb=4 * 1900,
         usage_classes=_ON_DEMAND | _SPOT | _BLOCK,
@@ -219,6 +223,7 @@ _TYPES = (
         num_network_cards=16,
         num_efa_interfaces=16,
         enis_per_card=5,
+        addresses_per_interface=50,
         network_gbps=1600,
         local_nvme_gb=4 * 1900,
         usage_classes=_ON_DEMAND | _SPOT,
@@ -241,6 +246,7 @@ _TYPES = (
         num_network_cards=1,
         num_efa_interfaces=1,
         enis_per_card=2,
+        addresses_per_interface=15,
         network_gbps=200,
         local_nvme_gb=470,
         usage_classes=_ON_DEMAND | _SPOT | _BLOCK,
@@ -263,6 +269,7 @@ _TYPES = (
         num_network_cards=16,
         num_efa_interfaces=16,
         enis_per_card=2,
+        addresses_per_interface=50,
         network_gbps=3200,
         local_nvme_gb=4 * 1900,
         usage_classes=_ON_DEMAND | _SPOT | _BLOCK,
@@ -284,6 +291,7 @@ _TYPES = (
         num_network_cards=16,
         num_efa_interfaces=16,
         enis_per_card=2,
+        addresses_per_interface=50,
         network_gbps=3200,
         local_nvme_gb=4 * 1900,
         usage_classes=_ON_DEMAND | _BLOCK,

@@ -50,9 +50,11 @@ JOB_POLICIES: Final[tuple[Mapping[str, str | int], ...]] = (
 )
 """``policies`` of a job."""
 
-# The rest is the kubelet's, the plugins' and the monitors'.
+# The rest is the kernel's, the plugins' and the monitors'.
 _SHARE_OF_VCPUS: Final = 0.9
 _SHARE_OF_MEMORY: Final = 0.9
+_EVICTION_MIB: Final = 100
+"""Memory below which the kubelet evicts pods; no pod may request it."""
 
 
 def service_account(workload: str) -> str:
@@ -60,10 +62,27 @@ def service_account(workload: str) -> str:
     return f"job-{workload}"
 
 
+def max_pods(instance_type: InstanceType) -> int:
+    """Most pods of a node (amazon-eks-ami, nodeadm/internal/kubelet/eni_max_pods.go).
+
+    EFA's other cards count for nothing: vpc-cni takes addresses of the first alone.
+    """
+    return instance_type.enis_per_card * (instance_type.addresses_per_interface - 1) + 2
+
+
+def kubelet_memory_mib(instance_type: InstanceType) -> int:
+    """What EKS's image keeps for the kubelet, containerd and their pods' housekeeping.
+
+    By the number of pods, not by the size of the node, so that small types lose a larger part
+    (amazon-eks-ami, nodeadm/internal/kubelet/config.go, getMemoryMebibytesToReserve).
+    """
+    return 255 + 11 * max_pods(instance_type) + _EVICTION_MIB
+
+
 def pod_resources(instance_type: InstanceType) -> Mapping[str, str]:
     """Requests, and limits, of a pod that has a whole node."""
     cpu = int(instance_type.num_vcpus * _SHARE_OF_VCPUS)
-    memory = int(instance_type.memory_mib * _SHARE_OF_MEMORY)
+    memory = int(instance_type.memory_mib * _SHARE_OF_MEMORY) - kubelet_memory_mib(instance_type)
     efa = instance_type.num_efa_interfaces
     return {
         "cpu": str(cpu),

@@ -42,6 +42,7 @@ class EfaLaunchTemplate(Construct):
         placement_group_name: str | None = None,
         ends_itself: bool = False,
         instance_tags: Mapping[str, str] | None = None,
+        metadata_hops: int = 2,
     ) -> None:
         """Describe a node.
 
@@ -59,6 +60,8 @@ class EfaLaunchTemplate(Construct):
             ends_itself: A node that powers itself off is terminated. Default: whoever uses the
                 template decides, as EKS insists (EKS User Guide, launch templates).
             instance_tags: Tags of instances and volumes, where nobody else sets them.
+            metadata_hops: How far an answer of the metadata service goes: 1 is the host itself, 2
+                a container with a network of its own. Default: 2, as the optimised AMIs set it.
         """
         super().__init__(scope, construct_id)
         is_block = reservation is not None and reservation.is_block
@@ -94,11 +97,9 @@ class EfaLaunchTemplate(Construct):
                 metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
                     http_endpoint="enabled",
                     http_tokens="required",
-                    # As both optimised AMIs set it. On ECS, tasks of multi-node jobs have a network
-                    # of their own (awsvpc), where the agent keeps them off (ECS_AWSVPC_BLOCK_IMDS,
-                    # host_setup.sh): they take their role from ECS.
-                    # On EKS, Neuron's own pods may ask for the instance's type.
-                    http_put_response_hop_limit=2,
+                    # On ECS, the agent keeps tasks of multi-node jobs (awsvpc) off the service
+                    # (ECS_AWSVPC_BLOCK_IMDS, host_setup.sh): they take their role from ECS.
+                    http_put_response_hop_limit=metadata_hops,
                 ),
                 # EC2's default, stop, would leave the volume billed until a health check finds it.
                 instance_initiated_shutdown_behavior="terminate" if ends_itself else None,

@@ -189,7 +189,12 @@ def _stopped(job: Json, status: str) -> int | None:
 
 
 def _condition(job: Json, phase: str) -> int | None:
-    for condition in (job.get("status") or {}).get("conditions") or ():
+    """Time of the newest condition of a phase.
+
+    Volcano 1.15.1 keeps one of each; older ones append for ever, so that the first would be that
+    of an earlier attempt (volcano-sh/volcano, appendJobCondition).
+    """
+    for condition in reversed((job.get("status") or {}).get("conditions") or ()):
         if condition.get("status") == phase:
             return milliseconds(condition.get("lastTransitionTime"))
     return None

@@ -23,7 +23,7 @@ _NO_NEWS = "tasks in gang unschedulable"
 
 def unschedulable(gang: Json) -> str | None:
     """Volcano's own words for why the pods of a PodGroup are not placed."""
-    for condition in (gang.get("status") or {}).get("conditions") or ():
+    for condition in reversed((gang.get("status") or {}).get("conditions") or ()):
         if condition.get("type") == "Unschedulable" and condition.get("status") == "True":
             return str(condition.get("message"))
     return None

@@ -24,8 +24,8 @@ from rehearsal.models import (
     eks_api,
     eks_belongings,
     eks_manifests,
-    exports,
     eks_scaling,
+    exports,
     functions,
     lustre,
     parameters,
@@ -265,7 +265,8 @@ def _update_stack(
     stack = self.get_stack(name)
     before = exports.values_of(stack)
     if template:
-        exports.refuse_deletion(self, stack, exports.names_in(Stack.parse_template(template), stack))
+        kept = exports.names_in(Stack.parse_template(template), stack)
+        exports.refuse_deletion(self, stack, kept)
     updated = _moto_update_stack(self, name, template, *args, **kw)
     exports.refuse_change(self, stack, before)
     exports.remember(self, stack, before)

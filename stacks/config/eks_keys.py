@@ -72,7 +72,7 @@ class EksKeys(ContextKeys):
     eks_chart_versions: tuple[str, ...] = key(
         kinds.maybe_words(chart_version, noun="list"),
         default=(),
-        help="other versions of Helm charts than the pinned ones, say `volcano=1.14.2`",
+        help="other versions of Helm charts than the pinned ones, say `efa=v0.5.29`",
     )
     node_shell: bool = key(
         kinds.boolean(),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stacks.config.refusal import setting
+from trainium_catalogue.charts import VOLCANO_KUBERNETES, VOLCANO_VERSION
 from trainium_catalogue.eks import NEWER_KERNEL, SYSTEM_NODES, USD_PER_HOUR_ESTIMATE
 
 if TYPE_CHECKING:
@@ -73,6 +74,20 @@ def _warnings(config: AppConfig) -> Iterator[tuple[str, str]]:
             "lustreKernel",
             f"{setting('kubernetes_version', config.kubernetes_version)} cannot be checked: its "
             "nodes run Linux 6.18, for which no Lustre client is known",
+        )
+    if config.runs_on_eks and config.kubernetes_version not in VOLCANO_KUBERNETES:
+        yield (
+            "volcanoKubernetes",
+            f"{setting('kubernetes_version', config.kubernetes_version)} is newer than what "
+            f"Volcano {VOLCANO_VERSION} lists as compatible "
+            f"({', '.join(sorted(VOLCANO_KUBERNETES))}): it ignores what that version added",
+        )
+    if config.eks_chart_versions:
+        yield (
+            "chartVersions",
+            f"{setting('eks_chart_versions', ','.join(config.eks_chart_versions))} cannot be "
+            "checked: the values that the charts get are those of the pinned versions, and the "
+            f"commands read what Volcano {VOLCANO_VERSION} writes",
         )
     if config.eks_nodes:
         usd = config.eks_nodes * config.instance.usd_per_hour_estimate

@@ -105,7 +105,7 @@ def manifest(*objects: Json, cluster: Any = None) -> Json:
 
 def chart(**changes: Any) -> Json:
     properties = {
-        "ClusterName": "training", "Release": "volcano", "Chart": "volcano", "Version": "1.15.0",
+        "ClusterName": "training", "Release": "volcano", "Chart": "volcano", "Version": "1.15.1",
         "Repository": "https://volcano-sh.github.io/helm-charts", "Namespace": "volcano-system",
         **TOKEN,
     }  # fmt: skip

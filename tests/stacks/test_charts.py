@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import subprocess
 import tomllib
@@ -21,13 +22,15 @@ import yaml
 from rehearsal.kubernetes import binaries
 from tests.stacks.cluster_objects import CHART, chart_values, objects_of, with_cluster
 from tests.stacks.synthesis import Deployment
-from trainium_catalogue.charts import CHARTS
+from trainium_catalogue.charts import CHARTS, VOLCANO_VERSION
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import TAINT
 
 RECORDED: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("chart_keys.toml").read_text(encoding="utf-8")
 )
+ROOT = Path(__file__).parents[2]
+HELMS_THAT_HANG = ("v4.2.1",)
 CHARTS_FOLDER = os.environ.get("HELM_CHARTS_DIR")
 
 
@@ -85,11 +88,76 @@ def test_every_chart_is_pinned_and_installed_once(made: Deployment) -> None:
 
 
 def test_a_version_can_be_chosen() -> None:
-    made = with_cluster(eks_chart_versions="volcano=1.14.2,neuron=1.10.0")
+    made = with_cluster(eks_chart_versions="volcano=1.15.0,neuron=1.10.0")
     versions = {each["Release"]: each["Version"] for each in made.resources("eks", CHART)}
 
-    assert (versions["volcano"], versions["neuron"]) == ("1.14.2", "1.10.0")
+    assert (versions["volcano"], versions["neuron"]) == ("1.15.0", "1.10.0")
     assert versions["fsx"] == CHARTS["fsx"].version
+
+
+@pytest.mark.parametrize(
+    ("keys", "tag"), [({}, "v1.15.1"), ({"eks_chart_versions": "volcano=1.15.0"}, "v1.15.0")]
+)
+def test_volcanos_images_are_those_of_its_chart(keys: dict[str, object], tag: str) -> None:
+    values = chart_values(with_cluster(**keys))["volcano"]
+
+    assert values["basic"]["image_tag_version"] == tag
+
+
+def test_the_version_that_the_emulator_and_the_cli_follow_is_the_one_that_is_installed() -> None:
+    """Whatever they say of Volcano's source, they say of the pinned version."""
+    named = {
+        (str(path.relative_to(ROOT)), version)
+        for folder in ("jobs", "rehearsal", "constructs", "docs/adr")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md")
+        for version in re.findall(
+            r"(?i)volcano(?:-sh/volcano)?\W{0,3}(?:\s|#)+(\d+\.\d+\.\d+)",
+            path.read_text(encoding="utf-8"),
+        )
+    }
+
+    assert len(named) >= 10
+    assert {version for _, version in named} == {VOLCANO_VERSION}, named
+    assert CHARTS["volcano"].version == VOLCANO_VERSION
+
+
+def test_the_fsx_plugin_on_the_nodes_need_not_ask_for_its_region(made: Deployment) -> None:
+    values = chart_values(made)["fsx"]
+
+    assert values["node"]["region"] == values["controller"]["region"] == made.config.region
+
+
+def test_helm_answers_before_the_function_that_runs_it_ends(made: Deployment) -> None:
+    """Twice: what failed half way is tried again within the 15 minutes that a function has."""
+    timeouts = [each["Timeout"] for each in made.resources("eks", CHART)]
+
+    assert len(timeouts) == len(CHARTS)
+    assert all(2 * int(each.removesuffix("s")) < 15 * 60 for each in timeouts)
+
+
+@pytest.mark.skipif(
+    (platform.system(), platform.machine()) != ("Linux", "x86_64"),
+    reason="the layer's programs are for x86-64 Linux",
+)
+def test_the_helm_that_the_cluster_gets_waits_for_what_it_waits_for() -> None:
+    """Asked of the program: the description of the layer says another version than it holds.
+
+    4.2.1 sits out the whole timeout after what it deletes is gone (helm/helm issue 32214).
+    """
+    said = subprocess.run(
+        [binaries.helm(), "version", "--template", "{{.Version}}"],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+    assert said.startswith("v4.")
+    assert said not in HELMS_THAT_HANG
+
+
+def test_a_chart_of_a_registry_comes_without_a_repository() -> None:
+    """Helm 4 refuses --repo with oci:// (aws/aws-cdk issue 37143)."""
+    for chart in CHARTS.values():
+        assert chart.chart.startswith("oci://") is (chart.repository is None)
 
 
 def test_what_runs_on_trainium_nodes_tolerates_their_taint(made: Deployment) -> None:

@@ -261,3 +261,17 @@ def test_a_cluster_is_said_to_be_billed_while_nothing_runs() -> None:
     warned = {warning.id for warning in configured(**EKS).warnings}
 
     assert "trainium:eks" in warned
+
+
+@pytest.mark.parametrize(
+    ("keys", "identity"),
+    [
+        ({"kubernetes_version": "1.36"}, "trainium:volcanoKubernetes"),
+        ({"eks_chart_versions": "efa=v0.5.29"}, "trainium:chartVersions"),
+    ],
+)
+def test_versions_that_were_not_tried_together_deserve_a_warning(
+    keys: dict[str, Any], identity: str
+) -> None:
+    assert identity in {warning.id for warning in configured(**EKS, **keys).warnings}
+    assert identity not in {warning.id for warning in configured(**EKS).warnings}

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.stacks.cluster_objects import plain, with_cluster
+from tests.stacks.cluster_objects import objects_of, plain, with_cluster
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract
+from trainium_catalogue.eks import SYSTEM_AMI_DATE
+from trainium_constructs.eks.watching import MONITOR
 
 SECURITY_GROUP = "AWS::EC2::SecurityGroup"
 RESERVATION = "cr-0123456789abcdef0"
@@ -208,6 +210,30 @@ class TestTrainiumNodes:
 
             assert device["Ebs"]["Encrypted"] is True
             assert template(made, start)["MetadataOptions"]["HttpTokens"] == "required"
+
+    @pytest.mark.parametrize("start", ["Nodes", "System"])
+    def test_a_pod_cannot_take_the_role_of_its_node(self, made: Deployment, start: str) -> None:
+        """The answer of the metadata service does not reach a network behind the host's own."""
+        options = template(made, start)["MetadataOptions"]
+
+        assert (options["HttpTokens"], options["HttpPutResponseHopLimit"]) == ("required", 1)
+
+    def test_only_the_monitor_of_the_nodes_has_the_hosts_network(self, made: Deployment) -> None:
+        """It is in a namespace that no job may use, and shows the instance that it is on."""
+        specs = {
+            each["metadata"]["name"]: each["spec"]["template"]["spec"]
+            for each in objects_of(made)
+            if "template" in each.get("spec", {})
+        }
+
+        assert {name for name, spec in specs.items() if spec.get("hostNetwork")} == {MONITOR}
+
+    def test_system_nodes_have_the_newest_image_whatever_the_neuron_release_needs(
+        self, made: Deployment
+    ) -> None:
+        assert group(made, "System")["ReleaseVersion"] == f"1.35.6-{SYSTEM_AMI_DATE}"
+        assert group(made)["ReleaseVersion"] == f"1.35.6-{made.config.release.eks_ami_date}"
+        assert str(made.config.release.eks_ami_date) < SYSTEM_AMI_DATE
 
     def test_instances_carry_the_deployments_tag(self, made: Deployment) -> None:
         tags = {spec["ResourceType"]: spec["Tags"] for spec in template(made)["TagSpecifications"]}

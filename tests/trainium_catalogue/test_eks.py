@@ -12,10 +12,12 @@ from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBacken
 from trainium_catalogue.eks import (
     DEFAULT_SYSTEM_INSTANCE_TYPES,
     KUBERNETES_VERSIONS,
+    SYSTEM_AMI_DATE,
     another_zone,
     host_image_version,
 )
 from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.kubernetes import kubelet_memory_mib, pod_resources
 from trainium_catalogue.releases import NEURON_RELEASES
 
 REGIONS = sorted({region for each in INSTANCE_TYPES.values() for region in each.zone_ids})
@@ -29,6 +31,18 @@ NODE_ZONES = sorted(
 )
 # The drivers of host images, from CHANGELOG.md of github.com/awslabs/amazon-eks-ami.
 DRIVERS = {"20260625": "2.28.0.0", "20260714": "2.29.0.0"}
+
+# 11 MiB a pod and 255, with as many pods as nodeadm's table of interfaces gives: 4 of 15 addresses
+# for trn1.2xlarge and so on (amazon-eks-ami, nodeadm/internal/kubelet, config.go and
+# instance-info.jsonl; trn2u.48xlarge is looked up in EC2).
+RESERVED_MIB = {
+    "trn1.2xlarge": 893,
+    "trn1.32xlarge": 2972,
+    "trn1n.32xlarge": 2972,
+    "trn2.3xlarge": 585,
+    "trn2.48xlarge": 1355,
+    "trn2u.48xlarge": 1355,
+}
 
 
 @pytest.mark.parametrize(("region", "zone"), NODE_ZONES)
@@ -66,6 +80,26 @@ def test_a_release_runs_on_the_driver_of_its_host_image() -> None:
 
     assert len(pinned) >= 4
     assert all(release.accepts_driver(DRIVERS[str(release.eks_ami_date)]) for release in pinned)
+
+
+def test_the_image_of_the_system_nodes_is_a_release_that_we_saw_and_the_newest() -> None:
+    assert max(DRIVERS) == SYSTEM_AMI_DATE
+
+
+@pytest.mark.parametrize("name", INSTANCE_TYPES)
+def test_a_pod_fits_into_what_the_kubelet_leaves_of_a_small_node_too(name: str) -> None:
+    """MemTotal is less than EC2's figure: Karpenter takes 7.5 % off before it has seen a node
+    (VM_MEMORY_OVERHEAD_PERCENT). The pods of every node request less than 512 MiB."""
+    instance = INSTANCE_TYPES[name]
+    capacity = instance.memory_mib * (1 - 0.075)
+    pod = int(pod_resources(instance)["memory"].removesuffix("Mi"))
+
+    assert pod <= capacity - RESERVED_MIB[name] - 100 - 512
+
+
+@pytest.mark.parametrize("name", INSTANCE_TYPES)
+def test_what_the_kubelet_keeps_is_what_eks_image_computes(name: str) -> None:
+    assert kubelet_memory_mib(INSTANCE_TYPES[name]) == RESERVED_MIB[name] + 100
 
 
 def test_a_host_image_is_named_by_patch_version_and_date() -> None:

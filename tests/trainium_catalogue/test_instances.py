@@ -52,6 +52,7 @@ def test_sizes_agree_with_ec2(instance: InstanceType, descriptions: dict[str, An
     assert {instance.enis_per_card} == {
         card["MaximumNetworkInterfaces"] for card in network["NetworkCards"]
     }
+    assert instance.addresses_per_interface == network["Ipv4AddressesPerInterface"]
 
 
 @pytest.mark.parametrize("instance", INSTANCE_TYPES.values(), ids=lambda t: t.name)

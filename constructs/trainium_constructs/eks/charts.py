@@ -9,7 +9,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct
 
-from trainium_catalogue.charts import CHARTS, eks_registry
+from trainium_catalogue.charts import CHARTS, VOLCANO_VERSION, eks_registry
 from trainium_catalogue.kubernetes import TAINT
 
 RECOVERY_NAMESPACE = "neuron-healthcheck-system"
@@ -19,7 +19,12 @@ _ON_TRAINIUM = [{"key": TAINT, "operator": "Exists", "effect": "NoSchedule"}]
 
 
 def chart_values(
-    *, instance_type: str, region: str, recovery: bool, efa: bool
+    *,
+    instance_type: str,
+    region: str,
+    recovery: bool,
+    efa: bool,
+    volcano_version: str = VOLCANO_VERSION,
 ) -> Mapping[str, Mapping[str, Any]]:
     """Values of every chart that this instance type needs, by our name of the chart."""
     values: dict[str, Mapping[str, Any]] = {
@@ -37,17 +42,23 @@ def chart_values(
         },
         "fsx": {
             "controller": {
-                # Pods of the system nodes do not reach the metadata service, which it would ask.
+                # Pods do not reach the metadata service, which it would ask.
                 "region": region,
                 "replicaCount": 1,
             },
-            # A Trainium node comes with a taint.
-            "node": {"tolerateAllTaints": True},
+            "node": {
+                # With it and the node's name, which the chart gives, the node plugin asks nobody
+                # (aws-fsx-csi-driver, pkg/driver/node.go): at hop limit 1 it would start only
+                # after its attempts to reach the metadata service have failed.
+                "region": region,
+                # A Trainium node comes with a taint.
+                "tolerateAllTaints": True,
+            },
         },
         "volcano": {
             "basic": {
-                # The chart's own default moves.
-                "image_tag_version": f"v{CHARTS['volcano'].version}",
+                # The images of the chart, not what its author had as a default.
+                "image_tag_version": f"v{volcano_version}",
                 "image_pull_policy": "IfNotPresent",
             },
             # It tolerates no taint, so it stays on the system nodes; nothing to say.
@@ -84,6 +95,8 @@ def install(
         create_namespace=chart.namespace != "kube-system",
         values=dict(values),
         wait=True,
-        # The longest that the function which runs helm can wait.
-        timeout=cdk.Duration.minutes(14),
+        # Of one operation of helm. The function that runs it ends after 15 minutes, without a word
+        # to CloudFormation, and needs time for the chart and for helm's own answer; an upgrade
+        # that failed half way is repeated within the same 15.
+        timeout=cdk.Duration.minutes(6),
     )

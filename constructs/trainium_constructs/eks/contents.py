@@ -10,6 +10,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
 from trainium_catalogue import kubernetes
+from trainium_catalogue.charts import VOLCANO_VERSION
 from trainium_catalogue.instances import InstanceType
 from trainium_constructs.eks import charts, manifests, watching
 from trainium_constructs.eks.cluster import TrainingCluster
@@ -78,7 +79,7 @@ class ClusterContents(Construct):
         jobs = self._apply("Jobs", everything, after=[*self.charts.values()])
         self._apply("Watching", self._watching(), after=[jobs])
         # Not at once with the jobs' namespace: Volcano's webhook has a say in queues, and its pod
-        # counts as ready before it listens (Volcano 1.15.0, admission.yaml: no readiness probe).
+        # counts as ready before it listens (Volcano 1.15.1, admission.yaml: no readiness probe).
         queue = manifests.volcano_queue(settings.instance_type, settings.max_nodes)
         self._apply("Queue", [queue], after=[jobs])
 
@@ -89,6 +90,7 @@ class ClusterContents(Construct):
             region=settings.region,
             recovery=settings.recovery,
             efa=settings.instance_type.supports_multi_node,
+            volcano_version=settings.chart_versions.get("volcano", VOLCANO_VERSION),
         )
         installed = {
             name: charts.install(

@@ -81,6 +81,12 @@ class TrainiumNodeGroup(Construct):
             names_type=True,
             placement_group_name=group,
             instance_tags=instance_tags,
+            # A pod one hop further could take the node's role (EKS Best Practices Guide, restrict
+            # access to the instance profile). What runs on a node and asks the metadata service has
+            # the host's network: vpc-cni, kube-proxy, the agent of Pod Identity, EFA's plugin.
+            # Neuron's plugin works without: AWS's workshop runs its chart on Karpenter's nodes,
+            # whose limit is 1 (github.com/aws-samples/eks-workshop-v2, nodepool-trn1.yaml).
+            metadata_hops=1,
         )
         is_block = reservation is not None and reservation.is_block
         self.nodes = eks.Nodegroup(

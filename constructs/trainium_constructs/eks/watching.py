@@ -128,6 +128,10 @@ def neuron_monitor(*, instance_type: str) -> list[Manifest]:
                         },
                     },
                     "spec": {
+                        # It labels its figures with the instance's id and type, which only the
+                        # host can ask the metadata service for (Neuron Monitor User Guide,
+                        # instance_info).
+                        "hostNetwork": True,
                         "automountServiceAccountToken": False,
                         "nodeSelector": {kubernetes.NODE_LABEL: instance_type},
                         "tolerations": [

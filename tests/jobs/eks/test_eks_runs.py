@@ -177,6 +177,24 @@ def test_a_run_is_stopped_between_two_attempts_too(eks: EksDesk) -> None:
     assert eks.document("status", "again")["status"] == "FAILED"
 
 
+def test_the_newest_condition_of_a_phase_counts_where_volcano_keeps_all() -> None:
+    """As 1.15.0 leaves them after a restart (volcano-sh/volcano, syncJob: append)."""
+    times = (
+        ("Pending", "10:00"), ("Running", "10:05"), ("Restarting", "10:30"),
+        ("Pending", "10:31"), ("Running", "10:40"), ("Completed", "11:31"),
+    )  # fmt: skip
+    conditions = [
+        {"status": phase, "lastTransitionTime": f"2026-01-01T{time}:00Z"} for phase, time in times
+    ]
+    state = {"phase": "Completed", "lastTransitionTime": "2026-01-01T11:31:00Z"}
+    found = summarize(
+        {**job("again", ["true"]), "status": {"state": state, "conditions": conditions}}
+    )
+
+    assert found.started_at_ms is not None and found.stopped_at_ms is not None
+    assert found.stopped_at_ms - found.started_at_ms == 3_600_000
+
+
 def test_a_run_took_as_long_as_its_gang_was_there_though_a_pod_ended_later_than_another() -> None:
     """The conditions of a job of an hour, as syncJob of Volcano 1.15.1 leaves them."""
     times = {"Pending": "10:00:05", "Running": "10:59:58", "Completed": "11:00:05"}

@@ -45,9 +45,7 @@ def refuse_deletion_of_stack(backend: CloudFormationBackend, stack: Stack) -> No
             )
 
 
-def refuse_change(
-    backend: CloudFormationBackend, stack: Stack, before: Mapping[str, Any]
-) -> None:
+def refuse_change(backend: CloudFormationBackend, stack: Stack, before: Mapping[str, Any]) -> None:
     """Refuse another value of an export in use. AWS rolls the update back; nothing here can."""
     for name, value in values_of(stack).items():
         if name in before and before[name] != value and (users := importers(backend, name, stack)):

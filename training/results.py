@@ -72,6 +72,15 @@ class Store:
         if time.monotonic() - self._uploaded_s[-1] > _BETWEEN_UPLOADS_S:
             self._upload((self.metrics_key,))
 
+    def put(self, name: str, document: Mapping[str, Any]) -> str:
+        """Write another document beside the result; returns where it is."""
+        key = f"{run_prefix(self.run, 'results')}{name}"
+        path = self._local(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=2) + "\n")
+        self._upload((key,))
+        return str(path) if self.bucket is None else f"s3://{self.bucket.name}/{key}"
+
     def finish(self, result: Mapping[str, Any]) -> list[str]:
         """Write the result and put everything into the bucket; returns where it is."""
         path = self._local(self.result_key)

@@ -1,5 +1,7 @@
 """Is this device, with this release, right? Sums, losses, a resumed run and the cache, in minutes.
 
+Then the probes, which look from here whether the claims of docs/claims.toml hold.
+
     python -m jobs submit verify --nodes 1
 
 The losses to find were made on a CPU in fp32 and are part of the repository.
@@ -7,9 +9,10 @@ The losses to find were made on a CPU in fp32 and are part of the repository.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,16 +22,31 @@ from training.checkpoint.ranks import Ranks
 from training.contract import DeviceKind
 from training.failures import describe
 from training.objects import open_objects
+from training.objects.client import Client
 from training.payload import compare, tile
+from training.probes import PROBES, Check, Node
+from training.probes.survey import look, merged, record, waiting
 from training.sweep import rank_pattern, sum_pattern
-from training.verify_model import BF16, FP32, STEPS, config_for, deviations, golden, train
+from training.verify_model import (
+    BF16,
+    FP32,
+    MOST_RANKS,
+    STEPS,
+    config_for,
+    deviations,
+    golden,
+    train,
+)
 from trainium_catalogue.contract import CACHE_PREFIX, run_prefix
+from trainium_catalogue.probing import NODE_RECORD, Finding, State
 
 if TYPE_CHECKING:
     from training.backends.base import Backend
+    from training.progress import RunContext
     from training.workloads import Job
 
 _SAVED_STEP = 4
+_TRAINING = ("parity", "resume")
 _ELEMENTS = 2**18
 
 
@@ -51,10 +69,13 @@ class Verification:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._ranks = Ranks()
-        self._config = config_for(job.device.num_ranks)
+        self._trains = job.device.num_ranks <= MOST_RANKS
+        self._config = config_for(min(job.device.num_ranks, MOST_RANKS))
         self._tolerance = FP32 if job.device.kind is DeviceKind.CPU else BF16
         self._losses: list[tuple[float, float]] = []
         self._backend: Backend | None = None
+        self._ended: dict[str, Check] = {}
+        self._graphs: dict[int, int] = {}
         context = job.context
         self._storage = open_objects(
             f"s3://{context.bucket}" if context.bucket else str(job.store.root),
@@ -74,9 +95,12 @@ class Verification:
         if self._leads:
             self._job.store.start_metrics()
             self._say(f"{len(chosen)} checks of {', '.join(self.checks)}")
+        # Now, so that they are in the bucket also when a check breaks off; the rest afterwards.
+        findings = self._probe(list(PROBES.by_id))
         outcomes = []
         for name in chosen:
             self._job.progress.report(f"verifying: {name}")
+            begin = time.monotonic()
             try:
                 outcome = self.checks[name]()
             except Exception as error:
@@ -84,6 +108,10 @@ class Verification:
                 raise VerificationFailed(f"check {name} broke off: {describe(error)}") from error
             self._say(f"{name:<8} {'passed' if outcome.ok else 'FAILED'}: {outcome.detail}")
             outcomes.append(outcome)
+            self._ended[name] = Check(
+                ok=outcome.ok, detail=outcome.detail, seconds=time.monotonic() - begin
+            )
+        self._probe(waiting(findings), findings)
         if self._leads:
             self._write(outcomes)
         # The first rank to fail ends the job: let the result be written first.
@@ -93,13 +121,44 @@ class Verification:
                 "; ".join(f"{outcome.check}: {outcome.detail}" for outcome in failed)
             )
 
+    def _probe(self, names: Sequence[str], before: Sequence[Finding] = ()) -> list[Finding]:
+        """Run probes on the first worker of every node, and leave what all found in the bucket."""
+        context = self._job.context
+        node = Node(
+            context=context,
+            num_ranks=self._job.device.num_ranks,
+            env=self._job.variables,
+            storage=self._storage,
+            s3=lambda: _s3_client(context),
+            checks=self._ended,
+            graphs=self._graphs,
+        )
+        first_of_node = self._job.device.rank % context.processes_per_node == 0
+        mine = look(node, self._job.progress.report, names) if first_of_node else None
+        by_node = [found for found in self._ranks.gather(mine) if found is not None]
+        found = {finding.id: finding for finding in (*before, *merged(by_node))}
+        findings = list(found.values())
+        if self._leads:
+            self._job.store.put(NODE_RECORD, record(node, findings))
+            for finding in findings if before else ():
+                if finding.state is not State.NOT_RUN:
+                    self._say(f"probe {finding.id}: {finding.state}: {finding.seen}")
+        return findings
+
     def _chosen(self) -> list[str]:
         words = str(self._job.values["checks"])
-        chosen = list(self.checks) if words == "all" else words.split(",")
+        possible = [name for name in self.checks if self._trains or name not in _TRAINING]
+        chosen = possible if words == "all" else words.split(",")
         for name in chosen:
             if name not in self.checks:
                 raise ValueError(
                     f"checks={words} names {name!r}; there are {', '.join(self.checks)}"
+                )
+            if name not in possible:
+                raise ValueError(
+                    f"checks={words}: {self._job.device.num_ranks} ranks cannot share the batch of "
+                    f"{name}, {MOST_RANKS} can; submit with fewer nodes, or with "
+                    f"--checks {','.join(possible)}"
                 )
         return chosen
 
@@ -205,7 +264,13 @@ class Verification:
 
     def _train(self, steps: range) -> list[tuple[float, float]]:
         assert self._backend is not None
-        return train(self._backend, self._config, steps, self._job.progress.report)
+        return train(self._backend, self._config, steps, self._begin_step)
+
+    def _begin_step(self, text: str) -> None:
+        self._job.progress.report(text)
+        graphs = num_compiled_graphs(self._job.device.kind)
+        if graphs is not None and len(self._graphs) < STEPS:
+            self._graphs[len(self._graphs) + 1] = graphs
 
     @property
     def _leads(self) -> bool:
@@ -231,6 +296,22 @@ class Verification:
     def _say(self, text: str) -> None:
         if self._leads:
             print(f"verify: {text}", flush=True)
+
+
+def num_compiled_graphs(kind: DeviceKind) -> int | None:
+    """How many graphs torch_xla has compiled in this process; None where there is none."""
+    if kind is not DeviceKind.XLA:
+        return None
+    try:
+        from torch_xla.debug import metrics
+    except ImportError:
+        return None
+    counted = metrics.metric_data("CompileTime")
+    return int(counted[0]) if counted else 0
+
+
+def _s3_client(context: RunContext) -> Any:
+    return Client(region=context.region, endpoint_url=context.endpoint_url, num_connections=1).get()
 
 
 def run(job: Job) -> None:

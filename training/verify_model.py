@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 GOLDEN = Path(__file__).with_name("verify_golden.json")
 STEPS = 8
 _VOCABULARY = 512
+MOST_RANKS = 64
+"""That can share the batch, two to a model: no two trn2.48xlarge."""
 _SHAPE = {"vocab-size": _VOCABULARY, "seq-len": 64, "global-batch": 32, "max-steps": STEPS}
 """Of llama-tiny, smaller still: a batch that 1 to 64 ranks can share, two to a model."""
 

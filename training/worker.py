@@ -96,6 +96,7 @@ def run(
             environment={
                 name: value for name, value in env.items() if name.startswith(("NEURON", "XLA"))
             },
+            variables=env,
         )
     )
     device.close()

@@ -37,6 +37,8 @@ class Job:
     """A workload that defers it may end later than at once."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Neuron's and torch_xla's variables, as the worker has them."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """All variables of the worker; only probes look at them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

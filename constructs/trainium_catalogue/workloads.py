@@ -164,8 +164,8 @@ _WORKLOADS = (
     ),
     Workload(
         name="verify",
-        summary="on one node: is this device, with this release, right? parity, resume, sums",
-        max_nodes=1,
+        summary="is this device, with this release, right? parity, resume, sums; then all probes",
+        max_nodes=2,
         time_limit_hours=2.0,
         writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
         parameters=(

@@ -16,10 +16,14 @@ from tests.training.llama.conftest import CONTEXT, LoneDevice, Watched
 from training import verify
 from training.arguments import parse
 from training.contract import DeviceKind
+from training.payload import tile
+from training.probes import PROBES
 from training.results import Store
+from training.sweep import sum_pattern
 from training.verify import VerificationFailed
 from training.verify_model import BF16, FP32, STEPS, batch, config_for, deviations, golden
 from training.workloads import Job
+from trainium_catalogue.probing import Place, Probes, Seen, is_intact
 
 
 def job(folder: Path, *words: str, device: LoneDevice | None = None) -> Job:
@@ -100,6 +104,13 @@ class Liar(LoneDevice):
         tensor[0] += 1
 
 
+class Wide(LoneDevice):
+    """One of 128 ranks, the others of which have sent nothing but their sums."""
+
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
+        tensor.copy_(tile(sum_pattern(self.num_ranks), tensor.numel(), tensor.dtype))
+
+
 def test_a_wrong_sum_is_found_and_the_result_written(tmp_path: Path) -> None:
     with pytest.raises(VerificationFailed, match="sums: wrong on 1 ranks, first on rank 0"):
         verify.run(job(tmp_path, "--checks=sums,cache", device=Liar()))
@@ -131,6 +142,55 @@ def _recorded(steps: Sequence[tuple[float, float]]) -> Any:
         return [rest.pop(0) for _ in asked]
 
     return train
+
+
+def probed(folder: Path) -> dict[str, Any]:
+    document = json.loads((folder / "runs/check/results/probes.json").read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+def test_a_record_of_the_probes_is_left_beside_the_result(passed: Path) -> None:
+    document = probed(passed)
+    assert is_intact(document)
+    assert {finding["id"] for finding in document["findings"]} == set(PROBES.by_id)
+    assert "crashed" not in {finding["state"] for finding in document["findings"]}
+
+
+def test_the_probes_before_a_check_that_breaks_off_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*words: Any) -> None:
+        raise RuntimeError("nrt_init failed")
+
+    monkeypatch.setattr(verify, "train", fail)
+    with pytest.raises(VerificationFailed):
+        verify.run(job(tmp_path, "--checks=parity"))
+    findings = {finding["id"]: finding for finding in probed(tmp_path)["findings"]}
+    assert findings["eager-attention-compiles"]["needs"] == ["neuron", "check parity"]
+
+
+def test_a_red_or_crashed_probe_fails_no_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(node: Any) -> Any:
+        raise RuntimeError("no way")
+
+    made: Probes[Any] = Probes(Place.NODE)
+    made.probe("crashes")(crash)
+    made.probe("differs")(lambda node: Seen(ok=False, seen="3", expected="2"))
+    monkeypatch.setattr("training.probes.survey.PROBES", made)
+    monkeypatch.setattr(verify, "PROBES", made)
+    verify.run(job(tmp_path, "--checks=cache"))
+    assert result(tmp_path)["status"] == "passed"
+    assert [finding["state"] for finding in probed(tmp_path)["findings"]] == ["crashed", "red"]
+
+
+def test_more_ranks_than_the_batch_has_room_for_make_the_other_checks(tmp_path: Path) -> None:
+    verify.run(job(tmp_path, device=Wide(num_ranks=128)))
+    assert list(result(tmp_path)["checks"]) == ["sums", "cache"]
+    with pytest.raises(ValueError, match="128 ranks cannot share the batch of parity, 64 can"):
+        verify.run(job(tmp_path, "--checks=parity", device=Wide(num_ranks=128)))
 
 
 def test_an_error_inside_a_check_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ class JobRequest:
     parameters: Mapping[str, Value] = field(default_factory=dict)
     depends_on: tuple[str, ...] = ()
     """Ids of jobs that have to succeed first."""
+    scales: bool = False
+    """On EKS: let the cluster get the nodes that are missing."""
 
     @property
     def time_limit_seconds(self) -> int:

@@ -19,6 +19,7 @@ from trainium_constructs import PublishedContract, grant_data_uris
 from trainium_constructs.eks import (
     ClusterContents,
     ClusterSettings,
+    NodeScaler,
     PodRole,
     SystemNodeGroup,
     TrainingCluster,
@@ -72,7 +73,7 @@ class EksStack(cdk.Stack):
         PublishedContract(
             self, "Contract", deployment=config.deployment, values=self._published(data)
         )
-        ClusterContents(
+        contents = ClusterContents(
             self,
             "Contents",
             cluster=self.cluster,
@@ -91,6 +92,18 @@ class EksStack(cdk.Stack):
             accounts=[kubernetes.service_account(name) for name in self._workloads()],
             after=[self.system, self.nodes, *roles],
         )
+        if config.eks_idle_minutes:
+            NodeScaler(
+                self,
+                "Scaler",
+                cluster=self.cluster,
+                node_group=self.nodes.nodes,
+                deployment=config.deployment,
+                region=self.region,
+                image=data.image_uri,
+                idle_minutes=config.eks_idle_minutes,
+                after=[contents],
+            )
 
     def _add_nodes(self, network: NetworkStack, name: str) -> None:
         config = self._config
@@ -156,6 +169,7 @@ class EksStack(cdk.Stack):
 
     def _published(self, data: DataJobsStack) -> dict[str, str]:
         claim = {contract.SSM_EKS_LUSTRE_CLAIM: kubernetes.LUSTRE_CLAIM}
+        idle = {contract.SSM_EKS_IDLE_MINUTES: str(self._config.eks_idle_minutes)}
         return {
             contract.SSM_EKS_CLUSTER: self.cluster.cluster.cluster_name,
             contract.SSM_EKS_NAMESPACE: kubernetes.NAMESPACE,
@@ -164,4 +178,5 @@ class EksStack(cdk.Stack):
             contract.SSM_EKS_IMAGE: data.image_uri,
             contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: str(self._config.job_time_limit_hours),
             **(claim if self._storage.lustre else {}),
+            **(idle if self._config.eks_idle_minutes else {}),
         }

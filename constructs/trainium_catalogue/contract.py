@@ -41,6 +41,8 @@ SSM_EKS_NAMES: Final = (
 """What a deployment with the EKS orchestrator publishes, beside what every deployment does."""
 SSM_EKS_LUSTRE_CLAIM: Final = "eks/lustre-claim"
 """Published only where there is a file system: the claim in the namespace."""
+SSM_EKS_IDLE_MINUTES: Final = "eks/idle-minutes"
+"""Published only where the node scaler runs: after how long it takes an idle node away."""
 
 SSM_BATCH_NAMES: Final = (
     SSM_CONTRACT_VERSION,
@@ -99,6 +101,10 @@ ENV_TIME_LIMIT: Final = "TRAINIUM_TIME_LIMIT_S"
 ENV_DEVICE: Final = "TRAINIUM_DEVICE"
 ENV_PROCESSES_PER_NODE: Final = "TRAINIUM_PROCESSES_PER_NODE"
 ENV_NODE_ADDRESS: Final = "TRAINIUM_NODE_ADDRESS"
+
+# Only the rehearsal sets this one, on the node scaler.
+ENV_IDLE_CLOCK: Final = "TRAINIUM_IDLE_CLOCK"
+"""How many times faster than on AWS idle time passes."""
 
 # --- tags of a job -----------------------------------------------------------------------------
 TAG_DEPLOYMENT: Final = "trainium:deployment"

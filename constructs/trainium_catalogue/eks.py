@@ -40,6 +40,10 @@ SYSTEM_NODES = 2
 USD_PER_HOUR_ESTIMATE = 0.10 + SYSTEM_NODES * 0.192
 """Control plane and system nodes, on-demand list prices in us-east-1. For orientation only."""
 
+DEFAULT_IDLE_MINUTES = 30
+"""Long enough to read a traceback and submit again on the same nodes; a new one takes about ten
+minutes until its image is pulled. At most 11 USD for an idle trn1.32xlarge."""
+
 POD_ADDRESSES = 12
 """Addresses that the network plug-in keeps for the pods of a node (MINIMUM_IP_TARGET)."""
 SPARE_ADDRESSES = 2

@@ -23,6 +23,21 @@ LABEL_DEPLOYMENT: Final = "trainium/deployment"
 LABEL_RUN: Final = "trainium/run"
 LABEL_WORKLOAD: Final = "trainium/workload"
 
+AFTER: Final = "trainium/after"
+"""Annotation of a job: the job that compiles for it, which it waits for."""
+SCALE: Final = "trainium/scale"
+"""Annotation of a job: ``true`` if the node scaler is to get the nodes that it lacks."""
+
+SCALER: Final = "node-scaler"
+"""Name, namespace and service account of what takes idle nodes away. Whoever may create pods in a
+namespace may use its service accounts, so it does not live in the namespace of the jobs."""
+NODE_GROUP_LABEL: Final = "eks.amazonaws.com/nodegroup"
+"""EKS sets it on the nodes of a managed group."""
+IDLE_SINCE: Final = "trainium/idle-since"
+"""Annotation of a node that nobody uses: since when, in UTC as Kubernetes writes it."""
+CORDONED_SINCE: Final = "trainium/cordoned-since"
+"""Annotation of a node that the node scaler has cordoned because it is about to go."""
+
 RETRY_COUNT_FIELD: Final = "metadata.annotations['volcano.sh/job-retry-count']"
 """Of a pod, for the downward API: how often the job has been restarted, from 0.
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from jobs.eks.endings import Ending, Endings
 from jobs.eks.pods import milliseconds, node_of, trouble
-from jobs.eks.volcano_job import AFTER
 from jobs.orchestrators import Orchestrator
 from jobs.runs import ENDED, Attempt, Job, Kind, Node, RunSummary, Shape
 from trainium_catalogue import kubernetes
@@ -70,7 +69,7 @@ def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) ->
     # Pods that were deleted, of a job that was stopped or has no attempts left, ended as it did.
     gone = status if ended else "RUNNABLE"
     nodes = tuple(node_of(index, by_index.get(index), gone) for index in range(_num_nodes(job)))
-    after = (job["metadata"].get("annotations") or {}).get(AFTER)
+    after = (job["metadata"].get("annotations") or {}).get(kubernetes.AFTER)
     return Job(
         job_id=_name(job),
         run=run_of(job),

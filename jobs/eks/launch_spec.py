@@ -47,6 +47,8 @@ class LaunchSpec:
     """That the launcher gives its workers."""
     after_job: str | None = None
     """Job that compiles for this one."""
+    scales: bool = False
+    """Let the node scaler get the nodes that are missing."""
 
     @property
     def name(self) -> str:
@@ -63,6 +65,12 @@ class LaunchSpec:
             kubernetes.LABEL_RUN: self.run,
             kubernetes.LABEL_WORKLOAD: self.workload,
         }
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Of the job."""
+        after = {kubernetes.AFTER: self.after_job} if self.after_job else {}
+        return {**after, **({kubernetes.SCALE: "true"} if self.scales else {})}
 
     @property
     def grace_s(self) -> int:
@@ -116,6 +124,7 @@ def launch_spec(request: JobRequest, deployment: Deployment) -> LaunchSpec:
         lustre_claim=deployment.eks.lustre_claim,
         stop_grace_s=float(request.parameters.get(_STOP_GRACE.name, _STOP_GRACE.default)),
         after_job=next(iter(request.depends_on), None),
+        scales=request.scales,
     )
 
 

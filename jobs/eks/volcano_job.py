@@ -19,8 +19,6 @@ from trainium_catalogue import kubernetes
 
 Json = dict[str, Any]
 
-AFTER = "trainium/after"
-"""Annotation: the job that compiles for this one."""
 KEPT_S = 7 * 24 * 3600
 """A job that has ended stays as long as Batch remembers one."""
 
@@ -43,7 +41,7 @@ def complete(job: Json, spec: LaunchSpec, target: EksTarget) -> Json:
         **job["metadata"],
         "namespace": target.namespace,
         "labels": spec.labels,
-        **({"annotations": {AFTER: spec.after_job}} if spec.after_job else {}),
+        **({"annotations": spec.annotations} if spec.annotations else {}),
     }
     gang = {
         "minAvailable": spec.num_nodes,

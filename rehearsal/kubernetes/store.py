@@ -167,9 +167,9 @@ class Store:
                 raise
 
     def delete(self, kind: Kind, namespace: str, name: str, *, grace_s: int | None = None) -> Json:
-        """Remove an object and what it owns; one that runs is marked, unless it has no grace.
+        """Remove an object and what it owns; a pod that runs is only marked.
 
-        Its kubelet then stops it, and calls ``remove``.
+        Its kubelet then stops it, and calls ``remove``. Without any grace it goes at once.
         """
         with self._lock:
             entry = self.get(kind, namespace, name)

@@ -14,6 +14,7 @@ from stacks.config.eks_names import (
 )
 from stacks.config.keys import key
 from trainium_catalogue.eks import (
+    DEFAULT_IDLE_MINUTES,
     DEFAULT_KUBERNETES_VERSION,
     DEFAULT_SYSTEM_INSTANCE_TYPES,
     KUBERNETES_VERSIONS,
@@ -50,8 +51,14 @@ class EksKeys(ContextKeys):
         kinds.whole_number(0, 1000),
         default=0,
         help="Trainium nodes that the cluster starts with, billed while they are up; "
-        "`python -m jobs scale` changes their number later, until a deployment changes this or "
-        "`max_nodes`",
+        "`python -m jobs scale` and `eks_idle_minutes` change their number later, until a "
+        "deployment changes this or `max_nodes`",
+    )
+    eks_idle_minutes: int = key(
+        kinds.whole_number(0, 1440),
+        default=DEFAULT_IDLE_MINUTES,
+        help="minutes after which a Trainium node of the cluster goes that no job uses or waits "
+        "for; 0: nodes stay, and are billed, until `python -m jobs scale --nodes 0`",
     )
     eks_subnet_ids: tuple[str, ...] = key(
         kinds.maybe_words(kinds.resource_id("subnet").read, noun="list"),

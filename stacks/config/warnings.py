@@ -91,10 +91,19 @@ def _warnings(config: AppConfig) -> Iterator[tuple[str, str]]:
         )
     if config.eks_nodes:
         usd = config.eks_nodes * config.instance.usd_per_hour_estimate
+        idle = config.eks_idle_minutes
+        until = f"no job has used them for {idle} minutes" if idle else "they are scaled down"
         yield (
             "eksNodes",
             f"{setting('eks_nodes', config.eks_nodes)} starts nodes that run, and are billed, "
-            f"until they are scaled down: about {usd:.0f} USD an hour (estimate)",
+            f"until {until}: about {usd:.0f} USD an hour (estimate)",
+        )
+    if config.runs_on_eks and not config.eks_idle_minutes:
+        yield (
+            "idleNodes",
+            f"{setting('eks_idle_minutes', 0)} leaves nodes of the cluster that no job uses "
+            f"running, about {config.instance.usd_per_hour_estimate:.0f} USD an hour each "
+            "(estimate), until somebody scales them down",
         )
     if config.ami_id is not None:
         yield (

@@ -70,6 +70,7 @@ def test_editing_what_no_node_runs_rebuilds_nothing(checkout: Path, path: str) -
     "path",
     [
         "training/__init__.py",
+        "node_scaler/plan.py",
         "constructs/trainium_catalogue/ports.py",
         "docker/neuron/Dockerfile",
         "docker/neuron/requirements.txt",
@@ -105,6 +106,7 @@ def test_the_context_holds_what_the_dockerfile_copies_and_nothing_else(
     assert {name for name in folders if not name.startswith("training")} == {
         "docker/neuron",
         "constructs/trainium_catalogue",
+        "node_scaler",
     }
     assert "training" in folders
 

@@ -160,7 +160,7 @@ def test_tensorboard_runs_the_image_that_is_pushed(made: Deployment) -> None:
 def test_every_image_is_pinned(made: Deployment) -> None:
     images = [each["image"] for pod in pod_templates(made) for each in pod["containers"]]
 
-    assert len(images) == 2
+    assert len(images) == 3
     assert not [image for image in images if ":" not in image or image.endswith(":latest")]
 
 

@@ -111,6 +111,7 @@ class TestContract:
                 *(set(contract.SSM_BATCH_NAMES) - on_nodes | of_batch),
                 *contract.SSM_EKS_NAMES,
                 contract.SSM_EKS_LUSTRE_CLAIM,
+                contract.SSM_EKS_IDLE_MINUTES,
                 *(contract.ssm_job_definition(workload.name) for workload in jobs),
             )
         )

@@ -7,11 +7,13 @@ from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.contents import ClusterContents, ClusterSettings
 from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.eks.node_groups import TrainiumNodeGroup
+from trainium_constructs.eks.node_scaler import NodeScaler
 from trainium_constructs.eks.system_nodes import SystemNodeGroup
 
 __all__ = [
     "ClusterContents",
     "ClusterSettings",
+    "NodeScaler",
     "PodRole",
     "SystemNodeGroup",
     "TrainingCluster",

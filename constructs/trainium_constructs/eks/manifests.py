@@ -91,12 +91,12 @@ def volcano_queue(instance_type: InstanceType, max_nodes: int) -> Manifest:
     }
 
 
-def service_account(name: str) -> Manifest:
-    """An account whose pods get credentials of AWS, and none of the cluster."""
+def service_account(name: str, *, namespace: str = kubernetes.NAMESPACE) -> Manifest:
+    """An account whose pods get credentials of AWS, and none of the cluster unless they ask."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": {"name": name, "namespace": kubernetes.NAMESPACE},
+        "metadata": {"name": name, "namespace": namespace},
         "automountServiceAccountToken": False,
     }
 

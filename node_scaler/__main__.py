@@ -1,0 +1,92 @@
+"""Runs the node scaler until it is told to end; see docs/adr/0013."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import boto3
+from botocore.config import Config
+
+from node_scaler.cluster import Cluster
+from node_scaler.group import NodeGroup
+from node_scaler.plan import Rules
+from node_scaler.rounds import Scaler
+from trainium_catalogue.contract import ENV_IDLE_CLOCK, ENV_REGION
+from trainium_catalogue.node_use import stamp
+
+PERIOD_S = 10.0
+SETTLE_S = 20.0
+"""Longer than a period: a cordoned node is looked at again before it goes."""
+_SHORTEST_PERIOD_S = 0.5
+GIVE_UP_S = 600.0
+"""Seconds of failing rounds before the process ends, so that Kubernetes shows its restarts."""
+
+
+def options(words: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m node_scaler", description=__doc__)
+    parser.add_argument("--cluster", required=True, help="name of the EKS cluster")
+    parser.add_argument("--node-group", required=True, help="name of its Trainium node group")
+    parser.add_argument("--namespace", required=True, help="namespace of the jobs")
+    parser.add_argument("--idle-minutes", required=True, type=int)
+    parser.add_argument("--api", required=True, help="address of the Kubernetes API")
+    parser.add_argument("--credentials", required=True, type=Path, help="token and ca.crt")
+    return parser.parse_args(words)
+
+
+def say(text: str) -> None:
+    """Write a line of the log."""
+    print(f"{stamp(datetime.now(UTC))} {text}", flush=True)
+
+
+def main(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Make rounds."""
+    given = options(words)
+    clock = float(environment.get(ENV_IDLE_CLOCK, "1"))
+    config = Config(
+        region_name=environment[ENV_REGION],
+        connect_timeout=5,
+        read_timeout=30,
+        retries={"mode": "standard", "total_max_attempts": 3},
+    )
+    scaler = Scaler(
+        cluster=Cluster(given.api, given.credentials),
+        node_group=NodeGroup(
+            cluster=given.cluster,
+            name=given.node_group,
+            eks=boto3.client("eks", config=config),
+            autoscaling=boto3.client("autoscaling", config=config),
+        ),
+        namespace=given.namespace,
+        rules=Rules(
+            idle=timedelta(minutes=given.idle_minutes) / clock,
+            settle=timedelta(seconds=SETTLE_S) / clock,
+        ),
+        say=say,
+    )
+    say(f"idle nodes of {given.node_group} go after {given.idle_minutes} minutes")
+    fine_s = time.monotonic()
+    while True:
+        try:
+            failed = scaler.round(datetime.now(UTC))
+        except Exception as error:
+            failed = 1
+            say(f"round failed: {type(error).__name__}: {error}")
+        if not failed:
+            fine_s = time.monotonic()
+        elif time.monotonic() - fine_s > GIVE_UP_S:
+            sys.exit(f"no round has succeeded for {GIVE_UP_S:g} s")
+        time.sleep(max(_SHORTEST_PERIOD_S, PERIOD_S / clock))
+
+
+if __name__ == "__main__":
+    # The first process of a container ignores signals that it has no handler for.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    main(sys.argv[1:], os.environ)

@@ -1,0 +1,76 @@
+"""The Kubernetes API, as a pod calls it with its service account: plain HTTPS, nothing to install.
+
+Kubernetes documentation, Accessing the Kubernetes API from a Pod, without using a proxy.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]
+
+_LIMIT_S = 30.0
+_MERGE = "application/merge-patch+json"
+
+
+class ClusterError(RuntimeError):
+    """The API server has refused a request, or does not answer."""
+
+
+class Cluster:
+    """Lists, patches and creates."""
+
+    def __init__(self, url: str, credentials: Path) -> None:
+        """``credentials`` is the folder that the kubelet mounts: ``token`` and ``ca.crt``."""
+        self._url = url.rstrip("/")
+        self._token = credentials / "token"
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if url.startswith("https:"):
+            context = ssl.create_default_context(cafile=str(credentials / "ca.crt"))
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def items(self, path: str, **query: str) -> list[Json]:
+        """Every object of a list, as it is now: without a version given, the API reads no cache."""
+        words = f"?{urllib.parse.urlencode(query)}" if query else ""
+        return list(self._call("GET", path + words)["items"])
+
+    def patch(self, path: str, changes: Json) -> None:
+        """Change parts of an object; null takes one away."""
+        self._call("PATCH", path, changes, content_type=_MERGE)
+
+    def create(self, path: str, entry: Json) -> None:
+        """Add an object."""
+        self._call("POST", path, entry)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        content_type: str = "application/json",
+    ) -> Json:
+        # Read for each call: the kubelet renews it.
+        token = self._token.read_text(encoding="utf-8").strip()
+        request = urllib.request.Request(
+            self._url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {token}", "Content-Type": content_type},
+        )
+        try:
+            with self._opener.open(request, timeout=_LIMIT_S) as answer:
+                found: Json = json.load(answer)
+        except urllib.error.HTTPError as error:
+            said = error.read(2000).decode(errors="replace")
+            raise ClusterError(f"{method} {path}: {error.code} {said}") from None
+        except OSError as error:
+            raise ClusterError(f"{method} {path}: {error}") from error
+        return found

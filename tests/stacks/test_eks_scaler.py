@@ -1,0 +1,147 @@
+"""The node scaler in the template: who it is, what it may do, and that it can be left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.stacks.cluster_objects import object_of, objects_of, plain, with_cluster
+from tests.stacks.synthesis import Deployment, checked
+from tests.stacks.test_eks_end import dependants
+from trainium_catalogue import kubernetes
+
+SCALER = kubernetes.SCALER
+
+
+@pytest.fixture(scope="module")
+def made() -> Deployment:
+    return with_cluster(eks_idle_minutes=45)
+
+
+def pod(made: Deployment) -> dict[str, Any]:
+    spec: dict[str, Any] = object_of(made, "Deployment", SCALER)["spec"]["template"]["spec"]
+    return spec
+
+
+def argument(made: Deployment, name: str) -> str:
+    (container,) = pod(made)["containers"]
+    return str(container["command"][container["command"].index(name) + 1])
+
+
+def statements(made: Deployment) -> dict[str, dict[str, Any]]:
+    """Of its role, by action."""
+    policy = made.only("eks", "AWS::IAM::Policy", "ScalerPods")["PolicyDocument"]
+    return {
+        action: each
+        for each in policy["Statement"]
+        for action in ([each["Action"]] if isinstance(each["Action"], str) else each["Action"])
+    }
+
+
+def test_it_scales_the_trainium_nodes_of_this_cluster(made: Deployment) -> None:
+    (group,) = made.logical_ids("eks", "AWS::EKS::Nodegroup", "NodesGroup")
+
+    assert argument(made, "--node-group") == f"<{group}.NodegroupName>"
+    assert argument(made, "--idle-minutes") == "45"
+    assert argument(made, "--namespace") == kubernetes.NAMESPACE
+
+
+def test_it_changes_only_the_group_that_has_the_tags_of_its_own(made: Deployment) -> None:
+    changing = {
+        "autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"
+    }  # fmt: skip
+    found = statements(made)
+    (group,) = made.logical_ids("eks", "AWS::EKS::Nodegroup", "NodesGroup")
+
+    assert set(found) == {
+        *changing, "autoscaling:DescribeAutoScalingGroups", "eks:DescribeNodegroup"
+    }  # fmt: skip
+    for action in changing:
+        tags = found[action]["Condition"]["StringEquals"]
+        assert plain(tags["aws:ResourceTag/eks:nodegroup-name"]) == f"<{group}.NodegroupName>"
+        assert "TrainingCluster" in plain(tags["aws:ResourceTag/eks:cluster-name"])
+    assert plain(found["eks:DescribeNodegroup"]["Resource"]) == f"<{group}.Arn>"
+
+
+def test_nobody_who_submits_jobs_can_take_its_account(made: Deployment) -> None:
+    """Pods of the jobs' namespace may name any service account of that namespace."""
+    accounts = [each for each in objects_of(made) if each["kind"] == "ServiceAccount"]
+    (own,) = [each for each in accounts if each["metadata"]["name"] == SCALER]
+
+    assert own["metadata"]["namespace"] == SCALER != kubernetes.NAMESPACE
+    bound = [
+        subject
+        for each in objects_of(made)
+        if each["kind"].endswith("Binding") and each["metadata"]["name"] == SCALER
+        for subject in each["subjects"]
+    ]
+    assert {subject["namespace"] for subject in bound} == {SCALER}
+
+
+def test_it_runs_as_nobody_in_a_restricted_namespace_beside_the_add_ons(made: Deployment) -> None:
+    labels = object_of(made, "Namespace", SCALER)["metadata"]["labels"]
+    (container,) = pod(made)["containers"]
+
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert pod(made)["securityContext"]["runAsNonRoot"] is True
+    assert pod(made)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod(made)["nodeSelector"] == {"trainium/nodes": "system"}
+    assert "tolerations" not in pod(made)
+
+
+def test_two_of_it_never_run_at_once(made: Deployment) -> None:
+    spec = object_of(made, "Deployment", SCALER)["spec"]
+
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+
+
+def test_it_goes_before_the_jobs_and_the_nodes(made: Deployment) -> None:
+    (applied,) = made.logical_ids("eks", "Custom::AWSCDK-EKS-KubernetesResource", "Scaler")
+
+    for kind, start in (
+        ("AWS::EKS::Nodegroup", "NodesGroup"),
+        ("AWS::EKS::PodIdentityAssociation", "ScalerPods"),
+        ("Custom::AWSCDK-EKS-KubernetesResource", "ContentsJobs"),
+    ):
+        (before,) = made.logical_ids("eks", kind, start)
+        assert applied in dependants(made, before)
+
+
+def test_it_can_be_left_out() -> None:
+    without = with_cluster(eks_idle_minutes=0)
+
+    assert not [each for each in objects_of(without) if each["metadata"]["name"] == SCALER]
+    assert "TerminateInstanceInAutoScalingGroup" not in without.text("eks")
+    assert "eks/idle-minutes" not in without.text("eks")
+    assert "trainium:idleNodes" in [each.id for each in without.config.warnings]
+
+
+def test_by_default_idle_nodes_go() -> None:
+    values = {p.get("Name"): p["Value"] for p in
+              with_cluster().resources("eks", "AWS::SSM::Parameter")}  # fmt: skip
+
+    assert values["/trainium/default/eks/idle-minutes"] == "30"
+
+
+def test_a_group_that_starts_with_nodes_says_until_when() -> None:
+    def said(**keys: object) -> str:
+        warnings = with_cluster(eks_nodes=2, **keys).config.warnings
+        (found,) = [each.message for each in warnings if each.id == "trainium:eksNodes"]
+        return found
+
+    assert "until no job has used them for 30 minutes" in said()
+    assert "until they are scaled down" in said(eks_idle_minutes=0)
+
+
+def test_nag_has_nothing_to_say() -> None:
+    checked(
+        orchestrators="eks",
+        eks_admin_arns="arn:aws:iam::111122223333:role/admin",
+        eks_endpoint_cidrs="203.0.113.7/32",
+    )

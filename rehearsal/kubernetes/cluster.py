@@ -16,6 +16,7 @@ from rehearsal.kubernetes.admission import ADMISSIONS
 from rehearsal.kubernetes.api import application
 from rehearsal.kubernetes.deployments import Deployments
 from rehearsal.kubernetes.kubelet import Kubelet
+from rehearsal.kubernetes.podenv import ApiAccess
 from rehearsal.kubernetes.resources import NAMESPACE, POD, QUEUE, VOLCANO_JOB, Json
 from rehearsal.kubernetes.settings import Settings
 from rehearsal.kubernetes.store import Store
@@ -51,8 +52,15 @@ class Cluster:
         )
         self._thread.start()
         self.endpoint = f"http://{_HOST}:{bound.result()}"
+        self._kubelet.api = self._api_access(token)
         self._volcano.start()
         self._deployments.start()
+
+    def _api_access(self, token: str | None) -> ApiAccess:
+        folder = Path(self._folder.name) / "service-account"
+        folder.mkdir()
+        (folder / "token").write_text(token or "of-any-service-account", encoding="utf-8")
+        return ApiAccess(endpoint=self.endpoint, credentials=folder)
 
     def apply(self, manifest: Json) -> Json:
         """Create an object, or put the manifest's parts in place of those it has."""

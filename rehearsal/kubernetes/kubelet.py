@@ -12,7 +12,12 @@ from rehearsal.executor.faults import Fault
 from rehearsal.executor.node import Node, image_environment
 from rehearsal.kubernetes import errors, objects
 from rehearsal.kubernetes.pod_run import Output, Run, container_status, last_words
-from rehearsal.kubernetes.podenv import Unresolved, container_command, container_environment
+from rehearsal.kubernetes.podenv import (
+    ApiAccess,
+    Unresolved,
+    container_command,
+    container_environment,
+)
 from rehearsal.kubernetes.resources import POD, Json
 from rehearsal.kubernetes.settings import Settings
 from rehearsal.kubernetes.store import Store, now
@@ -35,6 +40,8 @@ class Kubelet:
         self._store = store
         self._settings = settings
         self._claims = claims
+        self.api: ApiAccess | None = None
+        """How pods reach the API server, once it listens."""
         self._runs: dict[str, Run] = {}
         self._addresses = 0
 
@@ -139,7 +146,7 @@ class Kubelet:
         if not settings.aws_endpoint:
             del extras["AWS_ENDPOINT_URL"]
         given = container_environment(self._store, run.pod, self._claims)
-        command = container_command(run.pod, given, self._claims)
+        command = container_command(run.pod, given, self._claims, self.api)
         run.environment = {
             "HOSTNAME": run.pod["metadata"]["name"],
             **given,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rehearsal.kubernetes.resources import CONFIG_MAP, POD, Json
@@ -13,6 +14,17 @@ _ANNOTATED = re.compile(r"metadata\.(annotations|labels)\['(.+)'\]")
 _REFERENCE = re.compile(r"\$(\$)?\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _ALL_ADDRESSES = "0.0.0.0"
 _HOSTS = re.compile(r"VC_.+_HOSTS")
+_API = "https://kubernetes.default.svc"
+_CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiAccess:
+    """How a pod reaches the API server of this machine."""
+
+    endpoint: str
+    credentials: Path
+    """Folder with a service account's token, for pods that mount one."""
 
 
 class Unresolved(ValueError):
@@ -53,19 +65,28 @@ def _address(store: Store, pod: Json, host: str) -> str:
     return host
 
 
-def container_command(pod: Json, environment: Mapping[str, str], claims: Path) -> list[str]:
+def container_command(
+    pod: Json, environment: Mapping[str, str], claims: Path, api: ApiAccess | None = None
+) -> list[str]:
     """Command and arguments; what the image would start is not known here.
 
-    A program that listens on all of its pod's addresses gets the one that the pod has here.
+    A program that listens on all of its pod's addresses gets the one that the pod has here, and
+    one that calls the API server the server's own.
     """
     container = pod["spec"]["containers"][0]
     words: Sequence[str] = [*(container.get("command") or ()), *(container.get("args") or ())]
     if not words:
         raise Unresolved("the container has no command, and the rehearsal has no image")
     mounts = _mounts(pod, claims)
+    if api is not None and pod["spec"].get("automountServiceAccountToken", True):
+        mounts = {**mounts, _CREDENTIALS: api.credentials}
+    server = _API if api is None else api.endpoint
     own = str(pod["status"].get("podIP", _ALL_ADDRESSES))
     return [
-        _moved(expanded(word, environment), mounts).replace(_ALL_ADDRESSES, own) for word in words
+        _moved(expanded(word, environment), mounts)
+        .replace(_ALL_ADDRESSES, own)
+        .replace(_API, server)
+        for word in words
     ]
 
 

@@ -1,0 +1,215 @@
+"""A round's effects: what is asked of the cluster and the group, and that nothing else is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from node_scaler.plan import IN_SERVICE, Group, Rules
+from node_scaler.rounds import Scaler
+from tests.stacks.cluster_objects import objects_of, with_cluster
+from trainium_catalogue import kubernetes
+from trainium_catalogue.node_use import stamp
+
+NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+Json = dict[str, Any]
+
+
+@dataclass
+class FakeCluster:
+    """Answers from a dictionary, and keeps what it was asked."""
+
+    lists: dict[str, list[Json]]
+    asked: list[tuple[str, str, Json]] = field(default_factory=list)
+    refuses: str = "nothing"
+
+    def items(self, path: str, **query: str) -> list[Json]:
+        self.asked.append(("list", path, dict(query)))
+        return self.lists[path.rpartition("/")[2]]
+
+    def patch(self, path: str, changes: Json) -> None:
+        self.asked.append(("patch", path, changes))
+        if self.refuses in path:
+            raise RuntimeError("refused")
+
+    def create(self, path: str, entry: Json) -> None:
+        self.asked.append(("create", path, entry))
+        if self.refuses in path:
+            raise RuntimeError("refused")
+
+    def asked_to(self, verb: str) -> list[Json]:
+        return [body for each, _, body in self.asked if each == verb]
+
+
+@dataclass
+class FakeGroup:
+    """A group of what it is told."""
+
+    group: Group
+    name: str = "nodes"
+    done: list[object] = field(default_factory=list)
+
+    def read(self) -> Group:
+        return self.group
+
+    def resize(self, group: Group, number: int) -> None:
+        self.done.append(number)
+
+    def terminate(self, instance: str) -> None:
+        self.done.append(instance)
+
+
+def node(name: str, **marks: str) -> Json:
+    return {
+        "metadata": {"name": name, "annotations": marks},
+        "spec": {"providerID": f"aws:///us-west-2d/i-{name}"},
+    }
+
+
+JOB: Json = {
+    "apiVersion": "batch.volcano.sh/v1alpha1",
+    "kind": "Job",
+    "metadata": {
+        "name": "gang", "namespace": "trainium", "uid": "u",
+        "annotations": {kubernetes.SCALE: "true"},
+    },
+    "spec": {"tasks": [{"replicas": 1}]},
+}  # fmt: skip
+DUE = node(
+    "due",
+    **{
+        kubernetes.IDLE_SINCE: stamp(NOW - timedelta(hours=1)),
+        kubernetes.CORDONED_SINCE: stamp(NOW - timedelta(minutes=1)),
+    },
+)
+IDLE = node("idle", **{kubernetes.IDLE_SINCE: stamp(NOW - timedelta(hours=1))})
+
+
+@dataclass
+class Run:
+    """A scaler of fakes, and what it said."""
+
+    cluster: FakeCluster
+    group: FakeGroup
+    said: list[str] = field(default_factory=list)
+
+    def round(self) -> int:
+        return self.scaler.round(NOW)
+
+    def __post_init__(self) -> None:
+        self.scaler = Scaler(
+            cluster=self.cluster,  # type: ignore[arg-type]
+            node_group=self.group,  # type: ignore[arg-type]
+            namespace=kubernetes.NAMESPACE,
+            rules=Rules(idle=timedelta(minutes=30), settle=timedelta(seconds=20)),
+            say=self.said.append,
+        )
+
+
+def scaler(*nodes: Json, jobs: tuple[Json, ...] = (), refuses: str = "nothing") -> Run:
+    states = {f"i-{each['metadata']['name']}": IN_SERVICE for each in nodes}
+    group = Group(name="eks-1", desired=len(nodes), most=4, instances=states)
+    lists = {"nodes": list(nodes), "pods": [], "jobs": list(jobs)}
+    return Run(FakeCluster(lists, refuses=refuses), FakeGroup(group))
+
+
+def test_an_idle_node_is_cordoned_first() -> None:
+    run = scaler(IDLE)
+    run.round()
+
+    assert run.group.done == []
+    (changes,) = run.cluster.asked_to("patch")
+    assert changes["spec"] == {"unschedulable": True}
+    assert changes["metadata"]["annotations"] == {kubernetes.CORDONED_SINCE: stamp(NOW)}
+
+
+def test_a_cordoned_node_ends_with_its_instance() -> None:
+    run = scaler(DUE)
+    run.round()
+
+    assert run.group.done == ["i-due"]
+
+
+def test_what_is_done_is_in_the_log_and_in_the_events() -> None:
+    run = scaler(DUE)
+    run.round()
+    (event,) = run.cluster.asked_to("create")
+
+    assert event["reason"] == "IdleNodeRemoved"
+    assert event["involvedObject"] == {
+        "apiVersion": "v1", "kind": "Node", "name": "due", "uid": "due"
+    }  # fmt: skip
+    assert event["message"] == "terminated i-due, idle since 2026-05-01T11:00:00Z"
+    assert f"node due: {event['message']}" in run.said
+
+
+def test_a_job_that_asks_gets_its_nodes_and_is_told() -> None:
+    run = scaler(jobs=(JOB,))
+    run.round()
+    (event,) = run.cluster.asked_to("create")
+
+    assert run.group.done == [1]
+    assert event["involvedObject"]["kind"] == "Job"
+    assert event["message"] == "0 -> 1 nodes, for gang"
+
+
+def test_a_round_in_which_nothing_changes_says_nothing() -> None:
+    run = scaler(node("n", **{kubernetes.IDLE_SINCE: stamp(NOW)}))
+    run.round()
+    once = list(run.said)
+    run.round()
+
+    assert len(once) == 1
+    assert run.said == once
+
+
+def test_a_step_that_fails_keeps_no_other_from_being_taken() -> None:
+    run = scaler(IDLE, DUE, refuses="nodes/idle")
+
+    assert run.round() == 1
+    assert run.group.done == ["i-due"]
+    assert "mark failed: RuntimeError: refused" in run.said
+
+
+def test_an_event_that_is_refused_fails_nothing() -> None:
+    run = scaler(DUE, refuses="events")
+
+    assert run.round() == 0
+    assert run.group.done == ["i-due"]
+
+
+@pytest.fixture(scope="module")
+def granted() -> set[tuple[str, str, str, str]]:
+    """Namespace (``*``: all), group, resource and verb of everything that the template grants."""
+    found = set()
+    for each in objects_of(with_cluster()):
+        if each["kind"] in ("Role", "ClusterRole") and each["metadata"]["name"] == "node-scaler":
+            namespace = each["metadata"].get("namespace", "*")
+            for rule in each["rules"]:
+                for resource in rule["resources"]:
+                    for verb in rule["verbs"]:
+                        found.add((namespace, rule["apiGroups"][0], resource, verb))
+    return found
+
+
+def test_the_template_grants_what_rounds_ask_for_and_nothing_else(
+    granted: set[tuple[str, str, str, str]],
+) -> None:
+    asked = set()
+    for run in (scaler(DUE), scaler(IDLE), scaler(jobs=(JOB,))):
+        run.round()
+        for verb, path, _ in run.cluster.asked:
+            found = re.fullmatch(
+                r"/apis?/(?:(?P<group>[^/]+\.[^/]+)/)?v1\w*"
+                r"(?:/namespaces/(?P<namespace>[^/]+))?/(?P<resource>[^/]+)(?:/[^/]+)?",
+                path,
+            )
+            assert found is not None, path
+            place = found["namespace"] or "*"
+            asked.add((place, found["group"] or "", found["resource"], verb))
+
+    assert asked == granted

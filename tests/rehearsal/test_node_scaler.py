@@ -1,0 +1,226 @@
+"""The node scaler as the template has it: its own process, in a cluster whose group it scales."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.rehearsal.test_eks_models import (
+    ROOT,
+    Json,
+    Server,
+    cluster,
+    group,
+    listed,
+    manifest,
+    resource,
+)
+from tests.rehearsal.volcano_jobs import job
+from tests.stacks.cluster_objects import objects_of, with_cluster
+from trainium_catalogue import contract, kubernetes
+from trainium_catalogue.instances import find_instance_type
+
+POD = {"limits": kubernetes.pod_resources(find_instance_type("trn1.32xlarge"))}
+CLOCK = 600
+"""The default of 30 minutes is 3 seconds."""
+JOBS = f"/apis/batch.volcano.sh/v1alpha1/namespaces/{kubernetes.NAMESPACE}/jobs"
+LIMIT_S = 60.0
+
+
+def scaler_objects(node_group: str) -> list[Json]:
+    """What the template applies, with the names of this cluster and a fast clock."""
+    found = []
+    for each in objects_of(with_cluster()):
+        metadata = each["metadata"]
+        if kubernetes.SCALER in (metadata["name"], metadata.get("namespace")):
+            found.append(each)
+    (deployment,) = [each for each in found if each["kind"] == "Deployment"]
+    spec = deployment["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    container["env"] = [
+        {"name": contract.ENV_REGION, "value": "us-west-2"},
+        {"name": contract.ENV_IDLE_CLOCK, "value": str(CLOCK)},
+    ]
+    command = container["command"]
+    command[command.index("--cluster") + 1] = "training"
+    command[command.index("--node-group") + 1] = node_group
+    return found
+
+
+def system_group() -> Json:
+    """Where it runs."""
+    return group(
+        LaunchTemplate={"Id": {"Ref": "SystemTemplate"}, "Version": "1"},
+        ScalingConfig={"MinSize": 1, "DesiredSize": 1, "MaxSize": 1},
+        Taints=[],
+        Labels={"trainium/nodes": "system"},
+    )
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "rehearsal.server", "--addresses", "127.0.91"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        try:
+            started = Server(process, "")
+            started.endpoint = started.wait("ready")["endpoint"]
+            deploy(started)
+            yield started
+        finally:
+            process.terminate()
+
+
+def deploy(server: Server) -> None:
+    """A cluster whose group may have four nodes and has none, and the scaler."""
+    queue = {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "Queue",
+        "metadata": {"name": kubernetes.QUEUE},
+        "spec": {"capability": {kubernetes.NEURON_RESOURCE: "64"}},
+    }
+    resources = cluster(
+        Group=group(ScalingConfig={"MinSize": 0, "DesiredSize": 0, "MaxSize": 4}),
+        SystemTemplate=resource(
+            "AWS::EC2::LaunchTemplate", LaunchTemplateData={"InstanceType": "m5.xlarge"}
+        ),
+        System=system_group(),
+        Queue={**manifest(queue), "DependsOn": ["Volcano"]},
+    )
+    server.create("cluster", resources)
+    scaler = manifest(*scaler_objects(trainium_group(server)), cluster="training")
+    server.create("scaler", {"Scaler": scaler})
+
+
+def trainium_group(server: Server) -> str:
+    names = server.client("eks").list_nodegroups(clusterName="training")["nodegroups"]
+    (found,) = [name for name in names if "System" not in name]
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def api(server: Server) -> str:
+    described = server.client("eks").describe_cluster(name="training")["cluster"]
+    return str(described["endpoint"])
+
+
+def call(api: str, method: str, path: str, body: Json | None = None) -> None:
+    kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+    request = urllib.request.Request(
+        api + path,
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": kind},
+    )
+    urllib.request.urlopen(request).close()
+
+
+def trainium_nodes(api: str) -> list[Json]:
+    return [
+        node
+        for node in listed(api, "/api/v1/nodes")
+        if node["metadata"]["labels"][kubernetes.NODE_LABEL] == "trn1.32xlarge"
+    ]
+
+
+def wait(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def submit(api: str, name: str, seconds: float, *, nodes: int, scales: bool = True) -> None:
+    made = job(name, ["sleep", str(seconds)], nodes=nodes, resources=POD)
+    made["metadata"]["annotations"] = {kubernetes.SCALE: "true"} if scales else {}
+    call(api, "POST", JOBS, made)
+
+
+def phase(api: str, name: str) -> str:
+    (found,) = [each for each in listed(api, JOBS) if each["metadata"]["name"] == name]
+    return str(found.get("status", {}).get("state", {}).get("phase"))
+
+
+def scale_up(server: Server, api: str, number: int) -> None:
+    """As `jobs scale` does."""
+    server.client("eks").update_nodegroup_config(
+        clusterName="training",
+        nodegroupName=trainium_group(server),
+        scalingConfig={"desiredSize": number},
+    )
+    assert len(trainium_nodes(api)) == number
+
+
+def idle_since(api: str) -> str | None:
+    """Mark of the one node."""
+    (node,) = trainium_nodes(api)
+    marks: dict[str, str] = node["metadata"].get("annotations") or {}
+    return marks.get(kubernetes.IDLE_SINCE)
+
+
+def events(api: str, namespace: str) -> list[str]:
+    found = listed(api, f"/api/v1/namespaces/{namespace}/events")
+    return [each["message"] for each in found if each["source"]["component"] == kubernetes.SCALER]
+
+
+def test_nodes_that_nobody_uses_go_by_themselves(server: Server, api: str) -> None:
+    scale_up(server, api, 2)
+    instances = [node["spec"]["providerID"].rpartition("/")[2] for node in trainium_nodes(api)]
+
+    wait(lambda: not trainium_nodes(api))
+    told = "\n".join(events(api, "default"))
+    assert all(f"terminated {instance}, idle since" in told for instance in instances)
+
+
+def test_a_job_that_asks_gets_nodes_and_they_stay_as_long_as_it_runs(
+    server: Server, api: str
+) -> None:
+    submit(api, "asks", 8, nodes=2)
+
+    wait(lambda: phase(api, "asks") == "Running")
+    begin = time.monotonic()
+    scale_up(server, api, 3)
+    # The third goes, and those of the job outlive it by more than the time of an idle one.
+    wait(lambda: len(trainium_nodes(api)) == 2)
+    while time.monotonic() < begin + 6:
+        assert len(trainium_nodes(api)) == 2
+        assert phase(api, "asks") == "Running"
+        time.sleep(0.2)
+    wait(lambda: phase(api, "asks") == "Completed")
+    wait(lambda: not trainium_nodes(api))
+    assert "0 -> 2 nodes, for asks" in events(api, kubernetes.NAMESPACE)
+
+
+def test_what_it_has_seen_outlives_its_process(server: Server, api: str) -> None:
+    scale_up(server, api, 1)
+    wait(lambda: idle_since(api))
+    seen = idle_since(api)
+    pods = f"/api/v1/namespaces/{kubernetes.SCALER}/pods"
+    (before,) = listed(api, pods)
+    call(api, "DELETE", f"{pods}/{before['metadata']['name']}")
+
+    wait(lambda: [p["metadata"]["uid"] for p in listed(api, pods)] != [before["metadata"]["uid"]])
+    wait(lambda: not trainium_nodes(api))
+    assert any(text.endswith(f"idle since {seen}") for text in events(api, "default"))
+
+
+def test_a_gang_that_is_too_large_beside_another_gets_nodes_when_that_has_ended(
+    server: Server, api: str
+) -> None:
+    submit(api, "first", 3, nodes=2)
+    wait(lambda: phase(api, "first") == "Running")
+    submit(api, "second", 1, nodes=4)
+    while phase(api, "first") == "Running":
+        assert len(trainium_nodes(api)) <= 2
+        time.sleep(0.1)
+
+    wait(lambda: phase(api, "second") == "Completed")
+    wait(lambda: not trainium_nodes(api))

@@ -66,6 +66,7 @@ class EksStack(cdk.Stack):
             endpoint_cidrs=config.public_endpoint_cidrs,
             inside_cidrs=config.inside_endpoint_cidrs,
             admin_arns=config.eks_admin_arns,
+            submitter_arns=config.eks_submitter_arns,
             log_retention_days=config.log_retention_days,
         )
         self._add_nodes(network, construct_id)

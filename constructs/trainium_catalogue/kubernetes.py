@@ -19,6 +19,9 @@ EFA_RESOURCE: Final = "vpc.amazonaws.com/efa"
 TASK: Final = "node"
 """Name of a Volcano job's task, TorchX's role: pods are ``<job>-node-<index>-0``."""
 
+SUBMITTERS: Final = "trainium:submitters"
+"""Group of those who submit jobs, of which their access entries make them members."""
+
 LABEL_DEPLOYMENT: Final = "trainium/deployment"
 LABEL_RUN: Final = "trainium/run"
 LABEL_WORKLOAD: Final = "trainium/workload"

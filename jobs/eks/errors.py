@@ -39,8 +39,8 @@ def from_kubernetes(error: BaseException) -> Refusal | None:
             return Refusal(
                 "cluster-credentials",
                 f"the cluster does not know who calls: {said}; give the principal an access entry "
-                "(deploy again with its ARN in trainium:eks_admin_arns), or choose another with "
-                "AWS_PROFILE",
+                "(deploy again with its ARN in trainium:eks_submitter_arns), or choose another "
+                "with AWS_PROFILE",
             )
         case 403 if "exceeded quota" in said:
             return Refusal(
@@ -59,8 +59,9 @@ def from_kubernetes(error: BaseException) -> Refusal | None:
         case 403:
             return Refusal(
                 "cluster-denied",
-                f"the cluster denies it: {said}; ask for that permission, or deploy again with "
-                "the principal's ARN in trainium:eks_admin_arns",
+                f"the cluster denies it: {said}; deploy again with the principal's ARN in "
+                "trainium:eks_submitter_arns, which allows what the commands need, or in "
+                "trainium:eks_admin_arns",
             )
         case 404 if "could not find the requested resource" in said:
             return Refusal(

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from rehearsal.kubernetes import discovery, errors, streams, tables
+from rehearsal.kubernetes import discovery, errors, rbac, streams, tables
 from rehearsal.kubernetes.portforward import forward_ports
 from rehearsal.kubernetes.requests import APPLY_PATCH, Target, find_target, patched, read_body
 from rehearsal.kubernetes.resources import POD, Json
@@ -20,14 +20,30 @@ from rehearsal.kubernetes.store import Store
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(store: Store, runs: Runs, *, token: str | None = None) -> web.Application:
+Identify = Callable[[str], rbac.Caller | None]
+"""Tells who sends a bearer token, empty where there is none; None for nobody it knows."""
+_CALLER: web.RequestKey[rbac.Caller] = web.RequestKey("caller", rbac.Caller)
+
+
+def application(
+    store: Store,
+    runs: Runs,
+    *,
+    token: str | None = None,
+    identify: Identify = rbac.everybody_is_admin,
+    authorizer: rbac.Authorizer | None = None,
+) -> web.Application:
     """The server; with a token it answers nobody else."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if token is not None and request.headers.get("Authorization") != f"Bearer {token}":
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            caller = identify(given) if token in (None, given) else None
+            if caller is None:
                 raise errors.ApiError(401, "Unauthorized", "Unauthorized")
+            groups = request.headers.getall("Impersonate-Group", [])
+            request[_CALLER] = rbac.impersonated(caller, request.headers, groups)
             return await handler(request)
         except errors.ApiError as error:
             return web.json_response(error.status(), status=error.code)
@@ -44,7 +60,7 @@ def application(store: Store, runs: Runs, *, token: str | None = None) -> web.Ap
     async def openapi_paths(request: web.Request) -> web.Response:
         return web.json_response(discovery.openapi_paths(store.kinds))
 
-    api = Api(store, runs)
+    api = Api(store, runs, authorizer or rbac.Authorizer(store))
     app = web.Application(middlewares=[guard], client_max_size=16 * 2**20)
     for path, handler in (
         ("/version", version),
@@ -67,9 +83,10 @@ async def _json(body: Json) -> web.Response:
 class Api:
     """The verbs."""
 
-    def __init__(self, store: Store, runs: Runs) -> None:
+    def __init__(self, store: Store, runs: Runs, authorizer: rbac.Authorizer) -> None:
         self._store = store
         self._runs = runs
+        self._authorizer = authorizer
 
     async def openapi(self, request: web.Request) -> web.StreamResponse:
         """Documents of one group."""
@@ -86,6 +103,9 @@ class Api:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Everything about objects."""
         target = find_target(request.path, self._store.kinds)
+        watching = streams.wants_watch(request)
+        accesses = rbac.wanted(request.method, target, watching=watching)
+        self._authorizer.check(request[_CALLER], accesses)
         if target.kind == POD and target.part == "log":
             return await streams.log(request, self._pod(target), self._runs)
         if target.kind == POD and target.part == "exec":
@@ -117,7 +137,7 @@ class Api:
         return await _json(entry)
 
     async def _list(self, request: web.Request, target: Target) -> web.StreamResponse:
-        if request.query.get("watch", "").lower() in ("1", "true"):
+        if streams.wants_watch(request):
             return await streams.watch(request, self._store, target)
         version = self._store.version
         entries = self._selected(request, target)

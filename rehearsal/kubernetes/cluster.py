@@ -17,6 +17,7 @@ from rehearsal.kubernetes.api import application
 from rehearsal.kubernetes.deployments import Deployments
 from rehearsal.kubernetes.kubelet import Kubelet
 from rehearsal.kubernetes.podenv import ApiAccess
+from rehearsal.kubernetes.rbac import Authorizer
 from rehearsal.kubernetes.resources import NAMESPACE, POD, QUEUE, VOLCANO_JOB, Json
 from rehearsal.kubernetes.settings import Settings
 from rehearsal.kubernetes.store import Store
@@ -44,7 +45,14 @@ class Cluster:
         scheduler = Scheduler(self.store, self._kubelet, settings)
         self._volcano = Volcano(self.store, self._kubelet, scheduler, settings)
         self._deployments = Deployments(self.store, self._kubelet, scheduler)
-        self._app = application(self.store, self._kubelet, token=token)
+        self.authorizer = Authorizer(self.store)
+        self._app = application(
+            self.store,
+            self._kubelet,
+            token=token,
+            identify=settings.identify,
+            authorizer=self.authorizer,
+        )
         self._loop = asyncio.new_event_loop()
         bound: Future[int] = Future()
         self._thread = threading.Thread(

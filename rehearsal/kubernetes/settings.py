@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rehearsal.executor.faults import Fault
 from rehearsal.executor.node import Engine
+from rehearsal.kubernetes.rbac import Caller, everybody_is_admin
 
 
 def no_fault(run: str) -> Fault | None:
@@ -31,5 +32,7 @@ class Settings:
     """Hands out the fault that is armed for a run, once."""
     claims: Path | None = None
     """Folder for the files of claims, in ``<namespace>/<claim>``; None: one of its own."""
+    identify: Callable[[str], Caller | None] = everybody_is_admin
+    """Tells who sends a bearer token; None for nobody that the cluster knows."""
     count_nodes: bool = False
     """Whether pods need a node with room; otherwise there is always one."""

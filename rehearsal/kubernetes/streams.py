@@ -25,6 +25,11 @@ def wants_table(request: web.Request) -> bool:
     return "as=Table" in request.headers.get("Accept", "")
 
 
+def wants_watch(request: web.Request) -> bool:
+    """Whether the client wants changes as they happen."""
+    return request.query.get("watch", "").lower() in ("1", "true")
+
+
 async def watch(request: web.Request, store: Store, target: Target) -> web.StreamResponse:
     """Send changes as they happen; without a resource version, what there is comes first."""
     changes: asyncio.Queue[Change] = asyncio.Queue()

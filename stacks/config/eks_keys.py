@@ -36,6 +36,12 @@ class EksKeys(ContextKeys):
         help="ARNs of the IAM roles and users that may do everything in the cluster; EKS needs "
         "one at least",
     )
+    eks_submitter_arns: tuple[str, ...] = key(
+        kinds.maybe_words(principal_arn, noun="list"),
+        default=(),
+        help="ARNs of the IAM roles and users that may submit, watch, enter and stop jobs in the "
+        "cluster, and nothing else there",
+    )
     eks_endpoint_cidrs: tuple[str, ...] = key(
         kinds.maybe_words(endpoint_cidr, noun="list"),
         default=(),

@@ -62,7 +62,7 @@ def test_volcano_has_time_to_listen_before_it_is_asked_about_a_queue(made: Deplo
     queues = [
         name
         for name in made.logical_ids("eks", MANIFEST)
-        if "scheduling.volcano.sh" in json.dumps(made.templates["eks"]["Resources"][name])
+        if "scheduling.volcano.sh/v1beta1" in json.dumps(made.templates["eks"]["Resources"][name])
     ]
 
     assert queues

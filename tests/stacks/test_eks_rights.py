@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.stacks.cluster_objects import with_cluster
+from tests.stacks.cluster_objects import object_of, with_cluster
 from tests.stacks.synthesis import Deployment, deployment
-from trainium_catalogue import contract
+from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 TRAINIUM = [w.name for w in WORKLOADS.values() if w.hardware is Hardware.TRAINIUM]
@@ -124,3 +124,40 @@ class TestContract:
         values = {p.get("Name"): p["Value"] for p in made.resources("data", "AWS::SSM::Parameter")}
 
         assert values["/trainium/default/orchestrators"] == "batch,eks"
+
+
+class TestSubmitters:
+    """Who runs jobs in the cluster without being its administrator."""
+
+    SUBMITTER = "arn:aws:iam::111122223333:role/submitter"
+
+    def entries(self, made: Deployment) -> dict[str, dict[str, Any]]:
+        """Access entries of people, by principal."""
+        return {
+            each["PrincipalArn"]: each
+            for each in made.resources("eks", "AWS::EKS::AccessEntry")
+            if isinstance(each["PrincipalArn"], str)
+        }
+
+    def test_a_submitter_is_in_the_group_of_the_roles_and_has_no_policy_of_eks(self) -> None:
+        made = with_cluster(eks_submitter_arns=self.SUBMITTER)
+        entry = self.entries(made)[self.SUBMITTER]
+
+        assert entry["KubernetesGroups"] == [kubernetes.SUBMITTERS]
+        assert (entry["Type"], entry.get("AccessPolicies")) == ("STANDARD", None)
+
+    def test_nobody_submits_unless_named(self, made: Deployment) -> None:
+        assert self.SUBMITTER not in self.entries(made)
+        assert not any(each.get("KubernetesGroups") for each in self.entries(made).values())
+
+    def test_the_roles_are_bound_to_that_group_alone(self, made: Deployment) -> None:
+        for kind in ("RoleBinding", "ClusterRoleBinding"):
+            binding = object_of(made, kind, "trainium-submitter")
+
+            assert [each["name"] for each in binding["subjects"]] == [kubernetes.SUBMITTERS]
+
+    def test_eks_takes_the_name_of_the_group(self) -> None:
+        """Names with these beginnings are EKS's own (EKS User Guide, creating access entries)."""
+        reserved = ("system:", "eks:", "aws:", "amazon:", "iam:")
+
+        assert not kubernetes.SUBMITTERS.startswith(reserved)

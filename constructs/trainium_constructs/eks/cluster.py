@@ -15,6 +15,7 @@ from aws_cdk import aws_logs as cdk_logs
 from aws_cdk.lambda_layer_kubectl_v35 import KubectlV35Layer
 from constructs import Construct, IConstruct, IDependable
 
+from trainium_catalogue import kubernetes
 from trainium_catalogue.eks import POD_ADDRESSES, SPARE_ADDRESSES
 from trainium_constructs.eks.callers import ApiCallers
 from trainium_constructs.eks.findings import acknowledge_cluster
@@ -40,6 +41,7 @@ class TrainingCluster(Construct):
         endpoint_cidrs: Sequence[str],
         inside_cidrs: Sequence[str] = (),
         admin_arns: Sequence[str],
+        submitter_arns: Sequence[str] = (),
         log_retention_days: int,
     ) -> None:
         """Create the cluster.
@@ -54,6 +56,7 @@ class TrainingCluster(Construct):
             endpoint_cidrs: Who may call the API from outside the VPC; nobody if it is empty.
             inside_cidrs: Who may call it through the VPC beside the nodes.
             admin_arns: Roles and users that may do everything in the cluster.
+            submitter_arns: Roles and users that may do what the roles of ``submitters`` say.
             log_retention_days: How long the control plane's logs are kept.
         """
         super().__init__(scope, construct_id)
@@ -103,6 +106,16 @@ class TrainingCluster(Construct):
         cluster.node.add_dependency(logs)
         for index, arn in enumerate(admin_arns):
             cluster.grant_cluster_admin(f"Admin{index}", arn)
+        for index, arn in enumerate(submitter_arns):
+            # L1: the L2 wants an access policy of EKS, of which none is as narrow.
+            eks.CfnAccessEntry(
+                self,
+                f"Submitter{index}",
+                cluster_name=cluster.cluster_name,
+                principal_arn=arn,
+                kubernetes_groups=[kubernetes.SUBMITTERS],
+                type="STANDARD",
+            )
         acknowledge_cluster(cluster)
         functions = cluster.node.find_child("KubectlProvider")
         # With the rules that let them in: until the last object is deleted.

@@ -16,6 +16,7 @@ from trainium_constructs.eks import charts, manifests, watching
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.eks.manifests import Manifest
+from trainium_constructs.eks.submitters import submitters
 from trainium_constructs.lustre import LustreMount
 from trainium_constructs.nag import acknowledge_wildcard
 
@@ -168,6 +169,7 @@ class ClusterContents(Construct):
         settings = self._settings
         made = [
             manifests.resource_quota(settings.instance_type, settings.max_nodes),
+            *submitters(),
             *(manifests.service_account(account) for account in accounts),
         ]
         if settings.lustre:

@@ -58,6 +58,18 @@ def _somebody_is_admin(config: AppConfig) -> ConfigError | None:
     )
 
 
+def _nobody_has_two_access_entries(config: AppConfig) -> ConfigError | None:
+    both = [arn for arn in config.eks_submitter_arns if arn in config.eks_admin_arns]
+    if not both:
+        return None
+    return refuse(
+        config, "eks_submitter_arns",
+        f"names {both[0]}, which {PREFIX}eks_admin_arns names too, and EKS has one access entry "
+        "for a principal",
+        "leave it out here: an administrator may submit",
+    )  # fmt: skip
+
+
 def _somebody_reaches_the_endpoint(config: AppConfig) -> ConfigError | None:
     if not config.runs_on_eks or config.eks_private or config.eks_endpoint_cidrs:
         return None
@@ -183,6 +195,7 @@ CHECKS = (
     _batch_keys_have_nodes,
     _endpoint_ranges_can_call,
     _somebody_is_admin,
+    _nobody_has_two_access_entries,
     _somebody_reaches_the_endpoint,
     _nodes_within_max,
     _existing_subnets_have_a_vpc,

@@ -138,6 +138,11 @@ def conforms(schema: str, document: dict[str, Any]) -> None:
 @pytest.fixture
 def eks(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
     """The deployment `default`, with Batch and a cluster with 2 of at most 4 nodes."""
+    yield from eks_desk(desk, cluster)
+
+
+def eks_desk(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
+    """The desk of a deployment with this cluster; leaves the cluster as it was."""
     backend = eks_backends[ACCOUNT][REGION]
     backend.create_cluster(
         name="cluster",

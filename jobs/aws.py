@@ -77,6 +77,12 @@ class EcsClient(Protocol):
     def describe_container_instances(self, **kwargs: Any) -> Response: ...
 
 
+class Ec2Client(Protocol):
+    """The part of the boto3 EC2 client that is used here."""
+
+    def describe_security_groups(self, **kwargs: Any) -> Response: ...
+
+
 class Aws:
     """Clients of one session and region."""
 
@@ -139,6 +145,11 @@ class Aws:
     def ecs(self) -> EcsClient:
         """Client that tells which instance a container is on."""
         client: EcsClient = self._client("ecs", mode="standard", attempts=3)
+        return client
+
+    def ec2(self) -> Ec2Client:
+        """Client that tells the rules of a security group."""
+        client: Ec2Client = self._client("ec2", mode="standard", attempts=3)
         return client
 
     def sts(self) -> Any:

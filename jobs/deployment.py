@@ -30,6 +30,8 @@ _NAMES = (
     contract.SSM_ORCHESTRATORS,
     *contract.SSM_EKS_NAMES,
     contract.SSM_EKS_LUSTRE_CLAIM,
+    contract.SSM_VPC,
+    contract.SSM_DEFAULT_SECURITY_GROUP,
 )
 _NAMES_PER_CALL = 10  # of GetParameters (Systems Manager API reference)
 
@@ -72,6 +74,10 @@ class Deployment:
     eks: EksTarget | None = None
     unusable: Mapping[Orchestrator, Refusal] = field(default_factory=dict)
     """Orchestrators whose stack publishes nothing, because it was destroyed or never came up."""
+    vpc: str | None = None
+    """Of the nodes; None where an earlier checkout deployed, which did not say."""
+    default_security_group: str | None = None
+    """Of that VPC, where the deployment knows it."""
 
     @property
     def usable(self) -> tuple[Orchestrator, ...]:
@@ -201,4 +207,6 @@ def _parse(
         job_definition=definition() if on_cpu else job_definition,
         eks=eks,
         unusable=unusable,
+        vpc=values.get(contract.SSM_VPC),
+        default_security_group=values.get(contract.SSM_DEFAULT_SECURITY_GROUP),
     )

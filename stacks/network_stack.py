@@ -9,7 +9,7 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from stacks.config import AppConfig
-from trainium_catalogue.contract import SSM_REGION
+from trainium_catalogue.contract import SSM_DEFAULT_SECURITY_GROUP, SSM_REGION, SSM_VPC
 from trainium_catalogue.eks import another_zone
 from trainium_constructs import EfaNetwork, EfaSecurityGroup, NodeVpc, PublishedContract
 from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
@@ -23,9 +23,7 @@ class NetworkStack(cdk.Stack):
     ) -> None:
         """Create or import the network that ``config`` asks for."""
         super().__init__(scope, construct_id, **kwargs)
-        PublishedContract(
-            self, "Contract", deployment=config.deployment, values={SSM_REGION: self.region}
-        )
+        self._default_group_id = config.default_security_group_id
         vpc, subnet, *more = self._existing(config) if config.vpc_id else self._new(config)
         self.network = EfaNetwork(
             vpc=vpc,
@@ -39,6 +37,10 @@ class NetworkStack(cdk.Stack):
                 else EfaSecurityGroup(self, "Efa", vpc=vpc).security_group
             ),
         )
+        published = {SSM_REGION: self.region, SSM_VPC: vpc.vpc_id}
+        if self._default_group_id is not None:
+            published[SSM_DEFAULT_SECURITY_GROUP] = self._default_group_id
+        PublishedContract(self, "Contract", deployment=config.deployment, values=published)
 
     def _new(self, config: AppConfig) -> tuple[ec2.IVpc, ec2.ISubnet, *tuple[ec2.ISubnet, ...]]:
         assert config.vpc_cidr is not None
@@ -55,6 +57,7 @@ class NetworkStack(cdk.Stack):
             interface_endpoints=DEFAULT_INTERFACE_ENDPOINTS if config.interface_endpoints else (),
             log_retention_days=config.log_retention_days,
         )
+        self._default_group_id = nodes.default_security_group_id
         return nodes.vpc, nodes.private, *([nodes.second] if nodes.second else [])
 
     def _existing(

@@ -27,6 +27,7 @@ def test_every_ssm_parameter_is_documented() -> None:
     assert documented == [
         *contract.SSM_BATCH_NAMES,
         contract.ssm_job_definition("<workload>"),
+        contract.SSM_DEFAULT_SECURITY_GROUP,
         contract.SSM_ORCHESTRATORS,
         *contract.SSM_EKS_NAMES,
         contract.SSM_EKS_LUSTRE_CLAIM,

@@ -11,6 +11,9 @@ DEFAULT_DEPLOYMENT: Final = "default"
 SSM_CONTRACT_VERSION: Final = "contract-version"
 SSM_REGION: Final = "region"
 SSM_INSTANCE_TYPE: Final = "instance-type"
+SSM_VPC: Final = "vpc"
+SSM_DEFAULT_SECURITY_GROUP: Final = "default-security-group"
+"""Of the VPC, which tasks of multi-node Batch jobs carry; absent where nobody has named it."""
 SSM_MAX_NODES: Final = "max-nodes"
 SSM_NEURON_RELEASE: Final = "neuron-release"
 SSM_BUCKET: Final = "bucket"
@@ -47,6 +50,7 @@ SSM_EKS_IDLE_MINUTES: Final = "eks/idle-minutes"
 SSM_BATCH_NAMES: Final = (
     SSM_CONTRACT_VERSION,
     SSM_REGION,
+    SSM_VPC,
     SSM_INSTANCE_TYPE,
     SSM_MAX_NODES,
     SSM_NEURON_RELEASE,

@@ -73,7 +73,8 @@ class TrainiumComputeEnvironment(Construct):
             scope: Parent of the environment.
             construct_id: Id of the environment.
             instance_type: The one type of all nodes.
-            network: Subnet of the nodes, and the group of their tasks.
+            network: Subnet of the nodes; its group is that of the tasks where the launch template
+                lists no interfaces, and the VPC's default group is where it does.
             launch_template: How a node starts.
             image_id: Host image: ECS-optimised, with the Neuron driver.
             max_vcpus: Ceiling over all jobs that run at the same time.
@@ -96,11 +97,20 @@ class TrainiumComputeEnvironment(Construct):
             group = ec2.PlacementGroup(
                 self, "PlacementGroup", strategy=ec2.PlacementGroupStrategy.CLUSTER
             ).placement_group_name
+        # Batch refuses groups of the environment beside interfaces of its template: "Either compute
+        # environment Security Groups or Network Interfaces in Launch template are exclusively
+        # allowed" (github.com/aws/aws-cdk/issues/21577). A task of a multi-node job has an
+        # interface of its own (awsvpc), with the environment's groups or, without any, the VPC's
+        # default group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html).
+        lists_interfaces = launch_template.lists_interfaces
         # L1: the L2 drops the launch template's version (Batch then uses version 1 for ever) and
         # knows no scale-down delay.
         self.environment = batch.CfnComputeEnvironment(
             self,
-            "Environment",
+            # Two ids: a change between the two kinds makes a new environment. In place it would
+            # not work, since groups that an update leaves out stay (UpdateComputeEnvironment, API
+            # reference: an empty list removes them, and CloudFormation sends none).
+            "Environment" if lists_interfaces else "EnvironmentWithGroups",
             type="MANAGED",
             state="ENABLED",
             # CloudFormation's default, true, would replace the environment at each change; with
@@ -115,9 +125,9 @@ class TrainiumComputeEnvironment(Construct):
                 minv_cpus=min_vcpus,
                 maxv_cpus=max_vcpus,
                 subnets=[network.subnet.subnet_id],
-                # Not the interfaces of the launch template but those of the tasks (awsvpc), which
-                # carry the rendezvous. Left out, they fall into the VPC's default group.
-                security_group_ids=[network.security_group.security_group_id],
+                security_group_ids=(
+                    None if lists_interfaces else [network.security_group.security_group_id]
+                ),
                 placement_group=group,
                 launch_template=batch.CfnComputeEnvironment.LaunchTemplateSpecificationProperty(
                     launch_template_id=launch_template.launch_template_id,

@@ -1,4 +1,4 @@
-"""The launch template of the nodes: one interface for every EFA card."""
+"""The launch template of the nodes: one interface for every EFA card, where there are any."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class EfaLaunchTemplate(Construct):
             construct_id: Id of the template.
             instance_type: What is started.
             layout: Kind of the secondary interfaces.
-            security_groups: Groups of every interface; one must admit itself, in and out.
+            security_groups: Groups of every interface of the host; one must admit itself, in and
+                out.
             user_data: MIME message with what the host does when it starts. Default: nothing.
             root_volume_gib: Size of the encrypted root volume, which holds the images.
             reservation: Capacity to use. Default: on demand.
@@ -65,22 +66,31 @@ class EfaLaunchTemplate(Construct):
         """
         super().__init__(scope, construct_id)
         is_block = reservation is not None and reservation.is_block
+        groups = [group.security_group_id for group in security_groups]
+        self.lists_interfaces = instance_type.supports_multi_node
+        """Whether the groups are those of listed interfaces; Batch then takes none beside them."""
         # L1: the L2 has no network interfaces.
         self.template = ec2.CfnLaunchTemplate(
             self,
             "Template",
             launch_template_data=ec2.CfnLaunchTemplate.LaunchTemplateDataProperty(
                 # No subnet: who starts the node fills it in.
-                network_interfaces=[
-                    ec2.CfnLaunchTemplate.NetworkInterfaceProperty(
-                        network_card_index=nic.card_index,
-                        device_index=nic.device_index,
-                        interface_type=nic.interface_type,
-                        groups=[group.security_group_id for group in security_groups],
-                        delete_on_termination=True,
-                    )
-                    for nic in instance_type.network_interfaces(layout)
-                ],
+                network_interfaces=(
+                    [
+                        ec2.CfnLaunchTemplate.NetworkInterfaceProperty(
+                            network_card_index=nic.card_index,
+                            device_index=nic.device_index,
+                            interface_type=nic.interface_type,
+                            groups=groups,
+                            delete_on_termination=True,
+                        )
+                        for nic in instance_type.network_interfaces(layout)
+                    ]
+                    if self.lists_interfaces
+                    else None
+                ),
+                # EC2 refuses groups of the template beside those of its interfaces.
+                security_group_ids=None if self.lists_interfaces else groups,
                 block_device_mappings=[
                     ec2.CfnLaunchTemplate.BlockDeviceMappingProperty(
                         device_name=ROOT_DEVICE,

@@ -1,4 +1,9 @@
-"""The network of the nodes: one private subnet in one zone, and the EFA security group."""
+"""The network of the nodes: one private subnet in one zone, and the two groups of a node.
+
+The hosts' interfaces, EFA included, have a group of their own (``EfaSecurityGroup``). The tasks of
+multi-node Batch jobs have the VPC's default group, because Batch takes no other one beside a launch
+template with EFA interfaces (``TrainiumComputeEnvironment`` says why).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +36,7 @@ class EfaNetwork:
     subnet: ec2.ISubnet
     """Private, with a way out: EC2 gives no public address to an instance with several cards."""
     security_group: ec2.ISecurityGroup
-    """Admits the cluster to itself, in and out."""
+    """Of the hosts' interfaces: admits the cluster to itself, in and out."""
     second_subnets: tuple[ec2.ISubnet, ...] = ()
     """In other zones, where a service asks for more than one."""
 
@@ -112,6 +117,9 @@ class NodeVpc(Construct):
             if zone_id is not None:
                 _place(self.second, second_zone)
         self._route(network, public, nat_gateways)
+        self.default_security_group_id = network.attr_default_security_group
+        """Group of the tasks of multi-node Batch jobs."""
+        _state_default_group(self, self.default_security_group_id)
         # Imported from its own L1, so that endpoints and flow logs can be L2.
         self.vpc: ec2.IVpc = ec2.Vpc.from_vpc_attributes(
             self, "Attributes", vpc_id=network.ref, vpc_cidr_block=cidr, availability_zones=[zone]
@@ -193,6 +201,49 @@ class EfaSecurityGroup(Construct):
         # security groups do not filter.
         group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTPS, "HTTPS")
         self.security_group: ec2.ISecurityGroup = group
+
+
+def _state_default_group(scope: Construct, group_id: str) -> None:
+    """State what the tasks need of a new VPC's default group: each other, and HTTPS out.
+
+    EC2 makes the group with "everything from itself" in and "everything to everywhere" out
+    (docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html).
+
+    * In: the same rule a second time fails as InvalidPermission.Duplicate, which CloudFormation
+      does not forgive (github.com/aws-cloudformation/cloudformation-coverage-roadmap/issues/612).
+      So TCP alone is stated; a rendezvous is TCP, and EFA is the hosts' matter.
+    * Out: a rule of one's own takes EC2's "everything to everywhere" away, in whatever order
+      (github.com/aws/aws-cdk/issues/987, 14657). So everything that tasks send is stated, and
+      both with EC2's rule and without it they reach each other, the endpoints and S3.
+    """
+    ec2.CfnSecurityGroupIngress(
+        scope,
+        "TasksIn",
+        group_id=group_id,
+        source_security_group_id=group_id,
+        ip_protocol="tcp",
+        from_port=0,
+        to_port=65535,
+        description="tasks of multi-node jobs among themselves",
+    )
+    ec2.CfnSecurityGroupEgress(
+        scope,
+        "TasksOut",
+        group_id=group_id,
+        destination_security_group_id=group_id,
+        ip_protocol="-1",
+        description="tasks of multi-node jobs among themselves",
+    )
+    ec2.CfnSecurityGroupEgress(
+        scope,
+        "TasksHttps",
+        group_id=group_id,
+        cidr_ip="0.0.0.0/0",
+        ip_protocol="tcp",
+        from_port=443,
+        to_port=443,
+        description="HTTPS: AWS APIs, S3, the endpoints",
+    )
 
 
 def _place(subnet: ec2.Subnet, zone_id: str) -> None:

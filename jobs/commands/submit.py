@@ -16,6 +16,7 @@ from jobs.checks import (
 )
 from jobs.commands.submit_send import Sender
 from jobs.commands.submit_show import ask, show_plan
+from jobs.default_group import check_default_group
 from jobs.deployment import read_deployment
 from jobs.options import (
     DeploymentOption,
@@ -188,6 +189,7 @@ def submit(
         from jobs.commands.submit_cluster import check_nodes
 
         check_nodes(service, num_nodes)
+    check_default_group(aws.ec2, target, request, note)
     if not yes:
         ask(target, ready)
     return sender.send_all(ready, earlier={summary.job_id for summary in earlier})

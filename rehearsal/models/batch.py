@@ -33,12 +33,28 @@ def _complete_environment(properties: Properties, place: Place) -> None:
     _service_linked_role(properties, place)
     resources = properties["ComputeResources"]
     if "SecurityGroupIds" not in resources:
-        # moto asks for groups; on AWS those of the launch template do.
-        template = ec2_backends[place.account_id][place.region].get_launch_template(
-            resources["LaunchTemplate"]["LaunchTemplateId"]
-        )
-        data = template.latest_version().data
-        resources["SecurityGroupIds"] = data["SecurityGroupIds"]
+        # moto asks for groups, and starts instances with them; on AWS those of the launch template
+        # do. ``_forget_template_groups`` takes them out of what Batch describes.
+        resources["SecurityGroupIds"] = _template_groups(resources["LaunchTemplate"], place)
+        properties["GroupsOfTemplate"] = True
+
+
+def _template_groups(named: Properties, place: Place) -> list[str]:
+    """Groups of a launch template: its own, or else those of its interfaces."""
+    template = ec2_backends[place.account_id][place.region].get_launch_template(
+        named["LaunchTemplateId"]
+    )
+    data = template.latest_version().data
+    of_interfaces = {
+        group: None for nic in data.get("NetworkInterfaces", ()) for group in nic.get("Groups", ())
+    }
+    return list(data.get("SecurityGroupIds", of_interfaces))
+
+
+def _forget_template_groups(environment: Any, properties: Properties, _: Place) -> None:
+    """Batch describes no groups where it was given none."""
+    if "GroupsOfTemplate" in properties:
+        del environment.compute_resources["securityGroupIds"]
 
 
 class AnyJobDefinition(CloudFormationModel):
@@ -142,7 +158,10 @@ def _update_definition(definition: Any, change: Change, place: Place) -> Any:
 CONTRIBUTION = Contribution(
     models={"AWS::Batch::JobDefinition": AnyJobDefinition},
     before={"AWS::Batch::ComputeEnvironment": _complete_environment},
-    after={"AWS::Batch::JobQueue": _keep_queue_extras},
+    after={
+        "AWS::Batch::ComputeEnvironment": _forget_template_groups,
+        "AWS::Batch::JobQueue": _keep_queue_extras,
+    },
     update={
         "AWS::Batch::ComputeEnvironment": _update_environment,
         "AWS::Batch::JobQueue": _update_queue,

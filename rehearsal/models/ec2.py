@@ -67,10 +67,41 @@ class SecurityGroupEgress(Resource):
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+        group_id = properties["GroupId"]
+        _forget_default_egress(group_id, place)
         _backend(place).authorize_security_group_egress(
-            properties["GroupId"], **_rule(properties, "DestinationSecurityGroupId")
+            group_id, **_rule(properties, "DestinationSecurityGroupId")
         )
         return cls(name)
+
+
+_EVERYTHING = {"IpProtocol": "-1"}
+_EVERYWHERE = {**_EVERYTHING, "CidrIp": "0.0.0.0/0"}
+
+
+def _forget_default_egress(group_id: str, place: Place) -> None:
+    """A rule of one's own takes EC2's "everything to everywhere" away (aws/aws-cdk issue 987)."""
+    group = _backend(place).get_security_group_from_id(group_id)
+    if group.is_default and _has_everywhere(group):
+        _backend(place).revoke_security_group_egress(group_id, **_rule(_EVERYWHERE, ""))
+
+
+def _has_everywhere(group: Any) -> bool:
+    return any(
+        rule.ip_protocol == "-1" and (rule.ip_range or {}).get("CidrIp") == "0.0.0.0/0"
+        for rule in group.egress_rules
+    )
+
+
+def _admit_default_group_to_itself(vpc: Any, _: Properties, place: Place) -> None:
+    """EC2 makes a default group that admits itself; moto's admits nobody.
+
+    docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
+    """
+    backend = _backend(place)
+    group = backend.get_security_group_from_name("default", vpc_id=vpc.id)
+    itself = {**_EVERYTHING, "SourceSecurityGroupId": group.id}
+    backend.authorize_security_group_ingress(group.id, **_rule(itself, "SourceSecurityGroupId"))
 
 
 def _delete_egress(_: Any, properties: Properties, place: Place) -> None:
@@ -89,9 +120,8 @@ def _honour_inline_egress(group: Any, properties: Properties, place: Place) -> N
     """moto adds "everything to everywhere" and ignores the property that replaces it."""
     if "SecurityGroupEgress" not in properties:
         return
-    everywhere = {"IpProtocol": "-1", "CidrIp": "0.0.0.0/0"}
     backend = _backend(place)
-    backend.revoke_security_group_egress(group.id, **_rule(everywhere, ""))
+    backend.revoke_security_group_egress(group.id, **_rule(_EVERYWHERE, ""))
     for rule in properties["SecurityGroupEgress"]:
         backend.authorize_security_group_egress(
             group.id, **_rule(rule, "DestinationSecurityGroupId")
@@ -109,11 +139,10 @@ def _update_group(group: Any, change: Change, place: Place) -> Any:
         backend.revoke_security_group_ingress(group.id, **_rule(rule, "SourceSecurityGroupId"))
     for rule in change.properties.get("SecurityGroupIngress", []):
         backend.authorize_security_group_ingress(group.id, **_rule(rule, "SourceSecurityGroupId"))
-    everywhere = {"IpProtocol": "-1", "CidrIp": "0.0.0.0/0"}
-    for rule in group.rehearsal_properties.get("SecurityGroupEgress", [everywhere]):
+    for rule in group.rehearsal_properties.get("SecurityGroupEgress", [_EVERYWHERE]):
         backend.revoke_security_group_egress(group.id, **_rule(rule, "DestinationSecurityGroupId"))
     # As after a creation: _honour_inline_egress takes it away when the template has its own.
-    backend.authorize_security_group_egress(group.id, **_rule(everywhere, ""))
+    backend.authorize_security_group_egress(group.id, **_rule(_EVERYWHERE, ""))
     return group
 
 
@@ -178,7 +207,10 @@ CONTRIBUTION = Contribution(
         "AWS::EC2::SecurityGroupEgress": SecurityGroupEgress,
     },
     before={"AWS::EC2::Subnet": _name_the_zone},
-    after={"AWS::EC2::SecurityGroup": _honour_inline_egress},
+    after={
+        "AWS::EC2::SecurityGroup": _honour_inline_egress,
+        "AWS::EC2::VPC": _admit_default_group_to_itself,
+    },
     update={"AWS::EC2::SecurityGroup": _update_group},
     delete={
         "AWS::EC2::PlacementGroup": _delete_placement_group,

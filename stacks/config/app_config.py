@@ -55,6 +55,11 @@ class AppConfig(EksKeys):
         return "batch" in self.orchestrators
 
     @property
+    def tasks_use_default_group(self) -> bool:
+        """Whether Batch gives tasks the VPC's default group: it does beside EFA interfaces."""
+        return self.runs_on_batch and self.instance.supports_multi_node
+
+    @property
     def runs_on_eks(self) -> bool:
         """Whether an EKS cluster runs jobs on nodes."""
         return "eks" in self.orchestrators

@@ -143,6 +143,12 @@ class ContextKeys:
         help="existing security group of the nodes in `vpc_id`, open to itself in both "
         "directions; left out, one is created",
     )
+    default_security_group_id: str | None = key(
+        kinds.optional(kinds.resource_id("sg")),
+        default=None,
+        help="default security group of `vpc_id`, which the tasks of multi-node Batch jobs carry: "
+        "it must admit itself on TCP, in and out; only looked at, by `submit`",
+    )
     availability_zone_id: str | None = key(
         kinds.optional(zone()),
         default=Derived(

@@ -47,8 +47,17 @@ def _warnings(config: AppConfig) -> Iterator[tuple[str, str]]:
     if config.security_group_id is not None:
         yield (
             "securityGroup",
-            f"{setting('security_group_id', config.security_group_id)} cannot be checked: EFA and "
-            "the tasks need all traffic from the group to itself, in and out",
+            f"{setting('security_group_id', config.security_group_id)} cannot be checked: EFA "
+            "needs all traffic from the group to itself, in and out",
+        )
+    needs_default_group = config.vpc_id is not None and config.tasks_use_default_group
+    if needs_default_group and config.default_security_group_id is None:
+        yield (
+            "defaultSecurityGroup",
+            f"{setting('vpc_id', config.vpc_id)} has a default security group that cannot be "
+            "checked: tasks of multi-node jobs carry it, and it must admit itself on TCP, in and "
+            f"out; {setting('default_security_group_id', '<its id>')} says that it does, and "
+            "submit looks",
         )
     if config.lustre_gib and config.security_group_id is not None:
         yield (

@@ -14,6 +14,7 @@ import boto3
 import pytest
 from moto.batch.models import batch_backends
 from moto.core.config import default_user_config
+from moto.ec2.models import ec2_backends
 from moto.server import ThreadedMotoServer
 from moto.ssm.models import ssm_backends
 from typer.testing import CliRunner, Result
@@ -232,8 +233,21 @@ def deploy(desk: Desk) -> None:
         contract.SSM_JOB_TIME_LIMIT_HOURS: "24",
         **definitions,
     }
+    vpc, group = default_group()
+    values |= {contract.SSM_VPC: vpc, contract.SSM_DEFAULT_SECURITY_GROUP: group}
     for name, value in values.items():
         desk.parameter(name, value)
+
+
+def default_group() -> tuple[str, str]:
+    """Ids of the VPC and of its default group, which EC2 makes open to itself and moto does not."""
+    backend = ec2_backends[ACCOUNT][REGION]
+    vpc = backend.get_default_vpc()
+    group = backend.get_security_group_from_name("default", vpc_id=vpc.id)
+    backend.authorize_security_group_ingress(
+        group.id, "-1", None, None, [], source_groups=[{"GroupId": group.id}]
+    )
+    return vpc.id, group.id
 
 
 def _definition(workload: Workload) -> str:

@@ -111,6 +111,104 @@ def test_a_security_group_has_the_egress_rules_of_the_template_only(client: Clie
     assert [rule.get("ToPort") for rule in group["IpPermissionsEgress"]] == [443]
 
 
+def test_a_new_vpc_has_a_default_group_as_ec2_makes_it(client: Client) -> None:
+    vpc = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.3.0.0/16"}}
+
+    made = create(client, "default-group", {"Vpc": vpc})
+
+    group = default_group(client, made["Vpc"])
+    (inside,), (outside,) = group["IpPermissions"], group["IpPermissionsEgress"]
+    assert [pair["GroupId"] for pair in inside["UserIdGroupPairs"]] == [group["GroupId"]]
+    assert (inside["IpProtocol"], outside["IpProtocol"]) == ("-1", "-1")
+    assert [entry["CidrIp"] for entry in outside["IpRanges"]] == ["0.0.0.0/0"]
+
+
+def default_group(client: Client, vpc_id: str) -> dict[str, Any]:
+    """The default security group of a VPC."""
+    named = [
+        {"Name": "vpc-id", "Values": [vpc_id]},
+        {"Name": "group-name", "Values": ["default"]},
+    ]
+    (group,) = client("ec2").describe_security_groups(Filters=named)["SecurityGroups"]
+    found: dict[str, Any] = group
+    return found
+
+
+def default_group_rule(direction: str, **rule: Any) -> dict[str, Any]:
+    """A rule of the default group of the VPC "Vpc"."""
+    group = {"Fn::GetAtt": ["Vpc", "DefaultSecurityGroup"]}
+    itself = {key: group if value == "itself" else value for key, value in rule.items()}
+    kind = f"AWS::EC2::SecurityGroup{direction}"
+    return {"Type": kind, "Properties": {"GroupId": group, **itself}}
+
+
+def test_a_rule_that_the_default_group_has_is_a_duplicate(client: Client) -> None:
+    resources = {
+        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.4.0.0/16"}},
+        "In": default_group_rule("Ingress", IpProtocol="-1", SourceSecurityGroupId="itself"),
+    }
+
+    with pytest.raises(botocore.exceptions.ClientError, match="Duplicate"):
+        create(client, "duplicate", resources)
+
+
+def test_a_stated_rule_out_takes_the_one_that_ec2_made_away(client: Client) -> None:
+    resources = {
+        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.5.0.0/16"}},
+        "Out": default_group_rule("Egress", IpProtocol="-1", DestinationSecurityGroupId="itself"),
+    }
+
+    made = create(client, "stated-egress", resources)
+
+    group = default_group(client, made["Vpc"])
+    (outside,) = group["IpPermissionsEgress"]
+    assert [pair["GroupId"] for pair in outside["UserIdGroupPairs"]] == [group["GroupId"]]
+    assert outside.get("IpRanges", []) == []
+
+
+def test_an_environment_without_groups_is_described_without_groups(client: Client) -> None:
+    # Batch takes the groups of the launch template's interfaces, and describes none of its own.
+    ec2, iam, batch = client("ec2"), client("iam"), client("batch")
+    group = ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
+    iam.create_instance_profile(InstanceProfileName="nodes")
+    profile = iam.get_instance_profile(InstanceProfileName="nodes")["InstanceProfile"]["Arn"]
+    nic = {"DeviceIndex": 0, "InterfaceType": "efa", "Groups": [group]}
+    compute = {
+        "Type": "EC2", "InstanceRole": profile, "InstanceTypes": ["trn1.32xlarge"],
+        "MinvCpus": 0, "MaxvCpus": 256,
+        "Subnets": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
+        "LaunchTemplate": {
+            "LaunchTemplateId": {"Ref": "Node"},
+            "Version": {"Fn::GetAtt": ["Node", "LatestVersionNumber"]},
+        },
+    }  # fmt: skip
+    resources = {
+        "Node": {
+            "Type": "AWS::EC2::LaunchTemplate",
+            "Properties": {"LaunchTemplateData": {"NetworkInterfaces": [nic]}},
+        },
+        "Environment": {
+            "Type": "AWS::Batch::ComputeEnvironment",
+            "Properties": {"Type": "MANAGED", "ComputeResources": compute},
+        },
+    }
+    described = []
+
+    create(client, "efa", resources)
+    described += batch.describe_compute_environments()["computeEnvironments"]
+    compute["MaxvCpus"] = 512
+    client("cloudformation").update_stack(
+        StackName="efa", TemplateBody=json.dumps({"Resources": resources})
+    )
+    described += batch.describe_compute_environments()["computeEnvironments"]
+    client("cloudformation").delete_stack(StackName="efa")
+
+    shown = [environment["computeResources"] for environment in described]
+    assert [each["maxvCpus"] for each in shown] == [256, 512]
+    assert all("securityGroupIds" not in each for each in shown)
+    assert batch.describe_compute_environments()["computeEnvironments"] == []
+
+
 def test_a_zone_id_places_a_subnet(client: Client) -> None:
     subnet = {"VpcId": {"Ref": "Vpc"}, "CidrBlock": "10.2.0.0/24", "AvailabilityZoneId": "usw2-az4"}
     made = create(

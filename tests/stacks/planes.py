@@ -1,75 +1,124 @@
 """Proof, on templates, that both network planes of a multi-node job admit the cluster to itself.
 
-The planes are the host's EFA interfaces, whose groups the launch template names, and the tasks'
-own interfaces (awsvpc), whose groups the compute environment names.
+The planes are the host's interfaces, EFA among them, whose groups the launch template names, and
+the tasks' own interfaces (awsvpc). Those have the compute environment's groups or, where it names
+none, the VPC's default group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html). Batch
+refuses groups of the environment beside interfaces of the template (aws/aws-cdk issue 21577).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 Template = dict[str, Any]
 
-_ALL_PROTOCOLS = "-1"
+_EVERYTHING = "-1"
+_RULES = {
+    "AWS::EC2::SecurityGroupIngress": ("in", "SourceSecurityGroupId"),
+    "AWS::EC2::SecurityGroupEgress": ("out", "DestinationSecurityGroupId"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """An interface of a node or of its task."""
+
+    name: str
+    groups: list[str]
+    """Logical ids: of the group, or of the VPC whose default group it is."""
+    traffic: str
+    """What must pass: "everything" for EFA, which is not IP, or "TCP"."""
 
 
 def missing_rules(network: Template, batch: Template) -> list[str]:
     """What keeps a node from talking to another, in words; nothing, if all is well."""
-    admitting = _groups_open_to_themselves(network)
+    admitting = _admitting(network)
     return [
-        f"{interface}: no group lets everything {direction} for itself"
-        for interface, groups in _interfaces(batch)
-        for direction, open_groups in admitting.items()
-        if not {_group_id(group, network) for group in groups} & open_groups
+        *_refused_pairs(batch),
+        *(
+            f"{interface.name}: no group lets {interface.traffic} {direction} for itself"
+            for interface in _interfaces(network, batch)
+            for direction in ("in", "out")
+            if not admitting[interface.traffic, direction] & set(interface.groups)
+        ),
     ]
 
 
-def _interfaces(batch: Template) -> Iterator[tuple[str, list[Any]]]:
-    found = {"AWS::EC2::LaunchTemplate": 0, "AWS::Batch::ComputeEnvironment": 0}
-    for logical_id, resource in batch["Resources"].items():
-        properties = resource.get("Properties", {})
-        if logical_id.startswith("Cpu"):  # those instances talk to no other
-            continue
-        if resource["Type"] in found:
-            found[resource["Type"]] += 1
-        if resource["Type"] == "AWS::EC2::LaunchTemplate":
-            for nic in properties["LaunchTemplateData"]["NetworkInterfaces"]:
-                yield f"host interface on card {nic['NetworkCardIndex']}", nic.get("Groups", [])
-        elif resource["Type"] == "AWS::Batch::ComputeEnvironment":
-            yield "task interface", properties["ComputeResources"].get("SecurityGroupIds", [])
-    for resource_type, count in found.items():
-        if not count:
-            yield f"no {resource_type}", []
+def _refused_pairs(batch: Template) -> Iterator[str]:
+    for environment in _properties(batch, "AWS::Batch::ComputeEnvironment"):
+        resources = environment["ComputeResources"]
+        template = batch["Resources"][resources["LaunchTemplate"]["LaunchTemplateId"]["Ref"]]
+        listed = template["Properties"]["LaunchTemplateData"].get("NetworkInterfaces")
+        if listed and resources.get("SecurityGroupIds"):
+            yield "Batch refuses groups of the environment beside interfaces of its launch template"
 
 
-def _groups_open_to_themselves(network: Template) -> dict[str, set[str]]:
-    open_groups: dict[str, set[str]] = {"in": set(), "out": set()}
+def _interfaces(network: Template, batch: Template) -> Iterator[Interface]:
+    """The host's interfaces, then the task's, of every environment of nodes."""
+    environments = _properties(batch, "AWS::Batch::ComputeEnvironment")
+    templates = _properties(batch, "AWS::EC2::LaunchTemplate")
+    if not environments or not templates:
+        yield Interface(name="a template without nodes", groups=[], traffic="TCP")
+    for template in templates:
+        data = template["LaunchTemplateData"]
+        for nic in data.get("NetworkInterfaces", ()):
+            yield Interface(
+                name=f"host interface on card {nic['NetworkCardIndex']}",
+                groups=[_group(each, network) for each in nic.get("Groups", ())],
+                traffic="everything",
+            )
+        if "NetworkInterfaces" not in data:
+            groups = [_group(each, network) for each in data.get("SecurityGroupIds", ())]
+            yield Interface(name="host interface", groups=groups, traffic="TCP")
+    vpcs = [name for name, one in network["Resources"].items() if one["Type"] == "AWS::EC2::VPC"]
+    for environment in environments:
+        named = environment["ComputeResources"].get("SecurityGroupIds")
+        groups = vpcs if named is None else [_group(each, network) for each in named]
+        yield Interface(name="task interface", groups=groups, traffic="TCP")
+
+
+def _properties(batch: Template, resource_type: str) -> list[dict[str, Any]]:
+    """Properties of every resource of a type; CPU jobs are left out, they talk to no other."""
+    return [
+        resource.get("Properties", {})
+        for logical_id, resource in batch["Resources"].items()
+        if resource["Type"] == resource_type and not logical_id.startswith("Cpu")
+    ]
+
+
+def _admitting(network: Template) -> dict[tuple[str, str], set[str]]:
+    """Groups that let everything, or at least all of TCP, pass to themselves, by direction."""
+    found: dict[tuple[str, str], set[str]] = {
+        (traffic, direction): set()
+        for traffic in ("everything", "TCP")
+        for direction in ("in", "out")
+    }
+
+    def note(rule: Template, group: str, direction: str, peer: str) -> None:
+        if not group or _logical_id(rule.get(peer)) != group:
+            return
+        if rule["IpProtocol"] == _EVERYTHING:
+            found["everything", direction].add(group)
+            found["TCP", direction].add(group)
+        elif (rule["IpProtocol"], rule.get("FromPort"), rule.get("ToPort")) == ("tcp", 0, 65535):
+            found["TCP", direction].add(group)
+
     for logical_id, resource in network["Resources"].items():
         properties = resource.get("Properties", {})
-        match resource["Type"]:
-            case "AWS::EC2::SecurityGroupIngress":
-                _note(properties, properties, "SourceSecurityGroupId", open_groups["in"])
-            case "AWS::EC2::SecurityGroupEgress":
-                _note(properties, properties, "DestinationSecurityGroupId", open_groups["out"])
-            case "AWS::EC2::SecurityGroup":
-                group = {"GroupId": {"Fn::GetAtt": [logical_id, "GroupId"]}}
-                for rule in properties.get("SecurityGroupIngress", []):
-                    _note(rule, group, "SourceSecurityGroupId", open_groups["in"])
-                for rule in properties.get("SecurityGroupEgress", []):
-                    _note(rule, group, "DestinationSecurityGroupId", open_groups["out"])
-    return open_groups
+        if resource["Type"] in _RULES:
+            note(properties, _logical_id(properties["GroupId"]), *_RULES[resource["Type"]])
+        elif resource["Type"] == "AWS::EC2::SecurityGroup":
+            for resource_type, (direction, peer) in _RULES.items():
+                for rule in properties.get(resource_type.removeprefix("AWS::EC2::"), ()):
+                    note(rule, logical_id, direction, peer)
+    return found
 
 
-def _note(rule: Template, group: Template, peer: str, open_groups: set[str]) -> None:
-    """Remember the group of ``rule`` if the rule lets everything pass to that very group."""
-    if rule.get("IpProtocol") == _ALL_PROTOCOLS and rule.get(peer) == group["GroupId"]:
-        open_groups.add(_logical_id(group["GroupId"]))
-
-
-def _group_id(group: Any, network: Template) -> str:
+def _group(value: Any, network: Template) -> str:
     """Follow an import to the logical id of the group that the network exports."""
-    match group:
+    match value:
         case {"Fn::ImportValue": name}:
             for output in network["Outputs"].values():
                 if output.get("Export", {}).get("Name") == name:
@@ -79,6 +128,6 @@ def _group_id(group: Any, network: Template) -> str:
 
 def _logical_id(value: Any) -> str:
     match value:
-        case {"Fn::GetAtt": [str(logical_id), "GroupId"]}:
+        case {"Fn::GetAtt": [str(logical_id), "GroupId" | "DefaultSecurityGroup"]}:
             return logical_id
     return ""

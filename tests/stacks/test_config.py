@@ -173,6 +173,7 @@ def test_defaults_deserve_no_warning() -> None:
     [
         ({"availability_zone_id": "us-west-2a"}, "trainium:zoneName"),
         (EXISTING, "trainium:subnetZone"),
+        (EXISTING, "trainium:defaultSecurityGroup"),
         (EXISTING | {"security_group_id": "sg-01234567"}, "trainium:securityGroup"),
         ({"ami_id": "ami-01234567"}, "trainium:hostImage"),
         ({"image_uri": "me/it:1"}, "trainium:containerImage"),
@@ -194,7 +195,30 @@ def test_what_cannot_be_checked_or_costs_money_deserves_a_warning(
 
 
 def test_a_known_zone_of_an_existing_subnet_deserves_no_warning() -> None:
-    assert configured(**EXISTING, availability_zone_id="usw2-az1").warnings == ()
+    config = configured(
+        **EXISTING, availability_zone_id="usw2-az1", default_security_group_id="sg-01234567"
+    )
+
+    assert config.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"instance_type": "trn1.2xlarge"},
+        {
+            "orchestrators": "eks",
+            "eks_subnet_ids": "subnet-01234567",
+            "eks_admin_arns": "arn:aws:iam::111111111111:role/Admin",
+            "eks_endpoint_cidrs": "192.0.2.1/32",
+        },
+    ],
+    ids=["without EFA", "without Batch"],
+)
+def test_the_default_group_matters_only_where_tasks_carry_it(keys: dict[str, str]) -> None:
+    config = configured(**EXISTING | {"subnet_cidr": "10.1.0.0/20"}, **keys)
+
+    assert "trainium:defaultSecurityGroup" not in {warning.id for warning in config.warnings}
 
 
 def test_retention_periods_are_those_of_the_service() -> None:

@@ -54,6 +54,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "subnet_id": hexadecimal("subnet"),
     "subnet_cidr": CIDRS,
     "security_group_id": hexadecimal("sg"),
+    "default_security_group_id": hexadecimal("sg"),
     "availability_zone_id": st.sampled_from(["usw2-az1", "use2-az3", "us-west-2a"]),
     "vpc_cidr": CIDRS,
     "nat_gateways": st.integers(0, 1),

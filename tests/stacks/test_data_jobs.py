@@ -30,6 +30,7 @@ class TestContract:
             contract.ssm_parameter("default", name)
             for name in (
                 contract.SSM_ORCHESTRATORS,
+                contract.SSM_DEFAULT_SECURITY_GROUP,
                 *contract.SSM_BATCH_NAMES,
                 *(contract.ssm_job_definition(workload) for workload in WORKLOADS),
             )

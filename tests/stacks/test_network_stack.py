@@ -145,12 +145,85 @@ def test_nodes_open_https_connections_and_no_others_to_the_outside() -> None:
     assert outside == [("tcp", 443, 443)]
 
 
-def test_the_default_security_group_is_left_alone() -> None:
+def test_nothing_closes_the_default_security_group() -> None:
     made = deployment()
 
     types = {resource["Type"] for resource in made.templates["network"]["Resources"].values()}
 
     assert not any(resource_type.startswith("Custom::") for resource_type in types)
+
+
+def default_group_rules(made: Deployment) -> list[dict[str, object]]:
+    """What the template adds to the default group of its VPC."""
+    return [
+        rule
+        for direction in ("Ingress", "Egress")
+        for rule in made.resources("network", f"AWS::EC2::SecurityGroup{direction}")
+        if "DefaultSecurityGroup" in str(rule["GroupId"])
+    ]
+
+
+def test_no_rule_of_the_default_group_is_one_that_ec2_gives_it() -> None:
+    # EC2 would answer InvalidPermission.Duplicate, and the stack would roll back.
+    made = deployment()
+    (vpc,) = made.logical_ids("network", "AWS::EC2::VPC")
+    itself = {"Fn::GetAtt": [vpc, "DefaultSecurityGroup"]}
+    given = [("-1", "SourceSecurityGroupId", itself), ("-1", "CidrIp", "0.0.0.0/0")]
+
+    stated = [
+        (rule["IpProtocol"], peer, rule[peer])
+        for rule in default_group_rules(made)
+        for peer in ("SourceSecurityGroupId", "DestinationSecurityGroupId", "CidrIp")
+        if peer in rule
+    ]
+
+    assert stated
+    assert not [rule for rule in stated if rule in given]
+
+
+def test_tasks_reach_aws_without_the_rule_that_a_stated_one_takes_away() -> None:
+    made = deployment()
+
+    outside = [rule for rule in default_group_rules(made) if rule.get("CidrIp") == "0.0.0.0/0"]
+
+    assert [(r["IpProtocol"], r["FromPort"], r["ToPort"]) for r in outside] == [("tcp", 443, 443)]
+
+
+def test_an_existing_default_group_is_not_changed() -> None:
+    made = deployment(**EXISTING, default_security_group_id="sg-12345678")
+
+    assert default_group_rules(made) == []
+    assert "sg-12345678" not in made.text("batch")
+
+
+@pytest.mark.parametrize(
+    ("keys", "published"),
+    [
+        ({}, "DefaultSecurityGroup"),
+        ({**EXISTING, "default_security_group_id": "sg-12345678"}, "sg-12345678"),
+        (EXISTING, None),
+    ],
+    ids=["new", "named", "not named"],
+)
+def test_the_default_group_is_published_where_it_is_known(
+    keys: dict[str, str], published: str | None
+) -> None:
+    made = deployment(**keys)
+
+    values = [
+        str(parameter["Value"])
+        for parameter in made.resources("network", "AWS::SSM::Parameter")
+        if str(parameter["Name"]).endswith("/default-security-group")
+    ]
+
+    assert len(values) == (published is not None)
+    assert all(str(published) in value for value in values)
+
+
+def test_the_vpc_is_published() -> None:
+    made = deployment(**EXISTING)
+
+    assert made.only("network", "AWS::SSM::Parameter", "Contractvpc")["Value"] == "vpc-12345678"
 
 
 def test_an_existing_network_gets_nothing_but_the_security_group() -> None:
@@ -162,18 +235,16 @@ def test_an_existing_network_gets_nothing_but_the_security_group() -> None:
         "AWS::EC2::SecurityGroup",
         "AWS::EC2::SecurityGroupEgress",
         "AWS::EC2::SecurityGroupIngress",
-        "AWS::SSM::Parameter",
+        *["AWS::SSM::Parameter"] * 2,
     ]
 
 
 def test_an_existing_security_group_is_used_as_it_is() -> None:
     made = deployment(**EXISTING, security_group_id="sg-12345678")
-    compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")[
-        "ComputeResources"
-    ]
+    template = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
 
     assert made.resources("network", "AWS::EC2::SecurityGroupIngress") == []
-    assert compute["SecurityGroupIds"] == ["sg-12345678"]
+    assert all(nic["Groups"] == ["sg-12345678"] for nic in template["NetworkInterfaces"])
 
 
 def test_nodes_start_in_the_existing_subnet() -> None:
@@ -189,7 +260,7 @@ def test_nodes_start_in_the_existing_subnet() -> None:
 def test_the_network_publishes_its_region(keys: dict[str, str]) -> None:
     made = deployment(**keys)
 
-    assert made.only("network", "AWS::SSM::Parameter") == {
+    assert made.only("network", "AWS::SSM::Parameter", "Contractregion") == {
         "Name": "/trainium/default/region",
         "Type": "String",
         "Value": "us-west-2",

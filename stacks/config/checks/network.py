@@ -27,15 +27,21 @@ def _existing_network_is_whole(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _security_group_has_vpc(config: AppConfig) -> ConfigError | None:
-    if config.security_group_id is None or config.vpc_id is not None:
+def _security_groups_have_vpc(config: AppConfig) -> ConfigError | None:
+    if config.vpc_id is not None:
         return None
-    return refuse(
-        config,
-        "security_group_id",
-        "belongs to an existing VPC, and a new one is to be made",
-        f"add {PREFIX}vpc_id, or leave the group out: one is created",
-    )
+    for name, otherwise in (
+        ("security_group_id", "one is created"),
+        ("default_security_group_id", "a new VPC brings its own"),
+    ):
+        if getattr(config, name) is not None:
+            return refuse(
+                config,
+                name,
+                "belongs to an existing VPC, and a new one is to be made",
+                f"add {PREFIX}vpc_id, or leave the group out: {otherwise}",
+            )
+    return None
 
 
 # Ranges that a VPC may have and that do not work in one: loopback, multicast and the like, and
@@ -154,7 +160,7 @@ def _ways_to_fit(config: AppConfig, *, needed: int, per_node: int) -> list[str]:
 CHECKS = (
     _existing_network_is_whole,
     _vpc_range_is_usable,
-    _security_group_has_vpc,
+    _security_groups_have_vpc,
     _existing_network_stays,
     _nodes_reach_services,
     _nodes_get_efa_software,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from jobs.errors import Refusal
 from trainium_catalogue.suggest import did_you_mean
@@ -47,6 +48,8 @@ class BatchClient(Protocol):
 
 class S3Client(Protocol):
     """The part of the boto3 S3 client that is used here, beside what transfers use."""
+
+    def put_object(self, **kwargs: Any) -> Response: ...
 
     def get_object(self, **kwargs: Any) -> Response: ...
 
@@ -151,6 +154,16 @@ class Aws:
         """Client that tells the rules of a security group."""
         client: Ec2Client = self._client("ec2", mode="standard", attempts=3)
         return client
+
+    def reading(self, service: str) -> Any:
+        """Client of any service, for probes, which only look."""
+        return self._client(service, mode="standard", attempts=4)
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether calls go to something that is not AWS (AWS_ENDPOINT_URL)."""
+        host = urlsplit(self.reading("sts").meta.endpoint_url).hostname or ""
+        return not host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws"))
 
     def sts(self) -> Any:
         """Client that signs the cluster's tokens."""

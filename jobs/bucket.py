@@ -1,4 +1,4 @@
-"""Reading the deployment's bucket."""
+"""Reading the deployment's bucket, and writing a small object to it."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ class Bucket:
         except ValueError:
             return None
         return found if isinstance(found, dict) else None
+
+    def write(self, key: str, data: bytes) -> str:
+        """Put an object; returns its address."""
+        self.client.put_object(Bucket=self.name, Key=key, Body=data)
+        return f"s3://{self.name}/{key}"
 
     def head(self, key: str, **kwargs: Any) -> dict[str, Any] | None:
         """What S3 knows of an object; None when there is no such object."""

@@ -19,6 +19,7 @@ from jobs.commands.tensorboard import tensorboard
 from jobs.commands.token import token
 from jobs.commands.top import top
 from jobs.commands.upload import upload
+from jobs.commands.verify import verify
 from jobs.options import Globals
 from jobs.usage_errors import JobsGroup
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
@@ -87,6 +88,7 @@ app.command("list")(list_runs)
 app.command("status")(status)
 app.command("logs")(logs)
 app.command("stop")(stop)
+app.command("verify")(verify)
 app.command("catalogue")(catalogue)
 app.command("kubeconfig")(kubeconfig)
 app.command("token", hidden=True)(token)

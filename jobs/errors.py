@@ -73,6 +73,11 @@ def is_throttled(error: BaseException) -> bool:
     return error_code(error) in _THROTTLED or _status(error) == 429
 
 
+def is_denied(error: BaseException) -> bool:
+    """The caller may not make the call, on AWS or on the cluster."""
+    return error_code(error) in _DENIED or _status(error) == 403
+
+
 def is_ambiguous(error: BaseException) -> bool:
     """Nobody can tell from ``error`` whether AWS carried the call out."""
     from botocore import exceptions as aws

@@ -13,6 +13,8 @@ from trainium_catalogue import kubernetes
 
 MNIST, BERT = "mnist", "bert"
 """Names of the runs."""
+PROBED = "probed-pods"
+"""Run of verify."""
 PROCESSES_OF = {"mnist": 2, "bert-tiny": 1}
 """Processes per node: data parallel in a pod, and over pods."""
 NODES = 2
@@ -192,6 +194,26 @@ def watching(job_ids: Mapping[str, str]) -> tuple[Scene, ...]:
             },
         ),
     )  # fmt: skip
+
+
+def probing() -> tuple[Scene, ...]:
+    """What verify and the probes find in pods."""
+    return (
+        Scene(
+            name="verify",
+            program="jobs",
+            words=(
+                *("submit", "verify", "--on", "eks", "--nodes", str(NODES), "--name", PROBED),
+                *("--yes", "--follow"),
+            ),
+        ),
+        Scene(
+            name="probes",
+            program="jobs",
+            words=("verify", PROBED),
+            says={"probes in pods are green where they need no hardware": r"\b0 red, 0 crashed"},
+        ),
+    )
 
 
 def end() -> tuple[Scene, ...]:

@@ -210,6 +210,7 @@ def tell(
         teller.together(
             "status, logs, list, kubectl, torchx", [[s] for s in eks_scenes.watching(ids)]
         )
+        teller.tell(eks_scenes.probing())
         teller.tell(eks_scenes.end())
     return story
 

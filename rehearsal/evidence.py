@@ -15,9 +15,11 @@ from rehearsal.aws import Aws
 from rehearsal.receipt_stories import Check, TrainingAttempt
 from rehearsal.state import DEPLOYMENT
 from trainium_catalogue import contract
+from trainium_catalogue.probing import RECORD, State
 
 Json = dict[str, Any]
 _LOGGED = re.compile(r"training: step (\d+) of \d+: loss (\S+),")
+_BAD = (State.RED, State.CRASHED)
 _ENDS = 5
 """Steps at either end whose mean loss is compared."""
 
@@ -78,6 +80,24 @@ def judge_finished(aws: Aws, run: str, *, step: int | None = None) -> Check:
         name="the run's status says that it finished",
         ok=status.get("state") == "finished" and step in (None, status.get("step")),
         detail=f"{status.get('state')} at step {status.get('step')}",
+    )
+
+
+def judge_probes(aws: Aws, run: str) -> Check:
+    """Every probe that means something without hardware found what it should; none crashed."""
+    return judge_record(_Bucket(aws).text(f"{contract.run_prefix(run, 'results')}{RECORD}"))
+
+
+def judge_record(text: str) -> Check:
+    """The same of a record; what needs hardware or an account was not run."""
+    findings = json.loads(text)["findings"] if text else []
+    states = [finding["state"] for finding in findings]
+    bad = [f"{f['id']} {f['state']}: {f['seen']}" for f in findings if f["state"] in _BAD]
+    told = f"{states.count(State.GREEN)} green, {states.count(State.NOT_RUN)} need hardware or AWS"
+    return Check(
+        name="probes that need no hardware are green, and none crashed",
+        ok=State.GREEN in states and not bad,
+        detail="; ".join([told, *bad]),
     )
 
 

@@ -27,6 +27,8 @@ WORKLOAD = "llama-tiny"
 PROCESSES_PER_NODE = 2
 """With 2 nodes: tensor parallel 2 x data parallel 2."""
 RUN = "tiny"
+PROBED = "probed"
+"""Run of verify, whose probes look whether they can look."""
 CORPUS = "aws-api-docs"
 DATASET = "aws-api-docs-128"
 TOKENIZER = "tokenizer.model"
@@ -83,6 +85,11 @@ def scenes(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Scen
         Scene(name="status", words=("status", RUN, "--plot")),
         Scene(name="export", words=("submit", "export", "--run", RUN, *follow)),
         Scene(name="download", words=("download", RUN, "--to", str(download))),
+        Scene(
+            name="verify",
+            words=("submit", "verify", "--nodes", nodes, "--name", PROBED, *follow),
+        ),
+        Scene(name="probes", words=("verify", PROBED)),
     )  # fmt: skip
 
 
@@ -146,7 +153,7 @@ def tell(
                 log=folder.log(f"jobs-{RUN}-{scene.name}"),
                 environment=environment,
                 on_line=on_line,
-                codes=(0, 1) if scene.name == "train" else (0,),
+                codes=(0, 1) if scene.name in ("train", "probes") else (0,),
             )
         seconds = round(time.monotonic() - begin, 2)
         command = " ".join(("python -m jobs", *scene.words))
@@ -175,6 +182,7 @@ def tell(
             killed_after=KILLED_AFTER,
         ),
     )
+    found.checks.append(evidence.judge_probes(aws, PROBED))
     figure = folder.path / "loss.svg"
     curve.write_svg(figure, found.attempts)
     return Training(

@@ -96,8 +96,12 @@ class Probe(Generic[Subject]):
 class Probes(Generic[Subject]):
     """The probes of one place."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(
+        self, place: Place, *, missing: Callable[[Exception], str | None] = lambda error: None
+    ) -> None:
+        """Begin without probes; ``missing`` says of an error what was not there, if it tells."""
         self.place = place
+        self._missing = missing
         self.by_id: dict[str, Probe[Subject]] = {}
 
     def probe(
@@ -129,6 +133,8 @@ class Probes(Generic[Subject]):
         except Missing as error:
             return found(State.NOT_RUN, "", "", one_line(str(error)))
         except Exception as error:
+            if what := self._missing(error):
+                return found(State.NOT_RUN, "", "", one_line(what))
             return found(State.CRASHED, one_line(f"{type(error).__name__}: {error}"))
         state = State.GREEN if result.ok else State.RED
         return found(state, one_line(result.seen), one_line(result.expected))

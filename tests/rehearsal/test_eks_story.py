@@ -55,6 +55,7 @@ def all_scenes() -> list[Scene]:
         *eks_scenes.training(eks_story.parameters(ASKED)),
         *eks_gangs.too_big(),
         *eks_scenes.watching(JOBS),
+        *eks_scenes.probing(),
         *eks_scenes.end(),
     ]
 
@@ -80,6 +81,7 @@ def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
         "torchx list -s kubernetes",
         *(f"python -m jobs {name}" for name in ("status", "logs", "list")),
         "python -m jobs tensorboard",
+        *("python -m jobs submit", "python -m jobs verify"),
         "python -m jobs scale",
     ]
 

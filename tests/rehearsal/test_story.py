@@ -53,7 +53,7 @@ def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
     words = [" ".join(scene.words[:2]) for scene in scenes]
     assert words == [
         *("upload tokenizer.model", "submit prepare", "submit tokenize", "submit llama-tiny"),
-        *("status tiny", "submit export", "download tiny"),
+        *("status tiny", "submit export", "download tiny", "submit verify", "verify probed"),
     ]
 
 
@@ -67,6 +67,21 @@ def test_a_parameter_of_the_user_reaches_training_and_others_do_not() -> None:
 @pytest.mark.parametrize(("nodes", "kind"), [(4, "kill-child"), (1, "kill-main")])
 def test_the_main_node_is_only_killed_when_it_is_alone(nodes: int, kind: str) -> None:
     assert story.fault_kind(settings(nodes=nodes)) == kind
+
+
+@pytest.mark.parametrize(
+    ("states", "ok"),
+    [(["green", "not run"], True), (["green", "crashed"], False), (["green", "red"], False),
+     (["not run"], False), ([], False)],
+)  # fmt: skip
+def test_a_probe_that_crashes_is_seen_in_the_rehearsal(states: list[str], ok: bool) -> None:
+    findings = [{"id": "main-address", "state": state, "seen": "KeyError: 0"} for state in states]
+
+    assert evidence.judge_record(json.dumps({"findings": findings})).ok is ok
+
+
+def test_a_record_that_is_missing_is_seen_in_the_rehearsal() -> None:
+    assert not evidence.judge_record("").ok
 
 
 def test_a_run_that_went_as_planned_passes() -> None:

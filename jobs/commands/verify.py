@@ -1,0 +1,190 @@
+"""`jobs verify`: which claims about AWS and the hardware hold, as far as it was looked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.aws import Aws
+from jobs.bucket import Bucket
+from jobs.deployment import read_deployment
+from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal, is_denied
+from jobs.options import (
+    DeploymentOption,
+    Globals,
+    JsonOption,
+    RegionOption,
+    chosen,
+    command,
+    note,
+    print_document,
+)
+from jobs.runs import Job
+from jobs.services import Services, services_of
+from jobs.verification import (
+    Record,
+    is_good,
+    joined,
+    key_of,
+    parse_record,
+    read_record,
+    rows_of,
+)
+from trainium_catalogue.probing import NODE_RECORD
+
+_NEWEST = 20
+
+
+@command
+def verify(
+    context: typer.Context,
+    run: Annotated[
+        str | None,
+        typer.Argument(help="Run of verify.", show_default="the newest that left a record"),
+    ] = None,
+    read: Annotated[
+        str | None,
+        typer.Option(
+            "--read",
+            metavar="RECORD",
+            help="Look at nothing, show a record: a file, an object's address or key, or a run.",
+        ),
+    ] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a block to paste into an issue.")
+    ] = False,
+    as_json: JsonOption = False,
+    deployment: DeploymentOption = None,
+    region: RegionOption = None,
+) -> int:
+    """Look whether the claims of docs/verification.md hold, and show what was seen.
+
+    Joins what a run of `submit verify` found on its nodes with what can be seen from here, by
+    calls that only read, and writes the record to the run's results. Some probes have to look
+    while a job runs: call it then as well, what it sees is kept. Ends with 1 when a claim does not
+    hold or a probe crashed.
+
+    \b
+    Examples:
+      python -m jobs submit verify --nodes 1 --follow
+      python -m jobs verify
+      python -m jobs verify --markdown > issue.md
+      python -m jobs verify --read verification.json
+    """
+    given = chosen(context, deployment, region)
+    if read is not None:
+        if run is not None:
+            raise Refusal("usage", f"--read {read} shows that record; leave out the run {run}")
+        record = _stored(given, read)
+    else:
+        record = _look(given, run)
+    rows = rows_of(record)
+    if as_json:
+        print_document(dict(record))
+    elif as_markdown:
+        from jobs.show_verification import markdown
+
+        typer.echo(markdown(record, rows))
+    else:
+        _show(record)
+    return EXIT_OK if is_good(rows) else EXIT_JOB_FAILED
+
+
+def _stored(given: Globals, place: str) -> Record:
+    if Path(place).is_file():
+        return read_record(place, None)
+    aws = Aws(given.region)
+    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    return read_record(place, Bucket(client=aws.s3(), name=target.bucket))
+
+
+def _look(given: Globals, run: str | None) -> Record:
+    """Run the desk's probes, join them with what the run's nodes found, and write the record."""
+    # Not before they are needed: other commands do not pay for them.
+    from jobs.probes import PROBES, Desk
+
+    aws = Aws(given.region)
+    target = read_deployment(aws.ssm(), given.deployment, region=aws.region, workload="verify")
+    bucket = Bucket(client=aws.s3(), name=target.bucket)
+    services = services_of(aws, target, note)
+    run = run or _newest(services, bucket)
+    job = _job(services, run)
+    nodes = _read(bucket, run, NODE_RECORD)
+    if run is not None and job is None and nodes is None:
+        raise Refusal(
+            "unknown-run",
+            f"there is neither a job nor a record of run {run!r}; see `python -m jobs list`, or "
+            "submit one: `python -m jobs submit verify --nodes 1 --follow`",
+        )
+    desk = Desk(aws=aws, target=target, services=services, job=job)
+    there = desk.there
+    findings = []
+    for name in PROBES.by_id:
+        note(f"probing: {name}")
+        findings.append(PROBES.run(name, desk, there))
+    record = joined(
+        target,
+        findings,
+        nodes=nodes,
+        earlier=_read(bucket, run),
+        emulated=aws.is_emulated,
+        run=run,
+        job_id=job.job_id if job else None,
+    )
+    if run is None:
+        note(
+            "no run of verify has left a record, so nothing is written; submit one: "
+            "`python -m jobs submit verify --nodes 1 --follow`"
+        )
+        return record
+    try:
+        where = bucket.write(key_of(run), json.dumps(record, indent=2).encode() + b"\n")
+    except Exception as error:
+        if not is_denied(error):
+            raise
+        note("the record is not written: that needs s3:PutObject; keep it with --json")
+    else:
+        note(f"written: {where}")
+    return record
+
+
+def _newest(services: Services, bucket: Bucket) -> str | None:
+    for summary in services.newest_first()[:_NEWEST]:
+        if bucket.has(key_of(summary.run, NODE_RECORD)):
+            return summary.run
+    return None
+
+
+def _job(services: Services, run: str | None) -> Job | None:
+    if run is None:
+        return None
+    found = services.find(run)
+    if found is None:
+        return None
+    service, summary = found
+    return service.describe(summary.job_id, summary.shape)
+
+
+def _read(bucket: Bucket, run: str | None, name: str | None = None) -> Record | None:
+    if run is None:
+        return None
+    key = key_of(run) if name is None else key_of(run, name)
+    data = bucket.read(key)
+    return None if data is None else parse_record(data, f"s3://{bucket.name}/{key}")
+
+
+def _show(record: Record) -> None:
+    from rich.console import Console
+
+    from jobs.show_verification import EMULATED, summary, table, title
+
+    rows = rows_of(record)
+    console = Console()
+    console.print(table(rows))
+    console.print(f"{title(record)}\n{summary(rows)}", markup=False, soft_wrap=True)
+    if record["emulated"]:
+        console.print(EMULATED, markup=False, soft_wrap=True)
+    console.print("for an issue: python -m jobs verify --read ... --markdown", markup=False)

@@ -1,0 +1,540 @@
+"""Every probe of the desk is green on what its claim says, and red on something else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from jobs.deployment import Deployment, EksTarget
+from jobs.errors import Refusal
+from jobs.orchestrators import Orchestrator
+from jobs.probes import PROBES, Desk, account, cluster
+from jobs.runs import Attempt, Job, Kind, Node, Shape
+from jobs.services import Services
+from jobs.usage import Usage
+from tests.jobs.fakes import client_error
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.probing import State
+
+TYPE = INSTANCE_TYPES["trn1.32xlarge"]
+ZONES = TYPE.zone_ids["us-west-2"]
+IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/images:abc"
+TARGET = Deployment(
+    name="default",
+    region="us-west-2",
+    instance_type=TYPE,
+    max_nodes=4,
+    neuron_release="2.28.0",
+    bucket="bucket",
+    orchestrators=(Orchestrator.BATCH, Orchestrator.EKS),
+    job_queue="queue",
+    cpu_job_queue="cpu-queue",
+    compute_environment="environment",
+    log_group="log-group",
+    job_time_limit_hours=24,
+    job_definition="verify:1",
+    eks=EksTarget(
+        cluster="cluster",
+        namespace="trainium",
+        queue="trainium",
+        node_group="cluster/trn1",
+        image=IMAGE,
+        job_time_limit_hours=24,
+        lustre_claim=None,
+    ),
+)
+Answer = Any
+Case = Callable[["World"], Desk]
+
+
+class Client:
+    """Answers calls with what a case says, and knows no others."""
+
+    def __init__(self, answers: Mapping[str, Answer]) -> None:
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answer = self._answers[name]
+        return lambda *args, **kwargs: answer(**kwargs) if callable(answer) else answer
+
+    def get_paginator(self, name: str) -> Client:
+        return Client({"paginate": [self._answers[name]]})
+
+
+@dataclass
+class FakeAws:
+    """AWS with a few answers, by service and call."""
+
+    answers: Mapping[str, Mapping[str, Answer]] = field(default_factory=dict)
+    is_emulated: bool = False
+
+    def reading(self, service: str) -> Client:
+        return Client(self.answers[service])
+
+
+class Api:
+    """The cluster's API: objects by the end of their path."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self._objects = objects
+
+    def get(self, path: str, **query: str) -> Any:
+        for end, found in self._objects.items():
+            if path.endswith(end):
+                if isinstance(found, Exception):
+                    raise found
+                return found
+        raise AssertionError(path)
+
+    def items(self, path: str, **query: str) -> Any:
+        return self.get(path)["items"]
+
+
+@dataclass(frozen=True)
+class World:
+    patch: pytest.MonkeyPatch
+
+
+def desk(
+    *, job: Job | None = None, objects: Mapping[str, Any] | None = None, **answers: Any
+) -> Case:
+    """A desk that sees ``answers`` by service, and preset facts beside them."""
+    facts = {name: answers.pop(name) for name in FACTS if name in answers}
+
+    def case(world: World) -> Desk:
+        services = {name.replace("_", "-"): calls for name, calls in answers.items()}
+        made = Desk(
+            aws=FakeAws(services),  # type: ignore[arg-type]
+            target=TARGET,
+            services=Services(services=(), note=print),
+            job=job,
+        )
+        made.__dict__.update(facts)
+        if objects is not None:
+            made.__dict__["cluster"] = Api(objects)
+        return made
+
+    return case
+
+
+FACTS = ("hosts", "consoles", "jobs", "runs", "subnets", "environment", "node_group")
+
+
+def types(*, memory: int = TYPE.memory_mib, zones: tuple[str, ...] = ZONES) -> Case:
+    found = {
+        "VCpuInfo": {"DefaultVCpus": 128},
+        "MemoryInfo": {"SizeInMiB": memory},
+        "NetworkInfo": {"MaximumNetworkCards": 8, "EfaInfo": {"MaximumEfaInterfaces": 8}},
+    }
+    return desk(
+        ec2={
+            "describe_instance_types": {"InstanceTypes": [found]},
+            "describe_instance_type_offerings": {
+                "InstanceTypeOfferings": [{"Location": zone} for zone in zones]
+            },
+        }
+    )
+
+
+def interface(card: int, index: int, **more: Any) -> dict[str, Any]:
+    return {"Attachment": {"NetworkCardIndex": card, "DeviceIndex": index}, **more}
+
+
+def host(*interfaces: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {
+        "InstanceId": "i-1",
+        "State": {"Name": "running"},
+        "LaunchTime": "2026-11-22T04:00",
+        "NetworkInterfaces": list(interfaces),
+        **more,
+    }
+
+
+def cards(index: int) -> Case:
+    secondary = [interface(card, 1) for card in range(1, 7)]
+    return desk(hosts=[host(interface(0, 0), *secondary, interface(7, index))])
+
+
+def task(card: int, index: int) -> Case:
+    own = {"Description": "arn:aws:ecs:us-west-2:1:attachment/2", "Groups": [{"GroupName": "d"}]}
+    return desk(hosts=[host(interface(0, 0), interface(card, index, **own))])
+
+
+READY = "trainium: ready: 16 Neuron devices, 8 EFA interfaces, driver 2.28.0.0\n"
+NOT_READY = "trainium: HOST NOT READY, the ECS agent stays stopped: the EFA installer failed;\n"
+DRIVER = "trainium: driver '2.27.1' does not fit Neuron 2.28.0, installing 2.28.0.0\n"
+EFA = "trainium: installing EFA 1.47.0\n"
+
+
+def console(text: str) -> Case:
+    return desk(hosts=[host()], consoles={"i-1": text})
+
+
+def failed_host(*, joined: bool = False, state: str = "terminated") -> Case:
+    instances = [{"ec2InstanceId": "i-1" if joined else "i-2"}]
+    return desk(
+        hosts=[host(State={"Name": state})],
+        consoles={"i-1": NOT_READY},
+        environment={"ecsClusterArn": "cluster"},
+        ecs={
+            "list_container_instances": {"containerInstanceArns": ["arn"]},
+            "describe_container_instances": {"containerInstances": instances},
+        },
+    )
+
+
+def group(*, inside: bool) -> Case:
+    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}
+    anywhere = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+    found = {
+        "GroupId": "sg-1",
+        "IpPermissions": [itself] if inside else [],
+        "IpPermissionsEgress": [anywhere],
+    }
+    return desk(
+        subnets=[{"VpcId": "vpc-1"}],
+        ec2={"describe_security_groups": {"SecurityGroups": [found]}},
+    )
+
+
+def endpoints(state: str) -> Case:
+    found = [{"ServiceName": "com.amazonaws.us-west-2.ecr.dkr", "State": state}]
+    return desk(
+        subnets=[{"VpcId": "vpc-1"}], ec2={"describe_vpc_endpoints": {"VpcEndpoints": found}}
+    )
+
+
+def roles(*names: str) -> Case:
+    return desk(iam={"list_roles": {"Roles": [{"RoleName": name} for name in names]}})
+
+
+ROLES = tuple((account._ROLES | account._EKS_ROLES).values())
+
+
+def file_system(state: str) -> Case:
+    tag = {"Key": "aws:cloudformation:stack-name", "Value": "trainium-default-storage"}
+    found = [{"Lifecycle": state, "Tags": [tag]}]
+    return desk(fsx={"describe_file_systems": {"FileSystems": found}})
+
+
+def tar(size: int | None) -> Case:
+    def case(world: World) -> Desk:
+        world.patch.setattr(account, "size_of", lambda url: size)
+        return desk()(world)
+
+    return case
+
+
+def job(*codes: int | None, kind: Kind = Kind.NODES, nodes: tuple[Node, ...] = ()) -> Job:
+    attempts = tuple(
+        Attempt(
+            number=number, exit_code=code, reason=None, status_reason=None, log_stream=None,
+            started_at_ms=1, stopped_at_ms=2,
+        )
+        for number, code in enumerate(codes, start=1)
+    )  # fmt: skip
+    return Job(
+        job_id="job", run="run", workload="verify", status="SUCCEEDED", status_reason=None,
+        created_at_ms=1, started_at_ms=1, stopped_at_ms=2, shape=Shape(kind=kind, size=2),
+        job_queue=None, depends_on=(), max_attempts=3, attempts=attempts, nodes=nodes,
+    )  # fmt: skip
+
+
+def child(**container: str) -> Case:
+    return desk(
+        job=job(0), batch={"describe_jobs": {"jobs": [{"jobId": "job#1", "container": container}]}}
+    )
+
+
+def attempts_on(*hosts: str) -> Case:
+    node = {"attempts": [{"container": {"containerInstanceArn": name}} for name in hosts]}
+    return desk(jobs=[job(75, 0)], batch={"describe_jobs": {"jobs": [node]}})
+
+
+def bucket(runs: list[str], **documents: Any) -> Case:
+    """Objects by the end of their key, with ``__`` for a dot."""
+
+    class Body:
+        def __init__(self, data: bytes) -> None:
+            self.data = data
+
+        def read(self) -> bytes:
+            return self.data
+
+    def get_object(*, Bucket: str, Key: str) -> dict[str, Any]:
+        name = Key.rpartition("/")[2].replace(".", "__").replace("-", "_")
+        if name not in documents:
+            raise client_error("NoSuchKey", operation="GetObject")
+        found = documents[name]
+        data = found if isinstance(found, bytes) else json.dumps(found).encode()
+        return {"Body": Body(data)}
+
+    return desk(runs=runs, s3={"get_object": get_object})
+
+
+def status(workload: str, **more: Any) -> dict[str, Any]:
+    return {
+        "workload": workload, "step": 10, "state": "finished", "mfu": 0.31,
+        "last_checkpoint_step": 10, **more,
+    }  # fmt: skip
+
+
+def mnist(accuracy: float) -> Case:
+    metrics = [{"MetricName": "Test accuracy", "MeasuredValue": accuracy}]
+    return bucket(
+        ["digits"],
+        status__json=status("mnist"),
+        results__json={"results": {"metrics": metrics}},
+    )
+
+
+def all_reduce(state: str) -> Case:
+    bar = {"status": state, "busbw_gib_per_s": 40.0, "published_gib_per_s": 47.09}
+    return bucket(["sums"], all_reduce__json={"device": "xla", "bar": bar})
+
+
+def saves(*events: str) -> Case:
+    lines = "\n".join(json.dumps({"event": event, "step": 1}) for event in events)
+    return bucket(["llama"], status__json=status("llama2-7b"), train__jsonl=lines.encode())
+
+
+def daemon_set(*, ready: int = 2, minimum: str = "12") -> dict[str, Any]:
+    env = [
+        {"name": "MINIMUM_IP_TARGET", "value": minimum},
+        {"name": "WARM_IP_TARGET", "value": "2"},
+    ]
+    return {
+        "spec": {"template": {"spec": {"containers": [{"env": env}]}}},
+        "status": {"numberReady": ready, "desiredNumberScheduled": 2},
+    }
+
+
+def node(chips: int) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "ip-10-0-0-4"},
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "allocatable": {"aws.amazon.com/neuron": str(chips), "vpc.amazonaws.com/efa": "8"},
+        },
+    }
+
+
+def identity(*, associations: int) -> Case:
+    found = {"associations": [{}] * associations}
+    return desk(
+        eks={"list_pod_identity_associations": found},
+        objects={"daemonsets/aws-node": daemon_set()},
+    )
+
+
+def addons(state: str) -> Case:
+    addon = {"addonVersion": "v1.20", "status": state}
+    return desk(eks={"list_addons": {"addons": ["vpc-cni"]}, "describe_addon": {"addon": addon}})
+
+
+def described(**found: Any) -> dict[str, Any]:
+    return {"describe_cluster": {"cluster": {"version": "1.35", **found}}}
+
+
+def zones(*names: str) -> Case:
+    subnets = [{"AvailabilityZoneId": name} for name in names]
+    return desk(
+        eks=described(resourcesVpcConfig={"subnetIds": ["a", "b"]}),
+        ec2={"describe_subnets": {"Subnets": subnets}},
+    )
+
+
+def pods(phase: str) -> Case:
+    pod = {"metadata": {"name": "npd-1"}, "status": {"phase": phase}}
+    return desk(objects={"neuron-healthcheck-system/pods": {"items": [pod]}})
+
+
+class NotFound(Exception):
+    status = 404
+
+
+def endpoint(version: str | None) -> Case:
+    return desk(
+        eks=described(resourcesVpcConfig={"endpointPublicAccess": False}),
+        objects={"/version": {"gitVersion": version}},
+    )
+
+
+def monitor(measured_by: str) -> Case:
+    def case(world: World) -> Desk:
+        usage = Usage(
+            measured_by=measured_by, cores_in_use=1, core_percent=1.0, device_bytes=1,
+            cpu_percent=1.0, memory_bytes=1, errors=(),
+        )  # fmt: skip
+        world.patch.setattr("jobs.eks.monitor.usage_of", lambda cluster, pod: usage)
+        running = Node(index=0, status="RUNNING", status_reason=None, attempts=(), name="pod-0")
+        return desk(job=job(nodes=(running,)), objects={})(world)
+
+    return case
+
+
+RESERVED = desk(hosts=[host(CapacityReservationId="cr-1", InstanceLifecycle="capacity-block")])
+CASES: dict[str, tuple[Case, Case | None]] = {
+    "instance-figures": (types(), types(zones=ZONES[:1])),
+    "dated-ami-parameter": (
+        desk(ssm={"get_parameters": {"Parameters": [{"Value": "ami-1"}]}}),
+        desk(ssm={"get_parameters": {"Parameters": []}}),
+    ),
+    "vcpu-quota": (
+        desk(service_quotas={"get_service_quota": {"Quota": {"Value": 512.0}}}),
+        desk(service_quotas={"get_service_quota": {"Quota": {"Value": 8.0}}}),
+    ),
+    "service-linked-roles": (roles(*ROLES), roles(*ROLES[1:])),
+    "image-pushed": (
+        desk(ecr={"batch_get_image": {"images": [{}]}}),
+        desk(ecr={"batch_get_image": {"images": []}}),
+    ),
+    "publishing-role": (
+        desk(ecr={"batch_get_image": {"images": [{}]}}),
+        desk(ecr={"batch_get_image": {"images": []}}),
+    ),
+    "default-group": (group(inside=True), group(inside=False)),
+    "endpoint-zones": (endpoints("available"), endpoints("failed")),
+    "fsx-port-rules-first": (file_system("AVAILABLE"), file_system("FAILED")),
+    "bert-tar": (tar(50 * 10**9), tar(None)),
+    "secondary-card-device-index": (cards(1), cards(7)),
+    "efa-only-interfaces": (
+        desk(hosts=[host(interface(1, 1, InterfaceType="efa-only"))]),
+        desk(hosts=[host(interface(1, 1, InterfaceType="efa-only", PrivateIpAddress="10.0.0.1"))]),
+    ),
+    "task-interface-slot": (task(0, 1), task(1, 0)),
+    # There is nothing red to see: a host outside the reservation is a deployment without one.
+    "batch-capacity-block": (RESERVED, None),
+    "eks-capacity-block": (RESERVED, None),
+    "ami-driver": (console(READY), console(DRIVER + READY)),
+    "driver-package": (console(DRIVER + READY), console(DRIVER + NOT_READY)),
+    "efa-installer": (console(EFA + READY), console(EFA + NOT_READY)),
+    "not-ready-host-stays-out": (failed_host(), failed_host(joined=True)),
+    "not-ready-host-ends": (failed_host(), failed_host(state="stopped")),
+    "child-description": (child(logStreamName="node/default/b"), child()),
+    "retry-by-exit-code": (desk(jobs=[job(75, 0), job(1)]), desk(jobs=[job(75), job(0)])),
+    "same-hosts-on-retry": (attempts_on("a", "a"), attempts_on("a", "b")),
+    # A job that does not fit never starts, and then there is nothing to see.
+    "cpu-container-memory": (desk(jobs=[job(0, kind=Kind.CONTAINER)]), None),
+    "mnist-accuracy": (mnist(0.95), mnist(0.1)),
+    "pass-bar": (all_reduce("met"), all_reduce("below")),
+    "bert-large-memory": (
+        bucket(["bert-1"], status__json=status("bert")),
+        bucket(["bert-1"], status__json=status("bert", state="failed")),
+    ),
+    "llama-7b-memory": (
+        bucket(["llama"], status__json=status("llama2-7b")),
+        bucket(["llama"], status__json=status("llama2-7b", step=0)),
+    ),
+    "throughput": (
+        bucket(["llama"], status__json=status("llama2-7b")),
+        bucket(["llama"], status__json=status("llama2-7b", mfu=0.2)),
+    ),
+    "upload-beside-training": (
+        saves("save", "saved", "save", "saved"),
+        saves("save", "save", "saved", "saved"),
+    ),
+    "embedded-metrics": (
+        desk(runs=["a"], cloudwatch={"list_metrics": {"Metrics": [{"MetricName": "Loss"}]}}),
+        desk(runs=["a"], cloudwatch={"list_metrics": {"Metrics": []}}),
+    ),
+    "device-plugin-driver": (
+        desk(objects={"nodes": {"items": [node(16)]}}),
+        desk(objects={"nodes": {"items": [node(15)]}}),
+    ),
+    "node-group-version-with-cluster": (
+        desk(eks=described(), node_group={"version": "1.35"}),
+        desk(eks=described(), node_group={"version": "1.34"}),
+    ),
+    "add-on-versions": (addons("ACTIVE"), addons("DEGRADED")),
+    "vpc-cni-addresses": (
+        desk(objects={"daemonsets/aws-node": daemon_set()}),
+        desk(objects={"daemonsets/aws-node": daemon_set(minimum="30")}),
+    ),
+    "vpc-cni-pod-identity": (identity(associations=1), identity(associations=0)),
+    "node-recovery-pod-identity": (pods("Running"), pods("Failed")),
+    "healthcheck-namespace": (pods("Running"), pods("Pending")),
+    "control-plane-logs": (
+        desk(logs={"describe_log_streams": {"logStreams": [{}]}}),
+        desk(logs={"describe_log_streams": {"logStreams": []}}),
+    ),
+    "second-zone": (zones("usw2-az1", "usw2-az2"), zones("usw2-az1")),
+    "kubectl-functions": (
+        desk(objects={"jobs": {"items": []}}),
+        desk(objects={"jobs": NotFound()}),
+    ),
+    "private-endpoint": (endpoint("v1.35.6"), endpoint(None)),
+    "tensorboard-as-nobody": (
+        desk(objects={"tensorboard": {"spec": {"replicas": 1}, "status": {"readyReplicas": 1}}}),
+        desk(objects={"tensorboard": {"spec": {"replicas": 1}, "status": {}}}),
+    ),
+    "neuron-monitor-driver": (monitor(cluster.NEURON_MONITOR), monitor("processes")),
+    "top-reads-monitor": (monitor(cluster.NEURON_MONITOR), monitor("processes")),
+}  # fmt: skip
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(patch=monkeypatch)
+
+
+def test_every_probe_has_its_cases() -> None:
+    assert set(CASES) == set(PROBES.by_id)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_probe_is_green_where_the_claim_holds(name: str, world: World) -> None:
+    seen_from = CASES[name][0](world)
+    assert set(PROBES.by_id[name].needs) <= seen_from.there
+
+    finding = PROBES.run(name, seen_from, seen_from.there)
+
+    assert finding.state is State.GREEN, finding
+
+
+@pytest.mark.parametrize("name", [name for name, cases in CASES.items() if cases[1]])
+def test_a_probe_is_red_where_it_does_not(name: str, world: World) -> None:
+    case = CASES[name][1]
+    assert case is not None
+
+    finding = PROBES.run(name, case(world), PROBES.by_id[name].needs)
+
+    assert finding.state is State.RED, finding
+    assert finding.seen and finding.expected
+    assert finding.seen != finding.expected
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (
+            client_error("AccessDeniedException", operation="GetServiceQuota"),
+            "permission for GetServiceQuota",
+        ),
+        (client_error("ThrottlingException"), "an answer, which did not come in time"),
+        (Refusal("no-cluster", "there is no cluster"), "there is no cluster"),
+    ],
+)
+def test_what_may_not_be_looked_at_is_neither_red_nor_a_crash(
+    error: Exception, what: str, world: World
+) -> None:
+    def fail(**kwargs: Any) -> None:
+        raise error
+
+    seen_from = desk(service_quotas={"get_service_quota": fail})(world)
+
+    finding = PROBES.run("vcpu-quota", seen_from, seen_from.there)
+
+    assert (finding.state, finding.needs) == (State.NOT_RUN, (what,))
+
+
+def test_an_unexpected_answer_is_a_crash_of_that_probe_alone(world: World) -> None:
+    seen_from = desk(service_quotas={"get_service_quota": {}})(world)
+
+    finding = PROBES.run("vcpu-quota", seen_from, seen_from.there)
+
+    assert (finding.state, finding.seen) == (State.CRASHED, "KeyError: 'Quota'")

@@ -1,0 +1,300 @@
+"""`jobs verify`: the record that it writes and reads, and what it shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from jobs import verification
+from jobs.claims import Claim
+from jobs.errors import Refusal
+from jobs.probes import PROBES
+from jobs.show_verification import markdown, summary
+from jobs.verification import Row, counts, is_good, joined, parse_record, rows_of
+from tests.jobs.conftest import Desk
+from tests.jobs.probes.test_desk_probes import TARGET
+from trainium_catalogue.probing import Finding, Place, Probes, Seen, State, is_intact, sealed
+
+SCHEMA = Path(__file__).resolve().parents[2] / "docs/schemas/verification-record.schema.json"
+CLAIMS = (
+    Claim(id="memory", section="node", claim="memory | fits", evidence="", open="x",
+          probe=(Place.NODE,)),
+    Claim(id="quota", section="batch", claim="the quota is enough", evidence="", open="x",
+          probe=(Place.DESK,)),
+    Claim(id="destroy", section="eks", claim="nothing is left", evidence="", open="x",
+          why="nobody is left to ask"),
+    Claim(id="prices", section="batch", claim="prices", evidence="source: a list"),
+)  # fmt: skip
+
+
+def finding(name: str, place: Place, state: State, seen: str = "", *needs: str) -> Finding:
+    return Finding(
+        id=name, place=place, state=state, seen=seen, expected="2" if seen else "", needs=needs
+    )
+
+
+def node_record(*findings: Finding, **more: Any) -> dict[str, Any]:
+    return sealed(
+        {
+            "schema": 1,
+            "contract_version": "3",
+            "time": "2026-11-22T04:00:00.000+00:00",
+            "deployment": "default",
+            "region": "us-west-2",
+            "emulated": False,
+            "run": "check",
+            "job_id": "job",
+            "num_nodes": 1,
+            "num_ranks": 32,
+            "device": "xla",
+            "instance_type": "trn1.32xlarge",
+            "neuron_release": "2.28.0",
+            "findings": [entry.document() for entry in findings],
+            **more,
+        }
+    )
+
+
+def join(*desk: Finding, nodes: Any = None, earlier: Any = None) -> dict[str, Any]:
+    return joined(
+        TARGET, desk, nodes=nodes, earlier=earlier, emulated=False, run="check", job_id="job"
+    )
+
+
+def states(record: dict[str, Any]) -> dict[str, str]:
+    return {row.claim.id: row.state for row in rows_of(record, CLAIMS)}
+
+
+def test_nodes_and_desk_make_one_intact_record() -> None:
+    nodes = node_record(finding("memory", Place.NODE, State.GREEN, "2"))
+
+    record = join(finding("quota", Place.DESK, State.RED, "1"), nodes=nodes)
+
+    jsonschema.validate(record, json.loads(SCHEMA.read_text()))
+    assert is_intact(record)
+    assert record["device"] == "xla"
+    assert states(record) == {"memory": "green", "quota": "red", "destroy": "no probe"}
+
+
+def test_without_a_run_of_verify_the_nodes_rows_say_what_they_need() -> None:
+    record = join(finding("quota", Place.DESK, State.GREEN, "2"))
+
+    jsonschema.validate(record, json.loads(SCHEMA.read_text()))
+    (row,) = [row for row in rows_of(record, CLAIMS) if row.claim.id == "memory"]
+    assert (row.state, row.seen) == ("not run", "needs a run of verify")
+
+
+def test_what_was_seen_while_the_job_ran_is_kept() -> None:
+    while_it_ran = join(finding("quota", Place.DESK, State.GREEN, "2"))
+
+    afterwards = join(
+        finding("quota", Place.DESK, State.NOT_RUN, "", "a job that runs now"),
+        earlier=while_it_ran,
+    )
+    of_another_job = join(
+        finding("quota", Place.DESK, State.NOT_RUN, "", "a job that runs now"),
+        earlier={**while_it_ran, "job_id": "another"},
+    )
+
+    assert states(afterwards)["quota"] == "green"
+    assert states(of_another_job)["quota"] == "not run"
+
+
+def test_what_is_seen_now_replaces_what_was_seen_before() -> None:
+    before = join(finding("quota", Place.DESK, State.GREEN, "2"))
+
+    assert states(join(finding("quota", Place.DESK, State.RED, "1"), earlier=before)) == {
+        "memory": "not run",
+        "quota": "red",
+        "destroy": "no probe",
+    }
+
+
+def test_the_worst_place_speaks_for_a_claim() -> None:
+    both = (
+        Claim(id="image", section="batch", claim="", evidence="", probe=(Place.NODE, Place.DESK)),
+    )
+    record = join(
+        finding("image", Place.DESK, State.GREEN, "2"),
+        nodes=node_record(finding("image", Place.NODE, State.CRASHED, "KeyError: 0")),
+    )
+
+    (row,) = rows_of(record, both)
+
+    assert (row.state, row.seen) == ("crashed", "KeyError: 0")
+
+
+def rows() -> list[Row]:
+    return rows_of(
+        join(
+            finding("quota", Place.DESK, State.RED, "1 | <b>"),
+            nodes=node_record(finding("memory", Place.NODE, State.GREEN, "2")),
+        ),
+        CLAIMS,
+    )
+
+
+def test_rows_are_counted_by_their_state() -> None:
+    assert counts(rows()) == {"green": 1, "red": 1, "crashed": 0, "not run": 0, "no probe": 1}
+    assert summary(rows()) == "1 green, 1 red, 0 crashed, 0 not run, 1 no probe"
+    assert not is_good(rows())
+
+
+def test_a_block_for_an_issue_begins_with_what_is_wrong_and_folds_the_rest() -> None:
+    record = join()
+
+    text = markdown(record, rows())
+
+    lines = text.splitlines()
+    assert lines[0].startswith("### Verification: trn1.32xlarge, Neuron 2.28.0")
+    table = [line for line in lines if line.startswith("| `")]
+    assert table[0] == "| `quota`: the quota is enough | red | 1 \\| &lt;b> | 2 |"
+    assert table[1] == "| `memory`: memory \\| fits | green | 2 | 2 |"
+    assert "<details><summary>1 claims were not looked at</summary>" in lines
+    assert lines[-1] == f"sha256 of the record: `{record['sha256']}`"
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"no json", "no-record"),
+        (b'{"findings": []}', "record-schema"),
+        (b"[]", "no-record"),
+        (json.dumps({**node_record(), "device": "cpu"}).encode(), "record-changed"),
+    ],
+)
+def test_a_record_that_is_none_or_was_changed_is_refused(data: bytes, code: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse_record(data, "file")
+
+    assert caught.value.code == code
+
+
+@pytest.fixture
+def few_probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes[Any]]:
+    """One probe of the desk, which is green."""
+    made: Probes[Any] = Probes(Place.DESK)
+    made.probe("quota")(lambda desk: Seen(ok=True, seen="2", expected="2"))
+    monkeypatch.setattr("jobs.probes.PROBES", made)
+    monkeypatch.setattr(verification, "read_claims", lambda: CLAIMS)
+    yield made
+
+
+def stored(desk: Desk, key: str, data: bytes) -> None:
+    desk.client("s3").put_object(Bucket="bucket", Key=key, Body=data)
+
+
+def left_by_nodes(desk: Desk) -> str:
+    """A run of verify, on which one probe of the nodes was green; the job's id."""
+    job_id = desk.submitted("check")
+    record = node_record(finding("memory", Place.NODE, State.GREEN, "2"), job_id=job_id)
+    stored(desk, "runs/check/results/probes.json", json.dumps(record).encode())
+    return job_id
+
+
+@pytest.mark.usefixtures("few_probes")
+def test_the_newest_run_of_verify_is_joined_and_the_record_written(desk: Desk) -> None:
+    job_id = left_by_nodes(desk)
+
+    result = desk.run("verify")
+
+    assert result.exit_code == 0, result.output
+    assert "2 green, 0 red, 0 crashed, 0 not run, 1 no probe" in result.stdout
+    assert "an emulator" in result.stdout
+    body = desk.client("s3").get_object(
+        Bucket="bucket", Key="runs/check/results/verification.json"
+    )["Body"]
+    record = json.loads(body.read())
+    assert is_intact(record)
+    assert (record["run"], record["job_id"]) == ("check", job_id)
+
+
+@pytest.mark.usefixtures("few_probes")
+@pytest.mark.parametrize("place", ["check", "runs/check/results/verification.json", "s3", "file"])
+def test_a_record_is_shown_from_wherever_it_is(desk: Desk, place: str, tmp_path: Path) -> None:
+    left_by_nodes(desk)
+    written = json.loads(desk.run("verify", "check", "--json").stdout)
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps(written))
+    places = {"s3": "s3://bucket/runs/check/results/verification.json", "file": str(file)}
+
+    result = desk.run("verify", "--read", places.get(place, place), "--json")
+
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == written
+    jsonschema.validate(written, json.loads(SCHEMA.read_text()))
+
+
+@pytest.mark.usefixtures("few_probes")
+def test_the_nodes_record_alone_can_be_read(desk: Desk) -> None:
+    left_by_nodes(desk)
+
+    result = desk.run("verify", "--read", "check", "--markdown")
+
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("### Verification: 1 x trn1.32xlarge")
+
+
+def test_a_red_or_crashed_probe_ends_the_command_with_1(
+    desk: Desk, few_probes: Probes[Any]
+) -> None:
+    left_by_nodes(desk)
+    few_probes.by_id.clear()
+
+    def crash(desk: Any) -> Seen:
+        raise KeyError("Quota")
+
+    few_probes.probe("quota")(crash)
+
+    result = desk.run("verify")
+
+    assert result.exit_code == 1
+    assert "KeyError: 'Quota'" in result.stdout
+    assert "1 green, 0 red, 1 crashed" in result.stdout
+
+
+@pytest.mark.usefixtures("few_probes")
+def test_without_a_run_the_desk_is_looked_at_and_nothing_written(desk: Desk) -> None:
+    result = desk.run("verify")
+
+    assert result.exit_code == 0, result.output
+    assert "no run of verify has left a record, so nothing is written" in result.stderr
+    assert "Contents" not in desk.client("s3").list_objects_v2(Bucket="bucket")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("verify", "nobody"), "there is neither a job nor a record of run 'nobody'"),
+        (("verify", "--read", "nobody"), "there is no record 'nobody'"),
+        (("verify", "check", "--read", "other"), "leave out the run check"),
+    ],
+)
+def test_what_is_not_there_is_refused(desk: Desk, words: tuple[str, ...], said: str) -> None:
+    result = desk.run(*words)
+
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_record_that_was_changed_is_refused(desk: Desk, tmp_path: Path) -> None:
+    file = tmp_path / "record.json"
+    file.write_text(json.dumps({**node_record(), "emulated": True}))
+
+    result = desk.run("verify", "--read", str(file))
+
+    assert result.exit_code == 2
+    assert "its checksum does not fit" in result.stderr
+
+
+def test_the_real_probes_find_nothing_to_crash_on_in_an_empty_deployment(desk: Desk) -> None:
+    result = desk.run("verify", "--json")
+
+    found = json.loads(result.stdout)["findings"]
+    assert {entry["id"] for entry in found} == set(PROBES.by_id)
+    assert [entry for entry in found if entry["state"] == "crashed"] == []

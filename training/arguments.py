@@ -35,6 +35,7 @@ class LaunchParameters:
     peer_timeout_s: float
     hang_limit_s: float
     join_timeout_s: float
+    first_child_timeout_s: float
     straggler_timeout_s: float
     stop_grace_s: float
 

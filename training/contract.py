@@ -67,6 +67,8 @@ class NodeContract:
     processes_per_node: int
     instance_type: InstanceType | None
     release: NeuronRelease | None
+    on_cluster: bool = False
+    """A pod of a Volcano job; otherwise a node of a Batch job, or this machine."""
 
     @property
     def is_main(self) -> bool:
@@ -134,6 +136,7 @@ def read_contract(
         processes_per_node=_processes(env, device, instance_type),
         instance_type=instance_type,
         release=release,
+        on_cluster=contract_volcano.is_volcano(env),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from training.arguments import LaunchParameters
 from training.contract import NodeContract
 from training.guardian import Guardian
+from training.joining import Lookout, StartedSign, likely_causes
 from training.node import LocalNode
 from training.peers import Event, Heard, Hub, Lost, Spoke, hello
 from training.verdict import MAX_SETTLE_S, Board, Verdict, better
@@ -105,16 +106,28 @@ class _Patience:
     """How long the main node waits for its children.
 
     All hosts are there before Batch starts the main node, and children start, and pull the same
-    image, at about the same time: when one is here the others cannot be far.
+    image, at about the same time: when one is here the others cannot be far. While none is here
+    that may be the image, unless a child has started and does not get through.
     """
 
     def __init__(self, parameters: LaunchParameters, now_s: float) -> None:
         self._parameters = parameters
         self._join_s = now_s + parameters.join_timeout_s
+        self._first_child_s = float("inf")
+        self._evidence = ""
         self._straggler_s = float("inf")
+
+    def no_child_joined(self, evidence: str | None, now_s: float) -> None:
+        """Give the first child little time while there is ``evidence`` that it cannot join."""
+        if evidence is None:
+            self._first_child_s = float("inf")
+        else:
+            limit_s = now_s + self._parameters.first_child_timeout_s
+            self._first_child_s, self._evidence = min(self._first_child_s, limit_s), evidence
 
     def some_child_joined(self, now_s: float) -> None:
         """From the first child on the others have less time."""
+        self._first_child_s = float("inf")
         self._straggler_s = min(self._straggler_s, now_s + self._parameters.straggler_timeout_s)
 
     def exhausted(self, now_s: float) -> str | None:
@@ -122,6 +135,9 @@ class _Patience:
         if now_s > self._straggler_s:
             limit_s = self._parameters.straggler_timeout_s
             return f"{limit_s:g} s of the first one (straggler-timeout-s)"
+        if now_s > self._first_child_s:
+            limit_s = self._parameters.first_child_timeout_s
+            return f"{limit_s:g} s (first-child-timeout-s), and {self._evidence}"
         if now_s > self._join_s:
             return f"{self._parameters.join_timeout_s:g} s (join-timeout-s)"
         return None
@@ -142,6 +158,7 @@ class MainRole(_Role):
         if problem is not None:
             board.report(self._node.node_index, problem, time.monotonic())
         patience = _Patience(self._parameters, time.monotonic())
+        lookout = Lookout(self._node)
         started = False
         wait_s = 0.0  # a job of one node has nobody to wait for
         while True:
@@ -158,6 +175,10 @@ class MainRole(_Role):
             board.all_joined = len(joined) == self._node.num_nodes
             if len(joined) > 1:
                 patience.some_child_joined(now)
+                lookout.end()
+            elif not board.all_joined:
+                lookout.turn(now)
+                patience.no_child_joined(lookout.evidence, now)
             if not board.all_joined and (limit := patience.exhausted(now)):
                 board.report(self._node.node_index, self._absent(joined, limit), now)
             decision = board.decision(now)
@@ -192,9 +213,8 @@ class MainRole(_Role):
         return Verdict(
             code=ExitCode.PREFLIGHT,
             reason=(
-                f"{nodes} did not join within {limit}; the security group of the compute "
-                "environment must admit itself, and the log of that node, if there is one, tells "
-                "more"
+                f"{nodes} did not join within {limit}; the log of that node, if there is one, "
+                f"tells more; {likely_causes(self._node)}"
             ),
         )
 
@@ -253,8 +273,10 @@ class ChildRole(_Role):
         """Reach the main node; a verdict if that fails, and what main has said already."""
         deadline = time.monotonic() + self._parameters.join_timeout_s
         first = hello(self._node, problem)
-        while time.monotonic() < deadline:
+        sign = StartedSign(self._node)
+        while (now := time.monotonic()) < deadline:
             self._guardian.beat()
+            sign.turn(now)
             if self._stop.count:
                 return stopped(self._node), ()
             if not spoke.connected and not spoke.connect(first, 0.5):
@@ -262,6 +284,7 @@ class ChildRole(_Role):
                 continue
             events = spoke.poll(_TICK_S)
             if any(isinstance(e, Heard) and e.message["type"] == "welcome" for e in events):
+                sign.end()
                 return None, events
             if not spoke.connected:  # refused, perhaps by an earlier attempt's main node
                 time.sleep(_TICK_S * 5)
@@ -270,8 +293,7 @@ class ChildRole(_Role):
             reason=(
                 f"node {self._node.node_index}: could not join the main node at "
                 f"{self._node.main_address} within {self._parameters.join_timeout_s:g} s "
-                f"(join-timeout-s): {spoke.last_error}; no answer means that the security group "
-                "does not admit itself"
+                f"(join-timeout-s): {spoke.last_error}; {likely_causes(self._node)}"
             ),
         )
         return unreachable, ()

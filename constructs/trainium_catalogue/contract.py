@@ -166,6 +166,11 @@ def attempts_prefix(run: str, job_id: str) -> str:
     return f"{run_prefix(run, 'results')}attempts/{job_id}/"
 
 
+JOINING_FOLDER: Final = "joining"
+"""Below a run's results, one folder a job: ``<attempt>-node-<index>.json`` of each child that has
+started and could not join the main node."""
+
+
 def checkpoint_name(step: int) -> str:
     """Folder of the checkpoint after ``step`` optimizer steps; names sort as steps do."""
     return f"step-{step:08d}"

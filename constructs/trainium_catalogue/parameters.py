@@ -98,6 +98,14 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
         help="seconds that nodes wait for each other at the start; children may start late",
     ),
     Parameter(
+        name="first-child-timeout-s",
+        default=120.0,
+        minimum=1,
+        maximum=86400,
+        help="seconds that the main node waits for a first child once one has started, as it says "
+        "in the bucket, or once the bucket is out of reach too, within join-timeout-s",
+    ),
+    Parameter(
         name="straggler-timeout-s",
         default=600.0,
         minimum=1,

@@ -9,7 +9,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from trainium_catalogue.contract import CACHE_PREFIX, RUNS_PREFIX
+from trainium_catalogue.contract import CACHE_PREFIX, JOINING_FOLDER, RUNS_PREFIX
 from trainium_catalogue.workloads import Hardware, Workload
 from trainium_constructs.nag import (
     acknowledge,
@@ -114,6 +114,11 @@ class TrainingBucket(Construct):
             # compile cache and NxD look for what is not there yet: they need the 404.
             condition = "StringLikeIfExists" if _runs_neuron(workload) else "StringLike"
             self._list(role, {condition: {"s3:prefix": reads}})
+
+        if _runs_neuron(workload) and RUNS_PREFIX not in (*workload.reads, *workload.writes):
+            # Nodes that do not meet look for signs of each other.
+            signs = f"{RUNS_PREFIX}*/results/{JOINING_FOLDER}/*"
+            self._list(role, {"StringLike": {"s3:prefix": signs}})
 
     def grant_reading(self, role: iam.Role, prefixes: Sequence[str]) -> None:
         """Let ``role`` list and read below ``prefixes``, and nothing else."""

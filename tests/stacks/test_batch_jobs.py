@@ -174,6 +174,27 @@ class TestRights:
             "s3:PutObject": RESULTS,
         }
 
+    def test_nodes_of_every_workload_may_look_for_signs_of_each_other(
+        self, made: Deployment
+    ) -> None:
+        listed = {
+            workload.name: [
+                prefix
+                for statement in statements(made, workload.name.replace("-", ""))
+                if statement["Action"] == "s3:ListBucket"
+                for value in statement["Condition"].values()
+                for prefix in [value["s3:prefix"]]
+            ]
+            for workload in WORKLOADS.values()
+            if workload.hardware is Hardware.TRAINIUM
+        }
+
+        assert listed.pop("all-reduce") == ["runs/*/results/joining/*"]
+        assert all(
+            "runs/*" in str(prefixes) or "runs/*/results/joining/*" in prefixes
+            for prefixes in listed.values()
+        )
+
     def test_training_reads_datasets_and_writes_runs_and_the_cache(self, made: Deployment) -> None:
         found = rights(made, "llama27b")
 

@@ -12,11 +12,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.training.s3_server import REGION, s3_server
 from trainium_catalogue.ports import PEER_WATCH
 
 if TYPE_CHECKING:
@@ -139,6 +141,54 @@ def test_a_straggler_gets_less_time_once_another_child_is_here(large_cluster: Cl
     assert "node 2 did not join within 2 s of the first one (straggler-timeout-s)" in (
         large_cluster.log(3)
     )
+
+
+@pytest.fixture
+def bucket() -> Iterator[dict[str, str]]:
+    """Environment of nodes with a bucket."""
+    with s3_server("bucket") as url:
+        yield {
+            "TRAINIUM_BUCKET": "bucket",
+            "AWS_REGION": REGION,
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+        }
+
+
+def test_a_child_that_started_and_reaches_nobody_ends_the_wait_soon(
+    cluster: Cluster, bucket: dict[str, str]
+) -> None:
+    astray = {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": cluster.address(7)}
+    cluster.start("--first-child-timeout-s=2", nodes=[0], extra=bucket)
+    cluster.start("--join-timeout-s=12", nodes=[1], extra={**bucket, **astray})
+
+    assert cluster.end(within_s=2 * BOUND_S) == {0: 70, 1: 70}, cluster.all_logs()
+    assert (
+        "node 1 did not join within 2 s (first-child-timeout-s), and node 1 has started"
+    ) in cluster.log(0)
+    for node in (0, 1):
+        assert "likely causes, in this order: the VPC's default security group" in cluster.log(node)
+
+
+def test_a_main_node_without_any_way_out_waits_no_longer_for_a_first_child(
+    cluster: Cluster, bucket: dict[str, str]
+) -> None:
+    closed = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
+
+    cluster.start("--first-child-timeout-s=2", nodes=[0], extra={**bucket, **closed})
+
+    assert cluster.end(within_s=2 * BOUND_S) == {0: 70}, cluster.all_logs()
+    assert "and this node cannot reach the bucket either; " in cluster.log(0)
+
+
+def test_children_that_have_not_started_get_the_whole_time_to_join(
+    cluster: Cluster, bucket: dict[str, str]
+) -> None:
+    cluster.start("--first-child-timeout-s=1", "--join-timeout-s=12", nodes=[0], extra=bucket)
+
+    assert cluster.end(within_s=2 * BOUND_S) == {0: 70}, cluster.all_logs()
+    assert "node 1 did not join within 12 s (join-timeout-s)" in cluster.log(0)
 
 
 def test_a_child_alone_gives_up_after_the_join_time_out(cluster: Cluster) -> None:

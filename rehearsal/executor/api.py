@@ -1,7 +1,6 @@
 """Batch's job API over the scheduler, in place of moto's, which runs no multi-node jobs."""
 
 import json
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,16 +8,26 @@ from moto.batch.exceptions import ClientException
 from moto.batch.responses import BatchResponse
 from moto.batch.utils import JobStatus
 
+from rehearsal import refusals
 from rehearsal.executor.job import ArrayJob, ContainerJob, Job, MultiNodeJob
 from rehearsal.executor.overrides import InvalidOverride, container_properties, node_properties
 from rehearsal.executor.scheduler import Scheduler
+from rehearsal.models.account import StackAccount
+from rehearsal.models.spi import Place
+from rehearsal.refusals.kinds import DEFINITION, SUBMIT
+from rehearsal.refusals.request import Request, from_api
 
-JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 DEFAULT_LISTED = "RUNNING"
 PAGE = 100
-ARRAY_SIZES = range(2, 10_001)
-"""AWS Batch user guide, array jobs."""
-MAX_DEPENDENCIES = 20
+_SUBMITTED = (
+    "jobName", "jobQueue", "jobDefinition", "arrayProperties", "dependsOn", "parameters",
+    "containerOverrides", "nodeOverrides", "retryStrategy", "propagateTags", "timeout", "tags",
+    "shareIdentifier", "schedulingPriorityOverride",
+)  # fmt: skip
+_REGISTERED = (
+    "jobDefinitionName", "type", "parameters", "schedulingPriority", "containerProperties",
+    "nodeProperties", "retryStrategy", "propagateTags", "timeout", "tags", "platformCapabilities",
+)  # fmt: skip
 
 
 def install(scheduler: Scheduler) -> None:
@@ -38,11 +47,32 @@ def install(scheduler: Scheduler) -> None:
         scheduler.terminate(_own_id(self._get_param("jobId")), self._get_param("reason"))
         return "{}"
 
+    def register(self: BatchResponse) -> str:
+        _refuse(self, DEFINITION, from_api(_given(self, _REGISTERED)))
+        answer: str = _register(self)
+        return answer
+
+    BatchResponse.registerjobdefinition = register
     BatchResponse.submitjob = submit
     BatchResponse.describejobs = describe
     BatchResponse.listjobs = list_jobs
     BatchResponse.terminatejob = terminate
     BatchResponse.canceljob = terminate
+
+
+_register = BatchResponse.registerjobdefinition
+
+
+def _given(request: BatchResponse, names: Iterable[str]) -> dict[str, Any]:
+    values = {name: request._get_param(name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _refuse(request: BatchResponse, on: str, properties: dict[str, Any]) -> None:
+    place = Place(account_id=request.current_account, region=request.region)
+    asked = Request(properties=properties, account=StackAccount(place))
+    for message in refusals.messages(on, asked):
+        raise ClientException(message)
 
 
 def _own_id(job_id: str) -> str:
@@ -53,18 +83,19 @@ def _own_id(job_id: str) -> str:
 def _submit(request: BatchResponse, scheduler: Scheduler) -> dict[str, str]:
     backend = request.batch_backend
     name = request._get_param("jobName")
-    if not JOB_NAME.fullmatch(name):
-        raise ClientException(f"Job name {name} is not valid")
     queue = backend.get_job_queue(request._get_param("jobQueue"))
     if queue is None:
         raise ClientException(f"Job queue {request._get_param('jobQueue')} does not exist")
     definition = backend.get_job_definition(request._get_param("jobDefinition"))
     if definition is None or definition.status != "ACTIVE":
         raise ClientException(f"JobDefinition {request._get_param('jobDefinition')} is not active")
+    properties = _given(request, _SUBMITTED)
+    described = {"type": definition.type, "nodeProperties": definition.node_properties}
+    _refuse(
+        request, SUBMIT, {**properties, "definition": described, "queue": {"state": queue.state}}
+    )
     timeout = request._get_param("timeout") or definition.timeout or {}
     seconds = timeout.get("attemptDurationSeconds")
-    if seconds is not None and int(seconds) < 60:
-        raise ClientException("attemptDurationSeconds must be at least 60")
     common: dict[str, Any] = {
         "name": name,
         "region": request.region,
@@ -86,12 +117,7 @@ def _submit(request: BatchResponse, scheduler: Scheduler) -> dict[str, str]:
 
 def _job(request: BatchResponse, definition: Any, common: dict[str, Any]) -> Job:
     size = (request._get_param("arrayProperties") or {}).get("size")
-    for given, kind in (("nodeOverrides", "multinode"), ("containerOverrides", "container")):
-        if request._get_param(given) and definition.type != kind:
-            raise ClientException(f"{given} must not be given for a {definition.type} job")
     if definition.type == "multinode":
-        if size is not None:
-            raise ClientException("a multi-node parallel job cannot be an array job")
         properties = node_properties(
             definition.node_properties, request._get_param("nodeOverrides") or {}
         )
@@ -101,8 +127,6 @@ def _job(request: BatchResponse, definition: Any, common: dict[str, Any]) -> Job
     )
     if size is None:
         return ContainerJob(properties=properties, **common)
-    if int(size) not in ARRAY_SIZES:
-        raise ClientException("Array Job size must be between 2 and 10000")
     parent = ArrayJob(**common)
     parent.children = [
         ContainerJob(
@@ -119,8 +143,6 @@ def _job(request: BatchResponse, definition: Any, common: dict[str, Any]) -> Job
 
 def _dependencies(given: list[dict[str, str]], scheduler: Scheduler) -> tuple[str, ...]:
     """Ids of the jobs that must succeed first."""
-    if len(given) > MAX_DEPENDENCIES:
-        raise ClientException(f"a job can depend on {MAX_DEPENDENCIES} jobs at most")
     for entry in given:
         if "type" in entry:
             raise ClientException("the rehearsal does not understand types of dependencies")

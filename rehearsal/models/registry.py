@@ -31,6 +31,7 @@ from rehearsal.models import (
     parameters,
     storage,
 )
+from rehearsal.models.account import refuse, refuse_template
 from rehearsal.models.spi import After, Before, Change, Contribution, Delete, Place, Update
 from rehearsal.models.updates import resolved_properties, update_stack_resources
 
@@ -125,6 +126,7 @@ def _create(
         return None
     place = Place(account_id=account_id, region=region_name)
     resolved = resolved_properties(resource_json, resources_map)
+    refuse(logical_id, kind, resolved, place)
     properties = copy.deepcopy(resolved)
     if kind in BEFORE:
         BEFORE[kind](properties, place)
@@ -135,6 +137,7 @@ def _create(
     if kind in AFTER:
         AFTER[kind](resource, properties, place)
     # Deletes see what was created, whatever the references say by then.
+    resource.rehearsal_kind = kind
     resource.rehearsal_properties = properties
     resource.rehearsal_resolved = resolved
     return resource
@@ -194,6 +197,7 @@ def _update(
     place = Place(account_id=account_id, region=region_name)
     old = resources_map._parsed_resources[logical_id]
     resolved = resolved_properties(resource_json, resources_map)
+    refuse(logical_id, kind, resolved, place, previous=old.rehearsal_resolved)
     properties = copy.deepcopy(resolved)
     if kind in BEFORE:
         BEFORE[kind](properties, place)
@@ -219,6 +223,7 @@ def _update(
     resource.cf_resource_type, resource.logical_resource_id = kind, logical_id
     if kind in AFTER:
         AFTER[kind](resource, properties, place)
+    resource.rehearsal_kind = kind
     resource.rehearsal_properties = properties
     resource.rehearsal_resolved = resolved
     return resource
@@ -251,7 +256,11 @@ def _checked(operation: Any) -> Any:
 
     def run(self: CloudFormationBackend, name: str, template: str, *args: Any, **kw: Any) -> Any:
         if template:
-            check_template(Stack.parse_template(template), lenient=name == "CDKToolkit")
+            parsed = Stack.parse_template(template)
+            check_template(parsed, lenient=name == "CDKToolkit")
+            refuse_template(
+                name, parsed, Place(account_id=self.account_id, region=self.region_name)
+            )
         with _in_words_of_cloudformation():
             return operation(self, name, template, *args, **kw)
 

@@ -1,0 +1,173 @@
+"""What a rule looks at: one request to AWS, and the other resources that it may refer to.
+
+Nothing is guessed. What a template leaves to the deployment is ``UNKNOWN`` or a ``Reference``; its
+text is empty, its number is NaN (every comparison with NaN is false), so a rule stays silent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Properties = Mapping[str, Any]
+
+
+class Unknown:
+    """A value that only the deployment knows."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+
+UNKNOWN = Unknown()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """Another resource, or one of its attributes, in a template that is not deployed yet."""
+
+    stack: str
+    logical_id: str
+    attribute: str
+
+
+class PartialText(str):
+    """The known parts of a text, one after the other: a lower bound of its size, not the text."""
+
+
+class Account(Protocol):
+    """The account that a request is made to, as far as it is known."""
+
+    @property
+    def account_id(self) -> str: ...
+
+    @property
+    def region(self) -> str: ...
+
+    def find(self, kind: str, value: Any) -> Properties | None:
+        """Properties of the resource of a type that ``value`` names, or None if not known."""
+
+    def all(self, kind: str) -> Iterable[Properties]:
+        """Properties of every known resource of a type."""
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Whether two values certainly name the same resource."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A resource to create or change, or a call of an API, with its values resolved."""
+
+    properties: Properties
+    account: Account
+    previous: Properties | None = None
+    """The resource's properties before an update; None when it is created."""
+
+    def get(self, path: str, default: Any = None) -> Any:
+        """A value by the names on the way to it, between dots."""
+        return get(self.properties, path, default)
+
+    def text(self, path: str) -> str:
+        """A text, or nothing where it is absent or not known."""
+        return text(self.get(path))
+
+    def number(self, path: str, default: float = math.nan) -> float:
+        """A number; ``default`` where it is absent, NaN where it is not known."""
+        return number(self.get(path), default)
+
+    def each(self, path: str) -> list[Any]:
+        """Entries of a list, of which there are none where it is absent or not known."""
+        return each(self.get(path))
+
+    def has(self, path: str) -> bool:
+        """Whether something is given, known or not."""
+        return self.get(path) is not None
+
+    def find(self, kind: str, path: str) -> Properties | None:
+        """Properties of the resource that a value of this request names."""
+        return self.account.find(kind, self.get(path))
+
+
+def get(value: Any, path: str, default: Any = None) -> Any:
+    """A value inside ``value``; UNKNOWN below something that is not known."""
+    for name in path.split("."):
+        if isinstance(value, (Unknown, Reference)):
+            return UNKNOWN
+        if not isinstance(value, Mapping) or name not in value:
+            return default
+        value = value[name]
+    return default if value is None else value
+
+
+def text(value: Any) -> str:
+    """``value`` if it is a text that is wholly known, else nothing."""
+    return value if isinstance(value, str) and not isinstance(value, PartialText) else ""
+
+
+def number(value: Any, default: float = math.nan) -> float:
+    """``value`` as a number, which CloudFormation also takes as a text."""
+    if value is None:
+        return default
+    try:
+        return float(value) if isinstance(value, (int, float, str)) else math.nan
+    except ValueError:
+        return math.nan
+
+
+def true(value: Any) -> bool:
+    """Whether a switch is certainly on."""
+    return value is True or value == "true"
+
+
+def false(value: Any) -> bool:
+    """Whether a switch is certainly off, or left out where off is the default."""
+    return value is None or value is False or value == "false"
+
+
+def each(value: Any) -> list[Any]:
+    """Entries of a list."""
+    return list(value) if isinstance(value, (list, tuple)) else []
+
+
+def texts(value: Any) -> list[str]:
+    """The known texts of a list, or of a single text, as in policies."""
+    entries = [value] if isinstance(value, str) else each(value)
+    return [entry for entry in map(text, entries) if entry]
+
+
+def known(value: Any) -> bool:
+    """Whether nothing in ``value`` is left to the deployment."""
+    if isinstance(value, Mapping):
+        return all(known(entry) for entry in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(known(entry) for entry in value)
+    return not isinstance(value, (Unknown, Reference, PartialText))
+
+
+_FREE_KEYS = frozenset({"tags", "parameters", "options", "labels"})
+"""Members of an API's request whose keys are the caller's own."""
+
+
+def from_api(value: Any) -> Any:
+    """A request of an API with CloudFormation's names, which begin with a capital."""
+    if isinstance(value, list):
+        return [from_api(entry) for entry in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name[:1].upper() + name[1:]: entry if name in _FREE_KEYS else from_api(entry)
+        for name, entry in value.items()
+    }
+
+
+def duplicates(values: Iterable[Any]) -> list[Any]:
+    """Values that come again, each once; those not known never do."""
+    seen: list[Any] = []
+    again: list[Any] = []
+    for value in values:
+        if isinstance(value, (Unknown, PartialText)) or value in again:
+            continue
+        (again if value in seen else seen).append(value)
+    return again

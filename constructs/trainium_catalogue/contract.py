@@ -185,6 +185,9 @@ def launch_command(workload: str) -> list[str]:
 HOST_LOST_REASON: Final = "Host EC2*"
 """Status reason that Batch gives when it loses an instance (AWS Batch user guide, job retries)."""
 
+HOSTS_IN_VAIN_REASON: Final = "hosts were up in vain: none took the job for half an hour"
+"""Status reason of a job that the watch over its queue has cancelled."""
+
 ATTEMPTS: Final = 3
 """Attempts of a job in all."""
 

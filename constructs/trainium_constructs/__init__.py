@@ -16,6 +16,7 @@ from trainium_constructs.launch_template import EfaLaunchTemplate, Reservation
 from trainium_constructs.log_group import RetainedLogs
 from trainium_constructs.lustre import LustreFileSystem, LustreMount
 from trainium_constructs.network import EfaNetwork, EfaSecurityGroup, NodeVpc
+from trainium_constructs.queue_watch import QueueWatch
 from trainium_constructs.storage import TrainingBucket, grant_data_uris
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "NodeVpc",
     "OwnRepositorySynthesizer",
     "PublishedContract",
+    "QueueWatch",
     "Reservation",
     "RetainedLogs",
     "TrainingBucket",

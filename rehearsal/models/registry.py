@@ -70,7 +70,14 @@ UNDERSTOOD: Mapping[str, frozenset[str]] = {
 _WITHOUT_EFFECT = frozenset({"AWS::CDK::Metadata"})
 
 _UPDATED_BY_MOTO = frozenset(
-    {"AWS::EC2::LaunchTemplate", "AWS::IAM::Policy", "AWS::Lambda::Function", "AWS::SSM::Parameter"}
+    {
+        "AWS::EC2::LaunchTemplate",
+        "AWS::Events::Rule",
+        "AWS::IAM::Policy",
+        "AWS::Lambda::Function",
+        "AWS::SSM::Parameter",
+        "AWS::StepFunctions::StateMachine",
+    }
 )
 """Types whose update in moto keeps the resource and all that it does not change."""
 

@@ -1,0 +1,201 @@
+"""The watch over a queue, run by moto's interpreter of the Amazon States Language.
+
+Every call is checked against AWS's own models of its parameters and its answer (botocore).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+from botocore.validate import validate_parameters
+from moto import mock_aws
+from moto.stepfunctions.parser.asl.component.state.exec.state_task.service import (
+    state_task_service_aws_sdk as aws_sdk,
+)
+
+from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
+from trainium_constructs.queue_watch import LOOKS, definition
+
+QUEUE = "arn:aws:batch:us-west-2:111122223333:job-queue/nodes"
+EVENT = {"detail": {"jobId": "j-1", "jobQueue": QUEUE, "status": "RUNNABLE"}}
+ROLE = "arn:aws:iam::111122223333:role/watch"
+
+WAITS = {"jobName": "run", "jobId": "j-1", "jobQueue": QUEUE, "status": "RUNNABLE",
+         "startedAt": 0, "jobDefinition": "d"}  # fmt: skip
+NO_CAPACITY = {**WAITS, "statusReason": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - ..."}
+RUNS = {**WAITS, "status": "RUNNING"}
+HOST = [{"Instances": [{"InstanceId": "i-1"}]}]
+
+
+@functools.cache
+def client_of(service: str) -> Any:
+    return boto3.client(
+        service, region_name="us-west-2", aws_access_key_id="none", aws_secret_access_key="none"
+    )
+
+
+class World:
+    """What AWS answers at each look, the last one for ever."""
+
+    def __init__(
+        self,
+        *,
+        job: list[dict[str, Any] | None],
+        others: list[int] | None = None,
+        hosts: list[list[Any]] | None = None,
+    ) -> None:
+        self._answers: dict[str, list[Any]] = {
+            "describe_jobs": [{"jobs": [each] if each else []} for each in job],
+            "list_jobs": [
+                {"jobSummaryList": [{"jobId": "other", "jobName": "other"}] * number}
+                for number in others or [0]
+            ],
+            "describe_instances": [{"Reservations": each} for each in hosts or [HOST]],
+            "cancel_job": [{}],
+        }
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def client(self, *, service: str, **_: Any) -> Any:
+        return Client(service, self)
+
+    def answer(self, service: str, action: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        meta = client_of(service).meta
+        operation = meta.service_model.operation_model(meta.method_to_api_mapping[action])
+        validate_parameters(parameters, operation.input_shape)
+        self.calls.append((action, parameters))
+        answers = self._answers[action]
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        Stubber(client_of(service)).add_response(action, answer)  # raises if AWS cannot say so
+        return json.loads(json.dumps(answer))
+
+    def count(self, action: str) -> int:
+        return sum(name == action for name, _ in self.calls)
+
+
+class Client:
+    """A client of one service."""
+
+    def __init__(self, service: str, world: World) -> None:
+        self.meta = client_of(service).meta
+        self._service, self._world = service, world
+
+    def __getattr__(self, action: str) -> Callable[..., Any]:
+        return lambda **parameters: self._world.answer(self._service, action, parameters)
+
+
+def operation_of(task: Any) -> Any:
+    action = task.resource.api_action
+    model = client_of(task.resource.api_name).meta.service_model
+    return model.operation_model(action[0].upper() + action[1:])
+
+
+def spell_parameters(task: Any, parameters: dict[str, Any]) -> None:
+    task._to_boto_request(parameters, operation_of(task).input_shape)
+
+
+def spell_answer(task: Any, answer: Any) -> None:
+    task._from_boto_response(answer, operation_of(task).output_shape)
+
+
+def without_waits(document: dict[str, Any]) -> dict[str, Any]:
+    for state in document["States"].values():
+        if state["Type"] == "Wait":
+            state["Seconds"] = 0
+        for retry in state.get("Retry", ()):
+            retry["MaxAttempts"] = 0
+    return document
+
+
+def watch(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the machine to its end; returns the execution's status."""
+    monkeypatch.setattr(aws_sdk, "boto_client_for", world.client)
+    # Step Functions spells every name PascalCase (Developer Guide, AWS SDK service integrations);
+    # moto has the code for that and does not call it.
+    monkeypatch.setattr(aws_sdk.StateTaskServiceAwsSdk, "_normalise_parameters", spell_parameters)
+    monkeypatch.setattr(aws_sdk.StateTaskServiceAwsSdk, "_normalise_response", spell_answer)
+    document = without_waits(
+        definition(host_name="trainium-default-batch", deployment="default", partition="aws")
+    )
+    with mock_aws(config={"stepfunctions": {"execute_state_machine": True}}):
+        states = client_of("stepfunctions")
+        machine = states.create_state_machine(
+            name="watch", definition=json.dumps(document), roleArn=ROLE
+        )["stateMachineArn"]
+        execution = states.start_execution(stateMachineArn=machine, input=json.dumps(EVENT))
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            described = states.describe_execution(executionArn=execution["executionArn"])
+            if described["status"] != "RUNNING":
+                return str(described["status"])
+            time.sleep(0.05)
+    raise AssertionError("the execution does not end")
+
+
+def test_a_job_that_hosts_are_up_for_in_vain_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(job=[WAITS])
+
+    assert watch(world, monkeypatch) == "SUCCEEDED"
+    assert world.calls[-1] == ("cancel_job", {"jobId": "j-1", "reason": HOSTS_IN_VAIN_REASON})
+    assert world.count("describe_jobs") == LOOKS
+
+
+def test_a_job_that_starts_in_time_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(job=[WAITS] * (LOOKS - 1) + [RUNS])
+
+    assert watch(world, monkeypatch) == "SUCCEEDED"
+    assert world.count("cancel_job") == 0
+
+
+def test_a_job_that_batch_has_forgotten_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch(World(job=[None]), monkeypatch) == "SUCCEEDED"
+
+
+def test_a_wait_for_capacity_is_batchs_own_affair(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(job=[NO_CAPACITY] * (2 * LOOKS) + [RUNS])
+
+    assert watch(world, monkeypatch) == "SUCCEEDED"
+    assert world.count("cancel_job") == 0
+
+
+def test_a_job_behind_another_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(job=[WAITS], others=[1] * (2 * LOOKS) + [0])
+
+    assert watch(world, monkeypatch) == "SUCCEEDED"
+    # What was seen before its turn does not count.
+    assert world.count("describe_jobs") == 3 * LOOKS
+
+
+def test_without_hosts_nothing_is_billed_and_nothing_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(job=[WAITS] * (2 * LOOKS) + [RUNS], hosts=[[]])
+
+    assert watch(world, monkeypatch) == "SUCCEEDED"
+    assert world.count("cancel_job") == 0
+
+
+def test_hosts_that_come_and_go_count_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(job=[WAITS], hosts=[HOST, []] * LOOKS)
+
+    assert watch(world, monkeypatch) == "SUCCEEDED"
+    assert world.count("cancel_job") == 1
+
+
+def test_hosts_are_those_of_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(job=[WAITS])
+    watch(world, monkeypatch)
+
+    asked = next(parameters for name, parameters in world.calls if name == "describe_instances")
+
+    assert {each["Name"]: each["Values"] for each in asked["Filters"]} == {
+        "tag:Name": ["trainium-default-batch"],
+        "tag:trainium:deployment": ["default"],
+        "instance-state-name": ["pending", "running"],
+    }

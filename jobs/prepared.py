@@ -13,6 +13,7 @@ from jobs.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
 from jobs.parameters import with_defaults
 from jobs.plan import Plan, check_sweep_values, training_plan
 from jobs.request import JobRequest
+from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
 from trainium_catalogue.training_parameters import GRAPH_PARAMETERS
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Value, Workload
 
@@ -49,6 +50,16 @@ def check_compile(workload: Workload, parameters: Mapping[str, Value], run: str)
             "the other instead; keep one of them",
         )
     compile_run(run)
+
+
+def check_cache(neuron_release: str) -> None:
+    """Refuse ``--compile`` where what is compiled stays on a node that is gone afterwards."""
+    if NEURON_RELEASES[neuron_release].backend is TorchBackend.TORCH_NEURON:
+        raise Refusal(
+            "nothing-to-compile",
+            f"--compile: Neuron {neuron_release} (TorchNeuron) keeps its compiled graphs on the "
+            "node's own disk, so training would find none of them; leave --compile out",
+        )
 
 
 def prepared(

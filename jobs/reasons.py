@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
@@ -23,7 +25,8 @@ REASONS: tuple[Explanation, ...] = (
         pattern="*CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY*",
         meaning="EC2 has not enough instances of the type free in this availability zone",
         remedy=(
-            "wait; or deploy in another zone (-c trainium:availability_zone_id=...) or with a "
+            "wait, a day at most (-c trainium:runnable_time_limit_minutes=...), and submit again; "
+            "or deploy in another zone (-c trainium:availability_zone_id=...) or with a "
             "reservation (-c trainium:capacity_reservation_id=... or trainium:capacity_block_id)"
         ),
     ),
@@ -68,6 +71,18 @@ REASONS: tuple[Explanation, ...] = (
         remedy=(
             "check the vCPU quota of the account, the activity of the Auto Scaling group that "
             "Batch made, and that nodes reach ECS and ECR (NAT or endpoints)"
+        ),
+    ),
+    Explanation(
+        pattern=f"{HOSTS_IN_VAIN_REASON}*",
+        meaning=(
+            "hosts were started, and billed, for half an hour without taking the job, which was "
+            "cancelled: they did not become ready, or not enough of them did"
+        ),
+        remedy=(
+            "read what a host said of itself (`aws ec2 get-console-output --latest --instance-id "
+            "...`, lines with 'trainium:'; for hours after it has ended), mend that, and submit "
+            "again; hosts that say nothing reach no network (NAT or endpoints)"
         ),
     ),
     Explanation(

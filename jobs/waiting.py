@@ -78,7 +78,10 @@ def _for_nodes(
         remedy=(
             f"if it lasts, check that the account's vCPU quota for running On-Demand Trn "
             f"instances (L-2C3B7624) covers {vcpus}, that earlier jobs of the queue are not ahead, "
-            "and the activity of the Auto Scaling group that Batch made"
+            "and the activity of the Auto Scaling group that Batch made; a host that does not "
+            "become ready ends itself after five minutes and is replaced, its console says why "
+            "(`aws ec2 get-console-output --latest --instance-id ...`), and a job that hosts are "
+            "up for in vain is cancelled after half an hour or a little more"
         ),
     )
 

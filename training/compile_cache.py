@@ -1,7 +1,8 @@
 """Which graphs have been compiled into the bucket's cache, and by whom: one key, one marker a node.
 
 The compiled graphs themselves are in ``cache/neuron``, keyed by the compiler on their content
-(``NEURON_COMPILE_CACHE_URL``); a marker says that all graphs of a run's steps are there.
+(``NEURON_COMPILE_CACHE_URL``); a marker says that all graphs of a run's steps are there. It is
+written only where that was seen: TorchNeuron keeps its graphs on the node's disk.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.contract import DeviceKind
 from training.objects import Objects, Patience, StorageError, open_objects
 from training.results import now_utc
-from trainium_catalogue.contract import CACHE_PREFIX
+from trainium_catalogue.contract import CACHE_PREFIX, GRAPHS_PREFIX
 from trainium_catalogue.parameters import Value
 from trainium_catalogue.training_parameters import GRAPH_PARAMETERS
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from training.progress import RunContext
 
 COMPILED_PREFIX = f"{CACHE_PREFIX}compiled/"
+_GRAPH = "/model.neff"
+"""Ends the key of each compiled graph: neuronxcc-<version>/MODULE_<hash>/model.neff (as in the
+public cache, huggingface.co/aws-neuron/optimum-neuron-cache)."""
 _CODE = Path(__file__).resolve().parent
 _TRACED = ("llama/**/*.py", "bert/**/*.py", "backends/**/*.py", "settings.py")
 """Code that decides the graphs, and the settings of the compiler."""
@@ -81,6 +86,7 @@ class CompileCache:
             patience=_PATIENCE,
         )
         self._objects: Objects = root.at(f"{COMPILED_PREFIX}{self.key}")
+        self._graphs: Objects = root.at(GRAPHS_PREFIX)
 
     def find(self) -> Compiled | None:
         """What the main node's marker says, if every node has left one."""
@@ -92,6 +98,26 @@ class CompileCache:
         except (StorageError, OSError, ValueError):
             return None
         return Compiled(time=found[0]["time"], run=found[0]["run"], graphs=found[0]["graphs"])
+
+    def doubt(self, graphs: int | None) -> str | None:
+        """Why ``graphs``, as the compiler counted them, may not be in the bucket; None if they are.
+
+        Raises storage's errors.
+        """
+        match DeviceKind(self._context.device):
+            case DeviceKind.CPU:
+                return None  # there is nothing to compile
+            case DeviceKind.TORCH_NEURON:
+                return "TorchNeuron keeps graphs on the node's disk (TORCH_NEURONX_NEFF_CACHE_DIR)"
+        if self._context.bucket is None:
+            return "this node has no bucket"
+        if graphs is None:
+            return "the compiler has not said how many graphs there are"
+        found = sum(info.key.endswith(_GRAPH) for info in self._graphs.list())
+        # Those of other runs are there too: fewer is proof of a lack, as many is all there is.
+        if found < max(graphs, 1):
+            return f"{self._graphs.uri} holds {found} compiled graphs"
+        return None
 
     def remember(self, graphs: int | None) -> None:
         """This node has compiled all its graphs; raises storage's errors."""

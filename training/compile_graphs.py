@@ -148,6 +148,9 @@ def _run(
 def _remember(cache: CompileCache, summary: Summary) -> None:
     counted = "" if summary.graphs is None else f" ({summary.graphs} graphs)"
     try:
+        if (doubt := cache.doubt(summary.graphs)) is not None:
+            _say(f"compiled{counted}, but not remembered: {doubt}")
+            return
         cache.remember(summary.graphs)
     except (StorageError, OSError) as error:
         # The graphs are there all the same; only the next job will look at each again.

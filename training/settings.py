@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from training.addresses import TASK_INTERFACE
 from training.contract import DeviceKind, NodeContract
-from trainium_catalogue.contract import CACHE_PREFIX
+from trainium_catalogue.contract import GRAPHS_PREFIX
 
 ROOT_COMM_ID = "NEURON_RT_ROOT_COMM_ID"
 
@@ -62,7 +62,7 @@ def _xla(value: str) -> Callable[[NodeContract, System], str | None]:
 def _cache(node: NodeContract, system: System) -> str | None:
     if node.device is not DeviceKind.XLA or node.bucket is None or not system.has_cache:
         return None
-    return f"s3://{node.bucket}/{CACHE_PREFIX}neuron"
+    return f"s3://{node.bucket}/{GRAPHS_PREFIX}"
 
 
 def _compiler_flags(node: NodeContract, system: System) -> str | None:

@@ -121,6 +121,8 @@ CORPORA_PREFIX: Final = "corpora/"
 DATASETS_PREFIX: Final = "datasets/"
 RUNS_PREFIX: Final = "runs/"
 CACHE_PREFIX: Final = "cache/"
+GRAPHS_PREFIX: Final = f"{CACHE_PREFIX}neuron"
+"""Where the compiler keeps its graphs (NEURON_COMPILE_CACHE_URL)."""
 EXPORT_PREFIX: Final = "export/"
 
 LOSS_SCALAR: Final = "step loss"

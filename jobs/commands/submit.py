@@ -29,7 +29,7 @@ from jobs.options import (
 from jobs.orchestrators import Orchestrator
 from jobs.parameters import parsed_parameters
 from jobs.placement import chosen_orchestrator
-from jobs.prepared import Prepared, check_compile, compile_run, num_ranks_of, prepared
+from jobs.prepared import Prepared, check_cache, check_compile, compile_run, num_ranks_of, prepared
 from jobs.runs import RunSummary
 from jobs.same_job import check_alone
 from jobs.services import service_for, services_of
@@ -140,6 +140,8 @@ def submit(
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region, workload=wanted.name)
+    if compiles:
+        check_cache(target.neuron_release)
     orchestrator = chosen_orchestrator(target, wanted, on)
     on_eks = orchestrator is Orchestrator.EKS
     if releases:

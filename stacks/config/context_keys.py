@@ -240,8 +240,8 @@ class ContextKeys:
         ),
         default=60,
         help="minutes after which a job is cancelled that heads its queue and cannot start: no "
-        "capacity, a configuration that can never run, hosts that never become ready; 1440, a "
-        "day, is the longest wait that Batch allows",
+        "capacity, or a configuration that can never run; 1440, a day, is the longest wait that "
+        "Batch allows",
     )
     job_time_limit_hours: int = key(
         kinds.whole_number(1, 720),

@@ -191,6 +191,17 @@ def test_a_bucket_without_datasets_says_so(desk: Desk) -> None:
     assert_refused(desk.run(*TRAIN), "the bucket has no datasets", "the bucket has no runs")
 
 
+def test_a_release_whose_graphs_stay_on_the_node_compiles_nothing_beforehand(ready: Desk) -> None:
+    ready.parameter(contract.SSM_NEURON_RELEASE, "2.33.1")
+
+    result = ready.run(*TRAIN, "--dataset", "wiki", "--compile")
+
+    assert result.exit_code == 2
+    assert "--compile: Neuron 2.33.1 (TorchNeuron) keeps its compiled graphs on" in result.stderr
+    assert "leave --compile out" in result.stderr
+    assert ready.jobs("my-run-compile") == []
+
+
 def test_a_compile_job_comes_first_and_training_depends_on_it(ready: Desk) -> None:
     result = ready.run(*TRAIN, "--dataset", "wiki", "--compile")
 

@@ -90,3 +90,11 @@ def test_when_all_is_in_order_the_quota_is_the_next_thing_to_look_at() -> None:
     found = why_waiting(Infrastructure(FakeClock()), DEPLOYMENT, JOB)
 
     assert "(L-2C3B7624) covers 512" in found.remedy
+
+
+def test_a_run_that_waits_is_told_of_hosts_that_do_not_become_ready() -> None:
+    found = why_waiting(Infrastructure(FakeClock()), DEPLOYMENT, JOB)
+
+    assert "ends itself after five minutes and is replaced" in found.remedy
+    assert "aws ec2 get-console-output" in found.remedy
+    assert "cancelled after half an hour" in found.remedy

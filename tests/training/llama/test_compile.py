@@ -114,6 +114,56 @@ def test_a_second_job_finds_the_cache_warm_and_runs_nothing(
     assert [state.done for state in read_states(scratch).values()] == [True]
 
 
+def cache_on(
+    device: str, folder: Path, *, compiled: int = 0, bucket: str | None = "b"
+) -> CompileCache:
+    """The cache as a node of this kind sees it, with graphs of earlier jobs."""
+    # Storage on disk takes the bucket's place; whether there is one is the context's word.
+    cache = CompileCache(replace(CONTEXT, device=device), values(), local=folder)
+    cache._context = replace(cache._context, bucket=bucket)
+    for index in range(compiled):
+        cache._graphs.put(f"neuronxcc-2.21/MODULE_{index}+0/model.neff", b"x")
+        cache._graphs.put(f"neuronxcc-2.21/MODULE_{index}+0/model.done", b"")
+    return cache
+
+
+def test_graphs_that_are_in_the_bucket_leave_no_doubt(tmp_path: Path) -> None:
+    assert cache_on("xla", tmp_path, compiled=3).doubt(3) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled", "graphs", "doubt"),
+    [
+        ("xla", 2, 3, "holds 2 compiled graphs"),
+        ("xla", 0, 0, "holds 0 compiled graphs"),
+        ("xla", 3, None, "has not said how many"),
+        ("torchneuron", 3, None, "on the node's disk"),
+    ],
+)
+def test_a_cache_is_not_called_warm_without_proof(
+    device: str, compiled: int, graphs: int | None, doubt: str, tmp_path: Path
+) -> None:
+    found = cache_on(device, tmp_path, compiled=compiled).doubt(graphs)
+
+    assert found is not None and doubt in found
+
+
+def test_without_a_bucket_nothing_is_there_for_the_next_job(tmp_path: Path) -> None:
+    assert cache_on("xla", tmp_path, compiled=1, bucket=None).doubt(1) == "this node has no bucket"
+
+
+@pytest.mark.parametrize("device", ["xla", "torchneuron"])
+def test_what_is_doubted_is_not_remembered(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    replace(CONTEXT, device=device).write(tmp_path)
+
+    assert compile_with(tmp_path, *printing(LOG.format(graphs=1, failed=0))) == 0
+    assert "but not remembered: " in capsys.readouterr().out
+    assert not list(tmp_path.glob("build/cache/compiled/*/*"))
+
+
 def test_a_cache_is_warm_only_when_every_node_has_compiled(tmp_path: Path) -> None:
     nodes = [replace(CONTEXT, num_nodes=2, node_index=index) for index in range(2)]
     caches = [CompileCache(node, values(), local=tmp_path) for node in nodes]

@@ -265,3 +265,64 @@ def test_a_watch_is_changed_in_place_and_deleted(client: Client) -> None:
 
     assert client("stepfunctions").list_state_machines()["stateMachines"] == []
     assert client("events").list_rules()["Rules"] == []
+
+
+def nodes(*, with_efa: bool) -> Json:
+    """A queue and its environment, as the Batch stack has them for a type with or without EFA."""
+    group = {"Fn::GetAtt": ["Vpc", "DefaultSecurityGroup"]}
+    nic = {"DeviceIndex": 0, "InterfaceType": "efa", "Groups": [group]}
+    data = {"NetworkInterfaces": [nic]} if with_efa else {"SecurityGroupIds": [group]}
+    compute = {
+        "Type": "EC2",
+        "InstanceRole": {"Fn::GetAtt": ["Profile", "Arn"]},
+        "InstanceTypes": ["trn1.32xlarge" if with_efa else "trn1.2xlarge"],
+        "MinvCpus": 0,
+        "MaxvCpus": 256,
+        "Subnets": [{"Ref": "Subnet"}],
+        "LaunchTemplate": {
+            "LaunchTemplateId": {"Ref": "Node"},
+            "Version": {"Fn::GetAtt": ["Node", "LatestVersionNumber"]},
+        },
+        **({} if with_efa else {"SecurityGroupIds": [group]}),
+    }
+    environment = "Environment" if with_efa else "EnvironmentWithGroups"
+    order = {"Order": 1, "ComputeEnvironment": {"Ref": environment}}
+    subnet = {"VpcId": {"Ref": "Vpc"}, "CidrBlock": "10.11.0.0/24"}
+    role = {"AssumeRolePolicyDocument": {"Version": "2012-10-17", "Statement": []}}
+    described = {
+        "Vpc": ("EC2::VPC", {"CidrBlock": "10.11.0.0/16"}),
+        "Subnet": ("EC2::Subnet", subnet),
+        "Role": ("IAM::Role", role),
+        "Profile": ("IAM::InstanceProfile", {"Roles": [{"Ref": "Role"}]}),
+        "Node": ("EC2::LaunchTemplate", {"LaunchTemplateData": data}),
+        environment: (
+            "Batch::ComputeEnvironment",
+            {"Type": "MANAGED", "ComputeResources": compute},
+        ),
+        "Queue": ("Batch::JobQueue", {"Priority": 1, "ComputeEnvironmentOrder": [order]}),
+    }
+    return {
+        name: {"Type": f"AWS::{kind}", "Properties": properties}
+        for name, (kind, properties) in described.items()
+    }
+
+
+@pytest.mark.parametrize("to_efa", [True, False], ids=["to EFA", "from EFA"])
+def test_a_change_to_or_from_a_type_with_efa_moves_the_queue_to_another_environment(
+    client: Client, to_efa: bool
+) -> None:
+    batch = client("batch")
+    create(client, "nodes", nodes(with_efa=not to_efa))
+    (before,) = batch.describe_compute_environments()["computeEnvironments"]
+
+    update(client, "nodes", nodes(with_efa=to_efa))
+
+    (after,) = batch.describe_compute_environments()["computeEnvironments"]
+    (queue,) = batch.describe_job_queues()["jobQueues"]
+    arn = after["computeEnvironmentArn"]
+    assert arn != before["computeEnvironmentArn"]
+    assert [each["computeEnvironment"] for each in queue["computeEnvironmentOrder"]] == [arn]
+    assert ("securityGroupIds" in after["computeResources"]) is not to_efa
+
+    client("cloudformation").delete_stack(StackName="nodes")
+    assert batch.describe_compute_environments()["computeEnvironments"] == []

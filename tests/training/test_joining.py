@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.training.nodes import CPU_NODE
 from training.joining import Lookout, StartedSign, likely_causes
-from training.objects import LocalObjects, StorageRefused, StorageUnavailable
+from training.objects import LocalObjects, ObjectInfo, StorageRefused, StorageUnavailable
 
 MAIN = replace(CPU_NODE, num_nodes=3, node_index=0, attempt=2, bucket="bucket")
 CHILD = replace(MAIN, node_index=2)
@@ -22,7 +23,7 @@ class Failing(LocalObjects):
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def list(self, prefix: str = "") -> object:  # type: ignore[override]
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         raise self._error
 
 

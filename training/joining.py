@@ -8,6 +8,7 @@ image. A node that cannot reach the bucket either has no way out at all, which i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import threading
@@ -52,7 +53,11 @@ class _Repeated:
 
     def _run(self) -> None:
         folder = open_folder(self._node)
-        while not self._ended.is_set() and not self._act(folder):
+        while not self._ended.is_set():
+            # Signs only shorten a wait: what goes wrong with them is no trouble of the job's.
+            with contextlib.suppress(Exception):
+                if self._act(folder):
+                    return
             self._ended.wait(_PAUSE_S)
 
     def _act(self, folder: Objects) -> bool:
@@ -63,14 +68,9 @@ class StartedSign(_Repeated):
     """A child's: says that it has started and cannot join."""
 
     def _act(self, folder: Objects) -> bool:
-        from training.objects import StorageError
-
         document = {"schema": 1, "address": self._node.address, "main": self._node.main_address}
         name = f"{self._node.attempt}-node-{self._node.node_index}.json"
-        try:
-            folder.put(name, json.dumps(document).encode() + b"\n")
-        except (StorageError, OSError):
-            return False
+        folder.put(name, json.dumps(document).encode() + b"\n")
         return True
 
 
@@ -83,14 +83,14 @@ class Lookout(_Repeated):
         """Why a child's absence is not a matter of time, in words; None while it may be one."""
 
     def _act(self, folder: Objects) -> bool:
-        from training.objects import StorageError, StorageUnavailable
+        from training.objects import StorageUnavailable
 
         try:
             names = [entry.key for entry in folder.list()]
         except StorageUnavailable:
             self.evidence = "this node cannot reach the bucket either"
             return False
-        except (StorageError, OSError):  # refused: it answers, and tells nothing
+        except Exception:  # refused, say: it answers, and tells nothing
             names = []
         found = [match for name in names if (match := _NAME.fullmatch(name))]
         started = sorted(int(m["node"]) for m in found if int(m["attempt"]) == self._node.attempt)

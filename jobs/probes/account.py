@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import urllib.request
 
+from jobs.default_group import Admits, admits_itself
 from jobs.probes.desk import PROBES, Desk
 from trainium_catalogue.probing import Missing, Seen
 
@@ -21,7 +22,6 @@ _EKS_ROLES = {
     "EKS": "AWSServiceRoleForAmazonEKS",
     "EKS node groups": "AWSServiceRoleForAmazonEKSNodegroup",
 }
-_ALL = "-1"
 
 
 @PROBES.probe("instance-figures")
@@ -145,25 +145,13 @@ def default_group(desk: Desk) -> Seen:
     if not found:
         raise Missing("the default group of the VPC")
     group = found[0]
-    name = group["GroupId"]
-
-    def admits(rules: list[dict[str, object]], *, anywhere: bool) -> bool:
-        for rule in rules:
-            peers = [pair["GroupId"] for pair in rule.get("UserIdGroupPairs", ())]  # type: ignore[attr-defined]
-            ranges = [entry["CidrIp"] for entry in rule.get("IpRanges", ())]  # type: ignore[attr-defined]
-            if rule["IpProtocol"] == _ALL and (
-                name in peers or (anywhere and "0.0.0.0/0" in ranges)
-            ):
-                return True
-        return False
-
-    inside = admits(group["IpPermissions"], anywhere=False)
-    outside = admits(group["IpPermissionsEgress"], anywhere=True)
+    name = str(group["GroupId"])
+    inside = admits_itself(name, group.get("IpPermissions", ()))
+    outside = admits_itself(name, group.get("IpPermissionsEgress", ()))
     return Seen(
-        ok=inside and outside,
-        seen=f"{name} of {vpc}: in {'itself' if inside else 'not itself'}, "
-        f"out {'itself' if outside else 'not itself'}",
-        expected="in itself, out itself",
+        ok=Admits.NO not in (inside, outside),
+        seen=f"{name} of {vpc} admits itself: in {inside}, out {outside}",
+        expected="in yes, out yes",
     )
 
 

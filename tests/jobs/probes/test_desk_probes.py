@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,14 +14,15 @@ import pytest
 from jobs.deployment import Deployment, EksTarget
 from jobs.errors import Refusal
 from jobs.orchestrators import Orchestrator
-from jobs.probes import PROBES, Desk, account, cluster
+from jobs.probes import PROBES, Desk, account, hosts
 from jobs.runs import Attempt, Job, Kind, Node, Shape
 from jobs.services import Services
-from jobs.usage import Usage
+from jobs.usage import NEURON_MONITOR, Usage
 from tests.jobs.fakes import client_error
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.probing import State
 
+HOST_SCRIPT = Path(__file__).resolve().parents[3] / "constructs/trainium_constructs/host_setup.sh"
 TYPE = INSTANCE_TYPES["trn1.32xlarge"]
 ZONES = TYPE.zone_ids["us-west-2"]
 IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/images:abc"
@@ -324,7 +327,7 @@ def node(chips: int) -> dict[str, Any]:
 
 
 def identity(*, associations: int) -> Case:
-    found = {"associations": [{}] * associations}
+    found: dict[str, Any] = {"associations": [{}] * associations}
     return desk(
         eks={"list_pod_identity_associations": found},
         objects={"daemonsets/aws-node": daemon_set()},
@@ -472,14 +475,29 @@ CASES: dict[str, tuple[Case, Case | None]] = {
         desk(objects={"tensorboard": {"spec": {"replicas": 1}, "status": {"readyReplicas": 1}}}),
         desk(objects={"tensorboard": {"spec": {"replicas": 1}, "status": {}}}),
     ),
-    "neuron-monitor-driver": (monitor(cluster.NEURON_MONITOR), monitor("processes")),
-    "top-reads-monitor": (monitor(cluster.NEURON_MONITOR), monitor("processes")),
+    "neuron-monitor-driver": (monitor(NEURON_MONITOR), monitor("processes")),
+    "top-reads-monitor": (monitor(NEURON_MONITOR), monitor("processes")),
 }  # fmt: skip
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(patch=monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (hosts._READY, 'say "ready: ${NEURON_DEVICES} Neuron devices'),
+        (hosts._NOT_READY, 'say "HOST NOT READY'),
+        (hosts._OTHER_DRIVER, "say \"driver '${loaded}' does not fit Neuron"),
+        (hosts._EFA, 'say "installing EFA ${EFA_VERSION}"'),
+    ],
+)
+def test_a_host_says_the_lines_that_are_looked_for(line: re.Pattern[str], said: str) -> None:
+    assert said in HOST_SCRIPT.read_text()
+    assert 'echo "trainium: $*" >"${CONSOLE}"' in HOST_SCRIPT.read_text()
+    assert line.search("trainium: " + said.removeprefix('say "'))
 
 
 def test_every_probe_has_its_cases() -> None:

@@ -270,3 +270,12 @@ class TestRights:
         ]
 
         assert not [action for action in actions if "*" in action]
+
+
+def test_a_type_without_efa_runs_a_multi_node_job_of_one_node() -> None:
+    made = deployment(instance_type="trn1.2xlarge", region="us-west-2")
+    definition = made.only("batch", "AWS::Batch::JobDefinition", "verify")
+
+    assert definition["NodeProperties"]["NumNodes"] == 1
+    devices = container_of(definition)["LinuxParameters"]["Devices"]
+    assert [device["HostPath"] for device in devices] == ["/dev/neuron0"]

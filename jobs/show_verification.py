@@ -47,16 +47,15 @@ def table(rows: Sequence[Row]) -> Table:
     from rich.text import Text
 
     made = Table()
-    for heading in ("claim", "", "seen", "expected"):
-        made.add_column(heading, overflow="fold")
+    made.add_column("id", no_wrap=True)
+    made.add_column("", no_wrap=True)
+    made.add_column("claim, and what was seen", overflow="fold")
     for row in ordered(rows):
         style = next((s for state, s in _COLOURS.items() if row.state == state), "dim")
-        made.add_row(
-            Text.assemble((row.claim.id, "bold"), f"\n{row.claim.claim}"),
-            Text(row.state, style),
-            Text(row.seen),
-            Text(row.expected),
-        )
+        lines = [row.claim.claim, row.seen]
+        if row.is_bad and row.expected:
+            lines.append(f"expected: {row.expected}")
+        made.add_row(row.claim.id, Text(row.state, style), Text("\n".join(filter(None, lines))))
     return made
 
 

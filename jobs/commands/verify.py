@@ -120,11 +120,9 @@ def _look(given: Globals, run: str | None) -> Record:
             "submit one: `python -m jobs submit verify --nodes 1 --follow`",
         )
     desk = Desk(aws=aws, target=target, services=services, job=job)
+    note(f"{len(PROBES.by_id)} probes look from here, and change nothing")
     there = desk.there
-    findings = []
-    for name in PROBES.by_id:
-        note(f"probing: {name}")
-        findings.append(PROBES.run(name, desk, there))
+    findings = [PROBES.run(name, desk, there) for name in PROBES.by_id]
     record = joined(
         target,
         findings,
@@ -187,4 +185,3 @@ def _show(record: Record) -> None:
     console.print(f"{title(record)}\n{summary(rows)}", markup=False, soft_wrap=True)
     if record["emulated"]:
         console.print(EMULATED, markup=False, soft_wrap=True)
-    console.print("for an issue: python -m jobs verify --read ... --markdown", markup=False)

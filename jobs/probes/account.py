@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.request
+from typing import Any
 
 from jobs.default_group import Admits, admits_itself
 from jobs.probes.desk import PROBES, Desk
@@ -132,9 +133,34 @@ def _image(desk: Desk) -> str:
     return str(ranges[0]["container"]["image"])
 
 
-@PROBES.probe("default-group", needs=("Batch",))
-def default_group(desk: Desk) -> Seen:
-    """The VPC's default group, which task interfaces carry, admits itself in both directions."""
+def _environment(desk: Desk, *, with_groups: bool) -> Seen:
+    """Whether Batch made the environment, with groups of its own or without."""
+    groups = desk.environment["computeResources"].get("securityGroupIds") or []
+    if bool(groups) is not with_groups:
+        kind = "without" if with_groups else "with"
+        raise Missing(f"a deployment of a type {kind} EFA")
+    status = desk.environment["status"]
+    reason = desk.environment.get("statusReason") or ""
+    return Seen(
+        ok=status == "VALID",
+        seen=f"{status} with {len(groups)} groups; {reason}".rstrip("; "),
+        expected="VALID",
+    )
+
+
+@PROBES.probe("environment-without-groups", needs=("AWS", "Batch"))
+def without_groups(desk: Desk) -> Seen:
+    """Batch takes the environment of a type with EFA, which names no groups."""
+    return _environment(desk, with_groups=False)
+
+
+@PROBES.probe("environment-with-groups", needs=("AWS", "Batch"))
+def with_groups(desk: Desk) -> Seen:
+    """Batch takes the environment of a type without EFA, which names its groups."""
+    return _environment(desk, with_groups=True)
+
+
+def _default_group(desk: Desk) -> dict[str, Any]:
     vpc = desk.subnets[0]["VpcId"]
     found = desk.client("ec2").describe_security_groups(
         Filters=[
@@ -144,18 +170,55 @@ def default_group(desk: Desk) -> Seen:
     )["SecurityGroups"]
     if not found:
         raise Missing("the default group of the VPC")
-    group = found[0]
+    group: dict[str, Any] = found[0]
+    return group
+
+
+@PROBES.probe("default-group", needs=("Batch",))
+def default_group(desk: Desk) -> Seen:
+    """The VPC's default group, which task interfaces carry, admits itself in both directions."""
+    group = _default_group(desk)
     name = str(group["GroupId"])
     inside = admits_itself(name, group.get("IpPermissions", ()))
     outside = admits_itself(name, group.get("IpPermissionsEgress", ()))
     return Seen(
         ok=Admits.NO not in (inside, outside),
-        seen=f"{name} of {vpc} admits itself: in {inside}, out {outside}",
+        seen=f"{name} admits itself: in {inside}, out {outside}",
         expected="in yes, out yes",
     )
 
 
-@PROBES.probe("endpoint-zones", needs=("AWS",))
+@PROBES.probe("self-rule-no-duplicate", needs=("AWS", "Batch"))
+def self_rules(desk: Desk) -> Seen:
+    """The default group has the rule of TCP from itself as well, which the stack states."""
+    group = _default_group(desk)
+    kinds = sorted(
+        str(rule["IpProtocol"])
+        for rule in group.get("IpPermissions", ())
+        if any(pair.get("GroupId") == group["GroupId"] for pair in rule["UserIdGroupPairs"])
+    )
+    return Seen(
+        ok="tcp" in kinds, seen=f"from itself: {', '.join(kinds) or 'none'}", expected="tcp"
+    )
+
+
+@PROBES.probe("egress-rule-replaces", needs=("AWS", "Batch"))
+def egress_rule(desk: Desk) -> Seen:
+    """The default group no longer lets everything out to everywhere."""
+    open_rules = [
+        rule
+        for rule in _default_group(desk).get("IpPermissionsEgress", ())
+        if rule["IpProtocol"] == "-1"
+        and any(entry.get("CidrIp") == "0.0.0.0/0" for entry in rule.get("IpRanges", ()))
+    ]
+    return Seen(
+        ok=not open_rules,
+        seen="everything goes everywhere" if open_rules else "only what is stated",
+        expected="only what is stated",
+    )
+
+
+@PROBES.probe("endpoint-zones")
 def endpoint_zones(desk: Desk) -> Seen:
     """Every interface endpoint of the VPC is available; one in a wrong zone is refused."""
     found = desk.client("ec2").describe_vpc_endpoints(
@@ -174,7 +237,7 @@ def endpoint_zones(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("fsx-port-rules-first", needs=("AWS",))
+@PROBES.probe("fsx-port-rules-first")
 def file_system(desk: Desk) -> Seen:
     """The deployment's file system was made, so its groups had their rules in time."""
     prefix = f"trainium-{desk.target.name}-"

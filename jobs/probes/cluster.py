@@ -16,7 +16,7 @@ _DAEMON_SET = "/apis/apps/v1/namespaces/{of}/daemonsets/{name}"
 _DEPLOYMENT = "/apis/apps/v1/namespaces/{of}/deployments/{name}"
 _PODS = "/api/v1/namespaces/{of}/pods"
 _HEALTH = "neuron-healthcheck-system"
-_HERE = ("AWS", "EKS")
+_HERE = ("EKS",)
 
 
 def _cluster(desk: Desk) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def tensorboard(desk: Desk) -> Seen:
     return _all_ready("tensorboard", desk.cluster.get(path))
 
 
-@PROBES.probe("neuron-monitor-driver", "top-reads-monitor", needs=("AWS", "EKS", "a run of verify"))
+@PROBES.probe("neuron-monitor-driver", "top-reads-monitor", needs=("EKS", "a run of verify"))
 def monitor(desk: Desk) -> Seen:
     """neuron-monitor reports from a pod that runs, and its report is understood."""
     from jobs.eks.monitor import usage_of

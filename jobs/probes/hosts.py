@@ -22,7 +22,7 @@ def _slot(interface: Mapping[str, Any]) -> tuple[int, int]:
     return int(attachment.get("NetworkCardIndex", 0)), int(attachment["DeviceIndex"])
 
 
-@PROBES.probe("secondary-card-device-index", needs=("AWS",))
+@PROBES.probe("secondary-card-device-index")
 def device_index(desk: Desk) -> Seen:
     """Every secondary card's interface has device index 1 on a host that runs."""
     host = desk.running_hosts[0]
@@ -37,7 +37,7 @@ def device_index(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("efa-only-interfaces", needs=("AWS",))
+@PROBES.probe("efa-only-interfaces")
 def efa_only(desk: Desk) -> Seen:
     """EFA-only interfaces are there and have no address."""
     interfaces = [
@@ -55,29 +55,49 @@ def efa_only(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("task-interface-slot", needs=("AWS", "Batch"))
-def task_interface(desk: Desk) -> Seen:
-    """The task's interface is the second one of card 0."""
+def _task_interfaces(desk: Desk) -> list[Mapping[str, Any]]:
+    """Those of one host that ECS attached for a task, whose ARN describes them."""
     for host in desk.running_hosts:
-        tasks = [
+        found = [
             interface
             for interface in host["NetworkInterfaces"]
-            if "ecs" in interface.get("Description", "").lower()
+            if ":ecs:" in interface.get("Description", "")
         ]
-        if tasks:
-            slots = sorted(map(_slot, tasks))
-            groups = sorted({g["GroupName"] for task in tasks for g in task.get("Groups", ())})
-            return Seen(
-                ok=slots == [(0, 1)],
-                seen=", ".join(f"card {card}, index {index}" for card, index in slots)
-                + f"; groups: {', '.join(groups)}",
-                expected="card 0, index 1",
-            )
+        if found:
+            return found
     raise Missing("a job that runs now")
 
 
-@PROBES.probe("batch-capacity-block", needs=("AWS", "Batch"))
-@PROBES.probe("eks-capacity-block", needs=("AWS", "EKS"))
+@PROBES.probe("task-interface-slot", needs=("Batch",))
+def task_interface(desk: Desk) -> Seen:
+    """The task's interface is the second one of card 0."""
+    slots = sorted(map(_slot, _task_interfaces(desk)))
+    return Seen(
+        ok=slots == [(0, 1)],
+        seen=", ".join(f"card {card}, index {index}" for card, index in slots),
+        expected="card 0, index 1",
+    )
+
+
+@PROBES.probe("task-interface-groups", needs=("Batch",))
+def task_groups(desk: Desk) -> Seen:
+    """The task's interface has the environment's groups, or the default one where it has none."""
+    found = {
+        (group["GroupId"], group["GroupName"])
+        for interface in _task_interfaces(desk)
+        for group in interface.get("Groups", ())
+    }
+    named = set(desk.environment["computeResources"].get("securityGroupIds") or ())
+    ids, names = {group for group, _ in found}, {name for _, name in found}
+    return Seen(
+        ok=ids == named if named else names == {"default"},
+        seen=", ".join(sorted(f"{name} ({group})" for group, name in found)) or "no group",
+        expected=", ".join(sorted(named)) or "the VPC's default group",
+    )
+
+
+@PROBES.probe("batch-capacity-block", needs=("Batch",))
+@PROBES.probe("eks-capacity-block", needs=("EKS",))
 def reservation(desk: Desk) -> Seen:
     """A host was started in a reservation or block."""
     host = desk.hosts[0]
@@ -93,7 +113,7 @@ def reservation(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("ami-driver", needs=("AWS", "Batch"))
+@PROBES.probe("ami-driver", needs=("Batch",))
 def image_driver(desk: Desk) -> Seen:
     """The boot found a driver that fits, and had none to install."""
     text = _console_with(desk, _READY)
@@ -107,14 +127,14 @@ def image_driver(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("driver-package", needs=("AWS", "Batch"))
+@PROBES.probe("driver-package", needs=("Batch",))
 def driver_package(desk: Desk) -> Seen:
     """A host whose image carried another driver installed the pinned one and became ready."""
     text = _console_with(desk, _OTHER_DRIVER, "a host that had to install the driver")
     return _became_ready(text)
 
 
-@PROBES.probe("efa-installer", needs=("AWS", "Batch"))
+@PROBES.probe("efa-installer", needs=("Batch",))
 def efa_installer(desk: Desk) -> Seen:
     """A host installed EFA and became ready."""
     return _became_ready(_console_with(desk, _EFA, "a host that had to install EFA"))
@@ -144,7 +164,7 @@ def _failed_host(desk: Desk) -> Mapping[str, Any]:
     raise Missing("a host that failed to get ready")
 
 
-@PROBES.probe("not-ready-host-stays-out", needs=("AWS", "Batch"))
+@PROBES.probe("not-ready-host-stays-out", needs=("Batch",))
 def stays_out(desk: Desk) -> Seen:
     """A host that failed is not among the container instances."""
     failed = _failed_host(desk)["InstanceId"]
@@ -165,7 +185,7 @@ def stays_out(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("not-ready-host-ends", needs=("AWS", "Batch"))
+@PROBES.probe("not-ready-host-ends", needs=("Batch",))
 def host_ends(desk: Desk) -> Seen:
     """A host that failed has ended, and another one was started after it."""
     failed = _failed_host(desk)

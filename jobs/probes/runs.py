@@ -36,6 +36,22 @@ def child(desk: Desk) -> Seen:
     )
 
 
+@PROBES.probe("children-start-after-main", needs=("AWS", "Batch", "a run of verify"))
+def children_after_main(desk: Desk) -> Seen:
+    """Each child started after the main node."""
+    assert desk.job is not None
+    starts = [node.last.started_at_ms for node in desk.job.nodes if node.last is not None]
+    times = [start for start in starts if start is not None]
+    if len(times) < 2:
+        raise Missing("a run of verify on two nodes")
+    later = [(time - times[0]) / 1000 for time in times[1:]]
+    return Seen(
+        ok=min(later) >= 0,
+        seen=f"children {min(later):.0f} to {max(later):.0f} s after the main node",
+        expected="after the main node",
+    )
+
+
 def _retries(jobs: list[Job]) -> Iterator[tuple[Job, Attempt, bool]]:
     """Attempts that failed by an exit code of ours, and whether another one followed."""
     for job in jobs:
@@ -72,7 +88,7 @@ def retry(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("same-hosts-on-retry", needs=("AWS", "Batch"))
+@PROBES.probe("same-hosts-on-retry", needs=("Batch",))
 def same_hosts(desk: Desk) -> Seen:
     """The attempts of a job were on the same container instances."""
     for job in desk.jobs:
@@ -95,7 +111,7 @@ def same_hosts(desk: Desk) -> Seen:
     raise Missing("a run with two attempts")
 
 
-@PROBES.probe("cpu-container-memory", needs=("AWS",))
+@PROBES.probe("cpu-container-memory")
 def cpu_memory(desk: Desk) -> Seen:
     """A CPU job was placed, so its memory fits a host."""
     started = [job for job in desk.jobs if job.shape.kind is not Kind.NODES and job.started_at_ms]
@@ -121,7 +137,7 @@ def mnist(desk: Desk) -> Seen:
     raise Missing("a finished run of mnist")
 
 
-@PROBES.probe("pass-bar", needs=("AWS",))
+@PROBES.probe("pass-bar")
 def pass_bar(desk: Desk) -> Seen:
     """An all-reduce of the published size on the published nodes is as fast as published."""
     for run in desk.runs:
@@ -146,13 +162,13 @@ def _trained(desk: Desk, workload: str) -> tuple[str, dict[str, Any]]:
     raise Missing(f"a run of {workload} that made steps on the device")
 
 
-@PROBES.probe("bert-large-memory", needs=("AWS",))
+@PROBES.probe("bert-large-memory")
 def bert_memory(desk: Desk) -> Seen:
     """BERT-large made optimizer steps, so it fits."""
     return _made_steps(*_trained(desk, "bert"))
 
 
-@PROBES.probe("llama-7b-memory", needs=("AWS",))
+@PROBES.probe("llama-7b-memory")
 def llama_memory(desk: Desk) -> Seen:
     """Llama-2-7B made optimizer steps, so it fits."""
     return _made_steps(*_trained(desk, "llama2-7b"))
@@ -166,7 +182,7 @@ def _made_steps(run: str, status: dict[str, Any]) -> Seen:
     )
 
 
-@PROBES.probe("throughput", needs=("AWS",))
+@PROBES.probe("throughput")
 def throughput(desk: Desk) -> Seen:
     """Model FLOPs utilization of Llama-2-7B beside the published figure."""
     run, status = _trained(desk, "llama2-7b")
@@ -178,7 +194,7 @@ def throughput(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("upload-beside-training", needs=("AWS",))
+@PROBES.probe("upload-beside-training")
 def upload(desk: Desk) -> Seen:
     """Each checkpoint of a Llama-2-7B was complete before the next one began."""
     run, _ = _trained(desk, "llama2-7b")

@@ -132,6 +132,13 @@ def pod_identity(node: Node) -> Seen:
     )
 
 
+@PROBES.probe("endpoints-admit-tasks", needs=("Batch", "AWS", "check cache"))
+def endpoints(node: Node) -> Seen:
+    """The bucket was reached from the task."""
+    check = node.checks["cache"]
+    return Seen(ok=check.ok, seen=check.detail, expected="an object written and read")
+
+
 @PROBES.probe("node-dns", needs=("AWS",))
 def name_service(node: Node) -> Seen:
     """/etc/resolv.conf names a server, which knows S3's name."""

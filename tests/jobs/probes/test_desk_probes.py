@@ -162,9 +162,19 @@ def cards(index: int) -> Case:
     return desk(hosts=[host(interface(0, 0), *secondary, interface(7, index))])
 
 
-def task(card: int, index: int) -> Case:
-    own = {"Description": "arn:aws:ecs:us-west-2:1:attachment/2", "Groups": [{"GroupName": "d"}]}
-    return desk(hosts=[host(interface(0, 0), interface(card, index, **own))])
+def task(card: int, index: int, *, group: str = "default") -> Case:
+    own = {
+        "Description": "arn:aws:ecs:us-west-2:1:attachment/2",
+        "Groups": [{"GroupName": group, "GroupId": "sg-1"}],
+    }
+    return desk(
+        hosts=[host(interface(0, 0), interface(card, index, **own))],
+        environment=environment("VALID"),
+    )
+
+
+def environment(status: str, *groups: str) -> dict[str, Any]:
+    return {"status": status, "computeResources": {"securityGroupIds": list(groups)}}
 
 
 READY = "trainium: ready: 16 Neuron devices, 8 EFA interfaces, driver 2.28.0.0\n"
@@ -190,9 +200,12 @@ def failed_host(*, joined: bool = False, state: str = "terminated") -> Case:
     )
 
 
-def group(*, inside: bool) -> Case:
-    itself = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": "sg-1"}]}
-    anywhere = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+def group(*, inside: bool = True, protocol: str = "-1", out: str = "0.0.0.0/0") -> Case:
+    itself = {
+        "IpProtocol": protocol, "FromPort": 0, "ToPort": 65535,
+        "UserIdGroupPairs": [{"GroupId": "sg-1"}],
+    }  # fmt: skip
+    anywhere = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": out}]}
     found = {
         "GroupId": "sg-1",
         "IpPermissions": [itself] if inside else [],
@@ -245,6 +258,14 @@ def job(*codes: int | None, kind: Kind = Kind.NODES, nodes: tuple[Node, ...] = (
         created_at_ms=1, started_at_ms=1, stopped_at_ms=2, shape=Shape(kind=kind, size=2),
         job_queue=None, depends_on=(), max_attempts=3, attempts=attempts, nodes=nodes,
     )  # fmt: skip
+
+
+def started(index: int, at_ms: int) -> Node:
+    attempt = Attempt(
+        number=1, exit_code=0, reason=None, status_reason=None, log_stream=None,
+        started_at_ms=at_ms, stopped_at_ms=None,
+    )  # fmt: skip
+    return Node(index=index, status="SUCCEEDED", status_reason=None, attempts=(attempt,))
 
 
 def child(**container: str) -> Case:
@@ -399,6 +420,21 @@ CASES: dict[str, tuple[Case, Case | None]] = {
     "publishing-role": (
         desk(ecr={"batch_get_image": {"images": [{}]}}),
         desk(ecr={"batch_get_image": {"images": []}}),
+    ),
+    "task-interface-groups": (task(0, 1), task(0, 1, group="nodes")),
+    "environment-without-groups": (
+        desk(environment=environment("VALID")),
+        desk(environment=environment("INVALID")),
+    ),
+    "environment-with-groups": (
+        desk(environment=environment("VALID", "sg-1")),
+        desk(environment=environment("INVALID", "sg-1")),
+    ),
+    "self-rule-no-duplicate": (group(protocol="tcp"), group()),
+    "egress-rule-replaces": (group(out="10.0.0.0/16"), group()),
+    "children-start-after-main": (
+        desk(job=job(0, nodes=(started(0, 5), started(1, 60_000)))),
+        desk(job=job(0, nodes=(started(0, 5), started(1, 4)))),
     ),
     "default-group": (group(inside=True), group(inside=False)),
     "endpoint-zones": (endpoints("available"), endpoints("failed")),

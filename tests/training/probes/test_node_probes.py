@@ -277,6 +277,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         metadata(answers=False, env=EKS, checks={"cache": GOOD}),
         metadata(answers=False, method="iam-role", env=EKS, checks={"cache": GOOD}),
     ),
+    "endpoints-admit-tasks": (
+        checked("cache", env=BATCH),
+        checked("cache", check=BAD, env=BATCH),
+    ),
     "node-dns": (resolving("52.92.1.1"), resolving(None)),
     "pod-name-in-dns": (
         resolving("10.0.0.9", env=POD, node_index=1, **TWO),

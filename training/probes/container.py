@@ -6,11 +6,13 @@ import importlib
 import importlib.metadata
 import importlib.util
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 
 from training import contract_batch
-from training.health import NEURON_MODULES, failed_imports
+from training.health import failed_imports
 from training.probes.node import PROBES, Node
 from trainium_catalogue.contract import ENV_MAIN_HOST_FROM
 from trainium_catalogue.ports import RESERVED_PORTS
@@ -18,6 +20,7 @@ from trainium_catalogue.probing import Missing, Seen
 
 _METADATA_TOKEN = "http://169.254.169.254/latest/api/token"
 _METADATA_TIMEOUT_S = 2
+_HEALTH_TIMEOUT_S = 240
 CONTAINER_ROLE = "container-role"
 """botocore's name of credentials that ECS or EKS Pod Identity gives; ``iam-role`` is the host's."""
 
@@ -200,14 +203,22 @@ def pod_security(node: Node) -> Seen:
 
 @PROBES.probe("image-contents", needs=("neuron",))
 def image_contents(node: Node) -> Seen:
-    """The Neuron packages of the image can be imported where there is a device."""
-    there = [name for name in NEURON_MODULES if importlib.util.find_spec(name) is not None]
-    problems = failed_imports(there)
-    return Seen(
-        ok=bool(there) and not problems,
-        seen="; ".join(problems) or f"imported: {', '.join(there) or 'none'}",
-        expected="the Neuron packages are there and can be imported",
+    """All that workloads import can be imported where there is a device."""
+    code, said = check_health()
+    return Seen(ok=code == 0, seen=said, expected="everything can be imported")
+
+
+def check_health() -> tuple[int, str]:
+    """Exit code and last words of ``training.health``.
+
+    A process of its own: what it imports must not change how this rank alone compiles its graphs.
+    """
+    command = [sys.executable, "-m", "training.health"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_HEALTH_TIMEOUT_S, check=False
     )
+    lines = (done.stderr if done.returncode else done.stdout).splitlines()
+    return done.returncode, lines[-1] if lines else "nothing was said"
 
 
 @PROBES.probe("boto3-beside-s3fs", needs=("neuron",))

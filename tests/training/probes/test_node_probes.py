@@ -169,6 +169,14 @@ def packages(*names: str, broken: bool = False) -> Case:
     return case
 
 
+def health(code: int, said: str) -> Case:
+    def case(world: World) -> Node:
+        world.patch.setattr(container, "check_health", lambda: (code, said))
+        return world.make()
+
+    return case
+
+
 class _Obstinate:
     """Storage that ignores conditions, and lets anybody write anywhere."""
 
@@ -291,7 +299,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         with_file("proc/sys/net/ipv4/ip_local_reserved_ports", "41000\n", env=BATCH),
     ),
     "pod-security": (pod("pause"), pod("python")),
-    "image-contents": (packages("neuronxcc"), packages("neuronxcc", broken=True)),
+    "image-contents": (
+        health(0, "health: 12 workloads can be imported"),
+        health(1, "health: neuronxcc cannot be imported: ImportError: no such symbol"),
+    ),
     "boto3-beside-s3fs": (packages("s3fs"), packages("s3fs", broken=True)),
     "conditional-writes": (stored, with_storage(_Obstinate)),
     "missing-object-answer": (stored, with_storage(_Refusing)),
@@ -359,6 +370,25 @@ def test_a_node_without_a_device_offers_no_probe_that_needs_one(make_node: MakeN
 def test_an_emulated_bucket_is_not_aws(make_node: MakeNode) -> None:
     assert "AWS" in make_node().there
     assert "AWS" not in make_node(endpoint_url="http://127.0.0.1:1").there
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("print('health: Python'); print('health: all')", (0, "health: all")),
+        ("import sys; print('health: a'); sys.exit('health: no torch')", (1, "health: no torch")),
+        ("", (0, "nothing was said")),
+    ],
+)
+def test_the_last_words_of_the_health_check_are_kept(
+    program: str, found: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "training/__init__.py")
+    write(tmp_path, "training/health.py", program)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    assert container.check_health() == found
 
 
 class _Answering(BaseHTTPRequestHandler):

@@ -14,12 +14,14 @@ from jobs.eks.cluster import Cluster
 from jobs.errors import Refusal, is_denied, is_transient
 from jobs.runs import Job
 from jobs.services import Services
-from trainium_catalogue.contract import TAG_DEPLOYMENT
+from jobs.training_run import read_status
+from trainium_catalogue.contract import RUNS_PREFIX, TAG_DEPLOYMENT, run_prefix
 from trainium_catalogue.probing import Missing, Place, Probes
 from trainium_catalogue.releases import NeuronRelease, find_release
 
 _NEWEST_JOBS = 20
-_NEWEST_RUNS = 50
+_MOST_RUNS = 200
+"""That are looked into; a run costs a few requests."""
 
 
 @dataclass
@@ -150,11 +152,17 @@ class Desk:
     @cached_property
     def runs(self) -> list[str]:
         """Names of runs that left something in the bucket."""
-        return self.bucket.names("runs/")[:_NEWEST_RUNS]
+        return self.bucket.names(RUNS_PREFIX)[:_MOST_RUNS]
+
+    @cached_property
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        """How far each training run came."""
+        found = {run: read_status(self.bucket, run) for run in self.runs}
+        return {run: status for run, status in found.items() if status}
 
     def result(self, run: str, name: str) -> dict[str, Any] | None:
         """A document below the run's results."""
-        return self.bucket.document(f"runs/{run}/results/{name}")
+        return self.bucket.document(f"{run_prefix(run, 'results')}{name}")
 
 
 def _missing(error: Exception) -> str | None:

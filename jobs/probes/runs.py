@@ -9,7 +9,6 @@ from typing import Any
 
 from jobs.probes.desk import PROBES, Desk
 from jobs.runs import Attempt, Job, Kind
-from jobs.training_run import read_status
 from trainium_catalogue.contract import ATTEMPTS, TRAIN_METRICS, run_key
 from trainium_catalogue.exit_codes import EXIT_CODES, RETRIED
 from trainium_catalogue.probing import Missing, Seen
@@ -123,12 +122,13 @@ def cpu_memory(desk: Desk) -> Seen:
 @PROBES.probe("mnist-accuracy", needs=("AWS",))
 def mnist(desk: Desk) -> Seen:
     """A run of mnist recognises as many digits as the reference."""
-    for run in desk.runs:
+    for run, status in desk.statuses.items():
+        if status.get("workload") != "mnist":
+            continue
         document = desk.result(run, "results.json") or {}
         metrics = document.get("results", {}).get("metrics", ())
         found = [m["MeasuredValue"] for m in metrics if m.get("MetricName") == "Test accuracy"]
-        status = read_status(desk.bucket, run) or {}
-        if found and status.get("workload") == "mnist":
+        if found:
             return Seen(
                 ok=0.92 <= float(found[-1]) <= 0.99,
                 seen=f"{run}: {float(found[-1]):.4f}",
@@ -154,10 +154,9 @@ def pass_bar(desk: Desk) -> Seen:
 
 def _trained(desk: Desk, workload: str) -> tuple[str, dict[str, Any]]:
     """A run of that workload that made steps on the device, and its status."""
-    for run in desk.runs:
-        status = read_status(desk.bucket, run)
+    for run, status in desk.statuses.items():
         # On CPUs there is no utilization.
-        if status and status.get("workload") == workload and status.get("mfu") is not None:
+        if status.get("workload") == workload and status.get("mfu") is not None:
             return run, status
     raise Missing(f"a run of {workload} that made steps on the device")
 

@@ -15,7 +15,9 @@ from trainium_catalogue.probing import Missing, Seen
 
 _METRICS_NAMESPACE = "Trainium/Training"
 _PUBLISHED_MFU = 0.308
-_GIB = 2**30
+_TOGETHER_S = 120
+"""Noticed within a minute, then a grace for the workers and the agent's own time."""
+_DATA_PARALLEL = ("bert", "bert-tiny", "mnist")
 
 
 @PROBES.probe("child-description", needs=("Batch", "a run of verify"))
@@ -85,6 +87,32 @@ def retry(desk: Desk) -> Seen:
             for code, again in dict.fromkeys((code, again) for _, code, _, again in shown[:5])
         ),
     )
+
+
+@PROBES.probe("failure-model-on-device", needs=("AWS",))
+def nodes_end_together(desk: Desk) -> Seen:
+    """After a failure on one node all others ended as well, soon."""
+    for job in desk.jobs:
+        if job.shape.kind is not Kind.NODES or job.num_nodes < 2:
+            continue
+        for attempt in job.attempts:
+            if not attempt.exit_code:
+                continue
+            ends = [
+                each.stopped_at_ms
+                for node in job.nodes
+                for each in node.attempts
+                if each.number == attempt.number and each.stopped_at_ms is not None
+            ]
+            if len(ends) == job.num_nodes:
+                seconds = (max(ends) - min(ends)) / 1000
+                return Seen(
+                    ok=seconds <= _TOGETHER_S,
+                    seen=f"{job.run}: {len(ends)} nodes ended within {seconds:.0f} s, "
+                    f"code {attempt.exit_code}",
+                    expected=f"within {_TOGETHER_S} s",
+                )
+    raise Missing("a run on several nodes of which an attempt failed")
 
 
 @PROBES.probe("same-hosts-on-retry", needs=("Batch",))
@@ -171,6 +199,23 @@ def bert_memory(desk: Desk) -> Seen:
 def llama_memory(desk: Desk) -> Seen:
     """Llama-2-7B made optimizer steps, so it fits."""
     return _made_steps(*_trained(desk, "llama2-7b"))
+
+
+@PROBES.probe("xla-without-nxd", needs=("AWS",))
+def without_nxd(desk: Desk) -> Seen:
+    """A model that is trained without NxD came to its end on the device."""
+    for workload in _DATA_PARALLEL:
+        try:
+            run, status = _trained(desk, workload)
+        except Missing:
+            continue
+        state, loss = status["state"], status.get("loss")
+        return Seen(
+            ok=state != "failed" and loss is not None,
+            seen=f"{run}: step {status['step']}, {state}, loss {loss}",
+            expected="steps on the device, a loss, and no failure",
+        )
+    raise Missing(f"a run of {', '.join(_DATA_PARALLEL)} on the device")
 
 
 def _made_steps(run: str, status: dict[str, Any]) -> Seen:

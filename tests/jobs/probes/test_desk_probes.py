@@ -260,10 +260,10 @@ def job(*codes: int | None, kind: Kind = Kind.NODES, nodes: tuple[Node, ...] = (
     )  # fmt: skip
 
 
-def started(index: int, at_ms: int) -> Node:
+def started(index: int, at_ms: int, *, stopped_ms: int | None = None) -> Node:
     attempt = Attempt(
         number=1, exit_code=0, reason=None, status_reason=None, log_stream=None,
-        started_at_ms=at_ms, stopped_at_ms=None,
+        started_at_ms=at_ms, stopped_at_ms=stopped_ms,
     )  # fmt: skip
     return Node(index=index, status="SUCCEEDED", status_reason=None, attempts=(attempt,))
 
@@ -456,6 +456,14 @@ CASES: dict[str, tuple[Case, Case | None]] = {
     "not-ready-host-ends": (failed_host(), failed_host(state="stopped")),
     "child-description": (child(logStreamName="node/default/b"), child()),
     "retry-by-exit-code": (desk(jobs=[job(75, 0), job(1)]), desk(jobs=[job(75), job(0)])),
+    "failure-model-on-device": (
+        desk(jobs=[job(1, nodes=tuple(started(n, 0, stopped_ms=n * 5000) for n in (0, 1)))]),
+        desk(jobs=[job(1, nodes=tuple(started(n, 0, stopped_ms=n * 999_000) for n in (0, 1)))]),
+    ),
+    "xla-without-nxd": (
+        bucket(["bert-1"], status__json=status("bert", loss=2.5)),
+        bucket(["bert-1"], status__json=status("bert", loss=None, state="failed")),
+    ),
     "same-hosts-on-retry": (attempts_on("a", "a"), attempts_on("a", "b")),
     # A job that does not fit never starts, and then there is nothing to see.
     "cpu-container-memory": (desk(jobs=[job(0, kind=Kind.CONTAINER)]), None),

@@ -11,12 +11,14 @@ import jsonschema
 import pytest
 
 from jobs import verification
+from jobs.bucket import Bucket
 from jobs.claims import Claim
 from jobs.errors import Refusal
 from jobs.probes import PROBES
 from jobs.show_verification import markdown, summary
 from jobs.verification import Row, counts, is_good, joined, parse_record, rows_of
 from tests.jobs.conftest import Desk
+from tests.jobs.fakes import client_error
 from tests.jobs.probes.test_desk_probes import TARGET
 from trainium_catalogue.probing import Finding, Place, Probes, Seen, State, is_intact, sealed
 
@@ -256,6 +258,24 @@ def test_a_red_or_crashed_probe_ends_the_command_with_1(
     assert result.exit_code == 1
     assert "KeyError: 'Quota'" in result.stdout
     assert "1 green, 0 red, 1 crashed" in result.stdout
+
+
+@pytest.mark.usefixtures("few_probes")
+def test_a_record_that_may_not_be_written_is_shown_all_the_same(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_by_nodes(desk)
+
+    def deny(bucket: Bucket, key: str, data: bytes) -> str:
+        raise client_error("AccessDenied", operation="PutObject")
+
+    monkeypatch.setattr(Bucket, "write", deny)
+
+    result = desk.run("verify")
+
+    assert result.exit_code == 0, result.output
+    assert "the record is not written: that needs s3:PutObject" in result.stderr
+    assert "2 green, 0 red" in result.stdout
 
 
 @pytest.mark.usefixtures("few_probes")

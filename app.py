@@ -12,6 +12,7 @@ from stacks.build_host import BuildHost, build_warnings
 from stacks.config import AppConfig, ConfigError
 from stacks.data_jobs_stack import DataJobsStack
 from stacks.image_stack import ImageStack
+from stacks.lustre_stack import LustreStack
 from stacks.network_stack import NetworkStack
 from stacks.storage_stack import StorageStack
 from trainium_catalogue.contract import TAG_DEPLOYMENT
@@ -25,22 +26,25 @@ def build(app: cdk.App, config: AppConfig) -> None:
     # No account: a template is the same whoever synthesises it, and there is nothing to look up.
     env = cdk.Environment(region=config.region)
     network = NetworkStack(app, name("network"), config=config, env=env)
-    storage = StorageStack(app, name("storage"), config=config, network=network, env=env)
+    storage = StorageStack(app, name("storage"), config=config, env=env)
+    lustre = LustreStack(
+        app, name("lustre"), config=config, network=network, storage=storage, env=env
+    )
     image = ImageStack(app, name("image"), config=config, env=env) if config.builds_image else None
     data = DataJobsStack(
         app, name("data"), config=config, network=network, storage=storage, image=image, env=env
     )
+    parts = {"network": network, "storage": storage, "lustre": lustre, "data": data}
+    nodes: list[cdk.Stack] = []
     if config.runs_on_batch:
-        BatchStack(
-            app, name("batch"), config=config, network=network, storage=storage, data=data, env=env
-        )
+        nodes.append(BatchStack(app, name("batch"), config=config, env=env, **parts))
     if config.runs_on_eks:
         # Here, because the CDK's modules behind it take time that nobody else should wait for.
         from stacks.eks_stack import EksStack
 
-        EksStack(
-            app, name("eks"), config=config, network=network, storage=storage, data=data, env=env
-        )
+        nodes.append(EksStack(app, name("eks"), config=config, env=env, **parts))
+    if not config.lustre_gib:
+        lustre.goes_after(nodes)
     for warning in config.warnings:
         cdk.Annotations.of(network).add_warning_v2(warning.id, warning.message)
     cdk.Tags.of(app).add(TAG_DEPLOYMENT, config.deployment)

@@ -10,6 +10,7 @@ from constructs import Construct
 
 from stacks.config import AppConfig
 from stacks.data_jobs_stack import DataJobsStack, job_properties
+from stacks.lustre_stack import LustreStack
 from stacks.network_stack import NetworkStack
 from stacks.reservations import reservation_of
 from stacks.storage_stack import StorageStack
@@ -38,6 +39,7 @@ class BatchStack(cdk.Stack):
         config: AppConfig,
         network: NetworkStack,
         storage: StorageStack,
+        lustre: LustreStack,
         data: DataJobsStack,
         **kwargs: Any,
     ) -> None:
@@ -49,6 +51,7 @@ class BatchStack(cdk.Stack):
             config: What one deployment is to be.
             network: Where nodes live.
             storage: Where data lives.
+            lustre: What nodes mount.
             data: What all jobs share: image, logs, execution role.
             **kwargs: Everything else a stack takes.
         """
@@ -56,6 +59,7 @@ class BatchStack(cdk.Stack):
         self.add_stack_dependency(data, "its image has been pushed")
         self._config = config
         self._storage = storage
+        self._mount = lustre.mount
         self._data = data
         self.launch_template = EfaLaunchTemplate(
             self,
@@ -64,7 +68,7 @@ class BatchStack(cdk.Stack):
             layout=config.efa_layout,
             security_groups=[network.network.security_group],
             user_data=HostSetup(
-                instance_type=config.instance, release=config.release, lustre=storage.lustre
+                instance_type=config.instance, release=config.release, lustre=lustre.mount
             ).user_data(),
             root_volume_gib=config.root_volume_gib,
             reservation=reservation_of(config),
@@ -115,7 +119,7 @@ class BatchStack(cdk.Stack):
 
     def _define(self, workload: Workload) -> MultiNodeTrainingJob:
         config = self._config
-        lustre = {contract.ENV_LUSTRE: contract.LUSTRE_MOUNT} if self._storage.lustre else {}
+        lustre = {contract.ENV_LUSTRE: contract.LUSTRE_MOUNT} if self._mount else {}
         job = MultiNodeTrainingJob(
             self,
             workload.name,

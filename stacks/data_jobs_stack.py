@@ -10,6 +10,7 @@ from aws_cdk import aws_ecr as ecr
 from constructs import Construct
 
 from stacks.config import AppConfig
+from stacks.exports import always_export
 from stacks.image_stack import ImageStack
 from stacks.network_stack import NetworkStack
 from stacks.storage_stack import StorageStack
@@ -73,6 +74,7 @@ class DataJobsStack(cdk.Stack):
         self.execution_role = JobExecutionRole(
             self, "Execution", repository=self.repository, log_group=self.logs.log_group
         ).role
+        always_export(self, self.execution_role.role_arn, self.logs.log_group.log_group_name)
         self.job_environment = {
             contract.ENV_DEPLOYMENT: config.deployment,
             contract.ENV_BUCKET: storage.bucket.bucket.bucket_name,
@@ -83,7 +85,7 @@ class DataJobsStack(cdk.Stack):
             self,
             "CpuCompute",
             vpc=network.network.vpc,
-            subnet=network.network.subnet,
+            subnets=network.network.subnets,
             instance_types=config.cpu_instance_types,
             max_vcpus=config.cpu_max_vcpus,
             spot=config.cpu_spot,

@@ -9,6 +9,7 @@ from constructs import Construct
 
 from stacks.config import AppConfig
 from stacks.data_jobs_stack import DataJobsStack
+from stacks.lustre_stack import LustreStack
 from stacks.network_stack import NetworkStack
 from stacks.reservations import reservation_of
 from stacks.storage_stack import StorageStack
@@ -39,6 +40,7 @@ class EksStack(cdk.Stack):
         config: AppConfig,
         network: NetworkStack,
         storage: StorageStack,
+        lustre: LustreStack,
         data: DataJobsStack,
         **kwargs: Any,
     ) -> None:
@@ -50,6 +52,7 @@ class EksStack(cdk.Stack):
             config: What one deployment is to be.
             network: Where nodes live.
             storage: Where data lives.
+            lustre: What pods mount.
             data: What all jobs share: the image.
             **kwargs: Everything else a stack takes.
         """
@@ -57,6 +60,7 @@ class EksStack(cdk.Stack):
         self.add_stack_dependency(data, "its image has been pushed")
         self._config = config
         self._storage = storage
+        self._mount = lustre.mount
         self.cluster = TrainingCluster(
             self,
             "Training",
@@ -86,7 +90,7 @@ class EksStack(cdk.Stack):
                 region=self.region,
                 image=data.image_uri,
                 bucket_name=storage.bucket.bucket.bucket_name,
-                lustre=storage.lustre,
+                lustre=lustre.mount,
                 recovery=config.eks_recovery,
                 chart_versions=dict(each.split("=") for each in config.eks_chart_versions),
             ),
@@ -153,7 +157,7 @@ class EksStack(cdk.Stack):
             self._storage.bucket.grant(pods.role, WORKLOADS[name])
             grant_data_uris(pods.role, WORKLOADS[name], self._config.data_uris)
             made.append(pods)
-        if self._storage.lustre is None:
+        if self._mount is None:
             pods = self._role(TENSORBOARD, TENSORBOARD)
             self._storage.bucket.grant_reading(pods.role, [contract.RUNS_PREFIX])
             made.append(pods)
@@ -178,6 +182,6 @@ class EksStack(cdk.Stack):
             contract.SSM_EKS_NODE_GROUP: self.nodes.nodes.nodegroup_name,
             contract.SSM_EKS_IMAGE: data.image_uri,
             contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: str(self._config.job_time_limit_hours),
-            **(claim if self._storage.lustre else {}),
+            **(claim if self._mount else {}),
             **(idle if self._config.eks_idle_minutes else {}),
         }

@@ -9,8 +9,8 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from stacks.config import AppConfig
+from stacks.exports import always_export
 from trainium_catalogue.contract import SSM_DEFAULT_SECURITY_GROUP, SSM_REGION, SSM_VPC
-from trainium_catalogue.eks import another_zone
 from trainium_constructs import EfaNetwork, EfaSecurityGroup, NodeVpc, PublishedContract
 from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
 
@@ -24,25 +24,22 @@ class NetworkStack(cdk.Stack):
         """Create or import the network that ``config`` asks for."""
         super().__init__(scope, construct_id, **kwargs)
         self._default_group_id = config.default_security_group_id
-        vpc, subnet, *more = self._existing(config) if config.vpc_id else self._new(config)
-        self.network = EfaNetwork(
-            vpc=vpc,
-            subnet=subnet,
-            second_subnets=tuple(more),
-            security_group=(
-                ec2.SecurityGroup.from_security_group_id(
-                    self, "SecurityGroup", config.security_group_id, mutable=False
-                )
-                if config.security_group_id
-                else EfaSecurityGroup(self, "Efa", vpc=vpc).security_group
-            ),
+        self.network = self._existing(config) if config.vpc_id else self._new(config)
+        by_zone = dict(zip(self.network.zones, self.network.subnets, strict=True))
+        self.lustre_subnet = by_zone[config.lustre_zone_id or self.network.zone]
+        """Where a file system is, which does not follow the nodes to another zone."""
+        always_export(
+            self,
+            self.network.vpc.vpc_id,
+            self.network.security_group.security_group_id,
+            *(subnet.subnet_id for subnet in self.network.subnets),
         )
-        published = {SSM_REGION: self.region, SSM_VPC: vpc.vpc_id}
+        published = {SSM_REGION: self.region, SSM_VPC: self.network.vpc.vpc_id}
         if self._default_group_id is not None:
             published[SSM_DEFAULT_SECURITY_GROUP] = self._default_group_id
         PublishedContract(self, "Contract", deployment=config.deployment, values=published)
 
-    def _new(self, config: AppConfig) -> tuple[ec2.IVpc, ec2.ISubnet, *tuple[ec2.ISubnet, ...]]:
+    def _new(self, config: AppConfig) -> EfaNetwork:
         assert config.vpc_cidr is not None
         zone = config.zone_id or config.zone_name
         assert zone is not None  # the defaults give a new VPC its zone
@@ -50,19 +47,26 @@ class NetworkStack(cdk.Stack):
             self,
             "Nodes",
             cidr=config.vpc_cidr,
-            zone_id=config.zone_id,
-            zone_name=config.zone_name,
-            second_zone=another_zone(zone) if config.runs_on_eks else None,
+            zone_ids=config.subnet_zones if config.zone_id else (),
+            zone_names=config.subnet_zones if config.zone_name else (),
             nat_gateways=config.nat_gateways,
             interface_endpoints=DEFAULT_INTERFACE_ENDPOINTS if config.interface_endpoints else (),
             log_retention_days=config.log_retention_days,
         )
         self._default_group_id = nodes.default_security_group_id
-        return nodes.vpc, nodes.private, *([nodes.second] if nodes.second else [])
+        group = EfaSecurityGroup(self, "Efa", vpc=nodes.vpc).security_group
+        subnets = tuple(nodes.private.values())
+        return EfaNetwork(
+            vpc=nodes.vpc,
+            subnet=nodes.private[zone],
+            security_group=group,
+            zone=zone,
+            zones=tuple(nodes.private),
+            subnets=subnets,
+            cluster_subnets=subnets,
+        )
 
-    def _existing(
-        self, config: AppConfig
-    ) -> tuple[ec2.IVpc, ec2.ISubnet, *tuple[ec2.ISubnet, ...]]:
+    def _existing(self, config: AppConfig) -> EfaNetwork:
         assert config.vpc_id is not None
         assert config.subnet_id is not None
         zone = config.zone_name or ""
@@ -70,8 +74,24 @@ class NetworkStack(cdk.Stack):
             self, "Vpc", vpc_id=config.vpc_id, availability_zones=[zone]
         )
         subnet = self._subnet("Subnet", config.subnet_id, zone)
-        more = (self._subnet(f"Subnet{id}", id) for id in config.eks_subnet_ids)
-        return vpc, subnet, *more
+        more = {id: self._subnet(f"Subnet{id}", id) for id in config.eks_subnet_ids}
+        by_id = {config.subnet_id: subnet, **more}
+        return EfaNetwork(
+            vpc=vpc,
+            subnet=subnet,
+            security_group=(
+                ec2.SecurityGroup.from_security_group_id(
+                    self, "SecurityGroup", config.security_group_id, mutable=False
+                )
+                if config.security_group_id
+                else EfaSecurityGroup(self, "Efa", vpc=vpc).security_group
+            ),
+            zone=config.subnet_id,
+            zones=(config.subnet_id,),
+            subnets=(subnet,),
+            # In an order of their own, so that nodes can change places with another of them.
+            cluster_subnets=tuple(by_id[id] for id in sorted(by_id)),
+        )
 
     def _subnet(self, construct_id: str, subnet_id: str, zone: str = "") -> ec2.ISubnet:
         subnet = ec2.Subnet.from_subnet_attributes(

@@ -51,20 +51,7 @@ SPARE_ADDRESSES = 2
 CLUSTER_ADDRESSES = 8
 """Interfaces of the control plane (EKS User Guide: up to four) and of the stack's own functions."""
 
-# The control plane cannot live here (EKS User Guide, VPC and subnet requirements).
-_WITHOUT_CONTROL_PLANE = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
-
 
 def host_image_version(kubernetes_version: str, ami_date: str) -> str:
     """Release version of a host image, as a node group pins it."""
     return f"{KUBERNETES_VERSIONS[kubernetes_version]}-{ami_date}"
-
-
-def another_zone(zone: str) -> str:
-    """A zone of the same region, by id or by name as ``zone`` is: EKS wants two."""
-    if "-az" in zone:
-        region = zone.partition("-az")[0]
-        others = [f"{region}-az{number}" for number in (1, 2, 3)]
-    else:
-        others = [f"{zone[:-1]}{letter}" for letter in "ab"]
-    return next(each for each in others if each not in {zone, *_WITHOUT_CONTROL_PLANE})

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 
 import aws_cdk as cdk
 from aws_cdk import aws_batch as batch
-from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from trainium_catalogue.instances import InstanceType
 from trainium_constructs.launch_template import EfaLaunchTemplate
 from trainium_constructs.nag import acknowledge_managed_policy
-from trainium_constructs.network import EfaNetwork
+from trainium_constructs.network import EfaNetwork, zone_placement_group
 from trainium_constructs.shell import allow_sessions
 
 INSTANCE_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"
@@ -94,9 +93,7 @@ class TrainiumComputeEnvironment(Construct):
         self.instance_role, profile = instance_profile(self, shell=shell)
         group = placement_group
         if group is None and not reserved:
-            group = ec2.PlacementGroup(
-                self, "PlacementGroup", strategy=ec2.PlacementGroupStrategy.CLUSTER
-            ).placement_group_name
+            group = zone_placement_group(self, network)
         # Batch refuses groups of the environment beside interfaces of its template: "Either compute
         # environment Security Groups or Network Interfaces in Launch template are exclusively
         # allowed" (github.com/aws/aws-cdk/issues/21577). A task of a multi-node job has an

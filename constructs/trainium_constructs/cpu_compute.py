@@ -18,7 +18,7 @@ ROOT_VOLUME_GIB = 200
 
 
 class CpuComputeEnvironment(Construct):
-    """Instances that Batch starts for CPU jobs, in the nodes' subnet, and stops afterwards."""
+    """Instances that Batch starts for CPU jobs, in whatever zone has them, and stops afterwards."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class CpuComputeEnvironment(Construct):
         construct_id: str,
         *,
         vpc: ec2.IVpc,
-        subnet: ec2.ISubnet,
+        subnets: Sequence[ec2.ISubnet],
         instance_types: Sequence[str],
         max_vcpus: int,
         spot: bool,
@@ -38,7 +38,8 @@ class CpuComputeEnvironment(Construct):
             scope: Parent of the environment.
             construct_id: Id of the environment.
             vpc: Where the instances live.
-            subnet: Private, with a way to ECR, S3 and the internet.
+            subnets: Private, with a way to ECR, S3 and the internet; Spot has more to choose from
+                in several zones.
             instance_types: What Batch may choose from.
             max_vcpus: Ceiling over all jobs that run at the same time.
             spot: Take spare capacity, which EC2 may take back; such a job is retried.
@@ -69,7 +70,7 @@ class CpuComputeEnvironment(Construct):
                 instance_role=profile.attr_arn,
                 minv_cpus=0,
                 maxv_cpus=max_vcpus,
-                subnets=[subnet.subnet_id],
+                subnets=[subnet.subnet_id for subnet in subnets],
                 launch_template=batch.CfnComputeEnvironment.LaunchTemplateSpecificationProperty(
                     launch_template_id=template.ref, version=template.attr_latest_version_number
                 ),

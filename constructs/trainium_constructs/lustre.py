@@ -27,7 +27,7 @@ class LustreMount:
 
 
 class LustreFileSystem(Construct):
-    """A persistent file system in the nodes' subnet; it goes when its stack goes."""
+    """A persistent file system in one zone; it goes when its stack goes."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class LustreFileSystem(Construct):
         construct_id: str,
         *,
         network: EfaNetwork,
+        subnet: ec2.ISubnet,
         opens_nodes: bool,
         capacity_gib: int,
         mbps_per_tib: int,
@@ -45,7 +46,8 @@ class LustreFileSystem(Construct):
         Args:
             scope: Parent of the file system.
             construct_id: Id of the file system.
-            network: The nodes' subnet and group.
+            network: The VPC, and the nodes' group.
+            subnet: Where it is; another one makes another file system.
             opens_nodes: Add rules for Lustre to the nodes' group. False for a group that is not
                 ours to change; it must admit the ports of Lustre by itself.
             capacity_gib: 1200, 2400, or more in steps of 2400.
@@ -71,7 +73,7 @@ class LustreFileSystem(Construct):
             file_system_type_version="2.15",
             storage_capacity=capacity_gib,
             storage_type="SSD",
-            subnet_ids=[network.subnet.subnet_id],
+            subnet_ids=[subnet.subnet_id],
             security_group_ids=[group.security_group_id],
             lustre_configuration=fsx.CfnFileSystem.LustreConfigurationProperty(
                 deployment_type="PERSISTENT_2",

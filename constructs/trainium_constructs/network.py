@@ -1,4 +1,4 @@
-"""The network of the nodes: one private subnet in one zone, and the two groups of a node.
+"""The network of the nodes: a private subnet in each zone, and the two groups of a node.
 
 The hosts' interfaces, EFA included, have a group of their own (``EfaSecurityGroup``). The tasks of
 multi-node Batch jobs have the VPC's default group, because Batch takes no other one beside a launch
@@ -30,19 +30,42 @@ DEFAULT_INTERFACE_ENDPOINTS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfaNetwork:
-    """Where nodes live: one subnet, because EFA traffic does not leave it."""
+    """Where nodes live: one subnet at a time, because EFA traffic does not leave it."""
 
     vpc: ec2.IVpc
     subnet: ec2.ISubnet
     """Private, with a way out: EC2 gives no public address to an instance with several cards."""
     security_group: ec2.ISecurityGroup
     """Of the hosts' interfaces: admits the cluster to itself, in and out."""
-    second_subnets: tuple[ec2.ISubnet, ...] = ()
-    """In other zones, where a service asks for more than one."""
+    zone: str
+    """What tells the place of ``subnet`` from the others: its zone, or an existing subnet's id."""
+    zones: tuple[str, ...]
+    """All places that ``zone`` may be one of without a change of anything but the nodes."""
+    subnets: tuple[ec2.ISubnet, ...]
+    """As ``subnet``, in every zone: for what does not mind where it runs."""
+    cluster_subnets: tuple[ec2.ISubnet, ...] = ()
+    """For the control plane of an EKS cluster, which asks for two zones."""
+
+
+def zone_placement_group(scope: Construct, network: EfaNetwork) -> str:
+    """Make a cluster placement group for every zone, and name the one of the nodes' zone.
+
+    A group is in one zone while an instance is in it (EC2 user guide, placement groups): in a
+    group of all zones, nodes that still work in one would keep new ones from starting in another.
+    """
+    groups = {
+        zone: ec2.PlacementGroup(
+            scope,
+            f"PlacementGroup{_construct_id(zone)}",
+            strategy=ec2.PlacementGroupStrategy.CLUSTER,
+        )
+        for zone in network.zones
+    }
+    return groups[network.zone].placement_group_name
 
 
 class NodeVpc(Construct):
-    """A VPC in one zone: a private subnet for nodes, a public one for the way out."""
+    """A VPC with a private subnet for nodes in each of a few zones, and one way out of it."""
 
     def __init__(
         self,
@@ -50,9 +73,8 @@ class NodeVpc(Construct):
         construct_id: str,
         *,
         cidr: str,
-        zone_id: str | None = None,
-        zone_name: str | None = None,
-        second_zone: str | None = None,
+        zone_ids: Sequence[str] = (),
+        zone_names: Sequence[str] = (),
         nat_gateways: int = 1,
         interface_endpoints: Sequence[str] = DEFAULT_INTERFACE_ENDPOINTS,
         log_retention_days: int = 30,
@@ -62,23 +84,23 @@ class NodeVpc(Construct):
         Args:
             scope: Parent of the VPC.
             construct_id: Id of the VPC.
-            cidr: Address range; half of it goes to the nodes.
-            zone_id: Id of the availability zone, which means the same place in every account.
-            zone_name: Name of the zone, for who does not know the id.
-            second_zone: Id or name, as the other one, of a zone for a second, small private
-                subnet; its way out is the first one's. Default: there is none.
+            cidr: Address range; a quarter of it goes to the nodes of each zone.
+            zone_ids: Ids of availability zones, which mean the same places in every account. The
+                first one has the ways out, which the others share: they cost by the hour, and
+                little passes through them, since S3 has a gateway endpoint.
+            zone_names: Names of the zones, for who does not know the ids.
             nat_gateways: 0 or 1; without one, nodes reach only what has an endpoint.
             interface_endpoints: AWS services to reach without leaving the VPC, say ``ecr.api``.
             log_retention_days: How long flow logs are kept.
         """
         super().__init__(scope, construct_id)
-        if (zone_id is None) == (zone_name is None):
+        if bool(zone_ids) == bool(zone_names):
             raise ValueError(
-                "a zone is given by its id or by its name, "
-                f"got zone_id={zone_id!r} and zone_name={zone_name!r}"
+                "zones are given by their ids or by their names, "
+                f"got zone_ids={zone_ids!r} and zone_names={zone_names!r}"
             )
         if nat_gateways not in (0, 1):
-            raise ValueError(f"nat_gateways must be 0 or 1 in a single zone, got {nat_gateways}")
+            raise ValueError(f"nat_gateways must be 0 or 1, in the first zone, got {nat_gateways}")
         plan = plan_subnets(cidr)
         # L1: the L2 asks its stack for all zones, which is a look-up in a concrete environment,
         # and cannot place a subnet by zone id.
@@ -86,43 +108,37 @@ class NodeVpc(Construct):
             self, "Vpc", cidr_block=cidr, enable_dns_hostnames=True, enable_dns_support=True
         )
         cdk.Tags.of(network).add("Name", self.node.path)
-        zone = zone_name or ""
+        zones = tuple(zone_ids or zone_names)
         public = ec2.PublicSubnet(
             self,
-            "Public",
+            f"Public{_construct_id(zones[0])}",
             vpc_id=network.ref,
-            cidr_block=str(plan.public),
-            availability_zone=zone,
+            cidr_block=str(plan.public[0]),
+            availability_zone="" if zone_ids else zones[0],
             map_public_ip_on_launch=False,
         )
-        self.private = ec2.PrivateSubnet(
-            self,
-            "Private",
-            vpc_id=network.ref,
-            cidr_block=str(plan.private),
-            availability_zone=zone,
-        )
-        if zone_id is not None:
-            for subnet in (public, self.private):
-                _place(subnet, zone_id)
-        self.second: ec2.PrivateSubnet | None = None
-        if second_zone is not None:
-            self.second = ec2.PrivateSubnet(
+        self.private = {
+            zone: ec2.PrivateSubnet(
                 self,
-                "Second",
+                f"Private{_construct_id(zone)}",
                 vpc_id=network.ref,
-                cidr_block=str(plan.second),
-                availability_zone="" if zone_id else second_zone,
+                cidr_block=str(cidr_block),
+                availability_zone="" if zone_ids else zone,
             )
-            if zone_id is not None:
-                _place(self.second, second_zone)
+            for zone, cidr_block in zip(zones, plan.private, strict=False)
+        }
+        """The nodes' subnets by zone."""
+        if zone_ids:
+            _place(public, zones[0])
+            for zone, subnet in self.private.items():
+                _place(subnet, zone)
         self._route(network, public, nat_gateways)
         self.default_security_group_id = network.attr_default_security_group
         """Group of the tasks of multi-node Batch jobs."""
         _state_default_group(self, self.default_security_group_id)
         # Imported from its own L1, so that endpoints and flow logs can be L2.
         self.vpc: ec2.IVpc = ec2.Vpc.from_vpc_attributes(
-            self, "Attributes", vpc_id=network.ref, vpc_cidr_block=cidr, availability_zones=[zone]
+            self, "Attributes", vpc_id=network.ref, vpc_cidr_block=cidr, availability_zones=[""]
         )
         self._add_endpoints(cidr, interface_endpoints)
         self._log_flows(log_retention_days)
@@ -135,18 +151,18 @@ class NodeVpc(Construct):
         public.add_default_internet_route(gateway.ref, attachment)
         if nat_gateways:
             gateway_id = public.add_nat_gateway().ref
-            for subnet in filter(None, (self.private, self.second)):
+            for subnet in self.private.values():
                 subnet.add_default_nat_route(gateway_id)
 
     def _add_endpoints(self, cidr: str, names: Sequence[str]) -> None:
-        subnets = ec2.SubnetSelection(subnets=[self.private])
+        private = list(self.private.values())
         # Free, and S3 holds image layers, caches and checkpoints.
         ec2.GatewayVpcEndpoint(
             self,
             "S3",
             vpc=self.vpc,
             service=ec2.GatewayVpcEndpointAwsService.S3,
-            subnets=[subnets],
+            subnets=[ec2.SubnetSelection(subnets=private)],
         )
         if not names:
             return
@@ -164,7 +180,8 @@ class NodeVpc(Construct):
                 _construct_id(name),
                 vpc=self.vpc,
                 service=ec2.InterfaceVpcEndpointAwsService(name),
-                subnets=subnets,
+                # Names of private DNS lead here from every zone of the VPC.
+                subnets=ec2.SubnetSelection(subnets=private[:1]),
                 security_groups=[group],
                 open=False,
                 private_dns_enabled=True,

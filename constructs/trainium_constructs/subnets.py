@@ -1,14 +1,18 @@
-"""How a new VPC's address range is divided: nearly everything goes to the nodes."""
+"""How a new VPC's address range is divided: a quarter for the nodes in each of three zones."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
+from trainium_catalogue.zones import MOST_ZONES
+
 # AWS reserves the first four addresses and the last one of every subnet (VPC User Guide).
 RESERVED_ADDRESSES = 5
 _SMALLEST_PREFIX = 28
-_SMALLEST_VPC_PREFIX = 26
+# A quarter of it holds a public subnet for each zone.
+SMALLEST_VPC_PREFIX = 24
+QUARTER_BITS = 2
 _LARGEST_VPC_PREFIX = 16
 
 
@@ -16,17 +20,16 @@ _LARGEST_VPC_PREFIX = 16
 class SubnetPlan:
     """The subnets of a new VPC."""
 
-    private: IPv4Network
-    """For the nodes and the interface endpoints: the first half of the range."""
-    public: IPv4Network
-    """For the NAT gateway: a /28 in the second half."""
-    second: IPv4Network
-    """For what has to be in another zone too: the next /28; the rest stays free for later use."""
+    private: tuple[IPv4Network, ...]
+    """For nodes and interface endpoints: a quarter of the range for each zone, all alike, so that
+    nodes that fit in one zone fit in another."""
+    public: tuple[IPv4Network, ...]
+    """For the NAT gateway: a /28 of the last quarter for each zone; the rest of it stays free."""
 
     @property
     def private_addresses(self) -> int:
-        """Addresses that nodes and endpoints can take."""
-        return usable_addresses(self.private)
+        """Addresses that nodes and endpoints can take in a zone."""
+        return usable_addresses(self.private[0])
 
 
 def usable_addresses(subnet: IPv4Network) -> int:
@@ -42,11 +45,13 @@ def addresses_needed(*, num_nodes: int, per_node: int, num_endpoints: int) -> in
 def plan_subnets(vpc_cidr: str) -> SubnetPlan:
     """Divide ``vpc_cidr``; ``ValueError`` says which ranges a VPC can have."""
     vpc = IPv4Network(vpc_cidr)
-    if not _LARGEST_VPC_PREFIX <= vpc.prefixlen <= _SMALLEST_VPC_PREFIX:
+    if not _LARGEST_VPC_PREFIX <= vpc.prefixlen <= SMALLEST_VPC_PREFIX:
         raise ValueError(
-            f"vpc_cidr {vpc_cidr} has a /{vpc.prefixlen} prefix; a VPC with two subnets takes "
-            f"/{_LARGEST_VPC_PREFIX} to /{_SMALLEST_VPC_PREFIX}"
+            f"vpc_cidr {vpc_cidr} has a /{vpc.prefixlen} prefix; a VPC with subnets in "
+            f"{MOST_ZONES} zones takes /{_LARGEST_VPC_PREFIX} to /{SMALLEST_VPC_PREFIX}"
         )
-    private, rest = vpc.subnets(prefixlen_diff=1)
+    *private, rest = vpc.subnets(prefixlen_diff=QUARTER_BITS)
     smallest = rest.subnets(new_prefix=_SMALLEST_PREFIX)
-    return SubnetPlan(private=private, public=next(smallest), second=next(smallest))
+    return SubnetPlan(
+        private=tuple(private), public=tuple(next(smallest) for _ in range(MOST_ZONES))
+    )

@@ -200,5 +200,6 @@ def _delete_nodegroup(group: Any, _: Properties, place: Place) -> None:
 CONTRIBUTION = Contribution(
     models={"AWS::EKS::Cluster": Cluster, "AWS::EKS::Nodegroup": Nodegroup},
     update={"AWS::EKS::Cluster": _update_cluster, "AWS::EKS::Nodegroup": _update_nodegroup},
+    replaced_by={"AWS::EKS::Nodegroup": frozenset({"Subnets"})},
     delete={"AWS::EKS::Cluster": _delete_cluster, "AWS::EKS::Nodegroup": _delete_nodegroup},
 )

@@ -22,7 +22,13 @@ def _update_layer(layer: Any, change: Change, place: Place) -> Any:
     return made
 
 
+def _refer_by_arn(layer: Any, _: Properties, place: Place) -> None:
+    """Let a reference be the version's ARN, as on AWS; moto's is the object itself."""
+    layer.physical_resource_id = layer.arn
+
+
 CONTRIBUTION = Contribution(
+    after={"AWS::Lambda::LayerVersion": _refer_by_arn},
     update={"AWS::Lambda::LayerVersion": _update_layer},
     delete={"AWS::Lambda::LayerVersion": _delete_layer},
 )

@@ -7,14 +7,19 @@ from ipaddress import IPv4Network
 from trainium_catalogue.eks import CLUSTER_ADDRESSES, POD_ADDRESSES, SYSTEM_NODES
 from trainium_catalogue.instances import EfaLayout, InstanceType
 from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
-from trainium_constructs.subnets import RESERVED_ADDRESSES, plan_subnets, usable_addresses
+from trainium_constructs.subnets import (
+    QUARTER_BITS,
+    RESERVED_ADDRESSES,
+    SMALLEST_VPC_PREFIX,
+    plan_subnets,
+    usable_addresses,
+)
 
 WIDEST_PREFIX = 16
 NARROWEST_PREFIX = 28
 """The limits of a VPC and of a subnet (VPC User Guide)."""
 
-NARROWEST_VPC_PREFIX = 26
-"""Half of a new VPC is the nodes' subnet, and the other half still holds a public one."""
+NARROWEST_VPC_PREFIX = SMALLEST_VPC_PREFIX
 
 NUM_ENDPOINTS = len(DEFAULT_INTERFACE_ENDPOINTS)
 
@@ -36,12 +41,12 @@ def usable(*, subnet_cidr: str | None, vpc_cidr: str | None) -> int:
     return plan_subnets(vpc_cidr).private_addresses
 
 
-def narrowest_prefix_for(addresses: int, *, spare_bits: int) -> int | None:
+def narrowest_prefix_for(addresses: int, *, new_vpc: bool) -> int | None:
     """Prefix of the smallest range with room for ``addresses``; None if AWS has none so large.
 
-    ``spare_bits`` is 1 for a VPC, half of which is the nodes' subnet, and 0 for the subnet itself.
+    The range is that of an existing subnet, or of a new VPC, which has a subnet in each quarter.
     """
     host_bits = (addresses + RESERVED_ADDRESSES - 1).bit_length()
-    narrowest = NARROWEST_VPC_PREFIX if spare_bits else NARROWEST_PREFIX
-    prefix = min(32 - host_bits - spare_bits, narrowest)
+    narrowest = NARROWEST_VPC_PREFIX if new_vpc else NARROWEST_PREFIX
+    prefix = min(32 - host_bits - (QUARTER_BITS if new_vpc else 0), narrowest)
     return prefix if prefix >= WIDEST_PREFIX else None

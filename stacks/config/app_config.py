@@ -10,10 +10,12 @@ from stacks.config import addresses
 from stacks.config.checks import check
 from stacks.config.eks_keys import EksKeys
 from stacks.config.keys import keys_of, read_all
+from stacks.config.names import is_zone_name
 from stacks.config.warnings import ConfigWarning, warnings_of
 from trainium_catalogue.cpu_instances import JOB_VCPUS
 from trainium_catalogue.instances import EfaLayout, InstanceType, find_instance_type
 from trainium_catalogue.releases import NeuronRelease, find_release
+from trainium_catalogue.zones import subnet_zones
 
 if TYPE_CHECKING:
     from constructs import Node
@@ -100,11 +102,16 @@ class AppConfig(EksKeys):
     def zone_name(self) -> str | None:
         """Zone name of the nodes, where the user gave a name instead of an id."""
         given = self.availability_zone_id
-        return given if given and "-az" not in given else None
+        return given if given and is_zone_name(given) else None
+
+    @property
+    def subnet_zones(self) -> tuple[str, ...]:
+        """Zones of a new VPC's subnets, by id or by name as the nodes' is."""
+        return subnet_zones(self.region, self.zone_name)
 
     @property
     def usable_addresses(self) -> int:
-        """Addresses that the nodes' subnet offers."""
+        """Addresses that the nodes' subnet offers, in whatever zone."""
         return addresses.usable(subnet_cidr=self.subnet_cidr, vpc_cidr=self.vpc_cidr)
 
     @property

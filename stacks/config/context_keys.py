@@ -15,6 +15,7 @@ from stacks.config.names import (
     data_uri,
     deployment_name,
     image_reference,
+    is_zone_name,
     kms_key_arn,
     lustre_dns_name,
     lustre_mount_name,
@@ -27,6 +28,7 @@ from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 from trainium_catalogue.cpu_instances import DEFAULT_CPU_INSTANCE_TYPES
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, TRAINING_RELEASES
+from trainium_catalogue.zones import ZONES
 
 DEFAULT_NUM_NODES = 4
 SMALLEST_LUSTRE_GIB = 1200
@@ -39,20 +41,18 @@ def _region(earlier: Mapping[str, Any]) -> str:
 
 
 def _best_zone(earlier: Mapping[str, Any]) -> str | None:
-    """Choose a zone for a new network; an existing subnet already has one.
-
-    The one with the most instance types, so that a later change of type keeps the subnets.
-    """
+    """Choose a zone for a new network; an existing subnet already has one."""
     region = earlier["region"]
     offered = INSTANCE_TYPES[earlier["instance_type"]].zone_ids.get(region)
     if not offered or earlier["subnet_id"] is not None:
         return None
-    return max(
-        offered,
-        key=lambda zone: sum(
-            zone in each.zone_ids.get(region, ()) for each in INSTANCE_TYPES.values()
-        ),
-    )
+    return next(zone for zone in ZONES[region] if zone in offered)
+
+
+def _lustre_zone(earlier: Mapping[str, Any]) -> str | None:
+    """Choose a zone that does not follow the nodes' to another: a file system cannot move."""
+    nodes = earlier["availability_zone_id"]
+    return nodes if nodes is None or is_zone_name(nodes) else _best_zone(earlier)
 
 
 def _num_nodes(earlier: Mapping[str, Any]) -> int:
@@ -156,8 +156,8 @@ class ContextKeys:
             compute=_best_zone,
         ),
         help="zone id of the nodes (`usw2-az4`: the same zone in every account), checked against "
-        "the catalogue; a zone name (`us-west-2d`) is accepted with a warning; another zone later "
-        "replaces subnets and nodes",
+        "the catalogue; another one later is an update of what starts nodes, and of nothing else; "
+        "a zone name (`us-west-2d`) is accepted with a warning, and cannot be changed later",
     )
     vpc_cidr: str | None = key(
         kinds.optional(kinds.cidr(addresses.WIDEST_PREFIX, addresses.NARROWEST_VPC_PREFIX)),
@@ -165,7 +165,8 @@ class ContextKeys:
             text="10.0.0.0/16; none with `vpc_id`",
             compute=lambda earlier: None if earlier["vpc_id"] else "10.0.0.0/16",
         ),
-        help="address range of a new VPC; half of it is the nodes' subnet",
+        help="address range of a new VPC; a quarter of it is the nodes' subnet in each of up to "
+        "three zones",
     )
     nat_gateways: int = key(
         kinds.whole_number(0, 1),
@@ -283,7 +284,16 @@ class ContextKeys:
         kinds.whole_number(0, 1_000_000),
         default=Derived(text="0; 1200 with `eks` and no `lustre_dns_name`", compute=_lustre_gib),
         help="size of a new FSx for Lustre file system, mounted on every node at /fsx and billed "
-        "while it exists; 0 makes none",
+        "while it exists; 0 makes none, and removes one that there was",
+    )
+    lustre_zone_id: str | None = key(
+        kinds.optional(zone()),
+        default=Derived(
+            text="the default of `availability_zone_id`, whatever that is set to",
+            compute=_lustre_zone,
+        ),
+        help="zone id of that file system, which cannot move; nodes in another zone reach it, and "
+        "pay for traffic across zones; with `vpc_id` it is in `subnet_id`",
     )
     lustre_mbps_per_tib: int = key(
         kinds.one_number_of({125, 250, 500, 1000}, whose="the throughputs of PERSISTENT_2"),

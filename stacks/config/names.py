@@ -86,6 +86,11 @@ def zone() -> Kind[str]:
     )
 
 
+def is_zone_name(zone: str) -> bool:
+    """Tell ``us-west-2d`` from ``usw2-az4``."""
+    return "-az" not in zone
+
+
 def image_reference() -> Kind[str]:
     """A container image with a tag or digest that stays the same image."""
     well_formed = matching(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stacks.config.refusal import setting
 from trainium_catalogue.charts import VOLCANO_KUBERNETES, VOLCANO_VERSION
 from trainium_catalogue.eks import NEWER_KERNEL, SYSTEM_NODES, USD_PER_HOUR_ESTIMATE
+from trainium_catalogue.zones import USD_PER_GB_ACROSS_ZONES
 
 if TYPE_CHECKING:
     from stacks.config.app_config import AppConfig
@@ -70,6 +71,17 @@ def _warnings(config: AppConfig) -> Iterator[tuple[str, str]]:
             "lustre",
             f"{setting('lustre_gib', config.lustre_gib)} is billed by the hour while it exists, "
             "and destroy deletes it with what has not been exported to the bucket",
+        )
+    if config.lustre_gib and config.lustre_zone_id not in (None, config.availability_zone_id):
+        zone = config.availability_zone_id
+        yield (
+            "lustreZone",
+            f"{setting('lustre_zone_id', config.lustre_zone_id)} is not the nodes' zone {zone}: "
+            "what they read and write takes longer, and is billed at "
+            f"{USD_PER_GB_ACROSS_ZONES:.2f} USD a GB each way (estimate); "
+            f"{setting('lustre_zone_id', zone)} is beside them, but moves no file system that "
+            "exists: let that go first with "
+            f"{setting('lustre_gib', 0)}",
         )
     if config.runs_on_eks:
         yield (

@@ -22,7 +22,7 @@ FLAGS = {
     for key, value in json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"].items()
     if not key.startswith("trainium:")
 }
-PARTS = ("network", "storage", "image", "data", "batch", "eks")
+PARTS = ("network", "storage", "lustre", "image", "data", "batch", "eks")
 
 Template = dict[str, Any]
 

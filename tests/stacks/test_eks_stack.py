@@ -272,7 +272,7 @@ def test_a_cluster_alone_needs_no_batch_nodes(made: Deployment) -> None:
 def test_the_file_system_admits_tensorboards_nodes(made: Deployment) -> None:
     clients = {
         json.dumps(rule["SourceSecurityGroupId"])
-        for rule in made.resources("storage", "AWS::EC2::SecurityGroupIngress")
+        for rule in made.resources("lustre", "AWS::EC2::SecurityGroupIngress")
     }
     groups = {json.dumps(group) for group in template(made, "System")["SecurityGroupIds"]}
 

@@ -26,12 +26,12 @@ def container(made: Deployment) -> dict[str, Any]:
 def test_there_is_none_unless_it_is_asked_for() -> None:
     plain = deployment()
 
-    assert plain.resources("storage", "AWS::FSx::FileSystem") == []
+    assert plain.resources("lustre", "AWS::FSx::FileSystem") == []
     assert "Volumes" not in container(plain)
 
 
 def test_it_is_persistent_and_of_the_size_that_was_asked_for(made: Deployment) -> None:
-    found = made.only("storage", "AWS::FSx::FileSystem")
+    found = made.only("lustre", "AWS::FSx::FileSystem")
 
     assert (found["FileSystemTypeVersion"], found["StorageCapacity"]) == ("2.15", 2400)
     assert found["LustreConfiguration"]["DeploymentType"] == "PERSISTENT_2"
@@ -39,7 +39,7 @@ def test_it_is_persistent_and_of_the_size_that_was_asked_for(made: Deployment) -
 
 
 def test_it_lies_in_the_subnet_of_the_nodes(made: Deployment) -> None:
-    found = made.only("storage", "AWS::FSx::FileSystem")
+    found = made.only("lustre", "AWS::FSx::FileSystem")
     compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
 
     assert found["SubnetIds"] == compute["ComputeResources"]["Subnets"]
@@ -47,27 +47,27 @@ def test_it_lies_in_the_subnet_of_the_nodes(made: Deployment) -> None:
 
 def test_destroy_takes_it_along(made: Deployment) -> None:
     kinds = ("AWS::FSx::FileSystem", "AWS::FSx::DataRepositoryAssociation")
-    resources = made.templates["storage"]["Resources"].values()
+    resources = made.templates["lustre"]["Resources"].values()
 
     assert {r["DeletionPolicy"] for r in resources if r["Type"] in kinds} == {"Delete"}
 
 
 def test_lustre_ports_are_open_both_ways_and_no_others(made: Deployment) -> None:
     for direction in ("Ingress", "Egress"):
-        rules = made.resources("storage", f"AWS::EC2::SecurityGroup{direction}")
+        rules = made.resources("lustre", f"AWS::EC2::SecurityGroup{direction}")
 
         assert {(rule["FromPort"], rule["ToPort"]) for rule in rules} == {(988, 988), (1018, 1023)}
         assert len(rules) == 6  # servers to servers, to clients, and clients to servers
 
 
 def test_it_is_created_once_its_ports_are_open(made: Deployment) -> None:
-    (file_system,) = made.logical_ids("storage", "AWS::FSx::FileSystem")
+    (file_system,) = made.logical_ids("lustre", "AWS::FSx::FileSystem")
     rules = {
-        *made.logical_ids("storage", "AWS::EC2::SecurityGroupIngress"),
-        *made.logical_ids("storage", "AWS::EC2::SecurityGroupEgress"),
+        *made.logical_ids("lustre", "AWS::EC2::SecurityGroupIngress"),
+        *made.logical_ids("lustre", "AWS::EC2::SecurityGroupEgress"),
     }
 
-    assert rules == set(made.templates["storage"]["Resources"][file_system]["DependsOn"])
+    assert rules == set(made.templates["lustre"]["Resources"][file_system]["DependsOn"])
 
 
 def test_an_existing_group_is_not_changed() -> None:
@@ -79,14 +79,14 @@ def test_an_existing_group_is_not_changed() -> None:
         security_group_id="sg-12345678",
     )
 
-    rules = made.resources("storage", "AWS::EC2::SecurityGroupIngress")
+    rules = made.resources("lustre", "AWS::EC2::SecurityGroupIngress")
 
     assert "sg-12345678" not in {str(rule["GroupId"]) for rule in rules}
     assert "lustreGroup" in str([warning.id for warning in made.config.warnings])
 
 
 def test_datasets_of_the_bucket_appear_in_it_and_it_changes_none(made: Deployment) -> None:
-    link = made.only("storage", "AWS::FSx::DataRepositoryAssociation")
+    link = made.only("lustre", "AWS::FSx::DataRepositoryAssociation")
 
     assert link["FileSystemPath"] == "/datasets"
     assert link["DataRepositoryPath"]["Fn::Join"][1][-1] == "/datasets/"
@@ -106,6 +106,6 @@ def test_an_existing_file_system_is_mounted_and_nothing_is_made() -> None:
     made = deployment(lustre_dns_name=DNS_NAME, lustre_mount_name="fqgwbbmv")
     script = str(made.only("batch", "AWS::EC2::LaunchTemplate", "Node"))
 
-    assert made.resources("storage", "AWS::FSx::FileSystem") == []
+    assert made.resources("lustre", "AWS::FSx::FileSystem") == []
     assert f"readonly LUSTRE_DNS_NAME={DNS_NAME}" in script
     assert "readonly LUSTRE_MOUNT_NAME=fqgwbbmv" in script

@@ -52,7 +52,9 @@ class TrainingCluster(Construct):
             cluster_name: Beginning of a physical name, because EKS finds the log group of the
                 control plane by it: made here, the group has a retention and goes with the stack.
             kubernetes_version: Minor version, say ``1.35``.
-            network: The nodes' subnet, and one in another zone at least.
+            network: Subnets of the control plane, in two zones at least. They are planned from
+                the start, because a cluster takes none of another zone later
+                (github.com/aws/containers-roadmap/issues/2330).
             endpoint_cidrs: Who may call the API from outside the VPC; nobody if it is empty.
             inside_cidrs: Who may call it through the VPC beside the nodes.
             admin_arns: Roles and users that may do everything in the cluster.
@@ -74,7 +76,7 @@ class TrainingCluster(Construct):
             version=eks.KubernetesVersion.of(kubernetes_version),
             vpc=network.vpc,
             security_group=callers.control_plane,
-            vpc_subnets=[ec2.SubnetSelection(subnets=[network.subnet, *network.second_subnets])],
+            vpc_subnets=[ec2.SubnetSelection(subnets=list(network.cluster_subnets))],
             endpoint_access=(
                 access.PUBLIC_AND_PRIVATE.only_from(*endpoint_cidrs)
                 if endpoint_cidrs

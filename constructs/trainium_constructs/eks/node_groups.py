@@ -15,7 +15,7 @@ from trainium_constructs.eks.node_role import node_role
 from trainium_constructs.eks.node_setup import user_data
 from trainium_constructs.eks.node_version import follow_cluster, resource_of
 from trainium_constructs.launch_template import EfaLaunchTemplate, Reservation
-from trainium_constructs.network import EfaNetwork
+from trainium_constructs.network import EfaNetwork, zone_placement_group
 
 
 class TrainiumNodeGroup(Construct):
@@ -62,9 +62,7 @@ class TrainiumNodeGroup(Construct):
         # Reserved capacity already has its place, which a new group would contradict.
         group = placement_group
         if group is None and reservation is None:
-            group = ec2.PlacementGroup(
-                self, "PlacementGroup", strategy=ec2.PlacementGroupStrategy.CLUSTER
-            ).placement_group_name
+            group = zone_placement_group(self, network)
         template = EfaLaunchTemplate(
             self,
             "Node",

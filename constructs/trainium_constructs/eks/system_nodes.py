@@ -42,8 +42,8 @@ class SystemNodeGroup(Construct):
             construct_id: Id of the group.
             cluster: Where the nodes belong.
             instance_types: Types to choose from, x86-64.
-            network: Subnet of the nodes, with a way to the internet, and the group that the file
-                system admits: TensorBoard reads from it.
+            network: Subnets with a way to the internet, and the group that the file system admits:
+                TensorBoard reads from it.
             host_image_version: Pinned release of the EKS-optimised image.
             shell: Let hosts accept sessions of AWS Systems Manager.
             instance_tags: Tags of the instances.
@@ -55,7 +55,7 @@ class SystemNodeGroup(Construct):
             self,
             "Group",
             cluster=cluster.cluster,
-            subnets=ec2.SubnetSelection(subnets=[network.subnet]),
+            subnets=ec2.SubnetSelection(subnets=list(network.subnets)),
             instance_types=[ec2.InstanceType(name) for name in instance_types],
             launch_template_spec=eks.LaunchTemplateSpec(
                 id=template.ref, version=template.attr_latest_version_number

@@ -145,8 +145,7 @@ def _ways_to_fit(config: AppConfig, *, needed: int, per_node: int) -> list[str]:
     lean = config.addresses_needed(EfaLayout.EFA_ONLY)
     if lean <= config.usable_addresses:
         ways.append(f"{PREFIX}efa_layout=efa-only, which needs {lean}")
-    spare_bits = 1 if config.subnet_cidr is None else 0
-    prefix = addresses.narrowest_prefix_for(needed, spare_bits=spare_bits)
+    prefix = addresses.narrowest_prefix_for(needed, new_vpc=config.subnet_cidr is None)
     if prefix is not None:
         ways.append(f"a range of /{prefix} or larger")
     num_nodes = (config.usable_addresses - config.other_addresses) // per_node

@@ -51,6 +51,26 @@ def _one_lustre(config: AppConfig) -> ConfigError | None:
     )
 
 
+def _lustre_zone_has_a_subnet(config: AppConfig) -> ConfigError | None:
+    zone = config.lustre_zone_id
+    if zone is None or (config.vpc_id is None and zone in config.subnet_zones):
+        return None
+    if config.vpc_id is not None:
+        return refuse(
+            config,
+            "lustre_zone_id",
+            f"cannot be chosen in the existing network {PREFIX}vpc_id={config.vpc_id}, where a "
+            f"file system is in {PREFIX}subnet_id={config.subnet_id}",
+            "leave it out",
+        )
+    return refuse(
+        config,
+        "lustre_zone_id",
+        f"is not a zone where the new VPC has a subnet in {config.region}",
+        f"use {' or '.join(config.subnet_zones)}",
+    )
+
+
 def _cpu_job_fits_ceiling(config: AppConfig) -> ConfigError | None:
     smallest = min(CPU_INSTANCE_TYPES[name][0] for name in config.cpu_instance_types)
     if config.cpu_max_vcpus >= smallest:
@@ -68,5 +88,6 @@ CHECKS = (
     _lustre_has_a_size_that_is_sold,
     _existing_lustre_is_whole,
     _one_lustre,
+    _lustre_zone_has_a_subnet,
     _cpu_job_fits_ceiling,
 )

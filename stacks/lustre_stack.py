@@ -1,0 +1,82 @@
+"""The Lustre stack: the file system, alone, so that it can go after everything that mounts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aws_cdk as cdk
+from constructs import Construct
+
+from stacks.config import AppConfig
+from stacks.exports import always_export
+from stacks.network_stack import NetworkStack
+from stacks.storage_stack import StorageStack
+from trainium_catalogue.contract import NO_LUSTRE, SSM_LUSTRE
+from trainium_constructs import LustreFileSystem, LustreMount, PublishedContract
+
+
+class LustreStack(cdk.Stack):
+    """The file system that nodes mount, or nothing but the word that there is none."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        config: AppConfig,
+        network: NetworkStack,
+        storage: StorageStack,
+        **kwargs: Any,
+    ) -> None:
+        """Create the file system that ``config`` asks for, or name the one that it brings along.
+
+        Args:
+            scope: Parent of the stack.
+            construct_id: Id of the stack.
+            config: What one deployment is to be.
+            network: Where nodes live.
+            storage: The bucket whose datasets appear in the file system.
+            **kwargs: Everything else a stack takes.
+        """
+        super().__init__(scope, construct_id, **kwargs)
+        self.mount: LustreMount | None = None
+        if config.lustre_gib:
+            self.mount = LustreFileSystem(
+                self,
+                "Lustre",
+                network=network.network,
+                subnet=network.lustre_subnet,
+                opens_nodes=config.security_group_id is None,
+                capacity_gib=config.lustre_gib,
+                mbps_per_tib=config.lustre_mbps_per_tib,
+                bucket_name=storage.bucket.bucket.bucket_name,
+            ).mount
+        elif config.lustre_dns_name is not None:
+            assert config.lustre_mount_name is not None
+            self.mount = LustreMount(
+                # fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com
+                file_system_id=config.lustre_dns_name.partition(".")[0],
+                dns_name=config.lustre_dns_name,
+                mount_name=config.lustre_mount_name,
+            )
+        if self.mount is not None:
+            always_export(
+                self, self.mount.file_system_id, self.mount.dns_name, self.mount.mount_name
+            )
+        # A stack has one resource at least: the stack stays when its file system goes, since
+        # `cdk deploy` destroys no stack that the app no longer has.
+        PublishedContract(
+            self,
+            "Contract",
+            deployment=config.deployment,
+            values={SSM_LUSTRE: self.mount.file_system_id if self.mount else NO_LUSTRE},
+        )
+
+    def goes_after(self, users: list[cdk.Stack]) -> None:
+        """Let stacks that may have mounted a file system do without it before it goes.
+
+        They refer to it while it is wanted, and are deployed after it; once it is not, they are
+        deployed before. CloudFormation holds us to that: an export in use cannot be deleted.
+        """
+        for user in users:
+            self.add_stack_dependency(user, "it lets go of the file system")

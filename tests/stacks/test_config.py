@@ -135,11 +135,32 @@ def test_an_existing_network_gets_no_endpoints_and_no_gateway() -> None:
 
 
 def test_a_new_networks_range_is_as_narrow_as_the_plan_of_subnets_allows() -> None:
-    config = configured(vpc_cidr="10.0.0.0/26", max_nodes=1)
+    config = configured(vpc_cidr="10.0.0.0/24", max_nodes=1)
 
-    assert config.usable_addresses == plan_subnets("10.0.0.0/26").private_addresses
-    with pytest.raises(ValueError, match="/27"):
-        plan_subnets("10.0.0.0/27")
+    assert config.usable_addresses == plan_subnets("10.0.0.0/24").private_addresses
+    with pytest.raises(ValueError, match="/25"):
+        plan_subnets("10.0.0.0/25")
+
+
+def test_a_file_system_does_not_follow_the_nodes_to_another_zone() -> None:
+    zones = [
+        configured(lustre_gib=1200, **keys).lustre_zone_id
+        for keys in ({}, {"availability_zone_id": "usw2-az1"})
+    ]
+
+    assert zones == ["usw2-az4", "usw2-az4"]
+
+
+def test_a_file_system_is_in_the_zone_that_a_name_gives() -> None:
+    config = configured(lustre_gib=1200, availability_zone_id="us-west-2d")
+
+    assert config.lustre_zone_id == "us-west-2d"
+
+
+def test_a_file_system_beside_the_nodes_deserves_no_warning_for_its_zone() -> None:
+    config = configured(lustre_gib=1200, availability_zone_id="usw2-az1", lustre_zone_id="usw2-az1")
+
+    assert "trainium:lustreZone" not in {warning.id for warning in config.warnings}
 
 
 def test_the_release_gives_the_base_image() -> None:
@@ -184,6 +205,7 @@ def test_defaults_deserve_no_warning() -> None:
         ({"bucket_name": "my-data"}, "trainium:existingBucket"),
         ({"bucket_name": "my-data", "bucket_kms_key_arn": KEY}, "trainium:bucketKey"),
         ({"min_nodes": 1}, "trainium:minNodes"),
+        ({"lustre_gib": 1200, "availability_zone_id": "usw2-az1"}, "trainium:lustreZone"),
     ],
 )
 def test_what_cannot_be_checked_or_costs_money_deserves_a_warning(

@@ -56,6 +56,7 @@ def test_stacks_carry_the_name_of_the_deployment(tmp_path: Path) -> None:
     assert [stack.stack_name for stack in stacks] == [
         "trainium-team-a-network",
         "trainium-team-a-storage",
+        "trainium-team-a-lustre",
         "trainium-team-a-image",
         "trainium-team-a-data",
         "trainium-team-a-batch",

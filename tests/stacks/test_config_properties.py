@@ -77,6 +77,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     ),
     "cpu_spot": st.booleans(),
     "cpu_max_vcpus": st.integers(1, 512),
+    "lustre_zone_id": st.sampled_from(["usw2-az1", "usw2-az4", "us-west-2a"]),
     "lustre_gib": st.sampled_from([0, 1200, 2400, 3600, 4800]),
     "lustre_mbps_per_tib": st.sampled_from([125, 250, 500, 1000]),
     "lustre_dns_name": st.just("fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from tests.stacks.cluster_objects import with_cluster
 from tests.stacks.synthesis import Deployment, checked, deployment
-from trainium_catalogue.contract import ENV_LUSTRE, LUSTRE_MOUNT
+from trainium_catalogue.contract import ENV_LUSTRE, LUSTRE_MOUNT, NO_LUSTRE
 
 DNS_NAME = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"
 
@@ -43,6 +45,71 @@ def test_it_lies_in_the_subnet_of_the_nodes(made: Deployment) -> None:
     compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
 
     assert found["SubnetIds"] == compute["ComputeResources"]["Subnets"]
+
+
+def test_it_stays_where_it_is_when_the_nodes_change_their_zone(made: Deployment) -> None:
+    moved = deployment(lustre_gib=2400, lustre_mbps_per_tib=500, availability_zone_id="usw2-az1")
+
+    assert moved.templates["lustre"] == made.templates["lustre"]
+
+
+def test_it_is_where_it_is_asked_to_be() -> None:
+    made = deployment(lustre_gib=1200, availability_zone_id="usw2-az1", lustre_zone_id="usw2-az1")
+
+    (found,) = made.only("lustre", "AWS::FSx::FileSystem")["SubnetIds"]
+
+    assert "Usw2Az1" in found["Fn::ImportValue"]
+
+
+def waits_for(made: Deployment, part: str) -> set[str]:
+    """Parts that are deployed before this one."""
+    manifest = json.loads((made.folder / "manifest.json").read_text(encoding="utf-8"))
+    named = {made.config.stack_name(other): other for other in made.templates}
+    artifact = manifest["artifacts"][made.config.stack_name(part)]
+    return {named[name] for name in artifact["dependencies"] if name in named}
+
+
+def test_it_is_there_before_those_that_mount_it(made: Deployment) -> None:
+    assert "lustre" in waits_for(made, "batch")
+    assert "batch" not in waits_for(made, "lustre")
+
+
+def test_it_goes_after_those_that_had_mounted_it() -> None:
+    plain = deployment()
+
+    assert "batch" in waits_for(plain, "lustre")
+    assert "lustre" not in waits_for(plain, "batch")
+
+
+@pytest.mark.parametrize("part", ["network", "storage", "data"])
+def test_what_comes_first_exports_the_same_whether_anything_imports_it(
+    made: Deployment, part: str
+) -> None:
+    plain, moved, cluster = (
+        deployment(),
+        deployment(availability_zone_id="usw2-az1"),
+        with_cluster(),
+    )
+
+    assert (
+        made.templates[part]["Outputs"]
+        == plain.templates[part]["Outputs"]
+        == moved.templates[part]["Outputs"]
+        == cluster.templates[part]["Outputs"]
+    )
+
+
+def test_its_own_stack_exports_the_same_whether_batch_mounts_it_or_a_cluster(
+    made: Deployment,
+) -> None:
+    assert made.templates["lustre"]["Outputs"] == with_cluster().templates["lustre"]["Outputs"]
+
+
+def test_the_deployment_says_whether_there_is_one(made: Deployment) -> None:
+    (file_system,) = made.logical_ids("lustre", "AWS::FSx::FileSystem")
+    said = [each.only("lustre", "AWS::SSM::Parameter")["Value"] for each in (made, deployment())]
+
+    assert said == [{"Ref": file_system}, NO_LUSTRE]
 
 
 def test_destroy_takes_it_along(made: Deployment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Network
+from typing import Any
 
 import pytest
 
@@ -12,44 +13,85 @@ from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
 EXISTING = {"vpc_id": "vpc-12345678", "subnet_id": "subnet-12345678", "subnet_cidr": "10.0.0.0/20"}
 
 
-def subnet(made: Deployment, kind: str) -> dict[str, object]:
-    (logical_id,) = [
-        logical_id
-        for logical_id in made.logical_ids("network", "AWS::EC2::Subnet")
-        if kind in logical_id
+PRIVATE = "NodesPrivate"
+
+
+def subnets(made: Deployment, start: str) -> list[dict[str, Any]]:
+    resources = made.templates["network"]["Resources"]
+    return [
+        resources[logical_id]["Properties"]
+        for logical_id in made.logical_ids("network", "AWS::EC2::Subnet", start)
     ]
-    properties: dict[str, object] = made.templates["network"]["Resources"][logical_id]["Properties"]
-    return properties
 
 
-def test_subnets_are_placed_by_zone_id() -> None:
-    made = deployment(availability_zone_id="usw2-az1")
+def environment(made: Deployment) -> dict[str, Any]:
+    found = made.only("batch", "AWS::Batch::ComputeEnvironment")["ComputeResources"]
+    return dict(found)
+
+
+def test_every_zone_that_sells_trainium_has_a_private_subnet() -> None:
+    made = deployment()
 
     zones = [
         (properties.get("AvailabilityZoneId"), properties.get("AvailabilityZone"))
-        for properties in made.resources("network", "AWS::EC2::Subnet")
+        for properties in subnets(made, PRIVATE)
     ]
 
-    assert zones == [("usw2-az1", None)] * 2
+    assert zones == [("usw2-az4", None), ("usw2-az1", None)]
 
 
-def test_subnets_are_placed_by_zone_name_where_that_is_given() -> None:
+def test_a_zone_by_name_has_its_subnet_and_one_for_a_cluster_beside_it() -> None:
     made = deployment(availability_zone_id="us-west-2d")
 
     zones = [
         (properties.get("AvailabilityZoneId"), properties.get("AvailabilityZone"))
-        for properties in made.resources("network", "AWS::EC2::Subnet")
+        for properties in subnets(made, PRIVATE)
     ]
 
-    assert zones == [(None, "us-west-2d")] * 2
+    assert zones == [(None, "us-west-2d"), (None, "us-west-2a")]
 
 
-def test_the_nodes_have_room_for_what_was_promised() -> None:
-    made = deployment(max_nodes=100, vpc_cidr="10.0.0.0/16")
+def test_another_zone_changes_nothing_but_what_starts_nodes() -> None:
+    here, there = deployment(), deployment(availability_zone_id="usw2-az1")
 
-    room = IPv4Network(str(subnet(made, "Private")["CidrBlock"])).num_addresses - 5
+    changed = [
+        (part, logical_id)
+        for part, template in here.templates.items()
+        for logical_id, resource in template["Resources"].items()
+        if there.templates[part]["Resources"].get(logical_id) != resource
+    ]
 
-    assert room >= made.config.addresses_needed(made.config.efa_layout)
+    (compute,) = here.logical_ids("batch", "AWS::Batch::ComputeEnvironment")
+    assert changed == [("batch", compute)]
+    assert {part: template.keys() for part, template in here.templates.items()} == {
+        part: template.keys() for part, template in there.templates.items()
+    }
+
+
+def test_nodes_change_subnet_and_placement_group_with_their_zone() -> None:
+    here, there = (environment(deployment(availability_zone_id=zone)) for zone in
+                   ("usw2-az4", "usw2-az1"))  # fmt: skip
+
+    assert {key for key in here if here[key] != there[key]} == {"PlacementGroup", "Subnets"}
+    assert len(here["Subnets"]) == len(there["Subnets"]) == 1
+
+
+def test_cpu_jobs_run_in_any_zone() -> None:
+    made = deployment()
+
+    found = made.only("data", "AWS::Batch::ComputeEnvironment")["ComputeResources"]["Subnets"]
+
+    assert len(found) == len(subnets(made, PRIVATE))
+
+
+@pytest.mark.parametrize("keys", [{"max_nodes": 100}, {"availability_zone_id": "usw2-az1"}])
+def test_nodes_have_the_room_that_was_promised_in_every_zone(keys: dict[str, object]) -> None:
+    made = deployment(**keys)
+
+    for found in subnets(made, PRIVATE):
+        room = IPv4Network(str(found["CidrBlock"])).num_addresses - 5
+        assert room == made.config.usable_addresses
+        assert room >= made.config.addresses_needed(made.config.efa_layout)
 
 
 def test_no_subnet_gives_public_addresses() -> None:
@@ -71,7 +113,22 @@ def test_nodes_reach_the_internet_through_a_nat_gateway() -> None:
         if "NatGatewayId" in route
     ]
 
-    assert ways_out == [{"Ref": nat}]
+    assert ways_out == [{"Ref": nat}] * len(subnets(made, PRIVATE))
+
+
+def test_ways_out_stay_where_they_are_whatever_the_nodes_zone() -> None:
+    made = deployment(availability_zone_id="usw2-az1")
+
+    (public,) = subnets(made, "NodesPublic")
+    interfaces = [
+        endpoint["SubnetIds"]
+        for endpoint in made.resources("network", "AWS::EC2::VPCEndpoint")
+        if endpoint["VpcEndpointType"] == "Interface"
+    ]
+    (home,) = made.logical_ids("network", "AWS::EC2::Subnet", "NodesPrivateUsw2Az4")
+
+    assert public["AvailabilityZoneId"] == "usw2-az4"
+    assert interfaces == [[{"Ref": home}]] * len(DEFAULT_INTERFACE_ENDPOINTS)
 
 
 def test_no_nat_gateway_is_paid_for_without_need() -> None:
@@ -83,13 +140,14 @@ def test_no_nat_gateway_is_paid_for_without_need() -> None:
 def test_s3_is_reached_without_the_nat_gateway() -> None:
     made = deployment()
 
-    kinds = [
-        endpoint["VpcEndpointType"]
+    (gateway,) = [
+        endpoint
         for endpoint in made.resources("network", "AWS::EC2::VPCEndpoint")
         if "s3" in str(endpoint["ServiceName"])
     ]
 
-    assert kinds == ["Gateway"]
+    assert gateway["VpcEndpointType"] == "Gateway"
+    assert len(gateway["RouteTableIds"]) == len(subnets(made, PRIVATE))
 
 
 def test_a_private_node_reaches_ecs_ecr_and_logs_by_endpoints() -> None:

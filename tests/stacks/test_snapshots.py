@@ -18,11 +18,10 @@ FAMILIES = {
     "trn2": {"instance_type": "trn2.48xlarge", "region": "us-east-2"},
 }
 
-ON_BATCH = ("network", "storage", "image", "data", "batch")
+ON_BATCH = ("network", "storage", "lustre", "image", "data", "batch")
 CASES = [
     *((family, part) for family in FAMILIES for part in ON_BATCH),
-    # The network has a second zone, and the storage a file system.
-    *(("eks", part) for part in ("network", "storage", "eks")),
+    *(("eks", part) for part in ("lustre", "eks")),
 ]
 
 _HASH = re.compile(r"\b[0-9a-f]{64}\b")

@@ -7,28 +7,19 @@ import json
 from importlib.resources import files
 
 import pytest
-from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 
 from trainium_catalogue.eks import (
     DEFAULT_SYSTEM_INSTANCE_TYPES,
     KUBERNETES_VERSIONS,
     SYSTEM_AMI_DATE,
-    another_zone,
     host_image_version,
 )
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import kubelet_memory_mib, pod_resources
 from trainium_catalogue.releases import NEURON_RELEASES
+from trainium_catalogue.zones import ZONES
 
-REGIONS = sorted({region for each in INSTANCE_TYPES.values() for region in each.zone_ids})
-NODE_ZONES = sorted(
-    {
-        (region, zone)
-        for each in INSTANCE_TYPES.values()
-        for region, zones in each.zone_ids.items()
-        for zone in zones
-    }
-)
+NODE_ZONES = [(region, zone) for region, zones in ZONES.items() for zone in zones]
 # The drivers of host images, from CHANGELOG.md of github.com/awslabs/amazon-eks-ami.
 DRIVERS = {"20260625": "2.28.0.0", "20260714": "2.29.0.0"}
 
@@ -43,20 +34,6 @@ RESERVED_MIB = {
     "trn2.48xlarge": 1355,
     "trn2u.48xlarge": 1355,
 }
-
-
-@pytest.mark.parametrize(("region", "zone"), NODE_ZONES)
-def test_the_other_zone_is_a_real_one_of_the_region(region: str, zone: str) -> None:
-    real = {each.zone_id for each in RegionsAndZonesBackend.zones[region]}
-
-    assert another_zone(zone) in real - {zone, "use1-az3"}
-
-
-@pytest.mark.parametrize("region", REGIONS)
-def test_a_zone_name_has_another_one_too(region: str) -> None:
-    real = {each.name for each in RegionsAndZonesBackend.zones[region]}
-
-    assert all(another_zone(name) in real - {name} for name in real)
 
 
 @pytest.mark.parametrize(("region", "zone"), NODE_ZONES)

@@ -1,0 +1,69 @@
+"""Zones with a subnet: all that nodes may move to, and enough for a cluster."""
+
+from __future__ import annotations
+
+import pytest
+from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
+
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.zones import MOST_ZONES, ZONES, subnet_zones
+
+# The control plane of a cluster cannot live here (EKS user guide, VPC and subnet requirements).
+WITHOUT_CONTROL_PLANE = {"use1-az3", "usw1-az2", "cac1-az3"}
+
+
+def offered(region: str) -> set[str]:
+    return {zone for each in INSTANCE_TYPES.values() for zone in each.zone_ids.get(region, ())}
+
+
+def test_every_region_that_sells_trainium_is_listed() -> None:
+    assert set(ZONES) == {region for each in INSTANCE_TYPES.values() for region in each.zone_ids}
+
+
+@pytest.mark.parametrize("region", ZONES)
+def test_every_zone_that_sells_a_trainium_type_is_listed(region: str) -> None:
+    assert offered(region) <= set(ZONES[region])
+
+
+@pytest.mark.parametrize("region", ZONES)
+def test_zones_are_real_ones_that_take_a_control_plane(region: str) -> None:
+    real = {each.zone_id for each in RegionsAndZonesBackend.zones[region]}
+
+    assert set(ZONES[region]) <= real - WITHOUT_CONTROL_PLANE
+
+
+@pytest.mark.parametrize("region", ZONES)
+def test_a_cluster_finds_two_zones_and_the_plan_has_room_for_all(region: str) -> None:
+    assert 2 <= len(set(ZONES[region])) == len(ZONES[region]) <= MOST_ZONES
+
+
+@pytest.mark.parametrize("region", ZONES)
+def test_the_first_zone_sells_as_many_types_as_any_other(region: str) -> None:
+    counts = {
+        zone: sum(zone in each.zone_ids.get(region, ()) for each in INSTANCE_TYPES.values())
+        for zone in ZONES[region]
+    }
+
+    assert counts[ZONES[region][0]] == max(counts.values())
+
+
+def test_address_ranges_of_networks_that_exist_stay_with_their_zones() -> None:
+    """Whoever changes this replaces subnets that are in use; append instead."""
+    assert dict(ZONES) == {
+        "us-east-1": ("use1-az6", "use1-az5", "use1-az4"),
+        "us-east-2": ("use2-az3", "use2-az1", "use2-az2"),
+        "us-west-2": ("usw2-az4", "usw2-az1"),
+        "ap-south-1": ("aps1-az2", "aps1-az1"),
+        "ap-south-2": ("aps2-az1", "aps2-az2", "aps2-az3"),
+        "ap-southeast-2": ("apse2-az1", "apse2-az2"),
+        "ap-southeast-4": ("apse4-az1", "apse4-az3"),
+        "sa-east-1": ("sae1-az1", "sae1-az2", "sae1-az3"),
+    }
+
+
+@pytest.mark.parametrize("name", ["us-west-2a", "us-west-2b", "us-west-2d"])
+def test_a_zone_name_has_another_one_beside_it(name: str) -> None:
+    first, second = subnet_zones("us-west-2", name)
+
+    assert first == name
+    assert second in {"us-west-2a", "us-west-2b"} - {name}

@@ -1,0 +1,282 @@
+"""One deployment that changes its zone and loses its costly parts, by the real CLI.
+
+Each step is what a user types; what it may touch is compared with the account before it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal import cdk, leftovers
+from rehearsal.aws import ACCOUNT, Aws, desk_environment
+from rehearsal.leftovers import Item
+from rehearsal.server_process import server_command, start_server
+from rehearsal.state import ROOT, Folder
+
+# One deployment serves all tests of this file: `make test` gives a file to one worker.
+pytestmark = pytest.mark.timeout(900)
+
+REGION = "us-west-2"
+CLUSTER_KEYS = {
+    "eks_admin_arns": f"arn:aws:iam::{ACCOUNT}:role/rehearsal",
+    "eks_endpoint_cidrs": "192.0.2.0/24",
+}
+# What costs by the hour, or holds what somebody made.
+LASTING = {"NAT gateway", "VPC", "address", "bucket", "cluster", "endpoint", "file system"}
+BASE = ("VPC", "NAT gateway", "subnet", "bucket", "endpoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """The account after a step."""
+
+    items: frozenset[Item]
+    nodes_zone: str | None
+    """Of the subnet where Batch starts nodes."""
+    cluster_nodes_zone: str | None
+    """Of the subnet where the cluster's node group does."""
+    parameters: dict[str, str]
+
+    def ids(self, *kinds: str) -> set[str]:
+        return {item.id for item in self.items if item.kind in kinds}
+
+    @property
+    def eks_clusters(self) -> list[str]:
+        return [item.id for item in self.items if item.service == "eks"]
+
+    @property
+    def stacks(self) -> set[str]:
+        return {name.removeprefix("trainium-default-") for name in self.ids("stack")}
+
+
+@dataclass(slots=True)
+class Desk:
+    """Somebody with the CDK CLI, at a server of their own."""
+
+    aws: Aws
+    environment: dict[str, str]
+    assembly: Path
+    said: dict[str, str] = field(default_factory=dict)
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        cli = cdk.executable(Path(sys.executable).parent)
+        return subprocess.run(
+            [str(cli), *words], cwd=ROOT, env=self.environment, capture_output=True, text=True
+        )
+
+    def deploy(self, orchestrators: str, **keys: object) -> None:
+        done = self.try_deploy(orchestrators, **keys)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def try_deploy(self, orchestrators: str, **keys: object) -> subprocess.CompletedProcess[str]:
+        words = ("deploy", "--all", "--method=direct", "--require-approval", "never")
+        return self.run(*words, *self._context(orchestrators, keys))
+
+    def destroy(self, *stacks: str, orchestrators: str) -> None:
+        done = self.run("destroy", "--force", *stacks, *self._context(orchestrators, {}))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def _context(self, orchestrators: str, keys: dict[str, object]) -> list[str]:
+        given: dict[str, object] = {
+            "orchestrators": orchestrators,
+            # Neither an image to build nor a bucket that stays.
+            "image_uri": "example.com/image:1",
+            "retain_data": "false",
+            **(CLUSTER_KEYS if orchestrators != "batch" else {}),
+            **keys,
+        }
+        pairs = [word for key, value in given.items() for word in ("-c", f"trainium:{key}={value}")]
+        return ["--output", str(self.assembly), *pairs]
+
+    def look(self) -> Account:
+        """Ask the services, not CloudFormation."""
+        parameters = {
+            entry["Name"].removeprefix("/trainium/default/"): entry["Value"]
+            for page in self.aws.client("ssm").get_paginator("get_parameters_by_path").paginate(
+                Path="/trainium/default", Recursive=True
+            )
+            for entry in page["Parameters"]
+        }  # fmt: skip
+        return Account(
+            items=leftovers.take_inventory(self.aws),
+            nodes_zone=self._zone(self._nodes_subnets(parameters)),
+            cluster_nodes_zone=self._zone(self._group_subnets(parameters)),
+            parameters=parameters,
+        )
+
+    def _nodes_subnets(self, parameters: dict[str, str]) -> list[str]:
+        if "batch/compute-environment" not in parameters:
+            return []
+        described = self.aws.client("batch").describe_compute_environments(
+            computeEnvironments=[parameters["batch/compute-environment"]]
+        )["computeEnvironments"]
+        return [subnet for each in described for subnet in each["computeResources"]["subnets"]]
+
+    def _group_subnets(self, parameters: dict[str, str]) -> list[str]:
+        if "eks/node-group" not in parameters:
+            return []
+        described = self.aws.client("eks").describe_nodegroup(
+            clusterName=parameters["eks/cluster"], nodegroupName=parameters["eks/node-group"]
+        )
+        return list(described["nodegroup"]["subnets"])
+
+    def _zone(self, subnets: list[str]) -> str | None:
+        if not subnets:
+            return None
+        described = self.aws.client("ec2").describe_subnets(SubnetIds=subnets)["Subnets"]
+        (zone,) = {subnet["AvailabilityZoneId"] for subnet in described}
+        return str(zone)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """A bootstrapped account."""
+    folder = Folder(tmp_path_factory.mktemp("transitions"))
+    places: dict[str, Any] = {
+        "docker": folder.docker, "bin_folder": Path(sys.executable).parent
+    }  # fmt: skip
+    server = start_server(
+        server_command(processes_per_node=1, addresses="127.0.47"),
+        folder=folder,
+        environment=desk_environment(os.environ, aws=None, **places),
+        on_event=lambda event: None,
+    )
+    try:
+        aws = Aws(endpoint=server.wait_ready(folder), region=REGION)
+        made = Desk(aws, desk_environment(os.environ, aws=aws, **places), folder.assembly)
+        yield made
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def steps(desk: Desk) -> dict[str, Account]:
+    """The account after each step, in the order of the README."""
+    seen = {"empty": desk.look()}
+    done = desk.run("bootstrap", f"aws://{ACCOUNT}/{REGION}", "--output", str(desk.assembly))
+    assert done.returncode == 0, done.stderr
+
+    desk.deploy("both")
+    seen["both"] = desk.look()
+    desk.deploy("both", availability_zone_id="usw2-az1")
+    seen["other zone"] = desk.look()
+    desk.deploy("both", lustre_gib=0)
+    seen["no file system"] = desk.look()
+    desk.destroy("--exclusively", "trainium-default-eks", orchestrators="both")
+    desk.deploy("batch")
+    seen["batch"] = desk.look()
+    desk.deploy("both")
+    seen["both again"] = desk.look()
+    refused = desk.try_deploy("batch")
+    desk.said["cluster left behind"] = refused.stdout + refused.stderr
+    seen["cluster left behind"] = desk.look()
+    desk.destroy("--exclusively", "trainium-default-batch", orchestrators="both")
+    desk.deploy("eks")
+    seen["eks"] = desk.look()
+    desk.destroy("--all", orchestrators="eks")
+    seen["end"] = desk.look()
+    return seen
+
+
+def test_another_zone_moves_the_nodes_of_both(steps: dict[str, Account]) -> None:
+    before, after = steps["both"], steps["other zone"]
+
+    assert (before.nodes_zone, before.cluster_nodes_zone) == ("usw2-az4", "usw2-az4")
+    assert (after.nodes_zone, after.cluster_nodes_zone) == ("usw2-az1", "usw2-az1")
+
+
+def test_another_zone_replaces_nothing_but_the_clusters_node_group(
+    steps: dict[str, Account],
+) -> None:
+    before, after = steps["both"], steps["other zone"]
+    changed = {
+        name
+        for name in before.parameters.keys() | after.parameters.keys()
+        if before.parameters.get(name) != after.parameters.get(name)
+    }
+
+    assert after.items == before.items
+    assert changed == {"eks/node-group"}
+
+
+def test_a_file_system_goes_by_redeploying_and_nothing_else_that_lasts(
+    steps: dict[str, Account],
+) -> None:
+    before, after = steps["other zone"], steps["no file system"]
+
+    gone = {item for item in before.items - after.items if item.kind in LASTING}
+
+    assert {item.kind for item in gone} == {"file system"}
+    assert after.ids("file system") == set()
+    assert after.parameters["lustre"] == "none"
+
+
+def test_both_become_batch(steps: dict[str, Account]) -> None:
+    before, after = steps["no file system"], steps["batch"]
+
+    assert "eks" not in after.stacks
+    assert after.eks_clusters == []
+    assert after.parameters["orchestrators"] == "batch"
+    assert (
+        after.parameters["batch/compute-environment"]
+        == before.parameters["batch/compute-environment"]
+    )
+    assert after.ids(*BASE) == before.ids(*BASE)
+
+
+def test_a_cluster_and_its_file_system_come_back(steps: dict[str, Account]) -> None:
+    after = steps["both again"]
+
+    assert len(after.ids("file system")) == 1
+    assert after.parameters["lustre"] in after.ids("file system")
+    assert after.eks_clusters == [after.parameters["eks/cluster"]]
+
+
+def test_a_file_system_that_a_cluster_left_behind_still_mounts_is_kept(
+    desk: Desk, steps: dict[str, Account]
+) -> None:
+    before, after = steps["both again"], steps["cluster left behind"]
+
+    assert (
+        "cannot be deleted as it is in use by trainium-default-eks"
+        in (desk.said["cluster left behind"])
+    )
+    assert after.ids("file system") == before.ids("file system")
+
+
+def test_both_become_eks(steps: dict[str, Account]) -> None:
+    before, after = steps["both again"], steps["eks"]
+
+    assert "batch" not in after.stacks
+    assert "batch/compute-environment" not in after.parameters
+    assert after.parameters["orchestrators"] == "eks"
+    assert after.ids("file system", *BASE) == before.ids("file system", *BASE)
+    assert after.parameters["eks/cluster"] == before.parameters["eks/cluster"]
+
+
+def test_data_jobs_run_on_the_same_queue_throughout(steps: dict[str, Account]) -> None:
+    queues = {
+        account.parameters.get("batch/cpu-job-queue")
+        for name, account in steps.items()
+        if name not in ("empty", "end")
+    }
+
+    assert len(queues) == 1
+
+
+def test_nothing_is_left_over(desk: Desk, steps: dict[str, Account]) -> None:
+    _, left = leftovers.compare(
+        before=steps["empty"].items,
+        after=steps["end"].items,
+        toolkit=leftovers.toolkit_resources(desk.aws),
+    )
+
+    assert left == []

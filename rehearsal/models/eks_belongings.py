@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from moto.cloudformation.exceptions import ValidationError
 from moto.eks.models import eks_backends
 
 from rehearsal.models.spi import Change, Contribution, Place, Properties, Resource
@@ -29,19 +28,12 @@ class Belonging(Resource):
         )
         identity = properties[cls.key] if cls.key else f"a-{uuid.uuid4().hex[:17]}"
         kept = belongings(place, cluster.name, cls.type_name)
-        if identity in kept:
-            raise ValidationError(message=f"{cls.type_name} {identity} is there already")
-        cls.check(properties, kept)
         kept[identity] = properties
         arn = f"{cluster.arn.replace(':cluster/', f':{cls.type_name}/')}/{identity}"
         return cls(
             f"{identity}|{cluster.name}",
             {cls.arn_name: arn, "AssociationId": identity, "Id": identity},
         )
-
-    @classmethod
-    def check(cls, properties: Properties, others: dict[str, Properties]) -> None:
-        """Refuse what EKS refuses."""
 
 
 class Addon(Belonging):
@@ -60,13 +52,6 @@ class PodIdentityAssociation(Belonging):
     """AWS::EKS::PodIdentityAssociation."""
 
     type_name, key, arn_name = "podidentityassociation", "", "AssociationArn"
-
-    @classmethod
-    def check(cls, properties: Properties, others: dict[str, Properties]) -> None:
-        """One role per service account."""
-        account = (properties["Namespace"], properties["ServiceAccount"])
-        if any(account == (o["Namespace"], o["ServiceAccount"]) for o in others.values()):
-            raise ValidationError(message=f"service account {'/'.join(account)} has a role already")
 
 
 def belongings(place: Place, cluster: str, type_name: str) -> dict[str, Properties]:

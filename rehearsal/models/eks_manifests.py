@@ -6,7 +6,6 @@ The handler is a Lambda function, which nothing runs here; its custom resources 
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import kubernetes_validate
@@ -18,9 +17,6 @@ from rehearsal.models.spi import Change, Contribution, Place, Properties, Resour
 
 MANIFEST = "Custom::AWSCDK-EKS-KubernetesResource"
 HELM_CHART = "Custom::AWSCDK-EKS-HelmChart"
-RELEASE_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-_RELEASE_NAME_LENGTH = 53
-"""Of a Helm release (helm.sh/helm/v4/pkg/chart/common/util)."""
 _PRUNE_LABEL = "aws.cdk.eks/prune-"
 
 
@@ -110,8 +106,6 @@ def check_release(properties: Properties) -> None:
     """Refuse what Helm refuses, and a chart without a version: the newest changes by itself."""
     release = properties["Release"]
     chart, repository = properties.get("Chart", ""), properties.get("Repository", "")
-    if len(release) > _RELEASE_NAME_LENGTH or not RELEASE_NAME.fullmatch(release):
-        raise ValidationError(message=f"{release} is not a name of a Helm release")
     if not properties.get("Version"):
         raise ValidationError(message=f"Helm release {release} has no version of its chart")
     if not (chart.startswith("oci://") or repository.startswith(("https://", "oci://"))):

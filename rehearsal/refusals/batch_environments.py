@@ -9,6 +9,7 @@ from rehearsal.refusals.kinds import ENVIRONMENT, LAUNCH_TEMPLATE, QUEUE
 from rehearsal.refusals.refusal import Fill, Outcome, Refusal, when
 from rehearsal.refusals.request import (
     Properties,
+    Reference,
     Request,
     duplicates,
     each,
@@ -126,8 +127,9 @@ def _override_targets(request: Request) -> Iterable[Fill]:
 
 def _without_linked_role(request: Request) -> Iterable[Fill]:
     """Refused where a role of one's own serves, which is what ServiceRole gives."""
-    role = request.text("ServiceRole")
-    if request.previous is None or not role or "/aws-service-role/" in role:
+    role = request.get("ServiceRole")
+    own = isinstance(role, Reference) or (bool(text(role)) and "/aws-service-role/" not in role)
+    if request.previous is None or not own:
         return []
     changed = _changed_for_new_instances(request)
     return when(bool(changed), ", ".join(changed))

@@ -118,12 +118,6 @@ def _shrinks(request: Request) -> Iterable[Fill]:
     )
 
 
-def _grows_by_part(request: Request) -> Iterable[Fill]:
-    before = number(get(request.previous, "StorageCapacity"))
-    after = request.number("StorageCapacity")
-    return when(request.previous is not None and after > before and after % 2400 != 0)
-
-
 def _siblings(request: Request) -> list[Mapping[str, Any]]:
     return [
         other
@@ -293,15 +287,6 @@ ROWS = (
         verbatim=False,
         source=API + "API_UpdateFileSystem.html",
         check=_shrinks,
-    ),
-    Refusal(
-        id="fsx-grow",
-        on=FILE_SYSTEM,
-        condition="A larger size in an update that is no multiple of 2400 GiB.",
-        words="The storage capacity must be a multiple of 2400 GiB",
-        verbatim=False,
-        source=API + "API_UpdateFileSystem.html",
-        check=_grows_by_part,
     ),
     Refusal(
         id="association-overlap",

@@ -20,7 +20,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
-TRUST = {"Version": "2012-10-17", "Statement": []}
+TRUST = {
+    "Version": "2012-10-17",
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "pods.eks.amazonaws.com"},
+            "Action": ["sts:AssumeRole", "sts:TagSession"],
+        }
+    ],
+}
 TOKEN = {"ServiceToken": "arn:aws:lambda:us-west-2:123456789012:function:x"}
 NAMESPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "trainium"}}
 ACCOUNT = {
@@ -129,7 +138,14 @@ def cluster(**changes: Any) -> Json:
     """Resources of a small deployment."""
     resources = {
         "Vpc": resource("AWS::EC2::VPC", CidrBlock="10.0.0.0/16"),
-        "Subnet": resource("AWS::EC2::Subnet", VpcId={"Ref": "Vpc"}, CidrBlock="10.0.0.0/24"),
+        "Subnet": resource(
+            "AWS::EC2::Subnet",
+            VpcId={"Ref": "Vpc"}, CidrBlock="10.0.0.0/24", AvailabilityZoneId="usw2-az1",
+        ),
+        "Second": resource(
+            "AWS::EC2::Subnet",
+            VpcId={"Ref": "Vpc"}, CidrBlock="10.0.1.0/24", AvailabilityZoneId="usw2-az2",
+        ),
         "Role": resource("AWS::IAM::Role", AssumeRolePolicyDocument=TRUST),
         "Template": resource(
             "AWS::EC2::LaunchTemplate", LaunchTemplateData={"InstanceType": "trn1.32xlarge"}
@@ -137,7 +153,8 @@ def cluster(**changes: Any) -> Json:
         "Cluster": resource(
             "AWS::EKS::Cluster",
             Name="training", Version="1.35", RoleArn={"Fn::GetAtt": ["Role", "Arn"]},
-            ResourcesVpcConfig={"SubnetIds": [{"Ref": "Subnet"}]},
+            ResourcesVpcConfig={"SubnetIds": [{"Ref": "Subnet"}, {"Ref": "Second"}]},
+            AccessConfig={"AuthenticationMode": "API"},
         ),
         "Provider": resource(
             "AWS::IAM::OIDCProvider",
@@ -345,7 +362,7 @@ def test_a_changed_manifest_takes_away_what_it_no_longer_has(
     [
         (chart(Version=""), "no version"),
         (chart(Repository=""), "neither repository nor oci"),
-        (chart(Release="Volcano"), "not a name"),
+        (chart(Release="Volcano"), "invalid release name"),
         (chart(Colour="red"), "Colour"),
         (manifest({**NAMESPACE, "spec": {"colour": "red"}}, cluster="training"), "colour"),
         (manifest({"kind": "Other", "metadata": {}}, cluster="training"), "apiVersion"),
@@ -357,12 +374,12 @@ def test_a_changed_manifest_takes_away_what_it_no_longer_has(
             resource("AWS::EKS::Nodegroup", ClusterName="training", NodeRole="arn", Subnets=[],
                      InstanceTypes=["m5.xlarge"],
                      ScalingConfig={"MinSize": 2, "DesiredSize": 1, "MaxSize": 2}),
-            "not in order",
+            "minSize can't be greater than desiredSize",
         ),
         (
             resource("AWS::EKS::PodIdentityAssociation", ClusterName="training", RoleArn="arn",
                      Namespace="trainium", ServiceAccount="job-mnist"),
-            "has a role already",
+            "Association already exists",
         ),
     ],
 )  # fmt: skip

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from rehearsal.kubernetes import errors
+from rehearsal.kubernetes import errors, quotas
 from rehearsal.kubernetes.pod_security import violations
 from rehearsal.kubernetes.resources import (
     ACCOUNT,
     CLAIM,
+    CONFIG_MAP,
     NAMESPACE,
     POD,
     QUEUE,
-    QUOTA,
     SERVICE,
     VOLCANO_JOB,
+    VOLUME,
     Json,
     Kind,
 )
-from rehearsal.kubernetes.scheduling import pod_requests, quantity, total
 from rehearsal.kubernetes.store import Admission, Store
 from rehearsal.kubernetes.volcano_rules import admit
+from rehearsal.kubernetes.volumes import admit_claim, admit_volume
 
 
 def _with_status(phase: str, key: str = "phase") -> Admission:
@@ -33,6 +34,7 @@ def _service(store: Store, entry: Json) -> Json:
     spec = {"type": "ClusterIP", **entry["spec"]}
     number = len(store.list(SERVICE)) + 10
     spec.setdefault("clusterIP", f"10.100.{number // 250}.{number % 250}")
+    quotas.check(store, SERVICE, {**entry, "spec": spec})
     return {**entry, "spec": spec}
 
 
@@ -40,7 +42,7 @@ def _pod(store: Store, entry: Json) -> Json:
     spec = {"restartPolicy": "Always", "terminationGracePeriodSeconds": 30, **entry["spec"]}
     _check_security(store, entry)
     _check_account(store, entry)
-    _check_quotas(store, entry)
+    quotas.check(store, POD, entry)
     return {**entry, "spec": spec, "status": {"phase": "Pending"}}
 
 
@@ -49,7 +51,7 @@ def _check_security(store: Store, pod: Json) -> None:
     found = violations(namespace, pod["spec"])
     if found:
         why = f"violates PodSecurity: {', '.join(found)}"
-        raise errors.forbidden(pod["metadata"]["name"], why)
+        raise errors.forbidden(POD, pod["metadata"]["name"], why)
 
 
 def _check_account(store: Store, pod: Json) -> None:
@@ -57,53 +59,41 @@ def _check_account(store: Store, pod: Json) -> None:
     namespace, name = pod["metadata"]["namespace"], pod["spec"].get("serviceAccountName")
     if name not in (None, "", "default") and store.find(ACCOUNT, namespace, name) is None:
         raise errors.forbidden(
+            POD,
             pod["metadata"]["name"],
             f"error looking up service account {namespace}/{name}: "
             f'serviceaccount "{name}" not found',
         )
 
 
-def _check_quotas(store: Store, pod: Json) -> None:
-    """What a ResourceQuota says of pods (apiserver, plugin/pkg/admission/resourcequota).
-
-    Of processor and memory every container has to say how much, once the quota limits them.
-    """
-    metadata = pod["metadata"]
-    wanted = pod_requests(pod["spec"])
-    for quota in store.list(QUOTA, metadata["namespace"]):
-        name = quota["metadata"]["name"]
-        hard = {
-            key.removeprefix("requests."): quantity(most)
-            for key, most in quota["spec"]["hard"].items()
-            if key.startswith("requests.")
-        }
-        silent = [key for key in ("cpu", "memory") if key in hard and key not in wanted]
-        if silent:
-            words = "; ".join(f"requests.{key} for: {_container(pod)}" for key in silent)
-            raise errors.forbidden(metadata["name"], f"failed quota: {name}: must specify {words}")
-        used = total(
-            pod_requests(other["spec"])
-            for other in store.list(POD, metadata["namespace"])
-            if other["status"]["phase"] in ("Pending", "Running")
-        )
-        over = [
-            f"requests.{key}"
-            for key, most in hard.items()
-            if key in wanted and wanted[key] + used.get(key, 0) > most
-        ]
-        if over:
-            raise errors.forbidden(metadata["name"], f"exceeded quota: {name}: {', '.join(over)}")
+def _claim(store: Store, entry: Json) -> Json:
+    quotas.check(store, CLAIM, entry)
+    return admit_claim(store, entry)
 
 
-def _container(pod: Json) -> str:
-    return str(pod["spec"]["containers"][0]["name"])
+def _job(store: Store, entry: Json) -> Json:
+    entry = admit(store, entry)
+    quotas.check(store, VOLCANO_JOB, entry)
+    return entry
+
+
+def _counted(kind: Kind) -> Admission:
+    """Nothing is added; a quota may count it."""
+
+    def count(store: Store, entry: Json) -> Json:
+        quotas.check(store, kind, entry)
+        return entry
+
+    return count
 
 
 ADMISSIONS: dict[Kind, Admission] = {
-    CLAIM: _with_status("Bound"),
+    CLAIM: _claim,
+    CONFIG_MAP: _counted(CONFIG_MAP),
     NAMESPACE: _with_status("Active"),
     POD: _pod,
     QUEUE: _with_status("Open", "state"),
     SERVICE: _service,
-    VOLCANO_JOB: admit,
+    VOLCANO_JOB: _job,
+    VOLUME: admit_volume,
 }

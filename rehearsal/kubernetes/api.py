@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from rehearsal.kubernetes import discovery, errors, rbac, streams, tables
+from rehearsal.kubernetes import discovery, errors, rbac, schemas, streams, tables
 from rehearsal.kubernetes.portforward import forward_ports
 from rehearsal.kubernetes.requests import APPLY_PATCH, Target, find_target, patched, read_body
 from rehearsal.kubernetes.resources import POD, Json
@@ -165,6 +165,7 @@ class Api:
         namespace = target.namespace
         if namespace is None:
             namespace = body.get("metadata", {}).get("namespace", "default")
+        schemas.check(target.kind, body)
         entry = self._store.create(
             target.kind, namespace, body, dry_run=request.query.get("dryRun") == "All"
         )
@@ -179,6 +180,7 @@ class Api:
         assert target.namespace is not None and target.name is not None
         is_apply = request.content_type == APPLY_PATCH
         if is_apply and self._store.find(target.kind, target.namespace, target.name) is None:
+            schemas.check(target.kind, body)
             return web.json_response(
                 self._store.create(target.kind, target.namespace, body), status=201
             )
@@ -196,6 +198,7 @@ class Api:
                 version = new.get("metadata", {}).get("resourceVersion")
                 metadata = {**old["metadata"], "resourceVersion": version}
                 return {**old, "metadata": metadata, "status": new.get("status", {})}
+            schemas.check(target.kind, new)
             return {**new, **{key: old[key] for key in ("status",) if key in old}}
 
         if request.query.get("dryRun") == "All":

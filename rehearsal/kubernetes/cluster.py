@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rehearsal.kubernetes import nodes
+from rehearsal.kubernetes import nodes, schemas
 from rehearsal.kubernetes.admission import ADMISSIONS
 from rehearsal.kubernetes.api import application
 from rehearsal.kubernetes.deployments import Deployments
@@ -74,6 +74,7 @@ class Cluster:
         """Create an object, or put the manifest's parts in place of those it has."""
         kind = self.store.find_kind(manifest["apiVersion"], manifest["kind"])
         metadata = manifest["metadata"]
+        schemas.check(kind, manifest)
         namespace = metadata.get("namespace", "default") if kind.namespaced else ""
         if self.store.find(kind, namespace, metadata["name"]) is None:
             return self.store.create(kind, namespace, manifest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rehearsal.kubernetes.resources import Json, Kind
 
 
@@ -50,10 +52,31 @@ def conflict(kind: Kind, name: str) -> ApiError:
     return ApiError(409, "Conflict", message, details)
 
 
-def invalid(kind: Kind, name: str, why: str) -> ApiError:
-    """It is not a legal object of its kind."""
-    details = {"name": name, "group": kind.group, "kind": kind.kind}
-    return ApiError(422, "Invalid", f'{kind.kind} "{name}" is invalid: {why}', details)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One thing that is wrong with an object."""
+
+    field: str
+    reason: str
+    """``FieldValueRequired`` and the like (apimachinery, meta/v1, CauseType)."""
+    message: str
+
+
+def invalid(kind: Kind, name: str, *causes: Cause) -> ApiError:
+    """It is not a legal object of its kind (apimachinery, errors.NewInvalid)."""
+    details = {
+        "name": name,
+        "group": kind.group,
+        "kind": kind.kind,
+        # What kubectl shows; it leaves the message out.
+        "causes": [
+            {"reason": each.reason, "message": each.message, "field": each.field} for each in causes
+        ],
+    }
+    texts = [f"{each.field}: {each.message}" for each in causes]
+    why = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+    qualified = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
+    return ApiError(422, "Invalid", f'{qualified} "{name}" is invalid: {why}', details)
 
 
 def denied(webhook: str, why: str) -> ApiError:
@@ -61,9 +84,9 @@ def denied(webhook: str, why: str) -> ApiError:
     return ApiError(400, "BadRequest", f'admission webhook "{webhook}" denied the request: {why}')
 
 
-def forbidden(pod: str, why: str) -> ApiError:
-    """A built-in admission plugin's words for a pod (apiserver, admission.NewForbidden)."""
-    return ApiError(403, "Forbidden", f'pods "{pod}" is forbidden: {why}')
+def forbidden(kind: Kind, name: str, why: str) -> ApiError:
+    """A built-in admission plugin's words (apiserver, admission.NewForbidden)."""
+    return ApiError(403, "Forbidden", f'{kind.reference} "{name}" is forbidden: {why}')
 
 
 def no_such_path() -> ApiError:

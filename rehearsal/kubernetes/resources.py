@@ -30,6 +30,11 @@ class Kind:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
+    def is_custom(self) -> bool:
+        """Whether a definition made it known, and not Kubernetes itself."""
+        return "." in self.group and not self.group.endswith(".k8s.io")
+
+    @property
     def reference(self) -> str:
         """As messages name it: ``jobs.batch.volcano.sh``, ``pods``."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
@@ -103,6 +108,7 @@ EVENT = _built_in("v1", "Event")
 ACCOUNT = _built_in("v1", "ServiceAccount")
 QUOTA = _built_in("v1", "ResourceQuota")
 CLAIM = _built_in("v1", "PersistentVolumeClaim")
+VOLUME = _built_in("v1", "PersistentVolume")
 DEPLOYMENT = _built_in("apps/v1", "Deployment")
 ROLE = _built_in("rbac.authorization.k8s.io/v1", "Role")
 ROLE_BINDING = _built_in("rbac.authorization.k8s.io/v1", "RoleBinding")

@@ -105,7 +105,12 @@ class Store:
         if "name" not in metadata and "generateName" in metadata:
             metadata["name"] = metadata["generateName"] + secrets.token_hex(3)[:5]
         if not metadata.get("name"):
-            raise errors.invalid(kind, "", "metadata.name: Required value: name is required")
+            cause = errors.Cause(
+                field="metadata.name",
+                reason="FieldValueRequired",
+                message="Required value: name or generateName is required",
+            )
+            raise errors.invalid(kind, "", cause)
         entry |= {"apiVersion": kind.api_version, "kind": kind.kind}
         if kind.namespaced:
             metadata["namespace"] = namespace

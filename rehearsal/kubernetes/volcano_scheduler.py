@@ -23,6 +23,7 @@ from rehearsal.kubernetes.scheduling import (
 )
 from rehearsal.kubernetes.settings import Settings
 from rehearsal.kubernetes.store import Store, now
+from rehearsal.kubernetes.volumes import UNBOUND, is_bound
 
 
 class Scheduler:
@@ -104,12 +105,18 @@ class Scheduler:
         return bound
 
     def _lost_claims(self, pods: list[Json]) -> str:
-        """The predicate on volumes: a claim that is not there keeps a pod from every node."""
+        """The predicate on volumes: a claim that is not there, or has no volume, keeps a pod from
+        every node."""
         for pod in pods:
             for volume in pod["spec"].get("volumes") or ():
                 name = volume.get("persistentVolumeClaim", {}).get("claimName")
-                if name and self._store.find(CLAIM, pod["metadata"]["namespace"], name) is None:
+                if not name:
+                    continue
+                claim = self._store.find(CLAIM, pod["metadata"]["namespace"], name)
+                if claim is None:
                     return f'persistentvolumeclaim "{name}" not found'
+                if not is_bound(claim):
+                    return UNBOUND
         return ""
 
     def bind_each(self, pods: list[Json]) -> list[Json]:

@@ -152,7 +152,7 @@ def test_a_kind_that_nobody_defined_is_unknown_until_it_is(
                 "group": "monitoring.coreos.com",
                 "scope": "Namespaced",
                 "names": names,
-                "versions": [{"name": "v1", "served": True}],
+                "versions": [{"name": "v1", "served": True, "storage": True}],
             },
         }
     )

@@ -12,8 +12,8 @@ from kubernetes import client, config
 from kubernetes.stream import portforward
 
 from rehearsal.kubernetes import Cluster, Settings, kubeconfig, serve
-from rehearsal.kubernetes.resources import DEPLOYMENT, POD
-from tests.rehearsal.volcano_jobs import BASE, job
+from rehearsal.kubernetes.resources import CLAIM, DEPLOYMENT, POD, VOLUME
+from tests.rehearsal.volcano_jobs import BASE, end, events, job
 from trainium_catalogue.kubernetes import NAMESPACE
 
 Json = dict[str, Any]
@@ -46,13 +46,35 @@ def deployment(directory: str) -> Json:
     }
 
 
+def volume(name: str, **spec: Any) -> Json:
+    offer = {"capacity": {"storage": "1200Gi"}, "accessModes": ["ReadWriteMany"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {**offer, "storageClassName": "", **spec},
+    }
+
+
+def claim(name: str, **spec: Any) -> Json:
+    wanted = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            **wanted, "volumeName": name, "resources": {"requests": {"storage": "1200Gi"}}, **spec
+        },
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     running = serve(Settings(addresses="127.0.95"))
     for manifest in BASE:
         running.apply(manifest)
-    claim = {"metadata": {"name": "lustre", "namespace": NAMESPACE}, "spec": {}}
-    running.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim})
+    running.apply(volume("lustre"))
+    running.apply(claim("lustre"))
     running.apply(deployment("/fsx/runs"))
     yield running
     running.stop()
@@ -138,3 +160,57 @@ def test_a_deployment_that_is_deleted_takes_its_pod_with_it(cluster: Cluster) ->
     cluster.store.delete(DEPLOYMENT, NAMESPACE, "files")
 
     wait(lambda: not pods(cluster))
+
+
+def phase(cluster: Cluster, name: str) -> str:
+    return str(cluster.store.get(CLAIM, NAMESPACE, name)["status"]["phase"])
+
+
+def test_a_claim_without_its_volume_is_pending_and_so_are_its_pods(cluster: Cluster) -> None:
+    cluster.apply(claim("later"))
+    mounted = {"name": "shared", "persistentVolumeClaim": {"claimName": "later"}}
+    cluster.apply(job("mounts", ["true"], volumes=[mounted]))
+    wait(lambda: events(cluster, "mounts"))
+    conditions = [
+        pod["status"]["conditions"][0]["message"]
+        for pod in cluster.store.list(POD, NAMESPACE, labels="volcano.sh/job-name=mounts")
+    ]
+
+    assert phase(cluster, "later") == "Pending"
+    assert set(conditions) == {"pod has unbound immediate PersistentVolumeClaims"}
+    cluster.apply(volume("later"))
+    assert phase(cluster, "later") == "Bound"
+    assert end(cluster, "mounts")["state"]["phase"] == "Completed"
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        {"capacity": {"storage": "100Gi"}},
+        {"accessModes": ["ReadWriteOnce"]},
+        {"storageClassName": "gp3"},
+        {"claimRef": {"name": "another", "namespace": NAMESPACE}},
+    ],
+    ids=lambda offer: next(iter(offer)),
+)
+def test_a_volume_that_does_not_fit_is_not_bound(cluster: Cluster, offer: Json) -> None:
+    cluster.apply(volume("unfit", **offer))
+    cluster.apply(claim("unfit"))
+    found = phase(cluster, "unfit")
+    cluster.store.delete(CLAIM, NAMESPACE, "unfit")
+    cluster.store.delete(VOLUME, "", "unfit")
+
+    assert found == "Pending"
+
+
+def test_a_volume_has_one_claim(cluster: Cluster) -> None:
+    cluster.apply(claim("second", volumeName="lustre"))
+
+    assert phase(cluster, "second") == "Pending"
+    cluster.store.delete(CLAIM, NAMESPACE, "second")
+
+
+def test_kubectl_says_how_a_claim_stands(core: client.CoreV1Api) -> None:
+    found = core.read_namespaced_persistent_volume_claim("lustre", NAMESPACE)
+
+    assert (found.status.phase, found.spec.volume_name) == ("Bound", "lustre")

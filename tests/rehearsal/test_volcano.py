@@ -215,10 +215,12 @@ def test_a_gang_too_big_for_its_queue_gets_no_pods_and_says_why(cluster: Cluster
         ({"queue": "other"}, 'queue.scheduling.volcano.sh "other" not found'),
         ({"minAvailable": 3}, "should not be greater than total replicas"),
         ({"policies": [{"exitCode": 0, "action": "AbortJob"}]}, "0 is not a valid error code"),
-        ({"policies": [{"event": "Lost", "action": "AbortJob"}]}, "invalid policy event Lost"),
+        # Its definition, before a webhook is asked: of the API server's three steps (mutation,
+        # schema, validation) the second.
+        ({"policies": [{"event": "Lost", "action": "AbortJob"}]}, r'Unsupported value: "Lost"'),
         ({"policies": [{"action": "AbortJob"}]}, "either event and exitCode should be specified"),
         ({"plugins": {"smoke": []}}, "unable to find job plugin: smoke"),
-        ({"tasks": []}, "No task specified in job spec"),
+        ({"tasks": []}, "spec.tasks in body should have at least 1 items"),
     ],
 )
 def test_what_volcanos_webhooks_refuse_is_refused(

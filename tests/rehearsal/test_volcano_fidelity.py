@@ -9,7 +9,15 @@ import pytest
 
 from rehearsal.kubernetes import errors, objects
 from rehearsal.kubernetes.admission import ADMISSIONS
-from rehearsal.kubernetes.resources import EVENT, POD, VOLCANO_JOB
+from rehearsal.kubernetes.resources import (
+    CLAIM,
+    CONFIG_MAP,
+    EVENT,
+    POD,
+    SERVICE,
+    VOLCANO_JOB,
+    Kind,
+)
 from rehearsal.kubernetes.resources import NAMESPACE as NAMESPACE_KIND
 from rehearsal.kubernetes.scheduling import Nodes, Queue, refusal
 from rehearsal.kubernetes.store import Store
@@ -90,10 +98,12 @@ def test_pods_above_a_quota_are_refused_until_others_have_ended() -> None:
     wanted = {"limits": {"cpu": "3", CHIP: "16"}}
     there.create(POD, NAMESPACE, pod("first", resources=wanted))
 
-    with pytest.raises(
-        errors.ApiError, match=r"exceeded quota: most: requests\.cpu, requests\.aws"
-    ):
+    with pytest.raises(errors.ApiError) as refused:
         there.create(POD, NAMESPACE, pod("second", resources=wanted))
+    assert str(refused.value).endswith(
+        f"exceeded quota: most, requested: requests.{CHIP}=16,requests.cpu=3, "
+        f"used: requests.{CHIP}=16,requests.cpu=3, limited: requests.{CHIP}=16,requests.cpu=4"
+    )
     there.set_status(POD, NAMESPACE, "first", {"phase": "Failed"})
     there.create(POD, NAMESPACE, pod("second", resources=wanted))
 
@@ -171,3 +181,43 @@ def test_a_running_job_that_gets_a_new_pod_is_pending_again() -> None:
 
     assert next_phase(running, Counts(running=1, pending=1)) == "Pending"
     assert next_phase(running, Counts(running=1, succeeded=1)) == "Running"
+
+
+def service(name: str, **spec: Any) -> Json:
+    return {"metadata": {"name": name}, "spec": {"ports": [{"port": 80}, {"port": 81}], **spec}}
+
+
+@pytest.mark.parametrize(
+    ("hard", "spec", "said"),
+    [
+        ({"services": "1"}, {}, "requested: services=1, used: services=1, limited: services=1"),
+        ({"count/services": "1"}, {}, "requested: count/services=1, used: count/services=1"),
+        (
+            {"services.nodeports": "1"},
+            {"type": "NodePort"},
+            "requested: services.nodeports=2, used: services.nodeports=0, limited: services.nod",
+        ),
+        (
+            {"services.loadbalancers": "0"},
+            {"type": "LoadBalancer"},
+            "requested: services.loadbalancers=1, used: services.loadbalancers=0, limited: serv",
+        ),
+    ],
+)
+def test_a_quota_counts_services(hard: Json, spec: Json, said: str) -> None:
+    there = store({**QUOTA, "spec": {"hard": hard}})
+    there.create(SERVICE, NAMESPACE, service("first"))
+
+    with pytest.raises(errors.ApiError) as refused:
+        there.create(SERVICE, NAMESPACE, service("second", **spec))
+    assert str(refused.value).startswith('services "second" is forbidden: exceeded quota: most, ')
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [CLAIM, CONFIG_MAP, VOLCANO_JOB], ids=lambda kind: kind.plural)
+def test_a_quota_counts_other_objects_too(kind: Kind) -> None:
+    there = store({**QUOTA, "spec": {"hard": {f"count/{kind.reference}": "0"}}})
+    made = job("a", ["true"]) if kind == VOLCANO_JOB else {"metadata": {"name": "a"}, "spec": {}}
+
+    with pytest.raises(errors.ApiError, match=f"limited: count/{kind.reference}=0"):
+        there.create(kind, NAMESPACE, made)

@@ -22,6 +22,8 @@ from tests.rehearsal.volcano_jobs import BASE, job
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, TAINT, pod_resources, service_account
+from trainium_constructs.eks.manifests import lustre_claim, lustre_volume
+from trainium_constructs.lustre import LustreMount
 
 INSTANCE_TYPE = find_instance_type("trn1.32xlarge")
 ROOT = Path(__file__).parents[3]
@@ -45,7 +47,11 @@ EKS_PARAMETERS: Mapping[str, str] = {
 
 
 BELONGINGS = (
-    {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _named("lustre"), "spec": {}},
+    lustre_volume(
+        LustreMount(file_system_id="fs-0", dns_name="fs-0.example.com", mount_name="fsx"),
+        name="trainium-lustre",
+    ),
+    lustre_claim(volume="trainium-lustre"),
     *(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _named(service_account(name))}
         for name in ("all-reduce", "llama-tiny")

@@ -56,7 +56,7 @@ def cluster() -> Iterator[Cluster]:
         patch.setattr(events, "print", lambda *_, **__: None, raising=False)
         running = serve(
             Settings(
-                addresses="127.0.95",
+                addresses="127.0.87",
                 count_nodes=True,
                 identify=lambda token: ME if token.startswith("k8s-aws-v1.") else ADMIN,
             )

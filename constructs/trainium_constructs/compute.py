@@ -15,6 +15,10 @@ from trainium_constructs.nag import acknowledge_managed_policy
 from trainium_constructs.network import EfaNetwork, zone_placement_group
 from trainium_constructs.shell import allow_sessions
 
+UPDATE_TIMEOUT_MINUTES = 7200
+"""What running jobs still have when an infrastructure update replaces the instances: Batch's
+maximum (API reference, UpdatePolicy), since each has a time limit of its own. Without it an update,
+which every new version of the launch template is, ends them after 30 minutes."""
 INSTANCE_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"
 
 # The three reasons that a queue can act on (AWS Batch User Guide, jobStateTimeLimitActions). A job
@@ -146,7 +150,8 @@ class TrainiumComputeEnvironment(Construct):
                 tags=dict(instance_tags or {}),
             ),
             update_policy=batch.CfnComputeEnvironment.UpdatePolicyProperty(
-                terminate_jobs_on_update=False, job_execution_timeout_minutes=30
+                terminate_jobs_on_update=False,
+                job_execution_timeout_minutes=UPDATE_TIMEOUT_MINUTES,
             ),
         )
         # The agent cannot register with a role that has no policy yet, nor deregister without.

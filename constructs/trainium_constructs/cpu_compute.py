@@ -9,7 +9,7 @@ from aws_cdk import aws_batch as batch
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
-from trainium_constructs.compute import instance_profile
+from trainium_constructs.compute import UPDATE_TIMEOUT_MINUTES, instance_profile
 from trainium_constructs.host_setup import cpu_host_user_data
 from trainium_constructs.launch_template import ROOT_DEVICE
 
@@ -83,7 +83,8 @@ class CpuComputeEnvironment(Construct):
                 tags=dict(instance_tags or {}),
             ),
             update_policy=batch.CfnComputeEnvironment.UpdatePolicyProperty(
-                terminate_jobs_on_update=False, job_execution_timeout_minutes=30
+                terminate_jobs_on_update=False,
+                job_execution_timeout_minutes=UPDATE_TIMEOUT_MINUTES,
             ),
         )
         self.environment.node.add_dependency(self.instance_role)

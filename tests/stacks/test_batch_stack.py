@@ -57,7 +57,16 @@ class TestNodes:
     def test_running_jobs_survive_an_update(self, made: Deployment) -> None:
         environment = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
 
-        assert environment["UpdatePolicy"]["TerminateJobsOnUpdate"] is False
+        # Batch's maximum in minutes, 5 days (API reference, UpdatePolicy); its default is 30.
+        assert environment["UpdatePolicy"] == {
+            "TerminateJobsOnUpdate": False,
+            "JobExecutionTimeoutMinutes": 7200,
+        }
+
+    def test_so_do_cpu_jobs(self, made: Deployment) -> None:
+        environment = made.only("data", "AWS::Batch::ComputeEnvironment")
+
+        assert environment["UpdatePolicy"]["JobExecutionTimeoutMinutes"] == 7200
 
     def test_the_host_image_is_the_dated_one_of_the_release(self, made: Deployment) -> None:
         (configuration,) = compute(made)["Ec2Configuration"]

@@ -72,7 +72,7 @@ def ask(process: subprocess.Popen[str], how: str) -> float:
     process.stdin.flush()
     answer = process.stdout.readline()
     if not answer:
-        raise RuntimeError(f"{process.args} ended with {process.wait()}; its output is above")
+        raise RuntimeError(f"{process.args!r} ended with {process.wait()}; its output is above")
     return float(answer)
 
 

@@ -46,6 +46,16 @@ class BatchClient(Protocol):
     def describe_compute_environments(self, **kwargs: Any) -> Response: ...
 
 
+class CloudFormationClient(Protocol):
+    """The part of the boto3 CloudFormation client that is used here."""
+
+    def describe_stacks(self, **kwargs: Any) -> Response: ...
+
+    def get_template(self, **kwargs: Any) -> Response: ...
+
+    def list_stack_resources(self, **kwargs: Any) -> Response: ...
+
+
 class S3Client(Protocol):
     """The part of the boto3 S3 client that is used here, beside what transfers use."""
 
@@ -128,6 +138,11 @@ class Aws:
         start a second job; ``jobs.submission`` looks for the first one before it repeats.
         """
         client: BatchClient = self._client("batch", mode="standard", attempts=1)
+        return client
+
+    def cloudformation(self) -> CloudFormationClient:
+        """Client for what is deployed."""
+        client: CloudFormationClient = self._client("cloudformation", mode="standard", attempts=5)
         return client
 
     def s3(self) -> S3Client:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from jobs.commands.catalogue import catalogue
+from jobs.commands.check_deploy import check_deploy
 from jobs.commands.download import download
 from jobs.commands.kubeconfig import kubeconfig
 from jobs.commands.list_runs import list_runs
@@ -90,6 +91,7 @@ app.command("logs")(logs)
 app.command("stop")(stop)
 app.command("verify")(verify)
 app.command("catalogue")(catalogue)
+app.command("check-deploy")(check_deploy)
 app.command("kubeconfig")(kubeconfig)
 app.command("token", hidden=True)(token)
 app.command("scale")(scale)

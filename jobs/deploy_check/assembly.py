@@ -1,0 +1,115 @@
+"""A cloud assembly: what `cdk synth` wrote, and what `cdk deploy` is about to read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.errors import Refusal
+
+Template = Mapping[str, Any]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = ("app.py", "cdk.json", "stacks", "constructs", "docker", "training")
+"""What a template is made of, the image's build context included."""
+_STACK = "aws:cloudformation:stack"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """The stacks of one deployment, by their names, in the order of the manifest."""
+
+    folder: Path
+    templates: Mapping[str, Template]
+    newer: str | None
+    """A source that was changed after the synthesis; None where the assembly is up to date."""
+
+    @property
+    def synth_command(self) -> str:
+        """The command that renews it."""
+        output = "" if self.folder.name == "cdk.out" else f" --output {self.folder}"
+        return f"cdk synth --quiet{output}"
+
+
+def stack_pattern(deployment: str) -> re.Pattern[str]:
+    """What stacks of a deployment are called: no other deployment's are called so.
+
+    The part is one word, so ``trainium-a-b-network`` is none of deployment ``a``.
+    """
+    return re.compile(rf"trainium-{re.escape(deployment)}-[a-z]+")
+
+
+def read_assembly(
+    folder: Path, *, deployment: str, region: str | None, repository: Path = REPOSITORY
+) -> Assembly:
+    """Read the stacks; refuse what is no assembly, or one of another deployment or region."""
+    manifest = folder / "manifest.json"
+    if not manifest.exists():
+        raise Refusal(
+            "no-assembly",
+            f"{folder} holds no cloud assembly: there is no {manifest}; make one with `cdk synth "
+            "--quiet` and the -c settings that you will deploy with, or name its folder with "
+            "--assembly",
+        )
+    templates: dict[str, Template] = {}
+    regions: set[str] = set()
+    try:
+        for name, artifact in json.loads(manifest.read_text(encoding="utf-8"))["artifacts"].items():
+            if artifact.get("type") != _STACK:
+                continue
+            properties = artifact["properties"]
+            text = (folder / properties["templateFile"]).read_text(encoding="utf-8")
+            templates[properties.get("stackName", name)] = json.loads(text)
+            regions.add(str(artifact["environment"]).rpartition("/")[2])
+    except (OSError, ValueError, LookupError) as error:
+        raise Refusal(
+            "invalid-assembly",
+            f"the assembly in {folder} cannot be read ({type(error).__name__}: {error}); make it "
+            "again with `cdk synth --quiet`",
+        ) from None
+    _check_deployment(folder, templates, deployment)
+    _check_region(folder, regions - {"unknown-region"}, region)
+    return Assembly(
+        folder=folder, templates=templates, newer=newer_source(manifest, repository=repository)
+    )
+
+
+def newer_source(manifest: Path, *, repository: Path = REPOSITORY) -> str | None:
+    """The newest source that was changed after ``manifest`` was written."""
+    written = manifest.stat().st_mtime
+    newest, found = written, None
+    for source in SOURCES:
+        root = repository / source
+        for path in (root, *root.rglob("*")) if root.is_dir() else (root,):
+            if not path.is_file() or "__pycache__" in path.parts or path.suffix == ".pyc":
+                continue
+            if (changed := path.stat().st_mtime) > newest:
+                newest, found = changed, str(path.relative_to(repository))
+    return found
+
+
+def _check_deployment(folder: Path, templates: Mapping[str, Template], deployment: str) -> None:
+    pattern = stack_pattern(deployment)
+    others = sorted(name for name in templates if not pattern.fullmatch(name))
+    if not templates or others:
+        holds = f"holds {', '.join(others)}" if others else "holds no stack"
+        raise Refusal(
+            "another-deployment",
+            f"{folder} {holds}, which is not of deployment {deployment!r}; give the --deployment "
+            f"that it is of, or make it again with `cdk synth --quiet -c "
+            f"trainium:deployment={deployment}`",
+        )
+
+
+def _check_region(folder: Path, regions: set[str], region: str | None) -> None:
+    if region is not None and regions and regions != {region}:
+        there = ", ".join(sorted(regions))
+        raise Refusal(
+            "another-region",
+            f"{folder} goes to {there}, and this looks at {region}; give --region {there}, or make "
+            f"it again with `cdk synth --quiet -c trainium:region={region}`",
+        )

@@ -1,0 +1,337 @@
+"""What an update changes: two sets of templates, and what follows from each difference.
+
+A template says what refers to what, so a change has consequences: a subnet that is replaced gives
+another id to whoever names it, in its own stack or, through an export or a parameter of Systems
+Manager, in another one. The rules are applied until nothing more follows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from jobs.deploy_check.assembly import Template
+from jobs.deploy_check.replacements import Certainty, Path, Replacements
+
+_SUB = re.compile(r"\$\{([^!}][^}]*)\}")
+_SSM = re.compile(r"\{\{resolve:ssm:([^:}]+)")
+_SSM_PARAMETER = "AWS::SSM::Parameter"
+_NEW_WITH_EACH_UPDATE = {
+    ("AWS::EC2::LaunchTemplate", "LatestVersionNumber"): "LaunchTemplateData",
+    # Another revision, whose number is a part of the ARN.
+    ("AWS::Batch::JobDefinition", None): None,
+}
+"""Attributes, or what Ref returns, that an update in place changes as well: of that property, or
+of any."""
+
+
+class Fate(StrEnum):
+    """What becomes of a resource."""
+
+    ADDED = "added"
+    UPDATED = "updated"
+    MAYBE_REPLACED = "may be replaced"
+    REPLACED = "replaced"
+    REMOVED = "removed"
+
+
+@dataclass(slots=True)
+class Change:
+    """One resource, and why it changes."""
+
+    stack: str
+    logical_id: str
+    resource_type: str
+    fate: Fate
+    old: Mapping[str, Any]
+    new: Mapping[str, Any]
+    paths: dict[Path, Certainty] = field(default_factory=dict)
+    """Properties that change, and how surely."""
+    replaces: set[Path] = field(default_factory=set)
+    """Those of them that CloudFormation replaces the resource for."""
+
+    @property
+    def reasons(self) -> list[str]:
+        """The properties that decide, in words."""
+        return sorted({".".join(part for part in path if part != "*") for path in self._deciding})
+
+    @property
+    def keeps_old(self) -> bool:
+        """The resource of today stays in the account when the stack lets go of it."""
+        policy, entry = ("DeletionPolicy", self.old)
+        if self.fate is not Fate.REMOVED:
+            policy, entry = ("UpdateReplacePolicy", self.new)
+        return str(entry.get(policy, "Delete")).startswith("Retain")
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """Those of the new template; of a resource that goes, the old one's."""
+        entry = self.old if self.fate is Fate.REMOVED else self.new
+        found: Mapping[str, Any] = entry.get("Properties", {})
+        return found
+
+    @property
+    def _deciding(self) -> set[Path]:
+        return self.replaces or set(self.paths)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportChange:
+    """An export that goes, or gets another value, and who imports it."""
+
+    stack: str
+    name: str
+    removed: bool
+    importers: tuple[str, ...]
+    still_imported: bool
+    """Some of these import it after the update too."""
+
+
+class Update:
+    """The deployed stacks beside those of the assembly."""
+
+    def __init__(
+        self,
+        deployed: Mapping[str, Template],
+        assembly: Mapping[str, Template],
+        replacements: Replacements,
+    ) -> None:
+        self._deployed = deployed
+        self._both = {name: assembly[name] for name in assembly if name in deployed}
+        self._replacements = replacements
+        self._changes: dict[tuple[str, str], Change] = {}
+        self._exports: dict[str, Certainty] = {}
+        self._ssm: dict[str, Certainty] = {}
+        for stack, new in self._both.items():
+            self._compare(stack, deployed[stack], new)
+        while self._follow():
+            continue
+
+    def changes(self) -> list[Change]:
+        """Every resource that is not what it was."""
+        return list(self._changes.values())
+
+    def exports(self) -> list[ExportChange]:
+        """Exports in use that could not stay as they are: CloudFormation refuses to touch them."""
+        found = []
+        for stack, new in self._both.items():
+            kept = _exports(new)
+            for name in _exports(self._deployed[stack]):
+                removed = name not in kept
+                importers = _importers(self._deployed, name)
+                if importers and (removed or self._exports.get(name)):
+                    # A stack that the assembly no longer has stays as it is.
+                    after = _importers({**self._deployed, **self._both}, name)
+                    found.append(
+                        ExportChange(
+                            stack, name, removed, tuple(sorted(importers)), bool(importers & after)
+                        )
+                    )
+        return found
+
+    def _compare(self, stack: str, old: Template, new: Template) -> None:
+        before, after = old.get("Resources", {}), new.get("Resources", {})
+        for logical_id in {**before, **after}:
+            was, will_be = before.get(logical_id), after.get(logical_id)
+            kind = (will_be or was)["Type"]
+            if kind == "AWS::CDK::Metadata":
+                continue
+            change = Change(stack, logical_id, kind, Fate.UPDATED, was or {}, will_be or {})
+            if was is None:
+                change.fate = Fate.ADDED
+            elif will_be is None:
+                change.fate = Fate.REMOVED
+            elif was["Type"] != kind:
+                change.fate = Fate.REPLACED
+            else:
+                for path in _differences(was.get("Properties", {}), will_be.get("Properties", {})):
+                    self._mark(change, path, Certainty.YES)
+                if not change.paths:
+                    continue
+            self._changes[stack, logical_id] = change
+        kept = _exports(new)
+        for name, value in _exports(old).items():
+            if name in kept and kept[name] != value:
+                self._exports[name] = Certainty.YES
+
+    def _mark(self, change: Change, path: Path, certainty: Certainty) -> bool:
+        """Note a property that changes; returns whether that is news."""
+        if change.paths.get(path, Certainty.NO) >= certainty:
+            return False
+        change.paths[path] = certainty
+        answer = self._answer(change, path)
+        found = min(certainty, answer)
+        if found is not Certainty.NO:
+            change.replaces.add(path)
+        if change.fate in (Fate.UPDATED, Fate.MAYBE_REPLACED):
+            fates = (change.fate, Fate.MAYBE_REPLACED, Fate.REPLACED)
+            change.fate = fates[found]
+        return True
+
+    def _answer(self, change: Change, path: Path) -> Certainty:
+        answer = self._replacements.of(change.resource_type, path)
+        if change.resource_type == "AWS::Batch::ComputeEnvironment" and answer is Certainty.MAYBE:
+            # The condition, as CloudFormation documents it; left out it is true.
+            replace = change.new.get("Properties", {}).get("ReplaceComputeEnvironment", True)
+            return Certainty.YES if replace in (True, "true") else Certainty.NO
+        return answer
+
+    def _follow(self) -> bool:
+        """Apply the rules once; returns whether anything more followed."""
+        news = False
+        for stack, new in self._both.items():
+            for logical_id, entry in new.get("Resources", {}).items():
+                for path, certainty in self._affected(stack, entry.get("Properties", {})):
+                    change = self._changes.get((stack, logical_id))
+                    if change is None:
+                        old = self._deployed[stack]["Resources"][logical_id]
+                        change = Change(stack, logical_id, entry["Type"], Fate.UPDATED, old, entry)
+                        self._changes[stack, logical_id] = change
+                    if change.fate is not Fate.ADDED:
+                        news |= self._mark(change, path, certainty)
+                news |= self._publish(stack, logical_id, entry)
+            for name, value in _exports(new).items():
+                news |= _raise(self._exports, name, self._certainty(stack, value))
+        return news
+
+    def _publish(self, stack: str, logical_id: str, entry: Mapping[str, Any]) -> bool:
+        """Note a parameter of Systems Manager whose value changes."""
+        change = self._changes.get((stack, logical_id))
+        properties = entry.get("Properties", {})
+        if entry["Type"] != _SSM_PARAMETER or not isinstance(properties.get("Name"), str):
+            return False
+        certainty = change.paths.get(("Value",), Certainty.NO) if change else Certainty.NO
+        return _raise(self._ssm, properties["Name"], certainty)
+
+    def _affected(
+        self, stack: str, value: Any, path: Path = ()
+    ) -> Iterator[tuple[Path, Certainty]]:
+        """Properties whose value is another one because of what they refer to."""
+        if isinstance(value, Mapping) and not _is_intrinsic(value):
+            for name, inner in value.items():
+                yield from self._affected(stack, inner, (*path, name))
+        elif isinstance(value, list):
+            for inner in value:
+                yield from self._affected(stack, inner, (*path, "*"))
+        elif certainty := self._certainty(stack, value):
+            yield path, certainty
+
+    def _certainty(self, stack: str, value: Any) -> Certainty:
+        """How surely the value of an expression changes."""
+        return max(
+            (self._of_reference(stack, reference) for reference in _references(value)),
+            default=Certainty.NO,
+        )
+
+    def _of_reference(self, stack: str, reference: tuple[str, ...]) -> Certainty:
+        kind, name, *rest = reference
+        if kind == "import":
+            return self._exports.get(name, Certainty.NO)
+        if kind == "ssm":
+            return self._ssm.get(name, Certainty.NO)
+        parameter = self._both[stack].get("Parameters", {}).get(name)
+        if parameter is not None:
+            before = self._deployed[stack].get("Parameters", {}).get(name, {})
+            if before.get("Default") != parameter.get("Default"):
+                return Certainty.YES
+            return self._ssm.get(str(parameter.get("Default")), Certainty.NO)
+        change = self._changes.get((stack, name))
+        if change is None:
+            return Certainty.NO
+        if change.fate is Fate.REPLACED:
+            return Certainty.YES
+        found = Certainty.MAYBE if change.fate is Fate.MAYBE_REPLACED else Certainty.NO
+        attribute = (change.resource_type, rest[0] if rest else None)
+        if attribute in _NEW_WITH_EACH_UPDATE:
+            of = _NEW_WITH_EACH_UPDATE[attribute]
+            changed = (c for path, c in change.paths.items() if of in (None, path[0]))
+            return max((found, *changed))
+        return found
+
+
+def _raise(values: dict[str, Certainty], name: str, certainty: Certainty) -> bool:
+    if certainty <= values.get(name, Certainty.NO):
+        return False
+    values[name] = certainty
+    return True
+
+
+def _importers(templates: Mapping[str, Template], export: str) -> set[str]:
+    """Stacks that import an export."""
+    return {
+        stack
+        for stack, template in templates.items()
+        if ("import", export) in _references(template.get("Resources", {}))
+    }
+
+
+def _exports(template: Template) -> dict[str, Any]:
+    """Values of a template's exports, by name."""
+    outputs = template.get("Outputs", {}).values()
+    return {
+        output["Export"]["Name"]: output["Value"]
+        for output in outputs
+        if isinstance(output.get("Export", {}).get("Name"), str)
+    }
+
+
+def _is_intrinsic(value: Mapping[str, Any]) -> bool:
+    return len(value) == 1 and next(iter(value)).startswith(("Fn::", "Ref"))
+
+
+def _differences(old: Any, new: Any, path: Path = ()) -> Iterator[Path]:
+    """Paths at which two values differ; an expression is one value."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        if not (_is_intrinsic(old) or _is_intrinsic(new)):
+            for name in {**old, **new}:
+                if name not in old or name not in new:
+                    yield (*path, name)
+                else:
+                    yield from _differences(old[name], new[name], (*path, name))
+            return
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for before, after in zip(old, new, strict=True):
+            yield from _differences(before, after, (*path, "*"))
+        return
+    # A template keeps "true" and true, or 1 and "1", apart; CloudFormation does not.
+    if json.dumps(old, sort_keys=True).strip('"') != json.dumps(new, sort_keys=True).strip('"'):
+        yield path
+
+
+def _references(value: Any) -> Iterator[tuple[str, ...]]:
+    """What an expression names: resources, exports, parameters of Systems Manager."""
+    if isinstance(value, str):
+        yield from (("ssm", name) for name in _SSM.findall(value))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _references(inner)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key == "Ref":
+                yield "resource", inner
+            elif key == "Fn::GetAtt":
+                name, _, attribute = inner.partition(".") if isinstance(inner, str) else (
+                    inner[0], "", ".".join(map(str, inner[1:]))
+                )  # fmt: skip
+                yield "resource", name, attribute
+            elif key == "Fn::ImportValue" and isinstance(inner, str):
+                yield "import", inner
+            elif key == "Fn::Sub":
+                yield from _of_sub(inner)
+            else:
+                yield from _references(inner)
+
+
+def _of_sub(value: Any) -> Iterator[tuple[str, ...]]:
+    text, names = (value, {}) if isinstance(value, str) else value
+    for word in _SUB.findall(text):
+        if word in names:
+            continue
+        name, _, attribute = word.partition(".")
+        yield ("resource", name, attribute) if attribute else ("resource", name)
+    yield from _references(names)
+    yield from _references(text)

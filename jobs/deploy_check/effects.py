@@ -1,0 +1,111 @@
+"""What a change of a resource does to the jobs on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobs.deploy_check.changes import Change, Fate
+from jobs.deploy_check.replacements import Path
+from trainium_catalogue.kubernetes import TAINT
+
+ENVIRONMENT = "AWS::Batch::ComputeEnvironment"
+QUEUE = "AWS::Batch::JobQueue"
+NODE_GROUP = "AWS::EKS::Nodegroup"
+CLUSTER = "AWS::EKS::Cluster"
+
+# AWS Batch User Guide, "Perform infrastructure updates" (infrastructure-updates.html): any of
+# these replaces the instances. A launch template's new version is a change of launchTemplate.
+INFRASTRUCTURE = frozenset(
+    {
+        "AllocationStrategy",
+        "BidPercentage",
+        "Ec2Configuration",
+        "Ec2KeyPair",
+        "ImageId",
+        "InstanceRole",
+        "InstanceTypes",
+        "LaunchTemplate",
+        "PlacementGroup",
+        "SecurityGroupIds",
+        "Subnets",
+        "Tags",
+        "Type",
+        "UpdateToLatestImageVersion",
+    }
+)
+DEFAULT_TIMEOUT_MINUTES = 30
+"""``jobExecutionTimeoutMinutes`` where none is set (Batch API reference, UpdatePolicy)."""
+
+# EKS API reference, UpdateNodegroupVersion: these start new nodes; everything else of a node group
+# is UpdateNodegroupConfig's, which leaves its nodes alone but for their number.
+NEW_NODES = frozenset({"LaunchTemplate", "ReleaseVersion", "Version"})
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """How jobs end, or may."""
+
+    what: str
+    within_minutes: float
+    """Minutes that a running job still has; 0: none."""
+    waiting_too: bool = False
+    """Jobs that have not started end as well."""
+    size: int | None = None
+    """Nodes that are left, where the update changes their number only."""
+
+
+def effect_on_environment(change: Change) -> Effect | None:
+    """How the running jobs of a compute environment end; None when they do not."""
+    if change.fate in (Fate.REPLACED, Fate.REMOVED):
+        return Effect(f"its instances end with it: it is {change.fate}", 0)
+    changed = sorted(_infrastructure(path) for path in change.paths if _infrastructure(path))
+    if not changed:
+        return None
+    policy = change.properties.get("UpdatePolicy", {})
+    minutes = float(policy.get("JobExecutionTimeoutMinutes", DEFAULT_TIMEOUT_MINUTES))
+    if str(policy.get("TerminateJobsOnUpdate", "false")).lower() == "true":
+        minutes = 0
+    names = ", ".join(dict.fromkeys(changed))
+    return Effect(f"an infrastructure update replaces its instances ({names})", minutes)
+
+
+def _infrastructure(path: Path) -> str:
+    """The setting that replaces the instances; empty where it does not."""
+    if path[0] != "ComputeResources":
+        return ""
+    if len(path) == 1:
+        return path[0]
+    return path[1] if path[1] in INFRASTRUCTURE else ""
+
+
+def effect_on_queue(change: Change) -> Effect | None:
+    """A queue that goes ends all its jobs (Batch API reference, DeleteJobQueue)."""
+    if change.fate in (Fate.REPLACED, Fate.REMOVED):
+        return Effect(f"its jobs end with it: it is {change.fate}", 0, waiting_too=True)
+    return None
+
+
+def effect_on_node_group(change: Change) -> Effect | None:
+    """How the pods of the Trainium nodes end; None for the cluster's own nodes."""
+    entry = change.old or change.new
+    taints = entry.get("Properties", {}).get("Taints", ())
+    if not any(taint.get("Key") == TAINT for taint in taints):
+        return None
+    if change.fate in (Fate.REPLACED, Fate.REMOVED):
+        return Effect(f"its nodes end with it: it is {change.fate}", 0)
+    changed = sorted({path[0] for path in change.paths} & NEW_NODES)
+    if changed:
+        strategy = change.properties.get("UpdateConfig", {}).get("UpdateStrategy")
+        how = "all at once" if strategy == "MINIMAL" else "one after the other"
+        return Effect(f"an update of the node group ends its nodes {how} ({', '.join(changed)})", 0)
+    if any(path[0] == "ScalingConfig" for path in change.paths):
+        size = int(change.properties.get("ScalingConfig", {}).get("DesiredSize", 0))
+        return Effect(f"it sets the number of nodes to {size}", 0, size=size)
+    return None
+
+
+def effect_on_cluster(change: Change) -> Effect | None:
+    """A cluster that goes takes everything in it along."""
+    if change.fate in (Fate.REPLACED, Fate.REMOVED):
+        return Effect(f"all that is in it ends with it: it is {change.fate}", 0, waiting_too=True)
+    return None

@@ -1,0 +1,323 @@
+"""What somebody should know before `cdk deploy`, from what changes and what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from jobs.deploy_check.account import ActiveJob, BatchJobs, Stack
+from jobs.deploy_check.changes import Change, Fate, Update
+from jobs.deploy_check.effects import (
+    CLUSTER,
+    ENVIRONMENT,
+    NODE_GROUP,
+    QUEUE,
+    Effect,
+    effect_on_cluster,
+    effect_on_environment,
+    effect_on_node_group,
+    effect_on_queue,
+)
+from jobs.deploy_check.replacements import Replacements
+
+STATEFUL: Mapping[str, str] = {
+    "AWS::FSx::FileSystem": "what is on it is lost: what was imported from the bucket is imported "
+    "again, the rest is not; runs that read or write it fail",
+    "AWS::S3::Bucket": "datasets, checkpoints, caches and results are in it",
+    "AWS::ECR::Repository": "its images are gone; `cdk deploy` pushes today's again, and jobs that "
+    "wait with another one cannot start",
+    "AWS::EKS::Cluster": "every job, volume claim and object in it is gone",
+    "AWS::Logs::LogGroup": "the log lines in it are gone",
+}
+"""Types whose contents do not come back, and what that means."""
+
+COSTLY = (
+    "AWS::EKS::Cluster",
+    "AWS::EKS::Nodegroup",
+    "AWS::FSx::FileSystem",
+    "AWS::EC2::NatGateway",
+    "AWS::EC2::VPCEndpoint",
+    "AWS::S3::Bucket",
+    "AWS::ECR::Repository",
+)
+"""Types that are billed while they exist."""
+
+
+class Kind(StrEnum):
+    """What a finding is about, the gravest first."""
+
+    REFUSED = "refused"
+    """The deployment would fail: AWS refuses it."""
+    LOSES_DATA = "loses-data"
+    ENDS_JOBS = "ends-jobs"
+    STAYS = "stays"
+    """Something is left behind, and costs."""
+    UNKNOWN = "unknown"
+    """Could not be looked at."""
+    GOES_ON = "goes-on"
+    """Instances are replaced under running jobs, which have time to end by themselves."""
+
+
+HARMLESS = frozenset({Kind.GOES_ON})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TouchedJob:
+    """A job on something that the deployment changes."""
+
+    run: str
+    job_id: str
+    status: str
+    orchestrator: str
+    within_minutes: float
+    """Until it is ended, after the update of its resource begins; 0: at once."""
+    minutes_left: float | None
+    """Until its own time limit; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing to know, and what to do."""
+
+    kind: Kind
+    stack: str
+    resource: str | None
+    resource_type: str | None
+    message: str
+    remedy: str
+    jobs: tuple[TouchedJob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """Who knows the jobs that run."""
+
+    batch: BatchJobs
+    cluster: Callable[[], list[ActiveJob] | None]
+    """Jobs on the cluster that have not ended; None where it does not answer."""
+    now_s: float
+
+
+def find_all(
+    update: Update,
+    *,
+    stacks: Mapping[str, Stack],
+    assembly: Iterable[str],
+    running: Running,
+    replacements: Replacements,
+) -> list[Finding]:
+    """Every finding, the gravest first."""
+    changes = update.changes()
+    found = [
+        *_busy_stacks(stacks, assembly),
+        *_locked_exports(update, assembly=set(assembly)),
+        *_name_conflicts(changes, replacements),
+        *_lost(changes),
+        *_ended(changes, stacks, running),
+        *_left_behind(stacks, assembly),
+    ]
+    order = list(Kind)
+    return sorted(found, key=lambda finding: order.index(finding.kind))
+
+
+def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterator[Finding]:
+    """Stacks that CloudFormation does not update in their present state."""
+    for name in assembly:
+        stack = stacks.get(name)
+        if stack is None:
+            continue
+        if stack.status.endswith("_IN_PROGRESS"):
+            remedy = "wait until that has ended, then check again"
+        elif stack.status == "UPDATE_ROLLBACK_FAILED":
+            remedy = f"first: aws cloudformation continue-update-rollback --stack-name {name}"
+        else:
+            continue
+        message = f"it is {stack.status}, and CloudFormation takes no other update meanwhile"
+        yield _of_stack(Kind.REFUSED, name, message, remedy)
+
+
+def _locked_exports(update: Update, *, assembly: set[str]) -> Iterator[Finding]:
+    """Exports in use (CloudFormation User Guide, outputs: they cannot be removed or changed)."""
+    for export in update.exports():
+        users = ", ".join(export.importers)
+        done = "would be removed" if export.removed else "would get another value"
+        gone = [name for name in export.importers if name not in assembly]
+        if gone:
+            remedy = f"first: {_destroy(gone[0])}"
+        elif not export.still_imported:
+            remedy = (
+                f"first: `cdk deploy --exclusively {' '.join(export.importers)}`, whose new "
+                "templates do not import it; then deploy all"
+            )
+        else:
+            remedy = (
+                f"destroy {users} first (`cdk destroy {' '.join(export.importers)}`), then deploy "
+                "all; what is in them ends and comes back"
+            )
+        message = f"export {export.name} {done}, which CloudFormation refuses: in use by {users}"
+        yield _of_stack(Kind.REFUSED, export.stack, message, remedy)
+
+
+def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterator[Finding]:
+    """Replaced resources whose name or addresses the old one still has: the new one comes first."""
+    for change in changes:
+        if change.fate is not Fate.REPLACED:
+            continue
+        names = replacements.names(change.resource_type)
+        if change.resource_type == "AWS::EC2::Subnet":
+            # EC2 refuses a subnet whose range overlaps another one's (API, CreateSubnet).
+            names = ("VpcId", "CidrBlock")
+        given = change.new.get("Properties", {})
+        same = [name for name in names if name in given and (name,) not in change.paths]
+        if not names or len(same) != len(names):
+            continue
+        yield _of_change(
+            Kind.REFUSED,
+            change,
+            f"it is replaced ({_why(change)}), the new one is made first, and it would have the "
+            f"{' and '.join(same)} of the old one: AWS refuses that",
+            f"destroy its stack first (`cdk destroy {change.stack}`, and those that need it), then "
+            "deploy again; or leave the setting as it was",
+        )
+
+
+def _lost(changes: list[Change]) -> Iterator[Finding]:
+    """Resources whose contents go with them, or that are left outside of the stack."""
+    for change in changes:
+        if change.fate not in (Fate.REPLACED, Fate.MAYBE_REPLACED, Fate.REMOVED):
+            continue
+        why = "" if change.fate is Fate.REMOVED else f" ({_why(change)})"
+        meaning = STATEFUL.get(change.resource_type)
+        if change.keeps_old:
+            yield _of_change(
+                Kind.STAYS,
+                change,
+                f"it is {change.fate}{why}; the one of today stays, with what is in it, outside of "
+                "the stack",
+                "copy what is needed, then delete it by hand when nobody uses it",
+            )
+        elif meaning is not None:
+            yield _of_change(
+                Kind.LOSES_DATA,
+                change,
+                f"it is {change.fate}{why}: {meaning}",
+                "copy what you need first; or leave the setting as it was",
+            )
+
+
+def _ended(
+    changes: list[Change], stacks: Mapping[str, Stack], running: Running
+) -> Iterator[Finding]:
+    """Jobs that run, or wait, on what changes."""
+    for change in changes:
+        physical = stacks[change.stack].physical_ids.get(change.logical_id, "")
+        effect, jobs = None, None
+        if change.resource_type == ENVIRONMENT and (effect := effect_on_environment(change)):
+            jobs = running.batch.of_environment(physical)
+        elif change.resource_type == QUEUE and (effect := effect_on_queue(change)):
+            jobs = running.batch.of_queue(physical)
+        elif (change.resource_type == NODE_GROUP and (effect := effect_on_node_group(change))) or (
+            change.resource_type == CLUSTER and (effect := effect_on_cluster(change))
+        ):
+            jobs = running.cluster()
+            if jobs is None:
+                yield _of_change(
+                    Kind.UNKNOWN,
+                    change,
+                    f"{effect.what}; which jobs run there is not known",
+                    "check again from where the cluster answers",
+                )
+        if effect is None or not jobs:
+            continue
+        ending = [job for job in jobs if _ends(job, effect, jobs, running.now_s)]
+        if ending:
+            yield _of_change(
+                Kind.ENDS_JOBS,
+                change,
+                f"{effect.what}; {_when(effect)}",
+                "wait until they have ended, or stop them; a training run that is submitted again "
+                "under its name continues from its newest checkpoint",
+                jobs=_touched(ending, effect, running.now_s),
+            )
+        going_on = [job for job in jobs if job.on_hosts and job not in ending]
+        if going_on and effect.within_minutes:
+            yield _of_change(
+                Kind.GOES_ON,
+                change,
+                f"{effect.what}; these jobs go on where they are, until their own time limit at "
+                "most",
+                "nothing; what starts later, another attempt of theirs too, gets new instances",
+                jobs=_touched(going_on, effect, running.now_s),
+            )
+
+
+def _ends(job: ActiveJob, effect: Effect, jobs: list[ActiveJob], now_s: float) -> bool:
+    """Whether a job ends before it would by itself."""
+    if not job.on_hosts:
+        return effect.waiting_too
+    if effect.size is not None:
+        return effect.size < sum(item.summary.num_nodes or 0 for item in jobs if item.on_hosts)
+    left_s = job.seconds_left(now_s)
+    return left_s is None or left_s > effect.within_minutes * 60
+
+
+def _touched(jobs: list[ActiveJob], effect: Effect, now_s: float) -> tuple[TouchedJob, ...]:
+    return tuple(
+        TouchedJob(
+            run=job.summary.run,
+            job_id=job.summary.job_id,
+            status=job.summary.status,
+            orchestrator=job.summary.orchestrator,
+            within_minutes=effect.within_minutes,
+            minutes_left=None if (left_s := job.seconds_left(now_s)) is None else left_s // 60,
+        )
+        for job in jobs
+    )
+
+
+def _when(effect: Effect) -> str:
+    if effect.within_minutes == 0:
+        return "these jobs end at once"
+    hours = effect.within_minutes / 60
+    span = f"{hours:g} hours" if hours >= 1 else f"{effect.within_minutes:g} minutes"
+    return f"of what runs now Batch ends {span} later what is still there"
+
+
+def _left_behind(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterator[Finding]:
+    """Stacks that no `cdk deploy` of this assembly touches."""
+    for name in sorted(set(stacks) - set(assembly)):
+        types = [entry["Type"] for entry in stacks[name].template.get("Resources", {}).values()]
+        costly = [kind for kind in COSTLY if kind in types]
+        has = f" ({', '.join(costly)})" if costly else ""
+        message = f"the assembly no longer has this stack: it stays, and what it has{has} costs"
+        yield _of_stack(Kind.STAYS, name, message, _destroy(name))
+
+
+def _destroy(stack: str) -> str:
+    # `cdk destroy` knows the stacks of the app, which no longer has this one.
+    return f"aws cloudformation delete-stack --stack-name {stack}"
+
+
+def _why(change: Change) -> str:
+    return ", ".join(change.reasons) or "another type"
+
+
+def _of_stack(kind: Kind, stack: str, message: str, remedy: str) -> Finding:
+    return Finding(
+        kind=kind, stack=stack, resource=None, resource_type=None, message=message, remedy=remedy
+    )
+
+
+def _of_change(
+    kind: Kind, change: Change, message: str, remedy: str, *, jobs: tuple[TouchedJob, ...] = ()
+) -> Finding:
+    return Finding(
+        kind=kind,
+        stack=change.stack,
+        resource=change.logical_id,
+        resource_type=change.resource_type,
+        message=message,
+        remedy=remedy,
+        jobs=jobs,
+    )

@@ -1,0 +1,102 @@
+"""`jobs check-deploy` between two deployments by the real CDK CLI, while a job runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal.server_process import wait_until
+from rehearsal.state import ROOT, Folder
+
+# One deployment serves all tests of this file, in their order.
+pytestmark = pytest.mark.timeout(300)
+
+CONTEXT = "-c trainium:max_nodes=2 -c trainium:retain_data=false"
+LONG = "--set iterations=1000000 --set seconds-per-size=600 --set total-seconds=600"
+BIN = Path(sys.executable).parent
+
+
+def rehearsal(folder: Folder, *words: str) -> list[str]:
+    return [sys.executable, "-m", "rehearsal", *words, "--folder", str(folder.path)]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    """A deployment on Batch with a run that may last longer than an update lets it."""
+    folder = Folder(tmp_path_factory.mktemp("up"))
+    process = subprocess.Popen(
+        rehearsal(
+            folder, "up", "--orchestrators", "batch", "--nodes", "2", "--addresses", "127.0.46"
+        ),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
+    assert wait_until(folder.environment.exists, limit_s=240)
+    try:
+        submit = f"submit all-reduce --nodes 2 --name long --time-limit 160 --yes {LONG}"
+        code, said = say(folder, f"python -m jobs {submit}")
+        assert code == 0, said
+        running = "python -m jobs status long | grep -q RUNNING"
+        assert wait_until(lambda: say(folder, running)[0] == 0, limit_s=60)
+        yield folder
+    finally:
+        process.terminate()
+        process.wait(timeout=120)
+
+
+@pytest.fixture(scope="module")
+def changed(up: Folder) -> Path:
+    """What the CLI makes of a larger root volume, which is another launch template."""
+    assembly = up.path / "changed"
+    command = f"cdk synth --quiet --output {assembly} {CONTEXT} -c trainium:root_volume_gib=300"
+    code, said = say(up, command)
+    assert code == 0, said
+    return assembly
+
+
+def say(folder: Folder, script: str) -> tuple[int, str]:
+    """Exit code and output of another terminal that has sourced the rehearsal's environment."""
+    program = f'source "$0"; PATH={BIN}:"$PATH"; {script}'
+    done = subprocess.run(
+        ["bash", "-uc", program, folder.environment], cwd=ROOT, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout or done.stderr
+
+
+def check(up: Folder, assembly: Path) -> tuple[int, dict[str, Any]]:
+    code, said = say(up, f"python -m jobs check-deploy --assembly {assembly} --json")
+    found: dict[str, Any] = json.loads(said)
+    return code, found
+
+
+def test_what_was_just_deployed_changes_nothing(up: Folder) -> None:
+    code, found = check(up, up.assembly)
+
+    assert (code, found["findings"]) == (0, [])
+    assert {stack["action"] for stack in found["stacks"]} == {"unchanged"}
+
+
+def test_the_run_is_named_that_a_change_of_the_nodes_would_end(up: Folder, changed: Path) -> None:
+    code, found = check(up, changed)
+    (ends,) = found["findings"]
+
+    assert code == 1
+    assert (ends["kind"], [job["run"] for job in ends["jobs"]]) == ("ends-jobs", ["long"])
+    assert ends["jobs"][0]["within_minutes"] == 7200
+    assert {stack["name"] for stack in found["stacks"] if stack["action"] == "update"} == {
+        "trainium-default-batch"
+    }
+
+
+def test_after_the_deployment_there_is_nothing_left_to_say(up: Folder, changed: Path) -> None:
+    deploy = f"cdk deploy --all --app {changed} --method=direct --require-approval never"
+    code, said = say(up, f"CDK_DOCKER={up.docker} {deploy}")
+    assert code == 0, said
+
+    assert check(up, changed)[1]["findings"] == []

@@ -10,7 +10,7 @@ def always_export(stack: cdk.Stack, *values: str) -> None:
 
     The CDK exports what is referred to, and deploys a stack before those that refer to it: with
     its last user an export would go too early, and CloudFormation refuses to delete one in use
-    (docs/adr/0013-removal.md). A value that needs no export, being known, is left out.
+    (docs/adr/0016-zones-and-removal.md). A value that needs no export, being known, is left out.
     """
     for value in values:
         if cdk.Token.is_unresolved(value):

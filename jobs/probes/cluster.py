@@ -7,6 +7,7 @@ from typing import Any
 from jobs.eks.cluster import JOBS, Json
 from jobs.eks.errors import is_missing
 from jobs.eks.nodes import look_at_nodes
+from jobs.errors import error_code
 from jobs.probes.desk import PROBES, Desk
 from jobs.usage import NEURON_MONITOR
 from trainium_catalogue.eks import POD_ADDRESSES, SPARE_ADDRESSES
@@ -17,6 +18,8 @@ _DEPLOYMENT = "/apis/apps/v1/namespaces/{of}/deployments/{name}"
 _PODS = "/api/v1/namespaces/{of}/pods"
 _HEALTH = "neuron-healthcheck-system"
 _HERE = ("EKS",)
+_ON_AWS = ("AWS", "EKS")
+"""What the emulator of the cluster lacks."""
 
 
 def _cluster(desk: Desk) -> dict[str, Any]:
@@ -32,7 +35,19 @@ def _ready(item: Json) -> tuple[int, int]:
     return int(status.get("readyReplicas", 0)), int(item.get("spec", {}).get("replicas", 1))
 
 
+def _object(desk: Desk, path: str) -> Json:
+    """An object of the cluster; an empty one where there is none."""
+    try:
+        return desk.cluster.get(path)
+    except Exception as error:
+        if not is_missing(error):
+            raise
+        return {}
+
+
 def _all_ready(name: str, item: Json) -> Seen:
+    if not item:
+        return Seen(ok=False, seen=f"{name} is not in the cluster", expected=f"{name}, ready")
     ready, wanted = _ready(item)
     if wanted == 0:
         raise Missing(f"a node on which {name} runs")
@@ -63,7 +78,7 @@ def versions(desk: Desk) -> Seen:
     return Seen(ok=cluster == group, seen=f"{cluster} and {group}", expected="the same twice")
 
 
-@PROBES.probe("add-on-versions", needs=_HERE)
+@PROBES.probe("add-on-versions", needs=_ON_AWS)
 def add_ons(desk: Desk) -> Seen:
     """Every add-on is active, without an issue of its health."""
     eks, shown, bad = desk.client("eks"), [], []
@@ -75,11 +90,11 @@ def add_ons(desk: Desk) -> Seen:
     return Seen(ok=bool(shown) and not bad, seen=", ".join(shown) or "none", expected="all ACTIVE")
 
 
-@PROBES.probe("vpc-cni-addresses", needs=_HERE)
+@PROBES.probe("vpc-cni-addresses", needs=_ON_AWS)
 def addresses(desk: Desk) -> Seen:
     """The network plug-in runs with the targets that the subnet's arithmetic counts on."""
-    item = desk.cluster.get(_DAEMON_SET.format(of="kube-system", name="aws-node"))
-    containers = item["spec"]["template"]["spec"]["containers"]
+    item = _object(desk, _DAEMON_SET.format(of="kube-system", name="aws-node"))
+    containers = item.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [{}])
     env = {pair["name"]: pair.get("value") for pair in containers[0].get("env", ())}
     found = env.get("MINIMUM_IP_TARGET"), env.get("WARM_IP_TARGET")
     return Seen(
@@ -89,13 +104,13 @@ def addresses(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("vpc-cni-pod-identity", needs=_HERE)
+@PROBES.probe("vpc-cni-pod-identity", needs=_ON_AWS)
 def cni_identity(desk: Desk) -> Seen:
     """The plug-in has its association, and is ready on every node."""
     associations = desk.client("eks").list_pod_identity_associations(
         clusterName=desk.eks.cluster, namespace="kube-system", serviceAccount="aws-node"
     )["associations"]
-    item = desk.cluster.get(_DAEMON_SET.format(of="kube-system", name="aws-node"))
+    item = _object(desk, _DAEMON_SET.format(of="kube-system", name="aws-node"))
     seen = _all_ready("aws-node", item)
     return Seen(
         ok=seen.ok and bool(associations),
@@ -118,11 +133,16 @@ def recovery(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("control-plane-logs", needs=_HERE)
+@PROBES.probe("control-plane-logs", needs=_ON_AWS)
 def control_plane_logs(desk: Desk) -> Seen:
     """The control plane writes to its log group."""
     group = f"/aws/eks/{desk.eks.cluster}/cluster"
-    found = desk.client("logs").describe_log_streams(logGroupName=group, limit=5)["logStreams"]
+    try:
+        found = desk.client("logs").describe_log_streams(logGroupName=group, limit=5)["logStreams"]
+    except Exception as error:
+        if error_code(error) != "ResourceNotFoundException":
+            raise
+        return Seen(ok=False, seen=f"there is no group {group}", expected="some streams")
     return Seen(ok=bool(found), seen=f"{len(found)} streams in {group}", expected="some streams")
 
 
@@ -160,7 +180,7 @@ def private_endpoint(desk: Desk) -> Seen:
 def tensorboard(desk: Desk) -> Seen:
     """TensorBoard's pod is ready, with the user and the file system that it was given."""
     path = _DEPLOYMENT.format(of=desk.eks.namespace, name="tensorboard")
-    return _all_ready("tensorboard", desk.cluster.get(path))
+    return _all_ready("tensorboard", _object(desk, path))
 
 
 @PROBES.probe("neuron-monitor-driver", "top-reads-monitor", needs=("EKS", "a run of verify"))

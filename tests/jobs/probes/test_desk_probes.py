@@ -401,6 +401,13 @@ def monitor(measured_by: str) -> Case:
     return case
 
 
+NO_GROUP = client_error("ResourceNotFoundException", operation="DescribeLogStreams")
+
+
+def raises(error: Exception) -> None:
+    raise error
+
+
 RESERVED = desk(hosts=[host(CapacityReservationId="cr-1", InstanceLifecycle="capacity-block")])
 CASES: dict[str, tuple[Case, Case | None]] = {
     "instance-figures": (types(), types(zones=ZONES[:1])),
@@ -568,6 +575,36 @@ def test_a_probe_is_red_where_it_does_not(name: str, world: World) -> None:
     assert finding.state is State.RED, finding
     assert finding.seen and finding.expected
     assert finding.seen != finding.expected
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "seen"),
+    [
+        (
+            "tensorboard-as-nobody",
+            desk(objects={"tensorboard": NotFound()}),
+            "tensorboard is not in the cluster",
+        ),
+        (
+            "vpc-cni-addresses",
+            desk(objects={"aws-node": NotFound()}),
+            "at least None, None more than taken",
+        ),
+        (
+            "control-plane-logs",
+            desk(logs={"describe_log_streams": lambda **kwargs: raises(NO_GROUP)}),
+            "there is no group /aws/eks/cluster/cluster",
+        ),
+    ],
+)
+def test_what_should_be_there_and_is_not_is_red(
+    name: str, case: Case, seen: str, world: World
+) -> None:
+    seen_from = case(world)
+
+    finding = PROBES.run(name, seen_from, seen_from.there)
+
+    assert (finding.state, finding.seen) == (State.RED, seen)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,15 @@ class EksClient(Protocol):
 
     def describe_nodegroup(self, **kwargs: Any) -> Response: ...
 
-    def update_nodegroup_config(self, **kwargs: Any) -> Response: ...
+
+class AutoScalingClient(Protocol):
+    """The part of the boto3 Auto Scaling client that is used here."""
+
+    def describe_auto_scaling_groups(self, **kwargs: Any) -> Response: ...
+
+    def set_desired_capacity(self, **kwargs: Any) -> Response: ...
+
+    def terminate_instance_in_auto_scaling_group(self, **kwargs: Any) -> Response: ...
 
 
 class EcsClient(Protocol):
@@ -158,6 +166,11 @@ class Aws:
     def eks(self) -> EksClient:
         """Client for the cluster and its node group."""
         client: EksClient = self._client("eks", mode="standard", attempts=3)
+        return client
+
+    def autoscaling(self) -> AutoScalingClient:
+        """Client for the group of instances behind the node group."""
+        client: AutoScalingClient = self._client("autoscaling", mode="standard", attempts=3)
         return client
 
     def ecs(self) -> EcsClient:

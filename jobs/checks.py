@@ -62,6 +62,7 @@ def checked_request(
     time_limit_hours: float | None,
     parameters: dict[str, Value],
     orchestrator: Orchestrator = Orchestrator.BATCH,
+    scales: bool = False,
 ) -> JobRequest:
     """Build the request that this deployment can run, or refuse."""
     on_cpu = workload.hardware is Hardware.CPU
@@ -89,6 +90,7 @@ def checked_request(
         hardware=workload.hardware,
         orchestrator=orchestrator,
         parameters=parameters,
+        scales=scales,
     )
     check_length(request)
     return request

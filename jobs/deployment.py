@@ -32,6 +32,7 @@ _NAMES = (
     contract.SSM_EKS_LUSTRE_CLAIM,
     contract.SSM_VPC,
     contract.SSM_DEFAULT_SECURITY_GROUP,
+    contract.SSM_EKS_IDLE_MINUTES,
 )
 _NAMES_PER_CALL = 10  # of GetParameters (Systems Manager API reference)
 
@@ -49,6 +50,8 @@ class EksTarget:
     job_time_limit_hours: float
     lustre_claim: str | None
     """Claim of the file system; None where there is none."""
+    idle_minutes: int | None = None
+    """After which the node scaler takes an idle node away; None where nobody does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +192,11 @@ def _parse(
             image=value(contract.SSM_EKS_IMAGE, str),
             job_time_limit_hours=value(contract.SSM_EKS_JOB_TIME_LIMIT_HOURS, float),
             lustre_claim=values.get(contract.SSM_EKS_LUSTRE_CLAIM),
+            idle_minutes=(
+                value(contract.SSM_EKS_IDLE_MINUTES, int)
+                if contract.SSM_EKS_IDLE_MINUTES in values
+                else None
+            ),
         ),
     )
     return Deployment(

@@ -153,7 +153,8 @@ def _let_go(node: Json, rules: Rules, now: datetime) -> tuple[Step, ...]:
     """One step further: marked, cordoned, gone."""
     since = marked_since(node, kubernetes.IDLE_SINCE)
     cordoned = marked_since(node, kubernetes.CORDONED_SINCE)
-    if since is None:
+    opened_by_others = cordoned is not None and not _is_closed(node)
+    if since is None or opened_by_others:
         # Also of a node whose mark somebody has taken off, to keep it for another while.
         marks = {kubernetes.IDLE_SINCE: stamp(now), kubernetes.CORDONED_SINCE: None}
         opened = None if cordoned is None else False
@@ -174,8 +175,11 @@ def _let_go(node: Json, rules: Rules, now: datetime) -> tuple[Step, ...]:
 
 def _closed_by_others(node: Json) -> bool:
     """Whether a person has cordoned the node: no pod can come, and it stays closed."""
-    closed = bool((node.get("spec") or {}).get("unschedulable"))
-    return closed and marked_since(node, kubernetes.CORDONED_SINCE) is None
+    return _is_closed(node) and marked_since(node, kubernetes.CORDONED_SINCE) is None
+
+
+def _is_closed(node: Json) -> bool:
+    return bool((node.get("spec") or {}).get("unschedulable"))
 
 
 def _first_to_go(node: Json) -> tuple[bool, str, str]:

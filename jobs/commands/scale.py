@@ -1,12 +1,14 @@
 """`jobs scale`: how many nodes the cluster has."""
 
 import time
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
 from jobs.commands.cluster import eks_service
 from jobs.commands.confirm import confirm
+from jobs.eks.service import EksService
 from jobs.errors import EXIT_OK
 from jobs.options import (
     DeploymentOption,
@@ -23,7 +25,12 @@ from jobs.request import ESTIMATE_NOTE
 @command
 def scale(
     context: typer.Context,
-    nodes: Annotated[int, typer.Option("--nodes", min=0, help="Number of nodes.")],
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes", min=0, help="Number of nodes.", show_default="show those there are"
+        ),
+    ] = None,
     wait: Annotated[
         float,
         typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for them, at most."),
@@ -40,44 +47,53 @@ def scale(
 ) -> int:
     """Give the cluster so many Trainium nodes, and wait until they are ready.
 
-    Nodes cost money from the moment they start, whether a job runs or not, until `--nodes 0`:
-    it asks before it adds any. Where there is no terminal to ask on, that needs --yes.
+    Nodes cost money from the moment they start, whether a job runs or not: it asks before it adds
+    any. Where there is no terminal to ask on, that needs --yes. Fewer nodes are always idle ones,
+    unless --force is given. Nodes that no job uses or waits for go by themselves after
+    `eks_idle_minutes` of the deployment, counted anew from this command.
 
     \b
     Examples:
+      python -m jobs scale
       python -m jobs scale --nodes 2
       python -m jobs scale --nodes 0
     """
     from jobs.eks.cluster import refusing
     from jobs.eks.nodes import (
         Progress,
+        add_nodes,
         check_scale,
-        check_unused,
         look_at_nodes,
         read_node_group,
-        request_nodes,
         wait_for_nodes,
     )
 
     service = eks_service(chosen(context, deployment, region), "scale")
-    target, eks = service.target, service.aws.eks()
+    target, aws = service.target, service.aws
+    if nodes is None:
+        with refusing():
+            return _show(service, as_json=as_json)
     check_scale(target, nodes)
-    before = read_node_group(eks, target)
-    if nodes < before.wanted and not force:
-        check_unused(service.runs(), nodes)
-    if before.wanted != nodes:
-        price = nodes * target.instance_type.usd_per_hour_estimate
-        note(
-            f"{before.wanted} -> {nodes} nodes of {target.instance_type.name}"
-            + (f", about ${price:,.2f} an hour ({ESTIMATE_NOTE})" if nodes else "")
-        )
-        if nodes > before.wanted and not yes:
-            confirm("adding nodes", question="add them?", declined="nothing was changed")
-        request_nodes(eks, target, nodes)
+    before = read_node_group(aws, target)
+    price = nodes * target.instance_type.usd_per_hour_estimate
+    change = f"{before.wanted} -> {nodes} nodes of {target.instance_type.name}" + (
+        f", about ${price:,.2f} an hour ({ESTIMATE_NOTE})" if nodes else ""
+    )
+    if nodes < before.wanted:
+        with refusing():
+            _take_away(service, nodes, force=force, change=change)
+    else:
+        if nodes > before.wanted:
+            note(change)
+            if not yes:
+                confirm("adding nodes", question="add them?", declined="nothing was changed")
+            add_nodes(aws, before, nodes)
+        with refusing():
+            _keep(service)
 
     def read() -> Progress:
         found = look_at_nodes(service.cluster(), target)
-        group = read_node_group(eks, target)
+        group = read_node_group(aws, target)
         return Progress(ready=found.usable, group=group, remarks=found.remarks)
 
     with refusing():
@@ -86,13 +102,76 @@ def scale(
         ):
             note(progress.text(nodes))
     if as_json:
-        print_document(
-            {
-                "deployment": target.name,
-                "region": target.region,
-                "nodes_before": before.wanted,
-                "nodes": nodes,
-                "ready": nodes,
-            }
-        )
+        print_document(_document(service, before=before.wanted, nodes=nodes, ready=nodes))
     return EXIT_OK
+
+
+def _take_away(service: EksService, nodes: int, *, force: bool, change: str) -> None:
+    """Have fewer nodes: idle ones, unless the user insists."""
+    from jobs.eks import scale_in
+    from jobs.eks.nodes import read_node_group
+
+    cluster, target = service.cluster(), service.target
+    use = scale_in.read_use(cluster, target)
+    # After the pods: an instance that has joined since then is nobody's yet.
+    group = read_node_group(service.aws, target)
+    asking = scale_in.asking_jobs(cluster, nodes, use=use)
+    if not force:
+        scale_in.refuse_asking(asking, nodes)
+    parts = scale_in.choose(group, use, nodes, force=force)
+    note(change)
+    if asking:
+        note(f"{', '.join(asking.values())} waits on, and asks for nodes no more")
+        scale_in.withdraw(cluster, asking)
+    scale_in.cut(service.aws, cluster, target, group, parts, use=use, force=force, sleep=time.sleep)
+
+
+def _keep(service: EksService) -> None:
+    """Count the idle time of what is there from now."""
+    from jobs.eks.idle_nodes import keep_idle
+
+    if not keep_idle(service.cluster(), service.target):
+        note("nodes that are idle already go when they would have: you may not change nodes")
+
+
+def _show(service: EksService, *, as_json: bool) -> int:
+    """The nodes there are, who uses them, and when idle ones go."""
+    from jobs.eks.idle_nodes import describe_idle
+    from jobs.eks.nodes import look_at_nodes, read_node_group
+    from jobs.eks.scale_in import nodes_of_group, read_use
+
+    cluster, target = service.cluster(), service.target
+    group = read_node_group(service.aws, target)
+    found = look_at_nodes(cluster, target)
+    if as_json:
+        document = _document(service, before=group.wanted, nodes=group.wanted, ready=found.usable)
+        print_document(document)
+        return EXIT_OK
+    typer.echo(
+        f"{group.wanted} of at most {group.most} nodes of {target.instance_type.name} are wanted, "
+        f"{found.usable} are ready"
+    )
+    use = read_use(cluster, target)
+    for instance in sorted(group.instances, key=lambda each: use.nodes.get(each, "")):
+        users = ", ".join(use.runs.get(instance, ())) or "nobody"
+        typer.echo(f"  {use.nodes.get(instance, 'not joined yet')} ({instance}): {users}")
+    for remark in (*group.troubles, *found.remarks):
+        typer.echo(f"  {remark}")
+    idle = describe_idle(nodes_of_group(cluster, target), target, now=datetime.now(UTC))
+    if idle is not None:
+        typer.echo(idle)
+    return EXIT_OK
+
+
+def _document(service: EksService, *, before: int, nodes: int, ready: int) -> dict[str, Any]:
+    from jobs.eks.idle_nodes import idle_documents
+
+    target = service.target
+    return {
+        "deployment": target.name,
+        "region": target.region,
+        "nodes_before": before,
+        "nodes": nodes,
+        "ready": ready,
+        "idle": idle_documents(service.cluster(), target),
+    }

@@ -21,7 +21,7 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.orchestrators import JobService
+from jobs.orchestrators import JobService, Orchestrator
 from jobs.runs import Job
 from jobs.services import Services, services_of
 from jobs.training_run import read_status
@@ -120,8 +120,21 @@ def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -
     console.print(describe_status(job, found), soft_wrap=True)
     if job.nodes:
         console.print(node_table(job))
+    if service.orchestrator is Orchestrator.EKS:
+        _show_idle(console, service)
     if job.ended:
         console.print(verdict(job, bucket=target.bucket), soft_wrap=True, markup=False)
+
+
+def _show_idle(console: Any, service: JobService) -> None:
+    """When idle nodes of the cluster go."""
+    from jobs.eks.idle_nodes import try_idle_remark
+    from jobs.eks.service import EksService
+
+    assert isinstance(service, EksService)
+    remark = try_idle_remark(service.cluster(), service.target)
+    if remark is not None:
+        console.print(remark, soft_wrap=True, markup=False)
 
 
 def _plot(console: Any, bucket: Bucket, run: str) -> None:

@@ -98,6 +98,13 @@ def submit(
             help="On EKS, with --follow: scale to 0 nodes when the job has ended.",
         ),
     ] = False,
+    scales: Annotated[
+        bool,
+        typer.Option(
+            "--scale",
+            help="On EKS: let the cluster get the nodes that are missing, instead of refusing.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -126,7 +133,7 @@ def submit(
       python -m jobs submit llama2-7b --nodes 4 --dataset wiki --name my-run --compile --follow
       python -m jobs submit llama2-7b --nodes 4 --name my-run --lr 1e-4 --dry-run
       python -m jobs submit export --run my-run
-      python -m jobs submit bert --on eks --nodes 2 --compile --name bert-1 --follow --release
+      python -m jobs submit bert --on eks --nodes 2 --scale --compile --name bert-1 --follow
     """
     # What needs no network is refused first.
     wanted = known_workload(workload)
@@ -148,6 +155,10 @@ def submit(
         from jobs.commands.submit_cluster import check_release
 
         check_release(wanted, orchestrator, follows=follow)
+    if scales:
+        from jobs.commands.submit_cluster import check_scales
+
+        check_scales(wanted, orchestrator, target)
     request = checked_request(
         target,
         wanted,
@@ -156,6 +167,7 @@ def submit(
         time_limit_hours=time_limit,
         parameters=parameters,
         orchestrator=orchestrator,
+        scales=scales,
     )
     service = service_for(aws, target, orchestrator, submits=True)
     sender = Sender(service=service, target=target, follows=follow, as_json=as_json)
@@ -187,7 +199,7 @@ def submit(
         show_plan(target, ready, processes_per_node=given.processes_per_node)
     if dry_run:
         return sender.show(ready)
-    if on_eks:
+    if on_eks and not scales:
         from jobs.commands.submit_cluster import check_nodes
 
         check_nodes(service, num_nodes)

@@ -29,6 +29,11 @@ def show_plan(target: Deployment, ready: Prepared, *, processes_per_node: int | 
             f"first, as run {first.run}: compile its graphs on as many nodes, at most "
             f"{first.time_limit_hours:g} h; training starts when that has succeeded"
         )
+    if request.scales and target.eks is not None:
+        lines.append(
+            f"the cluster gets the nodes that are missing, within {target.max_nodes}, and takes "
+            f"them away again after {target.eks.idle_minutes} idle minutes"
+        )
     lines.append(_price_line(request))
     if first is not None:
         lines.append(f"and {_price_line(first)} of compiling")

@@ -51,6 +51,8 @@ def top(
       python -m jobs top bert-1 --every 10
     """
     service = eks_service(chosen(context, deployment, region), "top")
+    from jobs.eks.idle_nodes import try_idle_remark
+
     _, job = found_job(Services((service,), note, Orchestrator.EKS), service.target, run)
     while True:
         usage = _measure(service, job)
@@ -58,6 +60,9 @@ def top(
             print_document(_document(service, job, usage))
         else:
             _show(job, usage)
+            remark = try_idle_remark(service.cluster(), service.target)
+            if remark is not None:
+                typer.echo(remark)
         if every <= 0 or as_json:
             return EXIT_OK
         time.sleep(every)

@@ -2,45 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jobs import errors
-from jobs.aws import EksClient
+from jobs.aws import Aws
 from jobs.deployment import Deployment
 from jobs.eks.cluster import NODES, Cluster, Json
 from jobs.errors import Refusal
-from jobs.runs import RunSummary
 from trainium_catalogue import kubernetes
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 
 _CHANGING = "UPDATING"
+# Of an instance that counts in its group's size, and can be terminated (Amazon EC2 Auto Scaling
+# user guide, instance lifecycle).
+_PRESENT = ("InService", "Pending")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
-    """As EKS describes it."""
+    """The node group as EKS describes it, and the Auto Scaling group behind it.
+
+    The latter knows the size: EKS's own number "can be out-of-date for short periods of time"
+    when it is changed there (Amazon EKS API reference, NodegroupScalingConfig).
+    """
 
     status: str
     wanted: int
     most: int
     troubles: tuple[str, ...]
     """What keeps it from having the nodes it wants."""
+    scaling_group: str = ""
+    instances: tuple[str, ...] = ()
+    """Those that are up or coming."""
 
 
-def read_node_group(eks: EksClient, deployment: Deployment) -> NodeGroup:
-    """Ask EKS."""
+def read_node_group(aws: Aws, deployment: Deployment) -> NodeGroup:
+    """Ask EKS, and EC2 Auto Scaling."""
     assert deployment.eks is not None
-    found = eks.describe_nodegroup(
+    found = aws.eks().describe_nodegroup(
         clusterName=deployment.eks.cluster, nodegroupName=deployment.eks.node_group
     )["nodegroup"]
-    scaling = found.get("scalingConfig") or {}
+    (behind,) = found["resources"]["autoScalingGroups"]
+    (group,) = aws.autoscaling().describe_auto_scaling_groups(
+        AutoScalingGroupNames=[behind["name"]]
+    )["AutoScalingGroups"]
     issues = (found.get("health") or {}).get("issues") or ()
     return NodeGroup(
         status=found["status"],
-        wanted=int(scaling.get("desiredSize") or 0),
-        most=int(scaling.get("maxSize") or 0),
+        wanted=int(group["DesiredCapacity"]),
+        most=int(group["MaxSize"]),
         troubles=tuple(f"{issue.get('code')}: {issue.get('message')}" for issue in issues),
+        scaling_group=behind["name"],
+        instances=tuple(
+            each["InstanceId"]
+            for each in group["Instances"]
+            if str(each["LifecycleState"]).startswith(_PRESENT)
+        ),
+    )
+
+
+def add_nodes(aws: Aws, group: NodeGroup, num_nodes: int) -> None:
+    """Tell the group to have more nodes."""
+    assert num_nodes > group.wanted, "which nodes go is not for the group to choose"
+    aws.autoscaling().set_desired_capacity(
+        AutoScalingGroupName=group.scaling_group, DesiredCapacity=num_nodes
     )
 
 
@@ -88,11 +114,13 @@ def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> Non
     if nodes.usable >= num_nodes:
         return
     but = f" ({'; '.join(nodes.remarks)})" if nodes.remarks else ""
+    scales = deployment.eks is not None and deployment.eks.idle_minutes is not None
+    other = ", or submit with --scale" if scales else ""
     raise Refusal(
         "nodes-missing",
         f"--nodes {num_nodes}: the cluster has {nodes.usable} ready nodes of "
         f"{deployment.instance_type.name}{but}; get them with "
-        f"`{scale_command(deployment, num_nodes)}`",
+        f"`{scale_command(deployment, num_nodes)}`{other}",
     )
 
 
@@ -113,30 +141,6 @@ def check_scale(deployment: Deployment, num_nodes: int) -> None:
             f"with `{deployment.redeploy_command(max_nodes=num_nodes)}` and the other -c settings "
             "it was deployed with",
         )
-
-
-def check_unused(runs: Iterable[RunSummary], num_nodes: int) -> None:
-    """Refuse to take nodes away from runs that are on them: which ones go is EC2's choice."""
-    on_nodes = [item for item in runs if item.status == "RUNNING"]
-    needed = sum(item.num_nodes or 0 for item in on_nodes)
-    if needed <= num_nodes:
-        return
-    names = ", ".join(item.run for item in on_nodes)
-    raise Refusal(
-        "nodes-in-use",
-        f"--nodes {num_nodes}: {names} runs on {needed} nodes and would lose some; stop it first "
-        f"(`python -m jobs stop {on_nodes[0].run}`), or take them all the same with --force",
-    )
-
-
-def request_nodes(eks: EksClient, deployment: Deployment, num_nodes: int) -> None:
-    """Tell EKS how many nodes the group shall have."""
-    assert deployment.eks is not None
-    eks.update_nodegroup_config(
-        clusterName=deployment.eks.cluster,
-        nodegroupName=deployment.eks.node_group,
-        scalingConfig={"minSize": 0, "desiredSize": num_nodes, "maxSize": deployment.max_nodes},
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

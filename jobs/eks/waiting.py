@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobs.eks.cluster import JOBS
 from jobs.eks.happenings import unschedulable, why_held, why_not_started
 from jobs.eks.nodes import is_ready, look_at_nodes, read_node_group, scale_command
 from jobs.explain import explain_reason
 from jobs.reasons import Explanation
 from jobs.runs import Job
+from trainium_catalogue import kubernetes
 
 if TYPE_CHECKING:
     from jobs.eks.service import EksService
@@ -31,13 +33,18 @@ def _no_room(service: EksService, job: Job) -> Explanation | None:
     target = service.target
     nodes = look_at_nodes(service.cluster(), target)
     if nodes.usable < job.num_nodes:
-        group = read_node_group(service.aws.eks(), target)
+        group = read_node_group(service.aws, target)
         said = "; ".join((*group.troubles, *nodes.remarks))
         said = said or f"the node group wants {group.wanted}"
-        return _found(
-            f"the job needs {job.num_nodes} nodes, {nodes.usable} are ready ({said})",
-            f"get them with `{scale_command(target, job.num_nodes)}`",
-        )
+        meaning = f"the job needs {job.num_nodes} nodes, {nodes.usable} are ready ({said})"
+        if asks_for_nodes(service, job.job_id):
+            return _found(
+                meaning,
+                "wait: the cluster gets them when they fit beside what runs, which takes some "
+                f"minutes; if it lasts: kubectl -n {kubernetes.SCALER} logs "
+                f"deployment/{kubernetes.SCALER}",
+            )
+        return _found(meaning, f"get them with `{scale_command(target, job.num_nodes)}`")
     before = [
         summary
         for summary in service.runs()
@@ -51,6 +58,12 @@ def _no_room(service: EksService, job: Job) -> Explanation | None:
             f"wait, or get more nodes with `{scale_command(target, job.num_nodes + taken)}`",
         )
     return None
+
+
+def asks_for_nodes(service: EksService, job_id: str) -> bool:
+    """Whether the job was submitted with ``--scale``."""
+    metadata = service.cluster().get(f"{JOBS}/{job_id}")["metadata"]
+    return (metadata.get("annotations") or {}).get(kubernetes.SCALE) == "true"
 
 
 def _held(service: EksService, job: Job) -> Explanation:

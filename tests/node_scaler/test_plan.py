@@ -137,6 +137,14 @@ class TestAnIdleNode:
         }  # fmt: skip
         assert step.unschedulable is False
 
+    def test_is_kept_for_another_while_when_somebody_opens_it(self) -> None:
+        opened = due("n")
+        del opened["spec"]["unschedulable"]
+        (step,) = steps([opened])
+
+        assert isinstance(step, Mark)
+        assert step.annotations[kubernetes.IDLE_SINCE] == stamp(NOW)
+
     def test_that_a_person_has_cordoned_goes_too(self) -> None:
         assert removed([node("n", idle=ago(minutes=31), closed=True)]) == ["n"]
 
@@ -238,7 +246,7 @@ class TestAJobThatAsksForNodes:
         assert raised(jobs=[job("gang", 2, scale="true")], desired=2) is None
 
     def test_gets_none_that_it_could_not_use_yet(self) -> None:
-        """It needs three, and one of four is in use by a job; two of the rest would idle."""
+        """It needs three, and two of four are in use: the other two would wait, and cost."""
         jobs = [job("a", 2, phase="Running"), job("gang", 3, scale="true")]
         running = [pod("n"), pod("m")]
 

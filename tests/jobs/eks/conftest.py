@@ -14,9 +14,12 @@ import pytest
 from moto.eks.models import eks_backends
 from typer.testing import Result
 
+from jobs.eks import scale_in
 from rehearsal.executor import events
 from rehearsal.kubernetes import Cluster, Settings, serve
-from rehearsal.kubernetes.resources import POD, VOLCANO_JOB
+from rehearsal.kubernetes.resources import NODE, POD, VOLCANO_JOB
+from rehearsal.models import eks_scaling
+from rehearsal.models.eks_cluster import CLUSTER
 from tests.jobs.conftest import ACCOUNT, REGION, Desk
 from tests.rehearsal.volcano_jobs import BASE, job
 from trainium_catalogue import contract
@@ -25,6 +28,7 @@ from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, TAINT, pod_resources
 from trainium_constructs.eks.manifests import lustre_claim, lustre_volume
 from trainium_constructs.lustre import LustreMount
 
+eks_scaling.install()
 INSTANCE_TYPE = find_instance_type("trn1.32xlarge")
 ROOT = Path(__file__).parents[3]
 NODE_GROUP = "nodes"
@@ -43,6 +47,7 @@ EKS_PARAMETERS: Mapping[str, str] = {
     contract.SSM_EKS_IMAGE: "123456789012.dkr.ecr.us-west-2.amazonaws.com/training:1",
     contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: "12",
     contract.SSM_EKS_LUSTRE_CLAIM: "lustre",
+    contract.SSM_EKS_IDLE_MINUTES: "30",
 }
 
 
@@ -92,8 +97,20 @@ class EksDesk:
         return found
 
     def nodes(self, number: int) -> None:
-        """Have so many ready nodes."""
+        """Have so many ready nodes, as the group wants."""
+        group = self.node_group()
+        group.scaling_config = {**group.scaling_config, "desiredSize": number}
         self.cluster.scale(NODE_GROUP, INSTANCE_TYPE, number)
+
+    def node_names(self) -> list[str]:
+        """Names of the nodes there are."""
+        return [node["metadata"]["name"] for node in self.cluster.store.list(NODE)]
+
+    def mark(self, name: str, **annotations: str) -> None:
+        """Annotate a node, as the node scaler does."""
+        self.cluster.store.update(
+            NODE, "", name, lambda node: node["metadata"].update(annotations=annotations)
+        )
 
     def moto_cluster(self) -> Any:
         """moto's own object."""
@@ -149,6 +166,13 @@ def eks(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
 
 def eks_desk(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
     """The desk of a deployment with this cluster; leaves the cluster as it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CLUSTER, "_cluster", cluster)
+        patch.setattr(scale_in, "SETTLE_S", 0.2)
+        yield from _eks_desk(desk, cluster)
+
+
+def _eks_desk(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
     backend = eks_backends[ACCOUNT][REGION]
     backend.create_cluster(
         name="cluster",
@@ -162,6 +186,8 @@ def eks_desk(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
         nodegroup_name=NODE_GROUP,
         subnets=["subnet-1"],
         scaling_config={"minSize": 0, "desiredSize": 0, "maxSize": 4},
+        instance_types=[INSTANCE_TYPE.name],
+        taints=[{"key": TAINT, "value": "present", "effect": "NO_SCHEDULE"}],
     )
     desk.parameter(contract.SSM_ORCHESTRATORS, "batch,eks")
     for name, value in EKS_PARAMETERS.items():

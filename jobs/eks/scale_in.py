@@ -1,0 +1,199 @@
+"""Having fewer nodes: idle ones are chosen, cordoned, looked at once more, and terminated.
+
+A plain smaller number would leave the choice to the Auto Scaling group, which knows nothing of pods
+(Amazon EC2 Auto Scaling user guide, configure termination policies). The Cluster Autoscaler
+terminates chosen instances of managed node groups in the same way
+(github.com/kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/auto_scaling_groups.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from jobs.aws import Aws
+from jobs.deployment import Deployment
+from jobs.eks.cluster import JOBS, MERGE_PATCH, NODES, PODS, Cluster, Json
+from jobs.eks.describe import run_of
+from jobs.eks.errors import status_of
+from jobs.eks.nodes import NodeGroup
+from jobs.errors import Refusal
+from trainium_catalogue import kubernetes
+from trainium_catalogue.node_use import instance_of, users_of_nodes, waits_of
+
+ALL_PODS = "/api/v1/pods"
+SETTLE_S = 3.0
+"""Between cordoning nodes and looking at them again: Volcano decides once a second on what it has
+seen before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """Who uses which instance of the group."""
+
+    nodes: Mapping[str, str]
+    """Node by instance; one that has not joined has none."""
+    runs: Mapping[str, tuple[str, ...]]
+    """Runs, or pods of others, by instance, of those that are in use."""
+    open: frozenset[str]
+    """Nodes that take pods."""
+
+
+def nodes_of_group(cluster: Cluster, deployment: Deployment) -> list[Json]:
+    """Nodes of the Trainium node group."""
+    assert deployment.eks is not None
+    selector = f"{kubernetes.NODE_GROUP_LABEL}={deployment.eks.node_group}"
+    return cluster.items(NODES, labelSelector=selector)
+
+
+def read_use(cluster: Cluster, deployment: Deployment) -> Use:
+    """Ask the cluster."""
+    nodes = nodes_of_group(cluster, deployment)
+    pods = pods_on_nodes(cluster)
+    runs = {f"{p['metadata'].get('namespace')}/{p['metadata']['name']}": _run_of(p) for p in pods}
+    users = users_of_nodes(pods)
+    instances = {node["metadata"]["name"]: instance_of(node) for node in nodes}
+    return Use(
+        nodes={instance: name for name, instance in instances.items() if instance},
+        runs={
+            instance: tuple(dict.fromkeys(runs[user] for user in users[name]))
+            for name, instance in instances.items()
+            if instance and name in users
+        },
+        open=frozenset(
+            node["metadata"]["name"] for node in nodes if not node["spec"].get("unschedulable")
+        ),
+    )
+
+
+def pods_on_nodes(cluster: Cluster) -> list[Json]:
+    """Pods of all namespaces; of the jobs' own for somebody who may not see the others."""
+    try:
+        return cluster.items(ALL_PODS)
+    except Exception as error:
+        if status_of(error) != 403:
+            raise
+        return cluster.items(PODS)
+
+
+def _run_of(pod: Json) -> str:
+    """Run of a pod, or its job where nobody named one; of somebody else's pod its own name."""
+    metadata = pod["metadata"]
+    labels = metadata.get("labels") or {}
+    run = labels.get(kubernetes.LABEL_RUN) or labels.get("volcano.sh/job-name")
+    return str(run or f"{metadata.get('namespace')}/{metadata['name']}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What a smaller number takes away."""
+
+    never_came: int
+    """Instances that EC2 has not started yet."""
+    instances: tuple[str, ...]
+
+
+def choose(group: NodeGroup, use: Use, num_nodes: int, *, force: bool) -> Cut:
+    """Take what nobody uses: first what has not come, then idle nodes, with ``force`` any."""
+    excess = group.wanted - num_nodes
+    never_came = min(excess, max(0, group.wanted - len(group.instances)))
+    # Not joined, idle, in use.
+    order = sorted(group.instances, key=lambda each: (each in use.runs, each in use.nodes))
+    chosen = order[: excess - never_came]
+    lost = [instance for instance in chosen if instance in use.runs]
+    if lost and not force:
+        users = list(dict.fromkeys(run for runs in use.runs.values() for run in runs))
+        raise Refusal(
+            "nodes-in-use",
+            f"--nodes {num_nodes}: {', '.join(users)} uses {len(use.runs)} nodes and would lose "
+            f"some; stop it first (`python -m jobs stop {users[0]}`), or take them all the same "
+            "with --force",
+        )
+    return Cut(never_came=never_came, instances=tuple(chosen))
+
+
+def idle_ones(group: NodeGroup, use: Use) -> Cut:
+    """Everything that nobody uses."""
+    return Cut(
+        never_came=max(0, group.wanted - len(group.instances)),
+        instances=tuple(each for each in group.instances if each not in use.runs),
+    )
+
+
+def cut(
+    aws: Aws,
+    cluster: Cluster,
+    deployment: Deployment,
+    group: NodeGroup,
+    parts: Cut,
+    *,
+    use: Use,
+    force: bool,
+    sleep: Callable[[float], None],
+) -> None:
+    """Carry it out; refuses, and opens the nodes again, when a pod has come in between."""
+    opened = [use.nodes[each] for each in parts.instances if use.nodes.get(each) in use.open]
+    _cordon(cluster, opened, closed=True)
+    if opened and not force:
+        sleep(SETTLE_S)
+        now = read_use(cluster, deployment)
+        taken = [instance for instance in parts.instances if instance in now.runs]
+        if taken:
+            _cordon(cluster, opened, closed=False)
+            users = ", ".join(dict.fromkeys(run for each in taken for run in now.runs[each]))
+            raise Refusal(
+                "nodes-in-use",
+                f"{users} has come to a node that was about to go; nothing was taken away: look "
+                "with `python -m jobs scale`, and try again",
+            )
+    if parts.never_came:
+        # No fewer than there are: nothing that is up goes for it.
+        aws.autoscaling().set_desired_capacity(
+            AutoScalingGroupName=group.scaling_group,
+            DesiredCapacity=group.wanted - parts.never_came,
+        )
+    for instance in parts.instances:
+        aws.autoscaling().terminate_instance_in_auto_scaling_group(
+            InstanceId=instance, ShouldDecrementDesiredCapacity=True
+        )
+
+
+def _cordon(cluster: Cluster, names: Iterable[str], *, closed: bool) -> None:
+    for name in names:
+        patch_node(cluster, name, {"spec": {"unschedulable": closed or None}})
+
+
+def patch_node(cluster: Cluster, name: str, changes: Json) -> None:
+    """Change parts of a node."""
+    cluster.call("PATCH", f"{NODES}/{name}", body=changes, content_type=MERGE_PATCH)
+
+
+def asking_jobs(cluster: Cluster, num_nodes: int, *, use: Use) -> Mapping[str, str]:
+    """Jobs, with their runs, for which the node scaler would raise the number again."""
+    jobs = cluster.items(JOBS)
+    runs = {job["metadata"]["name"]: run_of(job) for job in jobs}
+    return {
+        wait.job: runs[wait.job]
+        for wait in waits_of(jobs, pods_on_nodes(cluster))
+        if wait.scales and len(use.runs) + wait.missing > num_nodes
+    }
+
+
+def refuse_asking(jobs: Mapping[str, str], num_nodes: int) -> None:
+    """Refuse a number that would not last."""
+    if not jobs:
+        return
+    runs = list(jobs.values())
+    raise Refusal(
+        "nodes-asked-for",
+        f"--nodes {num_nodes}: {', '.join(runs)} waits for more and was submitted with --scale, so "
+        f"the cluster would get them again; stop it first (`python -m jobs stop {runs[0]}`), or "
+        "let it wait for nodes of somebody else's with --force",
+    )
+
+
+def withdraw(cluster: Cluster, jobs: Iterable[str]) -> None:
+    """Let jobs wait without asking for nodes."""
+    changes = {"metadata": {"annotations": {kubernetes.SCALE: None}}}
+    for job in jobs:
+        cluster.call("PATCH", f"{JOBS}/{job}", body=changes, content_type=MERGE_PATCH)

@@ -63,6 +63,18 @@ def watched() -> tuple[Scene, ...]:
             },
         ),
         Scene(
+            name="fewer nodes",
+            program="jobs",
+            words=("scale", "--nodes", str(NODES)),
+            says={"scale takes an idle node": rf"{GROUP} -> {NODES} nodes"},
+        ),
+        Scene(
+            name="busy nodes",
+            program="kubectl",
+            words=("get", "pods", "-l", f"{kubernetes.LABEL_RUN}={BUSY}"),
+            says={"and leaves the nodes of a run alone": rf"(?s)( 1/1 +Running +0 .*){{{NODES}}}"},
+        ),
+        Scene(
             name="stop",
             program="jobs",
             words=("stop", BUSY, "--grace", "60"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rehearsal.kubernetes.binaries import kubectl
 from rehearsal.state import DEPLOYMENT
-from trainium_catalogue import kubernetes
+from trainium_catalogue import contract, kubernetes
 
 MNIST, BERT = "mnist", "bert"
 """Names of the runs."""
@@ -19,6 +19,10 @@ PROCESSES_OF = {"mnist": 2, "bert-tiny": 1}
 """Processes per node: data parallel in a pod, and over pods."""
 NODES = 2
 """Of the run that loses a pod."""
+SLOW, _FAST = 10, 600
+"""How much faster idle time passes: for the default of 30 minutes 3 minutes, longer than any pause
+of the story, and at its end 3 seconds."""
+_TRAINIUM_NODES = "trainium/nodes=trainium"
 DIGITS, TEXT = "digits", "bert-tiny"
 """Datasets."""
 
@@ -101,7 +105,7 @@ def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Scene, ...]:
             program="jobs",
             processes=PROCESSES_OF["mnist"],
             words=(
-                *submit, "mnist", "--on", "eks", "--nodes", "1", "--dataset", DIGITS,
+                *submit, "mnist", "--on", "eks", "--nodes", "1", "--scale", "--dataset", DIGITS,
                 "--name", MNIST, *_flags(parameters["mnist"]), *last,
             ),
             says={"digits are read as well as they must be": r"accuracy: 0\.\d+ .*within"},
@@ -112,7 +116,7 @@ def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Scene, ...]:
             processes=PROCESSES_OF["bert-tiny"],
             words=(
                 *submit, "bert-tiny", "--on", "eks", "--nodes", str(NODES),
-                "--compile", "--dataset", TEXT, "--name", BERT,
+                "--scale", "--compile", "--dataset", TEXT, "--name", BERT,
                 *_flags(parameters["bert-tiny"]), *last,
             ),
             says={
@@ -216,6 +220,47 @@ def probing() -> tuple[Scene, ...]:
     )
 
 
+def clock(name: str, factor: int) -> Scene:
+    """Let idle time pass faster; it is another process of the node scaler that goes on."""
+    return Scene(
+        name=name,
+        program="kubectl",
+        words=(
+            *("-n", kubernetes.SCALER, "set", "env", f"deployment/{kubernetes.SCALER}"),
+            f"{contract.ENV_IDLE_CLOCK}={factor}",
+        ),
+        says={"the node scaler runs in the cluster": "env updated"},
+    )
+
+
 def end() -> tuple[Scene, ...]:
-    """Nodes cost money."""
-    return (Scene(name="scale down", program="jobs", words=("scale", "--nodes", "0")),)
+    """Nodes cost money, and nobody is there to give them up."""
+    return (
+        clock("let time pass", _FAST),
+        Scene(
+            name="idle nodes",
+            program="kubectl",
+            words=("wait", "--for=delete", "nodes", "-l", _TRAINIUM_NODES, "--timeout=120s"),
+        ),
+        Scene(
+            name="who took them",
+            program="kubectl",
+            words=(
+                *("-n", kubernetes.SCALER, "logs", "--tail=100"),
+                *("-l", f"app.kubernetes.io/name={kubernetes.SCALER}"),
+            ),
+            says={
+                "the node scaler takes idle nodes away by itself": (
+                    r"node \S+: terminated i-\w+, idle since"
+                )
+            },
+        ),
+        Scene(
+            name="no nodes",
+            program="jobs",
+            words=("scale",),
+            says={
+                "no node is left, and none is wanted": r"0 of at most \d+ nodes .* wanted, 0 are"
+            },
+        ),
+    )

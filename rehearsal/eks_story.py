@@ -171,6 +171,7 @@ def tell(
             [
                 *([scene] for scene in eks_scenes.data()),
                 [
+                    eks_scenes.clock("clock", eks_scenes.SLOW),
                     eks_gangs.refused(),
                     *eks_scenes.nodes(settings.instance_type, eks_gangs.GROUP),
                     *eks_gangs.watched(),

@@ -49,6 +49,7 @@ def all_scenes() -> list[Scene]:
     return [
         *eks_scenes.access(),
         *eks_scenes.data(),
+        eks_scenes.clock("clock", eks_scenes.SLOW),
         eks_gangs.refused(),
         *eks_scenes.nodes("trn1.32xlarge", 2),
         *eks_gangs.watched(),
@@ -65,12 +66,16 @@ def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
 
     assert shown == [
         "python -m jobs kubeconfig",
-        *["python -m jobs submit"] * 3,
+        *["python -m jobs submit"] * 2,
+        "kubectl -n node-scaler set",
+        "python -m jobs submit",
         "python -m jobs scale",
         "kubectl get nodes -L",
         "python -m jobs submit",
         "kubectl wait --for=condition=Ready pods",
-        *(f"python -m jobs {name}" for name in ("shell", "top", "stop")),
+        *(f"python -m jobs {name}" for name in ("shell", "top", "scale")),
+        "kubectl get pods -l",
+        "python -m jobs stop",
         *["python -m jobs submit"] * 2,
         "torchx run -s kubernetes",
         "python -m jobs status",
@@ -82,6 +87,9 @@ def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
         *(f"python -m jobs {name}" for name in ("status", "logs", "list")),
         "python -m jobs tensorboard",
         *("python -m jobs submit", "python -m jobs verify"),
+        "kubectl -n node-scaler set",
+        "kubectl wait --for=delete nodes",
+        "kubectl -n node-scaler logs",
         "python -m jobs scale",
     ]
 

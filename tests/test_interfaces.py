@@ -31,6 +31,7 @@ def test_every_ssm_parameter_is_documented() -> None:
         contract.SSM_ORCHESTRATORS,
         *contract.SSM_EKS_NAMES,
         contract.SSM_EKS_LUSTRE_CLAIM,
+        contract.SSM_EKS_IDLE_MINUTES,
     ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rehearsal.kubernetes import nodes, schemas
+from rehearsal.kubernetes import nodes, rbac, schemas
 from rehearsal.kubernetes.admission import ADMISSIONS
 from rehearsal.kubernetes.api import application
 from rehearsal.kubernetes.deployments import Deployments
@@ -50,7 +50,7 @@ class Cluster:
             self.store,
             self._kubelet,
             token=token,
-            identify=settings.identify,
+            identify=lambda given: rbac.account_of(given) or settings.identify(given),
             authorizer=self.authorizer,
         )
         self._loop = asyncio.new_event_loop()
@@ -60,15 +60,10 @@ class Cluster:
         )
         self._thread.start()
         self.endpoint = f"http://{_HOST}:{bound.result()}"
-        self._kubelet.api = self._api_access(token)
+        accounts = Path(self._folder.name) / "service-accounts"
+        self._kubelet.api = ApiAccess(endpoint=self.endpoint, folder=accounts, token=token)
         self._volcano.start()
         self._deployments.start()
-
-    def _api_access(self, token: str | None) -> ApiAccess:
-        folder = Path(self._folder.name) / "service-account"
-        folder.mkdir()
-        (folder / "token").write_text(token or "of-any-service-account", encoding="utf-8")
-        return ApiAccess(endpoint=self.endpoint, credentials=folder)
 
     def apply(self, manifest: Json) -> Json:
         """Create an object, or put the manifest's parts in place of those it has."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rehearsal.kubernetes import rbac
 from rehearsal.kubernetes.resources import CONFIG_MAP, POD, Json
 from rehearsal.kubernetes.store import Store
 
@@ -23,8 +24,20 @@ class ApiAccess:
     """How a pod reaches the API server of this machine."""
 
     endpoint: str
-    credentials: Path
-    """Folder with a service account's token, for pods that mount one."""
+    folder: Path
+    """Where service accounts have folders, for pods that mount a token."""
+    token: str | None = None
+    """The one token that the server takes, if it takes no others."""
+
+    def credentials(self, pod: Json) -> Path:
+        """Folder with the token of the pod's service account."""
+        namespace = pod["metadata"]["namespace"]
+        account = pod["spec"].get("serviceAccountName") or "default"
+        own = self.folder / namespace / account
+        own.mkdir(parents=True, exist_ok=True)
+        token = self.token or rbac.service_account(namespace, account)
+        (own / "token").write_text(token, encoding="utf-8")
+        return own
 
 
 class Unresolved(ValueError):
@@ -79,7 +92,7 @@ def container_command(
         raise Unresolved("the container has no command, and the rehearsal has no image")
     mounts = _mounts(pod, claims)
     if api is not None and pod["spec"].get("automountServiceAccountToken", True):
-        mounts = {**mounts, _CREDENTIALS: api.credentials}
+        mounts = {**mounts, _CREDENTIALS: api.credentials(pod)}
     server = _API if api is None else api.endpoint
     own = str(pod["status"].get("podIP", _ALL_ADDRESSES))
     return [

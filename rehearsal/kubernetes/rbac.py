@@ -39,6 +39,23 @@ ADMIN = Caller(name="rehearsal", groups=frozenset({MASTERS}))
 """Who calls where nobody asks."""
 
 
+_ACCOUNT = "system:serviceaccount:"
+
+
+def service_account(namespace: str, name: str) -> str:
+    """Name of a service account as a user; here also its token."""
+    return f"{_ACCOUNT}{namespace}:{name}"
+
+
+def account_of(token: str) -> Caller | None:
+    """The service account whose token this is; it has no rights but those that roles give it."""
+    if not token.startswith(_ACCOUNT):
+        return None
+    namespace = token.removeprefix(_ACCOUNT).partition(":")[0]
+    groups = {"system:serviceaccounts", f"system:serviceaccounts:{namespace}"}
+    return Caller(name=token, groups=frozenset({*groups, "system:authenticated"}))
+
+
 def everybody_is_admin(token: str) -> Caller | None:
     """The authenticator of a cluster that its user has for herself."""
     return ADMIN

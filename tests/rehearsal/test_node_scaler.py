@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -224,3 +225,21 @@ def test_a_gang_that_is_too_large_beside_another_gets_nodes_when_that_has_ended(
 
     wait(lambda: phase(api, "second") == "Completed")
     wait(lambda: not trainium_nodes(api))
+
+
+def test_it_may_do_nothing_that_its_roles_do_not_say(server: Server, api: str) -> None:
+    """The API server knows its token as its service account's, so the rounds above were allowed."""
+    token = f"system:serviceaccount:{kubernetes.SCALER}:{kubernetes.SCALER}"
+
+    def status(path: str) -> int:
+        request = urllib.request.Request(api + path, headers={"Authorization": f"Bearer {token}"})
+        try:
+            with urllib.request.urlopen(request) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert status("/api/v1/nodes") == 200
+    assert status("/api/v1/secrets") == 403
+    assert status(f"/api/v1/namespaces/{kubernetes.NAMESPACE}/pods") == 200
+    assert status(f"/api/v1/namespaces/{kubernetes.NAMESPACE}/configmaps") == 403

@@ -1,7 +1,7 @@
-"""Deploys every example into moto and the models, with the table and without it; prints JSON.
+"""Deploys examples into moto and the models: what fails, or all with and without the table.
 
 A process of its own, because the models change moto for good:
-``python -m tests.rehearsal.refusal_examples.deploy``.
+``python -m tests.rehearsal.refusal_examples.deploy [all]`` prints JSON.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.rehearsal.refusal_examples.example import Json
 from tests.rehearsal.refusal_examples.index import EXAMPLES, TEMPLATES
 
 REGION = "us-west-2"
+Answers = dict[str, str | None]
 _SERVICES = (
     "batch",
     "cloudformation",
@@ -62,10 +63,6 @@ def _reset() -> None:
                 backend.reset()
 
 
-def _words(error: Exception) -> str:
-    return str(error)
-
-
 def _deploy(*templates: Json, region: str) -> str | None:
     """Why the last of some versions of a stack is refused, or None."""
     _reset()
@@ -77,36 +74,35 @@ def _deploy(*templates: Json, region: str) -> str | None:
             operation(StackName="example", TemplateBody=json.dumps(template))
             answer = None
         except Exception as error:
-            answer = _words(error)
+            answer = str(error)
         operation = cloudformation.update_stack
     return answer
 
 
-def _examples() -> dict[str, dict[str, str | None]]:
-    found: dict[str, dict[str, str | None]] = {}
+def _examples(*, everything: bool) -> dict[str, Answers]:
+    found: dict[str, Answers] = {}
     for name, example in EXAMPLES.items():
         good, bad = {"Resources": example.passes()}, {"Resources": example.fails()}
         steps = (good, bad) if example.update else (bad,)
-        found[name] = _tried(good, *steps, region=example.region)
+        found[name] = _tried(good, *steps, region=example.region, everything=everything)
     for name, (bad, good) in TEMPLATES.items():
-        found[name] = _tried(good, bad, region=REGION)
+        found[name] = _tried(good, bad, region=REGION, everything=everything)
     return found
 
 
-def _tried(good: Json, *bad: Json, region: str) -> dict[str, str | None]:
-    answer: dict[str, str | None] = {
-        "good": _deploy(good, region=region),
-        "bad": _deploy(*bad, region=region),
-    }
-    with (
-        mock.patch.object(registry, "refuse", lambda *args, **kwargs: None),
-        mock.patch.object(registry, "refuse_template", lambda *args: None),
-    ):
-        answer["without"] = _deploy(*bad, region=region)
-    return answer
+def _tried(good: Json, *bad: Json, region: str, everything: bool) -> Answers:
+    answers: Answers = {"bad": _deploy(*bad, region=region)}
+    if everything:
+        answers["good"] = _deploy(good, region=region)
+        with (
+            mock.patch.object(registry, "refuse", lambda *args, **kwargs: None),
+            mock.patch.object(registry, "refuse_template", lambda *args: None),
+        ):
+            answers["without"] = _deploy(*bad, region=region)
+    return answers
 
 
-def _submissions() -> dict[str, str | None]:
+def _submissions() -> Answers:
     """What moto itself says to every submission that AWS refuses."""
     _reset()
     made = {
@@ -118,7 +114,7 @@ def _submissions() -> dict[str, str | None]:
     body = json.dumps({"Resources": made})
     _client("cloudformation").create_stack(StackName="batch", TemplateBody=body)
     client = _client("batch")
-    said: dict[str, str | None] = {}
+    said: Answers = {}
     for name, (bad, _) in batch.SUBMISSIONS.items():
         asked = {key: value for key, value in bad.items() if key not in ("definition", "queue")}
         client.register_job_definition(
@@ -130,7 +126,7 @@ def _submissions() -> dict[str, str | None]:
             client.submit_job(**asked)
             said[name] = None
         except botocore.exceptions.ClientError as error:
-            said[name] = _words(error)
+            said[name] = str(error)
     return said
 
 
@@ -147,7 +143,11 @@ def main() -> None:
     ):
         CLUSTER.use(lambda: nothing)  # type: ignore[arg-type, return-value]
         registry.install()
-        answer = {"examples": _examples(), "submissions": _submissions()}
+        everything = sys.argv[1:] == ["all"]
+        answer = {
+            "examples": _examples(everything=everything),
+            "submissions": _submissions() if everything else {},
+        }
     sys.stdout = os.fdopen(real, "w")
     print(json.dumps(answer))
 

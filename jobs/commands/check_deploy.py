@@ -70,7 +70,7 @@ def check_deploy(
     found = find_all(
         update,
         stacks=stacks,
-        assembly=list(planned.templates),
+        assembly=planned,
         running=Running(
             batch=BatchJobs(aws.batch()),
             cluster=lambda: _jobs_on_cluster(aws, given),

@@ -25,6 +25,8 @@ class Assembly:
 
     folder: Path
     templates: Mapping[str, Template]
+    before: Mapping[str, frozenset[str]]
+    """Stacks that `cdk deploy` updates before each stack, because it depends on them."""
     newer: str | None
     """A source that was changed after the synthesis; None where the assembly is up to date."""
 
@@ -56,14 +58,17 @@ def read_assembly(
             "--assembly",
         )
     templates: dict[str, Template] = {}
+    stacks: dict[str, str] = {}
     regions: set[str] = set()
     try:
-        for name, artifact in json.loads(manifest.read_text(encoding="utf-8"))["artifacts"].items():
+        artifacts = json.loads(manifest.read_text(encoding="utf-8"))["artifacts"]
+        for name, artifact in artifacts.items():
             if artifact.get("type") != _STACK:
                 continue
             properties = artifact["properties"]
             text = (folder / properties["templateFile"]).read_text(encoding="utf-8")
-            templates[properties.get("stackName", name)] = json.loads(text)
+            stacks[name] = properties.get("stackName", name)
+            templates[stacks[name]] = json.loads(text)
             regions.add(str(artifact["environment"]).rpartition("/")[2])
     except (OSError, ValueError, LookupError) as error:
         raise Refusal(
@@ -73,9 +78,28 @@ def read_assembly(
         ) from None
     _check_deployment(folder, templates, deployment)
     _check_region(folder, regions - {"unknown-region"}, region)
+    before = {
+        stack: frozenset(stacks[other] for other in _dependencies(artifacts, name) & set(stacks))
+        for name, stack in stacks.items()
+    }
     return Assembly(
-        folder=folder, templates=templates, newer=newer_source(manifest, repository=repository)
+        folder=folder,
+        templates=templates,
+        before=before,
+        newer=newer_source(manifest, repository=repository),
     )
+
+
+def _dependencies(artifacts: Mapping[str, Any], name: str) -> set[str]:
+    """Artifacts that one depends on, however far away."""
+    found: set[str] = set()
+    open_ends = [name]
+    while open_ends:
+        for other in artifacts.get(open_ends.pop(), {}).get("dependencies", ()):
+            if other not in found:
+                found.add(other)
+                open_ends.append(other)
+    return found
 
 
 def newer_source(manifest: Path, *, repository: Path = REPOSITORY) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from jobs.deploy_check.account import ActiveJob, BatchJobs, Stack
+from jobs.deploy_check.assembly import Assembly
 from jobs.deploy_check.changes import Change, Fate, Update
 from jobs.deploy_check.effects import (
     CLUSTER,
@@ -103,19 +104,19 @@ def find_all(
     update: Update,
     *,
     stacks: Mapping[str, Stack],
-    assembly: Iterable[str],
+    assembly: Assembly,
     running: Running,
     replacements: Replacements,
 ) -> list[Finding]:
     """Every finding, the gravest first."""
     changes = update.changes()
     found = [
-        *_busy_stacks(stacks, assembly),
-        *_locked_exports(update, assembly=set(assembly)),
+        *_busy_stacks(stacks, assembly.templates),
+        *_locked_exports(update, assembly),
         *_name_conflicts(changes, replacements),
         *_lost(changes),
         *_ended(changes, stacks, running),
-        *_left_behind(stacks, assembly),
+        *_left_behind(stacks, assembly.templates),
     ]
     order = list(Kind)
     return sorted(found, key=lambda finding: order.index(finding.kind))
@@ -137,12 +138,14 @@ def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
         yield _of_stack(Kind.REFUSED, name, message, remedy)
 
 
-def _locked_exports(update: Update, *, assembly: set[str]) -> Iterator[Finding]:
+def _locked_exports(update: Update, assembly: Assembly) -> Iterator[Finding]:
     """Exports in use (CloudFormation User Guide, outputs: they cannot be removed or changed)."""
     for export in update.exports():
+        if not export.still_imported and assembly.before[export.stack] >= set(export.importers):
+            continue  # who imports it lets go of it first
         users = ", ".join(export.importers)
         done = "would be removed" if export.removed else "would get another value"
-        gone = [name for name in export.importers if name not in assembly]
+        gone = [name for name in export.importers if name not in assembly.templates]
         if gone:
             remedy = f"first: {_destroy(gone[0])}"
         elif not export.still_imported:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.deploy_check.account import ActiveJob, Stack
+from jobs.deploy_check.assembly import Assembly
 from jobs.deploy_check.changes import Update
 from jobs.deploy_check.findings import Finding, Kind, Running, find_all
 from jobs.deploy_check.replacements import Replacements
@@ -72,6 +74,7 @@ def findings(
     jobs: Sequence[ActiveJob] = (),
     on_cluster: list[ActiveJob] | None = None,
     status: str = "UPDATE_COMPLETE",
+    before: Mapping[str, frozenset[str]] | None = None,
 ) -> list[Finding]:
     stacks = {
         name: Stack(
@@ -86,7 +89,12 @@ def findings(
     found = find_all(
         Update(old, new, replacements),
         stacks=stacks,
-        assembly=list(new),
+        assembly=Assembly(
+            folder=Path("cdk.out"),
+            templates=new,
+            before={name: frozenset[str]() for name in new} | dict(before or {}),
+            newer=None,
+        ),
         running=Running(batch=batch, cluster=lambda: on_cluster, now_s=NOW_S),
         replacements=replacements,
     )
@@ -325,6 +333,20 @@ def test_an_export_in_use_that_goes_is_refused(
 
     assert f"export {name} would be removed" in finding.message
     assert remedy in finding.remedy
+
+
+def test_an_export_goes_when_who_imported_it_is_updated_first(replacements: Replacements) -> None:
+    name = f"{NETWORK}:Subnet"
+    uses = resource("AWS::FSx::FileSystem", {"SubnetIds": [{"Fn::ImportValue": name}]})
+    old = {
+        NETWORK: template({"Subnet": subnet()}, {name: {"Ref": "Subnet"}}),
+        STORAGE: template({"Files": uses}),
+    }
+    without = resource("AWS::FSx::FileSystem", {"SubnetIds": ["subnet-1"]})
+    new = {NETWORK: template({"Subnet": subnet()}), STORAGE: template({"Files": without})}
+    found = findings(old, new, replacements, before={NETWORK: frozenset({STORAGE})})
+
+    assert Kind.REFUSED not in {finding.kind for finding in found}
 
 
 @pytest.mark.parametrize(

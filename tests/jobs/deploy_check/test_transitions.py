@@ -1,0 +1,71 @@
+"""What is said of the changes that a deployment is made for: none of them is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from jobs.deploy_check.account import Stack
+from jobs.deploy_check.assembly import Assembly, read_assembly
+from jobs.deploy_check.changes import Update
+from jobs.deploy_check.findings import Kind, Running, find_all
+from jobs.deploy_check.replacements import Replacements
+from tests.jobs.deploy_check.test_findings import NOW_S, Jobs, job
+from tests.stacks.synthesis import deployment
+
+Keys = Mapping[str, object]
+ON_BATCH_ALONE: Keys = {"orchestrators": "batch", "lustre_gib": 1200}
+BOTH: Keys = {
+    "orchestrators": "both",
+    "lustre_gib": 1200,
+    "eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
+    "eks_endpoint_cidrs": "203.0.113.7/32",
+}
+ON_BATCH = ("ends-jobs", "batch")
+ON_EKS = ("ends-jobs", "eks")
+
+
+def assembly(keys: Keys) -> Assembly:
+    return read_assembly(deployment(**keys).folder, deployment="default", region=None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({**BOTH, "root_volume_gib": 300}, {ON_BATCH, ON_EKS}),
+        ({**BOTH, "availability_zone_id": "usw2-az1"}, {ON_BATCH, ON_EKS}),
+        ({**BOTH, "lustre_gib": 0}, {ON_BATCH, ("loses-data", "lustre")}),
+        (ON_BATCH_ALONE, {("stays", "eks")}),
+        ({**BOTH, "orchestrators": "eks"}, {("stays", "batch")}),
+        ({**BOTH, "max_nodes": 8}, {ON_EKS}),
+        ({**BOTH, "job_time_limit_hours": 24}, set()),
+    ],
+    ids=["volume", "zone", "no lustre", "no eks", "no batch", "nodes", "time limit"],
+)
+def test_each_says_what_ends_goes_or_stays(
+    replacements: Replacements, changed: Keys, expected: set[tuple[str, str]]
+) -> None:
+    """With a run on two nodes in each queue and on the cluster."""
+    old, new = assembly(BOTH), assembly(changed)
+    stacks = {
+        name: Stack(
+            name=name,
+            status="UPDATE_COMPLETE",
+            template=content,
+            physical_ids={logical: f"physical-{logical}" for logical in content["Resources"]},
+        )
+        for name, content in old.templates.items()
+    }
+    batch: Any = Jobs(job("a"))
+    found = find_all(
+        Update(old.templates, new.templates, replacements),
+        stacks=stacks,
+        assembly=new,
+        running=Running(batch=batch, cluster=lambda: [job("b")], now_s=NOW_S),
+        replacements=replacements,
+    )
+
+    assert Kind.REFUSED not in {finding.kind for finding in found}
+    assert {(str(item.kind), item.stack.rpartition("-")[2]) for item in found} == expected

@@ -51,7 +51,7 @@ def check_deploy(
     \b
     Examples:
       cdk synth --quiet -c trainium:max_nodes=8
-      python -m jobs check-deploy && cdk deploy --all -c trainium:max_nodes=8
+      python -m jobs check-deploy && cdk deploy --all --app cdk.out
     """
     from jobs.deploy_check.account import BatchJobs, read_stacks
     from jobs.deploy_check.assembly import read_assembly

@@ -32,7 +32,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
     folder = Folder(tmp_path_factory.mktemp("up"))
     process = subprocess.Popen(
         rehearsal(
-            folder, "up", "--orchestrators", "batch", "--nodes", "2", "--addresses", "127.0.46"
+            folder, "up", "--orchestrators", "batch", "--nodes", "2", "--addresses", "127.0.47"
         ),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,

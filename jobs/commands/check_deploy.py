@@ -1,6 +1,7 @@
 """`jobs check-deploy`: what the next `cdk deploy` would end, replace or leave behind."""
 
 import time
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,7 +74,7 @@ def check_deploy(
         assembly=planned,
         running=Running(
             batch=BatchJobs(aws.batch()),
-            cluster=lambda: _jobs_on_cluster(aws, given),
+            cluster=cache(lambda: _jobs_on_cluster(aws, given)),
             now_s=time.time(),
         ),
         replacements=replacements,

@@ -280,7 +280,7 @@ def _exports(template: Template) -> dict[str, Any]:
 
 
 def _is_intrinsic(value: Mapping[str, Any]) -> bool:
-    return len(value) == 1 and next(iter(value)).startswith(("Fn::", "Ref"))
+    return len(value) == 1 and all(key == "Ref" or key.startswith("Fn::") for key in value)
 
 
 def _differences(old: Any, new: Any, path: Path = ()) -> Iterator[Path]:

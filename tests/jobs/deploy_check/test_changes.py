@@ -44,6 +44,16 @@ def test_what_cloudformation_reads_alike_is_no_change(replacements: Replacements
     assert fates(old, new, replacements) == {}
 
 
+def test_a_property_with_one_key_is_no_expression(replacements: Replacements) -> None:
+    def stack(days: int) -> Json:
+        properties = {"BucketName": "b", "RefreshPolicy": {"RefreshDays": {"Days": days}}}
+        return {STORAGE: template({"Data": resource("AWS::S3::Bucket", properties)})}
+
+    (change,) = Update(stack(1), stack(2), replacements).changes()
+
+    assert change.reasons == ["RefreshPolicy.RefreshDays.Days"]
+
+
 def test_resources_come_and_go(replacements: Replacements) -> None:
     old = {NETWORK: template({"Old": subnet()})}
     new = {NETWORK: template({"New": subnet()})}

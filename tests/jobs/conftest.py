@@ -19,6 +19,7 @@ from moto.server import ThreadedMotoServer
 from moto.ssm.models import ssm_backends
 from typer.testing import CliRunner, Result
 
+from tests.jobs import permissions
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 
@@ -35,6 +36,12 @@ def endpoint() -> Iterator[str]:
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     server.stop()
+
+
+@pytest.fixture(autouse=True)
+def _calls_are_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hold every command of these tests to the policy of a submitter."""
+    yield from permissions.calls_are_allowed(monkeypatch)
 
 
 @cache

@@ -54,7 +54,8 @@ def check_compile(workload: Workload, parameters: Mapping[str, Value], run: str)
 
 def check_cache(neuron_release: str) -> None:
     """Refuse ``--compile`` where what is compiled stays on a node that is gone afterwards."""
-    if NEURON_RELEASES[neuron_release].backend is TorchBackend.TORCH_NEURON:
+    release = NEURON_RELEASES.get(neuron_release)
+    if release is not None and release.backend is TorchBackend.TORCH_NEURON:
         raise Refusal(
             "nothing-to-compile",
             f"--compile: Neuron {neuron_release} (TorchNeuron) keeps its compiled graphs on the "

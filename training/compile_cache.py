@@ -99,10 +99,10 @@ class CompileCache:
             return None
         return Compiled(time=found[0]["time"], run=found[0]["run"], graphs=found[0]["graphs"])
 
-    def doubt(self, graphs: int | None) -> str | None:
+    def doubt(self, graphs: int | None, env: Mapping[str, str]) -> str | None:
         """Why ``graphs``, as the compiler counted them, may not be in the bucket; None if they are.
 
-        Raises storage's errors.
+        ``env`` is what the compiler was told. Raises storage's errors.
         """
         match DeviceKind(self._context.device):
             case DeviceKind.CPU:
@@ -111,6 +111,12 @@ class CompileCache:
                 return "TorchNeuron keeps graphs on the node's disk (TORCH_NEURONX_NEFF_CACHE_DIR)"
         if self._context.bucket is None:
             return "this node has no bucket"
+        here = f"s3://{self._context.bucket}/{GRAPHS_PREFIX}"
+        # The flag beats the variable (Neuron documentation, persistent cache).
+        if env.get("NEURON_COMPILE_CACHE_URL") != here or "--cache_dir" in env.get(
+            "NEURON_CC_FLAGS", ""
+        ):
+            return f"the compiler was told to keep its graphs elsewhere than in {here}"
         if graphs is None:
             return "the compiler has not said how many graphs there are"
         found = sum(info.key.endswith(_GRAPH) for info in self._graphs.list())

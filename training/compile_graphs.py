@@ -94,7 +94,7 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
         progress.fail(ExitCode.WORKLOAD, summary.problem)
         return ExitCode.WORKLOAD
     if status == 0:
-        _remember(cache, summary)
+        _remember(cache, summary, env)
         progress.finish()
     return status
 
@@ -145,10 +145,10 @@ def _run(
     return status
 
 
-def _remember(cache: CompileCache, summary: Summary) -> None:
+def _remember(cache: CompileCache, summary: Summary, env: Mapping[str, str]) -> None:
     counted = "" if summary.graphs is None else f" ({summary.graphs} graphs)"
     try:
-        if (doubt := cache.doubt(summary.graphs)) is not None:
+        if (doubt := cache.doubt(summary.graphs, env)) is not None:
             _say(f"compiled{counted}, but not remembered: {doubt}")
             return
         cache.remember(summary.graphs)

@@ -30,6 +30,9 @@ LOG = """\
 """  # noqa: E501
 
 
+TOLD = {"NEURON_COMPILE_CACHE_URL": "s3://b/cache/neuron"}
+
+
 def values(**changed: Value) -> dict[str, Value]:
     return {**parse(WORDS).values, **{k.replace("_", "-"): v for k, v in changed.items()}}
 
@@ -128,7 +131,23 @@ def cache_on(
 
 
 def test_graphs_that_are_in_the_bucket_leave_no_doubt(tmp_path: Path) -> None:
-    assert cache_on("xla", tmp_path, compiled=3).doubt(3) is None
+    assert cache_on("xla", tmp_path, compiled=3).doubt(3, TOLD) is None
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"NEURON_COMPILE_CACHE_URL": "/var/tmp/cache"},
+        {**TOLD, "NEURON_CC_FLAGS": "--model-type transformer --cache_dir=/var/tmp/cache"},
+    ],
+)
+def test_graphs_that_went_elsewhere_are_not_in_the_bucket(
+    told: dict[str, str], tmp_path: Path
+) -> None:
+    found = cache_on("xla", tmp_path, compiled=3).doubt(3, told)
+
+    assert found == "the compiler was told to keep its graphs elsewhere than in s3://b/cache/neuron"
 
 
 @pytest.mark.parametrize(
@@ -143,13 +162,15 @@ def test_graphs_that_are_in_the_bucket_leave_no_doubt(tmp_path: Path) -> None:
 def test_a_cache_is_not_called_warm_without_proof(
     device: str, compiled: int, graphs: int | None, doubt: str, tmp_path: Path
 ) -> None:
-    found = cache_on(device, tmp_path, compiled=compiled).doubt(graphs)
+    found = cache_on(device, tmp_path, compiled=compiled).doubt(graphs, TOLD)
 
     assert found is not None and doubt in found
 
 
 def test_without_a_bucket_nothing_is_there_for_the_next_job(tmp_path: Path) -> None:
-    assert cache_on("xla", tmp_path, compiled=1, bucket=None).doubt(1) == "this node has no bucket"
+    cache = cache_on("xla", tmp_path, compiled=1, bucket=None)
+
+    assert cache.doubt(1, TOLD) == "this node has no bucket"
 
 
 @pytest.mark.parametrize("device", ["xla", "torchneuron"])

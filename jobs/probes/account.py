@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.request
-from typing import Any
 
-from jobs.default_group import Admits, admits_itself
 from jobs.probes.desk import PROBES, Desk
 from trainium_catalogue.probing import Missing, Seen
 
@@ -131,130 +129,6 @@ def _image(desk: Desk) -> str:
         raise Missing("the job definition of verify")
     ranges = found[0]["nodeProperties"]["nodeRangeProperties"]
     return str(ranges[0]["container"]["image"])
-
-
-def _environment(desk: Desk, *, with_groups: bool) -> Seen:
-    """Whether Batch made the environment, with groups of its own or without."""
-    groups = desk.environment["computeResources"].get("securityGroupIds") or []
-    if bool(groups) is not with_groups:
-        kind = "without" if with_groups else "with"
-        raise Missing(f"a deployment of a type {kind} EFA")
-    status = desk.environment["status"]
-    reason = desk.environment.get("statusReason") or ""
-    return Seen(
-        ok=status == "VALID",
-        seen=f"{status} with {len(groups)} groups; {reason}".rstrip("; "),
-        expected="VALID",
-    )
-
-
-@PROBES.probe("environment-without-groups", needs=("AWS", "Batch"))
-def without_groups(desk: Desk) -> Seen:
-    """Batch takes the environment of a type with EFA, which names no groups."""
-    return _environment(desk, with_groups=False)
-
-
-@PROBES.probe("environment-with-groups", needs=("AWS", "Batch"))
-def with_groups(desk: Desk) -> Seen:
-    """Batch takes the environment of a type without EFA, which names its groups."""
-    return _environment(desk, with_groups=True)
-
-
-def _default_group(desk: Desk) -> dict[str, Any]:
-    vpc = desk.subnets[0]["VpcId"]
-    found = desk.client("ec2").describe_security_groups(
-        Filters=[
-            {"Name": "vpc-id", "Values": [vpc]},
-            {"Name": "group-name", "Values": ["default"]},
-        ]
-    )["SecurityGroups"]
-    if not found:
-        raise Missing("the default group of the VPC")
-    group: dict[str, Any] = found[0]
-    return group
-
-
-@PROBES.probe("default-group", needs=("Batch",))
-def default_group(desk: Desk) -> Seen:
-    """The VPC's default group, which task interfaces carry, admits itself in both directions."""
-    group = _default_group(desk)
-    name = str(group["GroupId"])
-    inside = admits_itself(name, group.get("IpPermissions", ()))
-    outside = admits_itself(name, group.get("IpPermissionsEgress", ()))
-    return Seen(
-        ok=Admits.NO not in (inside, outside),
-        seen=f"{name} admits itself: in {inside}, out {outside}",
-        expected="in yes, out yes",
-    )
-
-
-@PROBES.probe("self-rule-no-duplicate", needs=("AWS", "Batch"))
-def self_rules(desk: Desk) -> Seen:
-    """The default group has the rule of TCP from itself as well, which the stack states."""
-    group = _default_group(desk)
-    kinds = sorted(
-        str(rule["IpProtocol"])
-        for rule in group.get("IpPermissions", ())
-        if any(pair.get("GroupId") == group["GroupId"] for pair in rule["UserIdGroupPairs"])
-    )
-    return Seen(
-        ok="tcp" in kinds, seen=f"from itself: {', '.join(kinds) or 'none'}", expected="tcp"
-    )
-
-
-@PROBES.probe("egress-rule-replaces", needs=("AWS", "Batch"))
-def egress_rule(desk: Desk) -> Seen:
-    """The default group no longer lets everything out to everywhere."""
-    open_rules = [
-        rule
-        for rule in _default_group(desk).get("IpPermissionsEgress", ())
-        if rule["IpProtocol"] == "-1"
-        and any(entry.get("CidrIp") == "0.0.0.0/0" for entry in rule.get("IpRanges", ()))
-    ]
-    return Seen(
-        ok=not open_rules,
-        seen="everything goes everywhere" if open_rules else "only what is stated",
-        expected="only what is stated",
-    )
-
-
-@PROBES.probe("endpoint-zones")
-def endpoint_zones(desk: Desk) -> Seen:
-    """Every interface endpoint of the VPC is available; one in a wrong zone is refused."""
-    found = desk.client("ec2").describe_vpc_endpoints(
-        Filters=[
-            {"Name": "vpc-id", "Values": [desk.subnets[0]["VpcId"]]},
-            {"Name": "vpc-endpoint-type", "Values": ["Interface"]},
-        ]
-    )["VpcEndpoints"]
-    if not found:
-        raise Missing("interface endpoints in the VPC")
-    states = sorted(f"{e['ServiceName'].rpartition('.')[2]} {e['State'].lower()}" for e in found)
-    return Seen(
-        ok=all(endpoint["State"].lower() == "available" for endpoint in found),
-        seen=", ".join(states),
-        expected="all available",
-    )
-
-
-@PROBES.probe("fsx-port-rules-first")
-def file_system(desk: Desk) -> Seen:
-    """The deployment's file system was made, so its groups had their rules in time."""
-    prefix = f"trainium-{desk.target.name}-"
-    found = [
-        system
-        for page in desk.client("fsx").get_paginator("describe_file_systems").paginate()
-        for system in page["FileSystems"]
-        if any(
-            tag["Key"] == "aws:cloudformation:stack-name" and tag["Value"].startswith(prefix)
-            for tag in system.get("Tags", ())
-        )
-    ]
-    if not found:
-        raise Missing("a file system of the deployment (lustre_gib)")
-    state = str(found[0]["Lifecycle"])
-    # UPDATING is a state of a file system that works.
-    return Seen(ok=state in ("AVAILABLE", "UPDATING"), seen=state, expected="AVAILABLE")
 
 
 @PROBES.probe("bert-tar", needs=("AWS",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -231,10 +231,33 @@ def roles(*names: str) -> Case:
 ROLES = tuple((account._ROLES | account._EKS_ROLES).values())
 
 
-def file_system(state: str) -> Case:
-    tag = {"Key": "aws:cloudformation:stack-name", "Value": "trainium-default-storage"}
-    found = [{"Lifecycle": state, "Tags": [tag]}]
-    return desk(fsx={"describe_file_systems": {"FileSystems": found}})
+TAG = {"Key": "aws:cloudformation:stack-name", "Value": "trainium-default-lustre"}
+
+
+def file_system(state: str, **more: Any) -> Case:
+    found = [{"FileSystemId": "fs-1", "Lifecycle": state, "Tags": [TAG]}]
+    return desk(fsx={"describe_file_systems": {"FileSystems": found}}, **more)
+
+
+def sees_zones(*names: str) -> Case:
+    found = [{"ZoneId": name} for name in names]
+    return desk(ec2={"describe_availability_zones": {"AvailabilityZones": found}})
+
+
+def elsewhere(status: str) -> Case:
+    return file_system(
+        "AVAILABLE",
+        subnets=[{"AvailabilityZoneId": "usw2-az1"}],
+        job=replace(job(0), status=status),
+    )
+
+
+def without_lustre(*left: str) -> Case:
+    systems = [{"FileSystemId": name, "Tags": [TAG]} for name in left]
+    return desk(
+        ssm={"get_parameters": {"Parameters": [{"Value": "none"}]}},
+        fsx={"describe_file_systems": {"FileSystems": systems}},
+    )
 
 
 def tar(size: int | None) -> Case:
@@ -445,6 +468,10 @@ CASES: dict[str, tuple[Case, Case | None]] = {
     ),
     "default-group": (group(inside=True), group(inside=False)),
     "endpoint-zones": (endpoints("available"), endpoints("failed")),
+    "planned-zones-seen": (sees_zones("usw2-az1", "usw2-az4"), sees_zones("usw2-az1")),
+    "ways-out-across-zones": (elsewhere("SUCCEEDED"), elsewhere("FAILED")),
+    "lustre-across-zones": (elsewhere("SUCCEEDED"), elsewhere("FAILED")),
+    "file-system-goes-last": (without_lustre(), without_lustre("fs-1")),
     "fsx-port-rules-first": (file_system("AVAILABLE"), file_system("FAILED")),
     "bert-tar": (tar(50 * 10**9), tar(None)),
     "secondary-card-device-index": (cards(1), cards(7)),

@@ -21,8 +21,8 @@ EMULATED = (
 
 def title(record: Record) -> str:
     """What was looked at."""
-    nodes = record["num_nodes"]
-    of = f"{nodes} x {record['instance_type']}" if nodes else str(record["instance_type"])
+    nodes, kind = record["num_nodes"], record["instance_type"] or record["device"]
+    of = f"{nodes} x {kind}" if nodes else str(kind)
     return (
         f"{of}, Neuron {record['neuron_release']}, deployment {record['deployment']} in "
         f"{record['region']}, run {record['run'] or 'none'}, {record['time']}"

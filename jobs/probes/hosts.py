@@ -113,6 +113,49 @@ def reservation(desk: Desk) -> Seen:
     )
 
 
+@PROBES.probe("batch-reservation", needs=("Batch",))
+def reservation_in_group(desk: Desk) -> Seen:
+    """A host is in the reservation, and in the placement group of the environment."""
+    host = desk.hosts[0]
+    reserved = host.get("CapacityReservationId")
+    if not reserved:
+        raise Missing("a deployment with a reservation")
+    wanted = desk.environment["computeResources"].get("placementGroup") or ""
+    found = host.get("Placement", {}).get("GroupName") or ""
+    return Seen(
+        ok=found == wanted,
+        seen=f"{host['InstanceId']} in {reserved}, group {found or 'none'}",
+        expected=f"group {wanted or 'none'}",
+    )
+
+
+@PROBES.probe("batch-tags-hosts", needs=("Batch",))
+def host_tags(desk: Desk) -> Seen:
+    """A host has the tags that its environment gives, its name among them."""
+    wanted = desk.environment["computeResources"].get("tags") or {}
+    found = {tag["Key"]: tag["Value"] for tag in desk.hosts[0].get("Tags", ())}
+    return Seen(
+        ok=bool(wanted) and all(found.get(key) == value for key, value in wanted.items()),
+        seen=_tags({key: found.get(key, "none") for key in wanted}),
+        expected=_tags(wanted),
+    )
+
+
+def _tags(tags: Mapping[str, str]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in sorted(tags.items())) or "none"
+
+
+@PROBES.probe("shutdown-terminates", needs=("Batch",))
+def shutdown_behaviour(desk: Desk) -> Seen:
+    """A host that shuts itself down is terminated, and not kept as a stopped one."""
+    host = desk.running_hosts[0]["InstanceId"]
+    answer = desk.client("ec2").describe_instance_attribute(
+        InstanceId=host, Attribute="instanceInitiatedShutdownBehavior"
+    )
+    found = str(answer["InstanceInitiatedShutdownBehavior"]["Value"])
+    return Seen(ok=found == "terminate", seen=f"{host}: {found}", expected="terminate")
+
+
 @PROBES.probe("ami-driver", needs=("Batch",))
 def image_driver(desk: Desk) -> Seen:
     """The boot found a driver that fits, and had none to install."""

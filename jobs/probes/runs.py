@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.probes.desk import PROBES, Desk
 from jobs.runs import Attempt, Job, Kind
-from trainium_catalogue.contract import ATTEMPTS, TRAIN_METRICS, run_key
+from trainium_catalogue.contract import ATTEMPTS, HOSTS_IN_VAIN_REASON, TRAIN_METRICS, run_key
 from trainium_catalogue.exit_codes import EXIT_CODES, RETRIED
 from trainium_catalogue.probing import Missing, Seen
 
@@ -113,6 +113,19 @@ def nodes_end_together(desk: Desk) -> Seen:
                     expected=f"within {_TOGETHER_S} s",
                 )
     raise Missing("a run on several nodes of which an attempt failed")
+
+
+@PROBES.probe("hosts-in-vain", needs=("Batch",))
+def hosts_in_vain(desk: Desk) -> Seen:
+    """The watch over the queue cancelled a job that no host took."""
+    for job in desk.jobs:
+        if (job.status_reason or "").startswith(HOSTS_IN_VAIN_REASON):
+            return Seen(
+                ok=job.started_at_ms is None,
+                seen=f"{job.run}: {job.status_reason}",
+                expected="a job that never started, cancelled",
+            )
+    raise Missing("a job that was cancelled because hosts were up in vain")
 
 
 @PROBES.probe("same-hosts-on-retry", needs=("Batch",))

@@ -19,6 +19,7 @@ from jobs.runs import Attempt, Job, Kind, Node, Shape
 from jobs.services import Services
 from jobs.usage import NEURON_MONITOR, Usage
 from tests.jobs.fakes import client_error
+from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.probing import State
 
@@ -431,6 +432,25 @@ def raises(error: Exception) -> None:
     raise error
 
 
+def reserved(group: str) -> Case:
+    return desk(
+        hosts=[host(CapacityReservationId="cr-1", Placement={"GroupName": group})],
+        environment={"computeResources": {"placementGroup": "near"}},
+    )
+
+
+def tagged(name: str) -> Case:
+    tags = {"Name": "trainium-default-batch", "trainium:deployment": "default"}
+    found = [{"Key": key, "Value": value} for key, value in {**tags, "Name": name}.items()]
+    return desk(hosts=[host(Tags=found)], environment={"computeResources": {"tags": tags}})
+
+
+def shuts_down(value: str) -> Case:
+    answer = {"InstanceInitiatedShutdownBehavior": {"Value": value}}
+    return desk(hosts=[host()], ec2={"describe_instance_attribute": answer})
+
+
+VAIN = HOSTS_IN_VAIN_REASON
 RESERVED = desk(hosts=[host(CapacityReservationId="cr-1", InstanceLifecycle="capacity-block")])
 CASES: dict[str, tuple[Case, Case | None]] = {
     "instance-figures": (types(), types(zones=ZONES[:1])),
@@ -498,6 +518,13 @@ CASES: dict[str, tuple[Case, Case | None]] = {
         bucket(["bert-1"], status__json=status("bert", loss=2.5)),
         bucket(["bert-1"], status__json=status("bert", loss=None, state="failed")),
     ),
+    "hosts-in-vain": (
+        desk(jobs=[replace(job(), status_reason=VAIN, started_at_ms=None)]),
+        desk(jobs=[replace(job(), status_reason=VAIN)]),
+    ),
+    "batch-reservation": (reserved("near"), reserved("far")),
+    "batch-tags-hosts": (tagged("trainium-default-batch"), tagged("other")),
+    "shutdown-terminates": (shuts_down("terminate"), shuts_down("stop")),
     "same-hosts-on-retry": (attempts_on("a", "a"), attempts_on("a", "b")),
     # A job that does not fit never starts, and then there is nothing to see.
     "cpu-container-memory": (desk(jobs=[job(0, kind=Kind.CONTAINER)]), None),

@@ -88,10 +88,19 @@ class TestNodes:
         assert configuration["ImageIdOverride"] == "ami-12345678"
 
     def test_nodes_are_close_to_each_other(self, made: Deployment) -> None:
-        (logical_id,) = made.logical_ids("batch", "AWS::EC2::PlacementGroup")
+        groups = made.resources("batch", "AWS::EC2::PlacementGroup")
+        (here,) = made.logical_ids(
+            "batch", "AWS::EC2::PlacementGroup", "ComputePlacementGroupUsw2Az4"
+        )
 
-        assert made.only("batch", "AWS::EC2::PlacementGroup")["Strategy"] == "cluster"
-        assert logical_id in str(compute(made)["PlacementGroup"])
+        assert {group["Strategy"] for group in groups} == {"cluster"}
+        assert here in str(compute(made)["PlacementGroup"])
+
+    def test_every_zone_has_a_placement_group_of_its_own(self, made: Deployment) -> None:
+        """One in which nodes still work somewhere else would keep new ones from starting."""
+        groups = made.logical_ids("batch", "AWS::EC2::PlacementGroup")
+
+        assert len(groups) == len(made.config.subnet_zones)
 
     def test_there_is_room_for_the_largest_job(self) -> None:
         assert compute(deployment(max_nodes=16))["MaxvCpus"] == 16 * 128

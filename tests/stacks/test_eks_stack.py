@@ -179,7 +179,7 @@ class TestTrainiumNodes:
         assert not any("SubnetId" in nic for nic in nics)
 
     def test_nodes_are_close_to_each_other_in_the_one_subnet(self, made: Deployment) -> None:
-        (place,) = made.logical_ids("eks", "AWS::EC2::PlacementGroup")
+        (place,) = made.logical_ids("eks", "AWS::EC2::PlacementGroup", "NodesPlacementGroupUsw2Az4")
 
         assert place in str(template(made)["Placement"])
         assert len(group(made)["Subnets"]) == 1

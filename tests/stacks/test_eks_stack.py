@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.stacks.cluster_objects import objects_of, plain, with_cluster
-from tests.stacks.synthesis import Deployment, deployment
+from tests.stacks.synthesis import Deployment
 from trainium_catalogue import contract
 from trainium_catalogue.eks import SYSTEM_AMI_DATE
 from trainium_constructs.eks.watching import MONITOR
@@ -102,8 +102,32 @@ class TestControlPlane:
             "subnet-87654321",
         ]
 
-    def test_a_deployment_without_a_cluster_has_one_zone(self) -> None:
-        assert len(deployment().resources("network", SUBNET)) == 2
+    def test_existing_subnets_stay_the_clusters_when_nodes_change_places(self) -> None:
+        network = {"vpc_id": "vpc-12345678", "subnet_cidr": "10.0.0.0/20"}
+        here, there = (
+            with_cluster(**network, subnet_id=mine, eks_subnet_ids=other)
+            for mine, other in (
+                ("subnet-12345678", "subnet-87654321"),
+                ("subnet-87654321", "subnet-12345678"),
+            )
+        )
+
+        assert cluster(here) == cluster(there)
+
+    def test_another_zone_changes_the_trainium_nodes_and_nothing_else(
+        self, made: Deployment
+    ) -> None:
+        moved = with_cluster(availability_zone_id="usw2-az1").templates["eks"]["Resources"]
+        resources = made.templates["eks"]["Resources"]
+
+        changed = {
+            resources[name]["Type"]: name
+            for name in resources.keys() | moved.keys()
+            if resources.get(name) != moved.get(name)
+        }
+
+        assert changed.keys() == {"AWS::EKS::Nodegroup", "AWS::EC2::LaunchTemplate"}
+        assert all(name.startswith("Nodes") for name in changed.values())
 
     def test_secrets_are_encrypted_with_a_key_that_goes_too(self, made: Deployment) -> None:
         (key,) = made.logical_ids("eks", "AWS::KMS::Key")

@@ -1,4 +1,4 @@
-"""Runs the node scaler until it is told to end; see docs/adr/0013."""
+"""Runs the node scaler until it is told to end; see docs/adr/0014."""
 
 from __future__ import annotations
 

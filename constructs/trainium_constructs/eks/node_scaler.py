@@ -1,4 +1,4 @@
-"""The node scaler in the cluster: takes Trainium nodes away that nobody uses (docs/adr/0013)."""
+"""The node scaler in the cluster: takes Trainium nodes away that nobody uses (docs/adr/0014)."""
 
 from __future__ import annotations
 

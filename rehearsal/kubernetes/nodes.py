@@ -41,11 +41,12 @@ def trainium_group(name: str, instance_type: InstanceType) -> Group:
 
 
 def trainium_resources(instance_type: InstanceType) -> Mapping[str, str]:
-    """What an instance offers to pods once its device plugins run."""
+    """What an instance offers to pods once its device plugins run, after the kubelet's part."""
+    memory_mib = instance_type.memory_mib - kubernetes.kubelet_memory_mib(instance_type)
     return {
         "cpu": str(instance_type.num_vcpus),
-        "memory": f"{instance_type.memory_mib}Mi",
-        "pods": "110",
+        "memory": f"{memory_mib}Mi",
+        "pods": str(kubernetes.max_pods(instance_type)),
         kubernetes.NEURON_RESOURCE: str(instance_type.num_neuron_devices),
         kubernetes.EFA_RESOURCE: str(instance_type.num_efa_interfaces),
     }

@@ -10,8 +10,9 @@ from typing import Any
 import boto3
 import botocore.exceptions
 import pytest
+from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
-from rehearsal.models.registry import DELETE, MODELS, UNDERSTOOD, refusal_of
+from rehearsal.models.registry import DELETE, MODELS, REPLACED_BY, UNDERSTOOD, refusal_of
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFEST = json.dumps(
@@ -84,6 +85,22 @@ def test_a_refused_template_creates_nothing(client: Client) -> None:
 
 def test_every_model_and_deleter_has_its_properties_listed() -> None:
     assert set(MODELS) | set(DELETE) <= set(UNDERSTOOD)
+
+
+def test_what_is_replaced_here_is_replaced_on_aws() -> None:
+    """The judge is CloudFormation's registry, as cfn-lint carries it."""
+    wrong = {
+        (kind, name)
+        for kind, names in REPLACED_BY.items()
+        for name in names
+        if f"/properties/{name}"
+        not in PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-west-2", kind).schema[
+            "createOnlyProperties"
+        ]
+    }
+
+    assert REPLACED_BY
+    assert wrong == set()
 
 
 def test_a_known_resource_is_not_refused() -> None:

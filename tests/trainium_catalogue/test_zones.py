@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from importlib.resources import files
+
 import pytest
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 
+from trainium_catalogue.cpu_instances import DEFAULT_CPU_INSTANCE_TYPES
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.zones import MOST_ZONES, ZONES, subnet_zones
 
@@ -30,6 +35,21 @@ def test_zones_are_real_ones_that_take_a_control_plane(region: str) -> None:
     real = {each.zone_id for each in RegionsAndZonesBackend.zones[region]}
 
     assert set(ZONES[region]) <= real - WITHOUT_CONTROL_PLANE
+
+
+@pytest.mark.parametrize("region", ZONES)
+def test_cpu_jobs_find_instances_in_every_zone(region: str) -> None:
+    folder = files("moto") / "ec2" / "resources" / "instance_type_offerings"
+    (path,) = (
+        each
+        for each in (folder / "availability-zone-id").iterdir()
+        if each.name.partition(".")[0] == region
+    )
+    data = path.read_bytes()
+    rows = json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
+    sold = {row["Location"] for row in rows if row["InstanceType"] in DEFAULT_CPU_INSTANCE_TYPES}
+
+    assert set(ZONES[region]) <= sold
 
 
 @pytest.mark.parametrize("region", ZONES)

@@ -34,15 +34,36 @@ def build(app: cdk.App, config: AppConfig) -> None:
     data = DataJobsStack(
         app, name("data"), config=config, network=network, storage=storage, image=image, env=env
     )
-    parts = {"network": network, "storage": storage, "lustre": lustre, "data": data}
     nodes: list[cdk.Stack] = []
     if config.runs_on_batch:
-        nodes.append(BatchStack(app, name("batch"), config=config, env=env, **parts))
+        nodes.append(
+            BatchStack(
+                app,
+                name("batch"),
+                config=config,
+                network=network,
+                storage=storage,
+                lustre=lustre,
+                data=data,
+                env=env,
+            )
+        )
     if config.runs_on_eks:
         # Here, because the CDK's modules behind it take time that nobody else should wait for.
         from stacks.eks_stack import EksStack
 
-        nodes.append(EksStack(app, name("eks"), config=config, env=env, **parts))
+        nodes.append(
+            EksStack(
+                app,
+                name("eks"),
+                config=config,
+                network=network,
+                storage=storage,
+                lustre=lustre,
+                data=data,
+                env=env,
+            )
+        )
     if not config.lustre_gib:
         lustre.goes_after(nodes)
     for warning in config.warnings:

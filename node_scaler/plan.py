@@ -23,6 +23,8 @@ from trainium_catalogue.node_use import (
 
 Json = Mapping[str, Any]
 
+_ENDS_WITHIN = timedelta(minutes=10)
+"""After which an instance that should have ended, and is still there, is ended once more."""
 IN_SERVICE = "InService"
 """The only state in which an instance can be counted on, and be terminated once."""
 
@@ -103,8 +105,7 @@ class Plan:
 def plan(seen: Seen, rules: Rules, *, now: datetime) -> Plan:
     """Decide; the same objects at the same time give the same plan."""
     group = seen.group
-    # An instance that is on its way out keeps its node for a while, and serves nobody.
-    nodes = [n for n in seen.nodes if group.instances.get(instance_of(n) or "") == IN_SERVICE]
+    nodes = [node for node in seen.nodes if _is_there(node, group, now)]
     users = users_of_nodes(seen.pods)
     busy = [node for node in nodes if _name(node) in users]
     idle = [node for node in nodes if _name(node) not in users]
@@ -119,6 +120,18 @@ def plan(seen: Seen, rules: Rules, *, now: datetime) -> Plan:
         *(step for node in spare for step in _let_go(node, rules, now)),
     ]
     return Plan(steps=tuple(steps), summary=_summary(group, busy, needed, spare, rules))
+
+
+def _is_there(node: Json, group: Group, now: datetime) -> bool:
+    """Whether a node can serve a job: its object outlives its instance for minutes.
+
+    An instance may be described as in service after it was ended; ending it twice would make the
+    group smaller twice, by a node of its own choice.
+    """
+    ends = marked_since(node, kubernetes.ENDS_SINCE)
+    if ends is not None and now - ends < _ENDS_WITHIN:
+        return False
+    return group.instances.get(instance_of(node) or "") == IN_SERVICE
 
 
 def _raise(

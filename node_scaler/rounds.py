@@ -81,11 +81,14 @@ class Scaler:
             changes["spec"] = {"unschedulable": step.unschedulable or None}
         self.cluster.patch(f"{NODES}/{step.node}", changes)
         if step.unschedulable is not None:
-            done = "cordoned: idle, about to go" if step.unschedulable else "uncordoned: needed"
+            done = "cordoned: idle, about to go" if step.unschedulable else "uncordoned: stays"
             self.say(f"node {step.node} {done}")
             self._tell(_node(step.node), "IdleNode", done, now)
 
     def _remove(self, step: Remove, now: datetime) -> None:
+        # Before it: whatever fails after it, no instance is ended twice.
+        marks = {kubernetes.ENDS_SINCE: stamp(now)}
+        self.cluster.patch(f"{NODES}/{step.node}", {"metadata": {"annotations": marks}})
         self.node_group.terminate(step.instance)
         text = f"terminated {step.instance}, idle since {stamp(step.idle_since)}"
         self.say(f"node {step.node}: {text}")

@@ -40,6 +40,8 @@ IDLE_SINCE: Final = "trainium/idle-since"
 """Annotation of a node that nobody uses: since when, in UTC as Kubernetes writes it."""
 CORDONED_SINCE: Final = "trainium/cordoned-since"
 """Annotation of a node that the node scaler has cordoned because it is about to go."""
+ENDS_SINCE: Final = "trainium/ends-since"
+"""Annotation of a node whose instance the node scaler ends."""
 
 RETRY_COUNT_FIELD: Final = "metadata.annotations['volcano.sh/job-retry-count']"
 """Of a pod, for the downward API: how often the job has been restarted, from 0.

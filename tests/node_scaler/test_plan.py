@@ -128,6 +128,13 @@ class TestAnIdleNode:
         """Its node object stays for minutes; a second decrement would cost another node."""
         assert steps([due("n")], leaving=["n"]) == ()
 
+    def test_is_not_ended_twice_while_its_instance_is_described_as_it_was(self) -> None:
+        ended, long_ago = due("n"), due("m")
+        ended["metadata"]["annotations"][kubernetes.ENDS_SINCE] = ago(seconds=10)
+        long_ago["metadata"]["annotations"][kubernetes.ENDS_SINCE] = ago(minutes=11)
+
+        assert removed([ended, long_ago]) == ["m"]
+
     def test_is_kept_for_another_while_when_its_mark_is_taken_off(self) -> None:
         (step,) = steps([node("n", cordoned=ago(seconds=30))])
 

@@ -66,7 +66,10 @@ class FakeGroup:
 def node(name: str, **marks: str) -> Json:
     return {
         "metadata": {"name": name, "annotations": marks},
-        "spec": {"providerID": f"aws:///us-west-2d/i-{name}"},
+        "spec": {
+            "providerID": f"aws:///us-west-2d/i-{name}",
+            **({"unschedulable": True} if kubernetes.CORDONED_SINCE in marks else {}),
+        },
     }
 
 
@@ -130,8 +133,17 @@ def test_an_idle_node_is_cordoned_first() -> None:
 def test_a_cordoned_node_ends_with_its_instance() -> None:
     run = scaler(DUE)
     run.round()
+    (changes,) = run.cluster.asked_to("patch")
 
     assert run.group.done == ["i-due"]
+    assert changes == {"metadata": {"annotations": {kubernetes.ENDS_SINCE: stamp(NOW)}}}
+
+
+def test_an_instance_whose_node_cannot_be_marked_is_not_ended() -> None:
+    run = scaler(DUE, refuses="nodes/due")
+
+    assert run.round() == 1
+    assert run.group.done == []
 
 
 def test_what_is_done_is_in_the_log_and_in_the_events() -> None:

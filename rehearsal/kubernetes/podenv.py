@@ -33,7 +33,7 @@ class ApiAccess:
         """Folder with the token of the pod's service account."""
         namespace = pod["metadata"]["namespace"]
         account = pod["spec"].get("serviceAccountName") or "default"
-        own = self.folder / namespace / account
+        own = self.folder / str(namespace) / str(account)
         own.mkdir(parents=True, exist_ok=True)
         token = self.token or rbac.service_account(namespace, account)
         (own / "token").write_text(token, encoding="utf-8")

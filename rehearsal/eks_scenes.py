@@ -208,7 +208,7 @@ def probing() -> tuple[Scene, ...]:
             program="jobs",
             words=(
                 *("submit", "verify", "--on", "eks", "--nodes", str(NODES), "--name", PROBED),
-                *("--yes", "--follow"),
+                *("--scale", "--yes", "--follow"),
             ),
         ),
         Scene(

@@ -17,6 +17,7 @@ from rehearsal.kubernetes.resources import BUILT_IN, Kind
 from tests.jobs.eks.test_volcano_job import made
 from tests.rehearsal.test_kubernetes_api import Kubectl
 from tests.rehearsal.volcano_jobs import BASE, job
+from tests.stacks.cluster_objects import objects_of, with_cluster
 from trainium_catalogue.charts import VOLCANO_VERSION
 from trainium_catalogue.kubernetes import NAMESPACE
 
@@ -161,6 +162,14 @@ def test_what_the_cli_sends_is_what_the_definition_takes() -> None:
 
     schemas.check(volcano_schemas.JOB, sent)
     assert refusal(changed(sent, "spec", "ttlSecondsAfterFinished", to="7d"))[0] == 422
+
+
+def test_what_the_stack_applies_is_what_the_api_server_takes() -> None:
+    applied = objects_of(with_cluster(eks_submitter_arns="arn:aws:iam::111122223333:role/research"))
+
+    for each in applied:
+        schemas.check(kind_of(each), each)
+    assert {each["kind"] for each in applied} >= {"Role", "Queue", "DaemonSet", "ResourceQuota"}
 
 
 @pytest.fixture(scope="module")

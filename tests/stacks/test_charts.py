@@ -129,7 +129,8 @@ def test_the_fsx_plugin_on_the_nodes_need_not_ask_for_its_region(made: Deploymen
 
 
 def test_helm_answers_before_the_function_that_runs_it_ends(made: Deployment) -> None:
-    """Twice: what failed half way is tried again within the 15 minutes that a function has."""
+    """A timeout is that of one operation, and a chart with hooks has two; a function has 15
+    minutes."""
     timeouts = [each["Timeout"] for each in made.resources("eks", CHART)]
 
     assert len(timeouts) == len(CHARTS)
@@ -143,7 +144,8 @@ def test_helm_answers_before_the_function_that_runs_it_ends(made: Deployment) ->
 def test_the_helm_that_the_cluster_gets_waits_for_what_it_waits_for() -> None:
     """Asked of the program: the description of the layer says another version than it holds.
 
-    4.2.1 sits out the whole timeout after what it deletes is gone (helm/helm issue 32214).
+    4.2.1 sits out the whole timeout after what it deletes is gone (helm/helm issue 32214): with
+    Volcano's hooks it stays in pending-install (volcano-sh/volcano issue 5468).
     """
     said = subprocess.run(
         [binaries.helm(), "version", "--template", "{{.Version}}"],

@@ -95,8 +95,8 @@ def install(
         create_namespace=chart.namespace != "kube-system",
         values=dict(values),
         wait=True,
-        # Of one operation of helm. The function that runs it ends after 15 minutes, without a word
-        # to CloudFormation, and needs time for the chart and for helm's own answer; an upgrade
-        # that failed half way is repeated within the same 15.
+        # Helm gives it to each of its operations: to the hooks of a chart, then to what they
+        # precede. The function that runs helm ends after 15 minutes, without a word to
+        # CloudFormation; two operations and the chart's download have to fit.
         timeout=cdk.Duration.minutes(6),
     )

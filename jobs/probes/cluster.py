@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import urllib.request
 from typing import Any
 
-from jobs.eks.cluster import JOBS, Json
+from jobs.eks.cluster import JOBS, NODES, Json
 from jobs.eks.errors import is_missing
 from jobs.eks.nodes import look_at_nodes
 from jobs.errors import error_code
 from jobs.probes.desk import PROBES, Desk
 from jobs.usage import NEURON_MONITOR
+from trainium_catalogue.charts import CHARTS
 from trainium_catalogue.eks import POD_ADDRESSES, SPARE_ADDRESSES
+from trainium_catalogue.kubernetes import NODE_LABEL, pod_resources
 from trainium_catalogue.probing import Missing, Seen
 
 _DAEMON_SET = "/apis/apps/v1/namespaces/{of}/daemonsets/{name}"
 _DEPLOYMENT = "/apis/apps/v1/namespaces/{of}/deployments/{name}"
 _PODS = "/api/v1/namespaces/{of}/pods"
+_DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
+_ALL_PODS = "/api/v1/pods"
+_UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10**9}
 _HEALTH = "neuron-healthcheck-system"
 _HERE = ("EKS",)
 _ON_AWS = ("AWS", "EKS")
@@ -58,7 +64,7 @@ def _all_ready(name: str, item: Json) -> Seen:
     )
 
 
-@PROBES.probe("device-plugin-driver", needs=_HERE)
+@PROBES.probe("device-plugin-driver", "device-plugin-without-imds", needs=_HERE)
 def device_plugin(desk: Desk) -> Seen:
     """Every node offers all its chips and EFA interfaces."""
     nodes = look_at_nodes(desk.cluster, desk.target)
@@ -119,7 +125,76 @@ def cni_identity(desk: Desk) -> Seen:
     )
 
 
-@PROBES.probe("healthcheck-namespace", "node-recovery-pod-identity", needs=_HERE)
+@PROBES.probe("add-ons-at-hop-limit-1", needs=_ON_AWS)
+def daemon_sets(desk: Desk) -> Seen:
+    """Every DaemonSet beside jobs is ready on each of its nodes."""
+    found = desk.cluster.items(_DAEMON_SETS)
+    states = {item["metadata"]["name"]: _ready(item) for item in found}
+    placed = {name: state for name, state in states.items() if state[1]}
+    if not placed:
+        raise Missing("a node with DaemonSets")
+    return Seen(
+        ok=all(ready == wanted for ready, wanted in placed.values()),
+        seen=", ".join(f"{name} {ready}/{wanted}" for name, (ready, wanted) in placed.items()),
+        expected="as many pods ready as there are nodes for them",
+    )
+
+
+@PROBES.probe("pod-memory-fits", needs=_ON_AWS)
+def pod_memory(desk: Desk) -> Seen:
+    """A job's request and those of a node's other pods are within what the node offers."""
+    selector = f"{NODE_LABEL}={desk.target.instance_type.name}"
+    nodes = desk.cluster.items(NODES, labelSelector=selector)
+    if not nodes:
+        raise Missing("a Trainium node in the cluster")
+    offered = mebibytes(nodes[0]["status"]["allocatable"]["memory"])
+    name = nodes[0]["metadata"]["name"]
+    others = sum(
+        mebibytes(container.get("resources", {}).get("requests", {}).get("memory", "0"))
+        for pod in desk.cluster.items(_ALL_PODS, fieldSelector=f"spec.nodeName={name}")
+        if pod["metadata"]["namespace"] != desk.eks.namespace
+        for container in pod["spec"]["containers"]
+    )
+    asked = mebibytes(pod_resources(desk.target.instance_type)["memory"])
+    return Seen(
+        ok=asked + others <= offered,
+        seen=f"{name} offers {offered:.0f} MiB, other pods ask for {others:.0f}",
+        expected=f"room for {asked:.0f} MiB beside them",
+    )
+
+
+def mebibytes(quantity: str) -> float:
+    """A quantity of memory as Kubernetes writes it (its documentation, resource units)."""
+    for suffix, factor in _UNITS.items():
+        if quantity.endswith(suffix):
+            return float(quantity.removesuffix(suffix)) * factor / 2**20
+    return float(quantity) / 2**20
+
+
+@PROBES.probe("volcano-chart", needs=_ON_AWS)
+def volcano_chart(desk: Desk) -> Seen:
+    """The index of Volcano's charts lists the pinned version."""
+    chart = CHARTS["volcano"]
+    listed = f"volcano-{chart.version}.tgz" in index_of(f"{chart.repository}/index.yaml")
+    return Seen(
+        ok=listed,
+        seen=f"{chart.version} is {'listed' if listed else 'not listed'}",
+        expected=f"{chart.version} is listed in {chart.repository}",
+    )
+
+
+def index_of(url: str) -> str:
+    """A public text."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+@PROBES.probe(
+    "healthcheck-namespace",
+    "node-recovery-pod-identity",
+    "node-recovery-without-imds",
+    needs=_HERE,
+)
 def recovery(desk: Desk) -> Seen:
     """Neuron's problem detector runs in the namespace that the stack made for it."""
     pods = desk.cluster.items(_PODS.format(of=_HEALTH))

@@ -88,6 +88,7 @@ def nodes_join(node: Node) -> Seen:
 
 
 @PROBES.probe("job-without-imds", needs=("Batch", "AWS"))
+@PROBES.probe("pod-without-imds", needs=("EKS", "AWS"))
 def without_metadata(node: Node) -> Seen:
     """The host's metadata service does not answer, and the credentials are the job's own."""
     said, method = ask_metadata(_METADATA_TOKEN), credentials_method()

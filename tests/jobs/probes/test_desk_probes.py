@@ -14,7 +14,7 @@ import pytest
 from jobs.deployment import Deployment, EksTarget
 from jobs.errors import Refusal
 from jobs.orchestrators import Orchestrator
-from jobs.probes import PROBES, Desk, account, hosts
+from jobs.probes import PROBES, Desk, account, cluster, hosts
 from jobs.runs import Attempt, Job, Kind, Node, Shape
 from jobs.services import Services
 from jobs.usage import NEURON_MONITOR, Usage
@@ -356,6 +356,7 @@ def daemon_set(*, ready: int = 2, minimum: str = "12") -> dict[str, Any]:
         {"name": "WARM_IP_TARGET", "value": "2"},
     ]
     return {
+        "metadata": {"name": "aws-node"},
         "spec": {"template": {"spec": {"containers": [{"env": env}]}}},
         "status": {"numberReady": ready, "desiredNumberScheduled": 2},
     }
@@ -369,6 +370,23 @@ def node(chips: int) -> dict[str, Any]:
             "allocatable": {"aws.amazon.com/neuron": str(chips), "vpc.amazonaws.com/efa": "8"},
         },
     }
+
+
+def memory(offered: str) -> Case:
+    offering = {"metadata": {"name": "node-1"}, "status": {"allocatable": {"memory": offered}}}
+    other = {
+        "metadata": {"namespace": "kube-system"},
+        "spec": {"containers": [{"resources": {"requests": {"memory": "1Gi"}}}]},
+    }
+    return desk(objects={"nodes": {"items": [offering]}, "pods": {"items": [other]}})
+
+
+def index(text: str) -> Case:
+    def case(world: World) -> Desk:
+        world.patch.setattr(cluster, "index_of", lambda url: text)
+        return desk()(world)
+
+    return case
 
 
 def identity(*, associations: int) -> Case:
@@ -554,6 +572,17 @@ CASES: dict[str, tuple[Case, Case | None]] = {
         desk(objects={"nodes": {"items": [node(16)]}}),
         desk(objects={"nodes": {"items": [node(15)]}}),
     ),
+    "device-plugin-without-imds": (
+        desk(objects={"nodes": {"items": [node(16)]}}),
+        desk(objects={"nodes": {"items": [node(0)]}}),
+    ),
+    "add-ons-at-hop-limit-1": (
+        desk(objects={"daemonsets": {"items": [daemon_set()]}}),
+        desk(objects={"daemonsets": {"items": [daemon_set(ready=1)]}}),
+    ),
+    "node-recovery-without-imds": (pods("Running"), pods("CrashLoopBackOff")),
+    "pod-memory-fits": (memory("515000000Ki"), memory("469000Mi")),
+    "volcano-chart": (index("volcano-1.15.1.tgz"), index("volcano-1.14.2.tgz")),
     "node-group-version-with-cluster": (
         desk(eks=described(), node_group={"version": "1.35"}),
         desk(eks=described(), node_group={"version": "1.34"}),

@@ -281,6 +281,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         made(env={**BATCH, "AWS_BATCH_JOB_NUM_NODES": "3"}, **TWO),
     ),
     "job-without-imds": (metadata(answers=False, env=BATCH), metadata(answers=True, env=BATCH)),
+    "pod-without-imds": (
+        metadata(answers=False, env=EKS),
+        metadata(answers=False, method="iam-role", env=EKS),
+    ),
     "pod-identity-s3-clients": (
         metadata(answers=False, env=EKS, checks={"cache": GOOD}),
         metadata(answers=False, method="iam-role", env=EKS, checks={"cache": GOOD}),

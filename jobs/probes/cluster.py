@@ -23,6 +23,8 @@ _DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 _ALL_PODS = "/api/v1/pods"
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10**9}
 _HEALTH = "neuron-healthcheck-system"
+_SCALER = "node-scaler"
+"""Its namespace, and its Deployment."""
 _HERE = ("EKS",)
 _ON_AWS = ("AWS", "EKS")
 """What the emulator of the cluster lacks."""
@@ -82,6 +84,44 @@ def versions(desk: Desk) -> Seen:
     """Cluster and node group have the same version of Kubernetes."""
     cluster, group = _cluster(desk)["version"], desk.node_group["version"]
     return Seen(ok=cluster == group, seen=f"{cluster} and {group}", expected="the same twice")
+
+
+def _scaling_group(desk: Desk) -> dict[str, Any]:
+    """The EC2 Auto Scaling group behind the node group."""
+    names = [g["name"] for g in desk.node_group.get("resources", {}).get("autoScalingGroups", ())]
+    if not names:
+        raise Missing("the Auto Scaling group of the node group")
+    found = desk.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=names)
+    group: dict[str, Any] = found["AutoScalingGroups"][0]
+    return group
+
+
+@PROBES.probe("scale-in-by-instance", needs=_ON_AWS)
+def sizes_agree(desk: Desk) -> Seen:
+    """EKS and EC2 Auto Scaling name the same number of nodes."""
+    wanted = int(desk.node_group["scalingConfig"]["desiredSize"])
+    found = int(_scaling_group(desk)["DesiredCapacity"])
+    return Seen(
+        ok=wanted == found,
+        seen=f"EKS says {wanted}, EC2 Auto Scaling {found}",
+        expected="the same number",
+    )
+
+
+@PROBES.probe("node-group-tags", needs=_ON_AWS)
+def group_tags(desk: Desk) -> Seen:
+    """The Auto Scaling group has EKS's own tags."""
+    tags = {tag["Key"]: tag["Value"] for tag in _scaling_group(desk).get("Tags", ())}
+    found = tags.get("eks:cluster-name"), tags.get("eks:nodegroup-name")
+    wanted = desk.eks.cluster, desk.node_group["nodegroupName"]
+    return Seen(ok=found == wanted, seen=f"{found[0]}, {found[1]}", expected=", ".join(wanted))
+
+
+@PROBES.probe("scaler-gets-pod-identity", needs=_ON_AWS)
+def node_scaler(desk: Desk) -> Seen:
+    """The node scaler's pod is ready."""
+    path = _DEPLOYMENT.format(of=_SCALER, name=_SCALER)
+    return _all_ready(_SCALER, _object(desk, path))
 
 
 @PROBES.probe("add-on-versions", needs=_ON_AWS)

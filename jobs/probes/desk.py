@@ -86,6 +86,12 @@ class Desk:
         environment: Mapping[str, Any] = found[0]
         return environment
 
+    @property
+    def resources(self) -> Mapping[str, Any]:
+        """What the environment starts, and with which settings."""
+        found: Mapping[str, Any] = self.environment.get("computeResources") or {}
+        return found
+
     @cached_property
     def node_group(self) -> Mapping[str, Any]:
         """The node group of the Trainium nodes."""
@@ -98,7 +104,7 @@ class Desk:
     def subnets(self) -> list[Mapping[str, Any]]:
         """Those of the nodes."""
         ids = (
-            self.environment.get("computeResources", {}).get("subnets")
+            self.resources.get("subnets")
             if self.target.compute_environment is not None
             else self.node_group.get("subnets")
         )

@@ -87,7 +87,7 @@ def task_groups(desk: Desk) -> Seen:
         for interface in _task_interfaces(desk)
         for group in interface.get("Groups", ())
     }
-    named = set(desk.environment["computeResources"].get("securityGroupIds") or ())
+    named = set(desk.resources.get("securityGroupIds") or ())
     ids, names = {group for group, _ in found}, {name for _, name in found}
     return Seen(
         ok=ids == named if named else names == {"default"},
@@ -120,7 +120,7 @@ def reservation_in_group(desk: Desk) -> Seen:
     reserved = host.get("CapacityReservationId")
     if not reserved:
         raise Missing("a deployment with a reservation")
-    wanted = desk.environment["computeResources"].get("placementGroup") or ""
+    wanted = desk.resources.get("placementGroup") or ""
     found = host.get("Placement", {}).get("GroupName") or ""
     return Seen(
         ok=found == wanted,
@@ -132,7 +132,7 @@ def reservation_in_group(desk: Desk) -> Seen:
 @PROBES.probe("batch-tags-hosts", needs=("Batch",))
 def host_tags(desk: Desk) -> Seen:
     """A host has the tags that its environment gives, its name among them."""
-    wanted = desk.environment["computeResources"].get("tags") or {}
+    wanted = desk.resources.get("tags") or {}
     found = {tag["Key"]: tag["Value"] for tag in desk.hosts[0].get("Tags", ())}
     return Seen(
         ok=bool(wanted) and all(found.get(key) == value for key, value in wanted.items()),

@@ -13,7 +13,7 @@ from trainium_catalogue.zones import ZONES
 
 def _environment(desk: Desk, *, with_groups: bool) -> Seen:
     """Whether Batch made the environment, with groups of its own or without."""
-    groups = desk.environment["computeResources"].get("securityGroupIds") or []
+    groups = desk.resources.get("securityGroupIds") or []
     if bool(groups) is not with_groups:
         kind = "without" if with_groups else "with"
         raise Missing(f"a deployment of a type {kind} EFA")

@@ -397,6 +397,25 @@ def identity(*, associations: int) -> Case:
     )
 
 
+def scaling(*, desired: int = 2, tagged: str = "cluster") -> Case:
+    tags = [
+        {"Key": "eks:cluster-name", "Value": tagged},
+        {"Key": "eks:nodegroup-name", "Value": "trn1"},
+    ]
+    return desk(
+        node_group={
+            "nodegroupName": "trn1",
+            "scalingConfig": {"desiredSize": 2},
+            "resources": {"autoScalingGroups": [{"name": "eks-trn1"}]},
+        },
+        autoscaling={
+            "describe_auto_scaling_groups": {
+                "AutoScalingGroups": [{"DesiredCapacity": desired, "Tags": tags}]
+            }
+        },
+    )
+
+
 def addons(state: str) -> Case:
     addon = {"addonVersion": "v1.20", "status": state}
     return desk(eks={"list_addons": {"addons": ["vpc-cni"]}, "describe_addon": {"addon": addon}})
@@ -586,6 +605,12 @@ CASES: dict[str, tuple[Case, Case | None]] = {
     "node-group-version-with-cluster": (
         desk(eks=described(), node_group={"version": "1.35"}),
         desk(eks=described(), node_group={"version": "1.34"}),
+    ),
+    "scale-in-by-instance": (scaling(desired=2), scaling(desired=1)),
+    "node-group-tags": (scaling(), scaling(tagged="another")),
+    "scaler-gets-pod-identity": (
+        desk(objects={"node-scaler": {"spec": {"replicas": 1}, "status": {"readyReplicas": 1}}}),
+        desk(objects={"node-scaler": {"spec": {"replicas": 1}, "status": {}}}),
     ),
     "add-on-versions": (addons("ACTIVE"), addons("DEGRADED")),
     "vpc-cni-addresses": (

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
+from jobs.deploy_check.assembly import read_assembly
+from jobs.deploy_check.changes import Fate, Update
 from jobs.deploy_check.effects import INFRASTRUCTURE
 from jobs.deploy_check.replacements import Certainty, Replacements, read_replacements
 from jobs.errors import Refusal
@@ -100,3 +102,30 @@ def test_a_database_that_cannot_be_read_is_refused(tmp_path: Path, content: byte
 
     with pytest.raises(Refusal, match="make setup"):
         read_replacements(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "replaced"),
+    [
+        ({"lustre_gib": 0}, set()),
+        ({"availability_zone_id": "usw2-az1"}, {"AWS::EKS::Nodegroup"}),
+    ],
+    ids=["no file system", "another zone"],
+)
+def test_a_part_of_ours_goes_or_moves_without_a_refusal(
+    replacements: Replacements, change: dict[str, object], replaced: set[str]
+) -> None:
+    old = deployment(**EVERYTHING)
+    planned = read_assembly(
+        deployment(**{**EVERYTHING, **change}).folder, deployment="default", region=None
+    )
+    deployed = {old.config.stack_name(part): each for part, each in old.templates.items()}
+    update = Update(deployed, planned.templates, replacements)
+    locked = [
+        export.name
+        for export in update.exports()
+        if export.still_imported or not planned.before[export.stack] >= set(export.importers)
+    ]
+
+    assert locked == []
+    assert {c.resource_type for c in update.changes() if c.fate is Fate.REPLACED} == replaced

@@ -33,7 +33,11 @@ from rehearsal.models import (
 )
 from rehearsal.models.account import refuse, refuse_template
 from rehearsal.models.spi import After, Before, Change, Contribution, Delete, Place, Update
-from rehearsal.models.updates import resolved_properties, update_stack_resources
+from rehearsal.models.updates import (
+    depends_on,
+    resolved_properties,
+    update_stack_resources,
+)
 
 _CONTRIBUTIONS: tuple[Contribution, ...] = (
     access.CONTRIBUTION,
@@ -132,6 +136,9 @@ def _create(
     if kind in _WITHOUT_EFFECT:
         return None
     place = Place(account_id=account_id, region=region_name)
+    # moto makes what a resource refers to before it, not what it names in DependsOn.
+    for other in depends_on(resource_json):
+        _ = resources_map[other]
     resolved = resolved_properties(resource_json, resources_map)
     refuse(logical_id, kind, resolved, place)
     properties = copy.deepcopy(resolved)

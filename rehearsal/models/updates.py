@@ -1,13 +1,56 @@
 """Updates stacks: a resource changes when what it resolves to has changed, however that came."""
 
 import copy
+import re
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from moto.cloudformation import parsing
 from moto.cloudformation.exceptions import ValidationError
 
-_ROUNDS = 10
-"""One for each step of the longest chain of references, and one to see that all is done."""
+_IN_TEXT = re.compile(r"\$\{(\w+)")
+"""A reference in the text of Fn::Sub."""
+
+
+def depends_on(resource_json: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the template puts before a resource by name: one logical id, or a list of them."""
+    given = resource_json.get("DependsOn", ())
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def in_order(template_resources: Mapping[str, Any]) -> list[str]:
+    """Logical ids as CloudFormation goes through them: a resource comes after what it needs."""
+    needs = {
+        name: {*depends_on(resource), *_references(resource.get("Properties", {}))}
+        & set(template_resources)
+        for name, resource in template_resources.items()
+    }
+    try:
+        return list(TopologicalSorter(needs).static_order())
+    except CycleError as error:
+        raise ValidationError(
+            message=f"Circular dependency between resources: [{', '.join(error.args[1])}]"
+        ) from None
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _references(item)
+    if not isinstance(value, dict):
+        return
+    for key, item in value.items():
+        match key, item:
+            case "Ref", str(name):
+                yield name
+            case "Fn::GetAtt", [str(name), *_]:
+                yield name
+            case "Fn::GetAtt", str(path):
+                yield path.partition(".")[0]
+            case "Fn::Sub", str(text) | [str(text), *_]:
+                yield from _IN_TEXT.findall(text)
+        yield from _references(item)
 
 
 def resolved_properties(resource_json: dict[str, Any], resources: parsing.ResourceMap) -> Any:
@@ -34,13 +77,10 @@ def update_stack_resources(
     self.load_parameters()
     self.load_conditions()
     self._resource_json_map = {**before, **template["Resources"]}
-    for name in template["Resources"]:
-        _ = self[name]  # makes what is not there
-    for _ in range(_ROUNDS):
-        if not any([_update_if_changed(self, name) for name in template["Resources"]]):
-            break
-    else:
-        raise ValidationError(message=f"the update did not settle in {_ROUNDS} rounds")
+    for name in in_order(template["Resources"]):
+        resource = self[name]  # makes what is not there
+        if resource is not None:
+            _update_if_changed(self, name)
     names = list(reversed(list(self._parsed_resources)))
     for name in names:
         resource = self._parsed_resources[name]
@@ -56,14 +96,10 @@ def update_stack_resources(
     self._resource_json_map = template["Resources"]
 
 
-def _update_if_changed(resources: parsing.ResourceMap, name: str) -> bool:
-    resource = resources[name]
-    if resource is None:
-        return False
+def _update_if_changed(resources: parsing.ResourceMap, name: str) -> None:
     resource_json = resources._resource_json_map[name]
-    if resolved_properties(resource_json, resources) == resource.rehearsal_resolved:
-        return False
+    if resolved_properties(resource_json, resources) == resources[name].rehearsal_resolved:
+        return
     resources._parsed_resources[name] = parsing.parse_and_update_resource(
         name, resource_json, resources, resources._account_id, resources._region_name
     )
-    return True

@@ -172,13 +172,17 @@ def events(api: str, namespace: str) -> list[str]:
     return [each["message"] for each in found if each["source"]["component"] == kubernetes.SCALER]
 
 
+def is_told(api: str, words: str) -> bool:
+    """Whether an event about a node says so; it is written when the node has gone."""
+    return any(words in text for text in events(api, "default"))
+
+
 def test_nodes_that_nobody_uses_go_by_themselves(server: Server, api: str) -> None:
     scale_up(server, api, 2)
     instances = [node["spec"]["providerID"].rpartition("/")[2] for node in trainium_nodes(api)]
 
     wait(lambda: not trainium_nodes(api))
-    told = "\n".join(events(api, "default"))
-    assert all(f"terminated {instance}, idle since" in told for instance in instances)
+    wait(lambda: all(is_told(api, f"terminated {each}, idle since") for each in instances))
 
 
 def test_a_job_that_asks_gets_nodes_and_they_stay_as_long_as_it_runs(
@@ -210,7 +214,7 @@ def test_what_it_has_seen_outlives_its_process(server: Server, api: str) -> None
 
     wait(lambda: [p["metadata"]["uid"] for p in listed(api, pods)] != [before["metadata"]["uid"]])
     wait(lambda: not trainium_nodes(api))
-    assert any(text.endswith(f"idle since {seen}") for text in events(api, "default"))
+    wait(lambda: is_told(api, f"idle since {seen}"))
 
 
 def test_a_gang_that_is_too_large_beside_another_gets_nodes_when_that_has_ended(

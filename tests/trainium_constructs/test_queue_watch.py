@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import boto3
@@ -47,17 +47,17 @@ class World:
     def __init__(
         self,
         *,
-        job: list[dict[str, Any] | None],
-        others: list[int] | None = None,
-        hosts: list[list[Any]] | None = None,
+        job: Sequence[dict[str, Any] | None],
+        others: Sequence[int] = (0,),
+        hosts: Sequence[list[Any]] = (HOST,),
     ) -> None:
         self._answers: dict[str, list[Any]] = {
             "describe_jobs": [{"jobs": [each] if each else []} for each in job],
             "list_jobs": [
                 {"jobSummaryList": [{"jobId": "other", "jobName": "other"}] * number}
-                for number in others or [0]
+                for number in others
             ],
-            "describe_instances": [{"Reservations": each} for each in hosts or [HOST]],
+            "describe_instances": [{"Reservations": each} for each in hosts],
             "cancel_job": [{}],
         }
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -73,7 +73,8 @@ class World:
         answers = self._answers[action]
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         Stubber(client_of(service)).add_response(action, answer)  # raises if AWS cannot say so
-        return json.loads(json.dumps(answer))
+        copied: dict[str, Any] = json.loads(json.dumps(answer))
+        return copied
 
     def count(self, action: str) -> int:
         return sum(name == action for name, _ in self.calls)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rehearsal.refusals.kinds import FUNCTION, INSTANCE_PROFILE, POLICY, ROLE
-from rehearsal.refusals.refusal import Fill, Refusal, when
+from rehearsal.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
 from rehearsal.refusals.request import Reference, Request, each, get, text, texts
 
 IAM = "https://docs.aws.amazon.com/IAM/latest/"
@@ -67,7 +67,7 @@ def _resources(request: Request) -> Iterator[str]:
 def _regional_buckets(request: Request) -> Iterable[Fill]:
     for resource in _resources(request):
         parts = resource.split(":")
-        if len(parts) >= 6 and parts[2] in ("s3", "iam") and parts[3]:
+        if len(parts) >= 6 and parts[2] == "s3" and parts[3]:
             yield (resource,)
 
 
@@ -144,6 +144,7 @@ ROWS = (
         "Member must satisfy regular expression pattern: "
         "[\\u0009\\u000A\\u000D\\u0020-\\u007E\\u00A1-\\u00FF]*",
         source="https://github.com/ministackorg/ministack/issues/1411",
+        known_to=CFN_LINT,
         check=lambda r: when(not _DESCRIPTION.fullmatch(r.text("Description"))),
     ),
     Refusal(
@@ -171,6 +172,7 @@ ROWS = (
         words="Has prohibited field Resource",
         source=IAM + "UserGuide/id_roles_create_for-custom.html",
         judge="pf-iam-trust-policy-no-resource",
+        known_to=CFN_LINT,
         check=lambda r: when(
             any(
                 get(statement, "Resource") is not None
@@ -232,9 +234,10 @@ ROWS = (
             words="Actions/Conditions must be prefaced by a vendor, e.g., iam, sdb, ec2, etc.",
             source=IAM + "UserGuide/reference_policies_elements_action.html",
             judge="pf-iam-policy-action-format",
+            known_to=known,
             check=lambda r: when(any(a != "*" and ":" not in a for a in _actions(r))),
         )
-        for name, kind in (("role", ROLE), ("policy", POLICY))
+        for name, kind, known in (("role", ROLE, CFN_LINT), ("policy", POLICY, CFN_LINT | MOTO))
     ),
     Refusal(
         id="policy-action-colons",
@@ -243,15 +246,16 @@ ROWS = (
         words="Actions/Condition can contain only one colon.",
         source=IAM + "UserGuide/reference_policies_elements_action.html",
         judge="pf-iam-policy-action-single-colon",
+        known_to=CFN_LINT | MOTO,
         check=lambda r: when(any(action.count(":") > 1 for action in _actions(r))),
     ),
     Refusal(
         id="policy-resource-region",
         on=POLICY,
-        condition="A region in the ARN of a bucket or a role, which have none.",
-        words="IAM resource {} can not contain region information.",
+        condition="A region in the ARN of a bucket, which has none.",
+        words="Resource {} can not contain region information.",
         source=IAM + "UserGuide/reference_policies_elements_resource.html",
-        judge="pf-iam-policy-resource-global-service-arn",
+        known_to=MOTO,
         check=_regional_buckets,
     ),
     Refusal(
@@ -261,6 +265,7 @@ ROWS = (
         words="Cannot exceed quota for InstanceSessionsPerInstanceProfile: 1",
         source=QUOTAS,
         judge="pf-iam-instance-profile-single-role",
+        known_to=CFN_LINT,
         check=lambda r: when(len(r.each("Roles")) > 1),
     ),
     Refusal(
@@ -292,6 +297,7 @@ ROWS = (
         "variables you have provided exceeded the 4KB limit.",
         source="https://github.com/aws-samples/aws-genai-llm-chatbot/issues/583",
         judge="pf-lambda-env-size",
+        known_to=CFN_LINT,
         check=_variables_size,
     ),
     Refusal(
@@ -302,6 +308,7 @@ ROWS = (
         verbatim=False,
         source=LAMBDA + "dg/configuration-envvars.html",
         judge="pf-lambda-env-key-start-letter",
+        known_to=CFN_LINT,
         check=lambda r: when(
             any(not re.fullmatch(r"[a-zA-Z]\w*", name, re.ASCII) for name in _variables(r))
         ),
@@ -315,6 +322,7 @@ ROWS = (
         "modification. Reserved keys used in this request: {}",
         verbatim=False,
         source=LAMBDA + "dg/configuration-envvars.html",
+        known_to=CFN_LINT,
         check=_reserved_variables,
     ),
     Refusal(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from rehearsal.refusals.kinds import ENVIRONMENT, LAUNCH_TEMPLATE, QUEUE
-from rehearsal.refusals.refusal import Fill, Outcome, Refusal, when
+from rehearsal.refusals.refusal import CFN_LINT, MOTO, Fill, Outcome, Refusal, when
 from rehearsal.refusals.request import (
     Properties,
     Reference,
@@ -196,6 +196,7 @@ ROWS = (
         words="Security group ids are required.",
         source=API + "API_ComputeResource.html",
         judge="pf-batch-ce-security-groups-required",
+        known_to=MOTO,
         check=_groups_missing,
     ),
     Refusal(
@@ -214,6 +215,7 @@ ROWS = (
         words="maxvCpus should be greater than or equal to minvCpus.",
         source=API + "API_ComputeResource.html",
         judge="pf-batch-ce-vcpus-order",
+        known_to=MOTO,
         check=_vcpus_order,
     ),
     Refusal(
@@ -223,6 +225,7 @@ ROWS = (
         words="minvCpus should be greater than or equal to 0.",
         source=API + "API_ComputeResource.html",
         judge="pf-batch-ce-min-vcpus-negative",
+        known_to=MOTO,
         check=lambda r: when(r.number("ComputeResources.MinvCpus", 0) < 0),
     ),
     Refusal(
@@ -276,6 +279,7 @@ ROWS = (
         words="Resource instanceTypes are required.",
         source=API + "API_ComputeResource.html",
         judge="pf-batch-ce-instance-types-required",
+        known_to=MOTO,
         check=lambda r: when(
             r.text("ComputeResources.Type") in _ON_EC2
             and r.get("ComputeResources.InstanceTypes", []) == []
@@ -288,6 +292,7 @@ ROWS = (
         words="Instance role is required.",
         source=API + "API_ComputeResource.html",
         judge="pf-batch-ce-instance-role-required",
+        known_to=MOTO,
         check=lambda r: when(
             r.text("ComputeResources.Type") in _ON_EC2
             and not r.has("ComputeResources.InstanceRole")
@@ -378,6 +383,7 @@ ROWS = (
         verbatim=False,
         source=API + "API_CreateComputeEnvironment.html",
         judge="pf-batch-ce-name",
+        known_to=MOTO,
         check=lambda r: when(_name(r, "ComputeEnvironmentName")),
     ),
     Refusal(
@@ -415,6 +421,7 @@ ROWS = (
         words="Only 3 environments are allowed in job queue request.",
         source=API + "API_CreateJobQueue.html",
         judge="pf-batch-jq-ce-order-max",
+        known_to=MOTO,
         check=lambda r: when(len(r.each("ComputeEnvironmentOrder")) > 3),
     ),
     Refusal(
@@ -424,6 +431,7 @@ ROWS = (
         words="computeEnvironmentOrder is required.",
         source=API + "API_CreateJobQueue.html",
         judge="pf-batch-queue-order-required",
+        known_to=MOTO,
         check=lambda r: when(
             r.get("ComputeEnvironmentOrder", []) == [] and not r.has("ServiceEnvironmentOrder")
         ),
@@ -474,6 +482,7 @@ ROWS = (
         words="maxTimeSeconds {} is not between 600 and 86400",
         verbatim=False,
         source=API + "API_JobStateTimeLimitAction.html",
+        known_to=CFN_LINT,
         check=_limit_seconds,
     ),
     Refusal(

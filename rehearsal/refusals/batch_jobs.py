@@ -9,7 +9,7 @@ from typing import Any
 
 from rehearsal.refusals.batch_environments import API, GUIDE, NAME
 from rehearsal.refusals.kinds import DEFINITION
-from rehearsal.refusals.refusal import Fill, Outcome, Refusal, when
+from rehearsal.refusals.refusal import CFN_LINT, MOTO, Fill, Outcome, Refusal, when
 from rehearsal.refusals.request import Request, duplicates, each, get, number, text, texts, true
 
 MAX_BYTES = 24 * 1024
@@ -304,6 +304,7 @@ ROWS = (
         words="instanceType is not applicable to single-node container jobs",
         verbatim=False,
         source=API + "API_ContainerProperties.html",
+        known_to=CFN_LINT,
         check=_single_node_type,
     ),
     Refusal(
@@ -313,6 +314,7 @@ ROWS = (
         words="vCPU is required.",
         source=API + "API_ResourceRequirement.html",
         judge="pf-batch-jd-resource-requirements-required",
+        known_to=MOTO,
         check=_vcpu_missing,
     ),
     Refusal(
@@ -322,6 +324,7 @@ ROWS = (
         words="vCPU must be at least 1, got {}.",
         source=API + "API_ResourceRequirement.html",
         judge="pf-batch-jd-resource-requirements-vcpu-min",
+        known_to=MOTO,
         check=_vcpu_small,
     ),
     Refusal(
@@ -339,7 +342,7 @@ ROWS = (
         condition="Less than 4 MiB of memory.",
         words="Memory must be at least 4 Mib, got {} Mib.",
         source=API + "API_ContainerProperties.html",
-        judge="pf-batch-jd-memory-minimum",
+        known_to=MOTO,
         check=_memory_small,
     ),
     Refusal(
@@ -367,6 +370,7 @@ ROWS = (
         words="Invalid permission: {} for device {}",
         source=API + "API_Device.html",
         judge="pf-batch-jd-device-permissions-value",
+        known_to=CFN_LINT,
         check=_permissions,
     ),
     Refusal(

@@ -14,7 +14,7 @@ from typing import Any
 from rehearsal.refusals.batch_environments import API, GUIDE
 from rehearsal.refusals.batch_nodes import nodes_of
 from rehearsal.refusals.kinds import SUBMIT
-from rehearsal.refusals.refusal import Fill, Outcome, Refusal, when
+from rehearsal.refusals.refusal import MOTO, Fill, Outcome, Refusal, when
 from rehearsal.refusals.request import Request, each, get, text
 
 MAX_BYTES = 30 * 1024
@@ -95,6 +95,7 @@ ROWS = (
         condition="A name with other characters than letters, digits, hyphens and underscores.",
         words="Job name should match valid pattern",
         source="https://github.com/fluidattacks/makes/issues/697",
+        known_to=MOTO,
         check=lambda r: when(not _NAME.fullmatch(r.text("jobName"))),
     ),
     Refusal(
@@ -201,6 +202,7 @@ ROWS = (
         words="A job can have at most 50 tags, got {}",
         verbatim=False,
         source=API + "API_SubmitJob.html",
+        known_to=MOTO,
         check=lambda r: when(len(r.get("tags", {})) > 50, len(r.get("tags", {}))),
     ),
     Refusal(

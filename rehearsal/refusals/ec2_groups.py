@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rehearsal.refusals.kinds import EGRESS, INGRESS, SECURITY_GROUP
-from rehearsal.refusals.refusal import Fill, Refusal, when
+from rehearsal.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
 from rehearsal.refusals.request import (
     Request,
     get,
@@ -75,6 +75,7 @@ ROWS = (
         words="Invalid security group description. Valid descriptions are strings less than 256 "
         "characters from the following set:  " + _SET,
         source="https://github.com/cds-snc/notification-terraform/pull/561",
+        known_to=CFN_LINT,
         check=lambda r: when(
             r.text("GroupDescription").isascii()
             and not _DESCRIPTION.fullmatch(r.text("GroupDescription"))
@@ -87,6 +88,7 @@ ROWS = (
         words="Value ({}) for parameter GroupDescription is invalid. Character sets beyond ASCII "
         "are not supported.",
         source="https://github.com/psd401/aistudio/pull/1049",
+        known_to=CFN_LINT,
         check=lambda r: when(not r.text("GroupDescription").isascii(), r.text("GroupDescription")),
     ),
     *(
@@ -118,6 +120,7 @@ ROWS = (
         words="Cannot use reserved security group name: default",
         source=CFN + "aws-resource-ec2-securitygroup.html",
         judge="pf-ec2-sg-group-name-default",
+        known_to=MOTO,
         check=lambda r: when(r.text("GroupName") == "default"),
     ),
     Refusal(
@@ -127,6 +130,7 @@ ROWS = (
         words="The maximum number of rules per security group has been reached.",
         source="https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html",
         verbatim=False,
+        known_to=MOTO,
         check=_too_many_rules,
     ),
     *(
@@ -149,6 +153,7 @@ ROWS = (
         words="CIDR block {} is malformed",
         source=API + "API_AuthorizeSecurityGroupIngress.html",
         judge="pf-ec2-sg-cidr-valid",
+        known_to=CFN_LINT | MOTO,
         check=_cidrs,
     ),
 )

@@ -16,7 +16,7 @@ from rehearsal.refusals.kinds import (
     SUBNET,
     VPC,
 )
-from rehearsal.refusals.refusal import Fill, Refusal, when
+from rehearsal.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
 from rehearsal.refusals.request import (
     Request,
     duplicates,
@@ -160,7 +160,6 @@ ROWS = (
         "endpoint subnets should be in different availability zones supported by the VPC endpoint "
         "service.",
         source="https://github.com/terraform-aws-modules/terraform-aws-vpc/issues/583",
-        judge="pf-ec2-vpce-subnet-az-unique",
         check=_endpoint_zones,
     ),
     Refusal(
@@ -170,6 +169,7 @@ ROWS = (
         words="private-dns-enabled cannot be set because there is already a conflicting DNS domain "
         "for {} in the VPC",
         source="https://github.com/hashicorp/terraform-provider-aws/issues/17535",
+        known_to=CFN_LINT,
         check=_same_private_name,
     ),
     Refusal(
@@ -200,6 +200,7 @@ ROWS = (
         verbatim=False,
         source=CFN + "aws-resource-ec2-vpcgatewayattachment.html",
         judge="pf-ec2-vpc-single-igw",
+        known_to=MOTO,
         check=_second_gateway,
     ),
     Refusal(
@@ -220,6 +221,7 @@ ROWS = (
         words="Invalid Flow Log Max Aggregation Interval.",
         source=CFN + "aws-resource-ec2-flowlog.html",
         judge="pf-ec2-flow-log-aggregation-interval",
+        known_to=MOTO,
         check=lambda r: when(
             r.has("MaxAggregationInterval") and r.number("MaxAggregationInterval") not in (60, 600)
         ),
@@ -231,6 +233,7 @@ ROWS = (
         words="DeliverLogsPermissionArn can't be empty if LogDestinationType is cloud-watch-logs.",
         source=CFN + "aws-resource-ec2-flowlog.html",
         judge="pf-ec2-flow-log-destination-config",
+        known_to=MOTO,
         check=_delivery,
     ),
     Refusal(
@@ -240,6 +243,7 @@ ROWS = (
         words="The request must include the AllocationId parameter.",
         source=CFN + "aws-resource-ec2-natgateway.html",
         judge="pf-ec2-natgw-allocation",
+        known_to=MOTO,
         check=lambda r: when(
             r.get("ConnectivityType", "public") == "public" and not r.has("AllocationId")
         ),

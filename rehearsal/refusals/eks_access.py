@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rehearsal.refusals.kinds import ACCESS_ENTRY, ADDON, CLUSTER, POD_IDENTITY, ROLE
-from rehearsal.refusals.refusal import Fill, Refusal, when
+from rehearsal.refusals.refusal import CFN_LINT, Fill, Refusal, when
 from rehearsal.refusals.request import (
     Request,
     each,
@@ -218,6 +218,7 @@ ROWS = (
         words="The specified access entry resource is already in use on this cluster.",
         verbatim=False,
         source=API + "API_CreateAccessEntry.html",
+        known_to=CFN_LINT,
         check=_entry_twice,
     ),
     Refusal(
@@ -247,6 +248,7 @@ ROWS = (
         condition="The same add-on twice.",
         words="Addon already exists.",
         source=API + "API_CreateAddon.html",
+        known_to=CFN_LINT,
         check=_addon_twice,
     ),
     Refusal(

@@ -9,7 +9,7 @@ from typing import Any
 from rehearsal.refusals.ec2_templates import user_data
 from rehearsal.refusals.eks_clusters import minor
 from rehearsal.refusals.kinds import CLUSTER, LAUNCH_TEMPLATE, NODE_GROUP
-from rehearsal.refusals.refusal import Fill, Refusal, when
+from rehearsal.refusals.refusal import MOTO, Fill, Refusal, when
 from rehearsal.refusals.request import (
     Request,
     each,
@@ -218,6 +218,7 @@ ROWS = (
         words="Disk size must be specified within the launch template.",
         source="https://github.com/crossplane-contrib/provider-upjet-aws/issues/866",
         judge="pf-eks-nodegroup-lt-forbids-disk-size",
+        known_to=MOTO,
         check=lambda r: when(r.has("DiskSize") and r.has("LaunchTemplate")),
     ),
     Refusal(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rehearsal.refusals.kinds import ASSOCIATION, EGRESS, FILE_SYSTEM, INGRESS, SECURITY_GROUP
-from rehearsal.refusals.refusal import Fill, Refusal, when
+from rehearsal.refusals.refusal import MOTO, Fill, Refusal, when
 from rehearsal.refusals.request import Request, each, get, number, text, true
 
 API = "https://docs.aws.amazon.com/fsx/latest/APIReference/"
@@ -286,6 +286,7 @@ ROWS = (
         words="The storage capacity {} must be greater than the current storage capacity",
         verbatim=False,
         source=API + "API_UpdateFileSystem.html",
+        known_to=MOTO,
         check=_shrinks,
     ),
     Refusal(

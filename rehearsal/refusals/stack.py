@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from rehearsal.refusals.kinds import CHART, TEMPLATE
-from rehearsal.refusals.refusal import Fill, Refusal, when
+from rehearsal.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
 from rehearsal.refusals.request import PartialText, Request, duplicates, get, text
 
 GUIDE = "https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/"
@@ -104,6 +104,7 @@ ROWS = (
         words="Template format error: Every Value member must be a string.",
         source=GUIDE + "outputs-section-structure.html",
         judge="pf-cfn-export-value-list",
+        known_to=CFN_LINT,
         check=_exported_lists,
     ),
     Refusal(
@@ -113,6 +114,7 @@ ROWS = (
         words="{} already exists in stack",
         verbatim=False,
         source=GUIDE + "cfn-console-create-stack.html",
+        known_to=CFN_LINT | MOTO,
         check=_names_fixed_twice,
     ),
     Refusal(

@@ -9,7 +9,7 @@ from typing import Any
 
 from rehearsal.refusals.access import statements
 from rehearsal.refusals.kinds import BUCKET, BUCKET_POLICY, KEY, LOG_GROUP, PARAMETER, REPOSITORY
-from rehearsal.refusals.refusal import Fill, Refusal, when
+from rehearsal.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
 from rehearsal.refusals.request import (
     PartialText,
     Reference,
@@ -325,6 +325,7 @@ ROWS = (
         words="Lifecycle policy parsing failure: Could not map policyString into LifecyclePolicy",
         source=ECR,
         judge="pf-ecr-lifecycle-policy-syntax",
+        known_to=CFN_LINT,
         check=_no_document,
     ),
     Refusal(
@@ -417,6 +418,7 @@ ROWS = (
         words='Parameter name: can\'t be prefixed with "aws" or "ssm" (case-insensitive).',
         source=SSM,
         judge="pf-ssm-parameter-name",
+        known_to=CFN_LINT | MOTO,
         check=lambda r: when(_parameter_name(r).lower().startswith(("aws", "ssm"))),
     ),
     Refusal(
@@ -426,6 +428,7 @@ ROWS = (
         words="Parameter name must not end with slash.",
         source=SSM,
         judge="pf-ssm-parameter-name",
+        known_to=CFN_LINT,
         check=lambda r: when(r.text("Name").endswith("/")),
     ),
     Refusal(
@@ -437,6 +440,7 @@ ROWS = (
         verbatim=False,
         source=SSM,
         judge="pf-ssm-parameter-name",
+        known_to=CFN_LINT,
         check=lambda r: when(
             bool(r.text("Name"))
             and not re.fullmatch(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*/?", _parameter_name(r))

@@ -13,6 +13,9 @@ from aws_cdk import aws_s3 as s3
 from cfnlint.api import ManualArgs, lint
 
 from app import build, check_with_nag
+from rehearsal.refusals import TABLE, Refusal
+from rehearsal.refusals.kinds import TEMPLATE
+from rehearsal.refusals.templates import TemplateAccount
 from stacks.config import AppConfig
 from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import FLAGS, Deployment, checked, deployment, matrix, name_of
@@ -131,6 +134,44 @@ def test_cfn_lint_would_find_something() -> None:
     ] = 1
 
     assert [line for line in findings(made) if "MaxVcpus" in line]
+
+
+def refused(made: Deployment) -> list[str]:
+    """What the table of refusals says of a deployment, all its stacks together."""
+    account = TemplateAccount(
+        templates={made.config.stack_name(part): text for part, text in made.templates.items()},
+        region=made.config.region,
+        account_id="111122223333",
+    )
+    rows: dict[str, list[Refusal]] = {}
+    for row in TABLE:
+        rows.setdefault(row.on, []).append(row)
+    asked = [
+        *account.requests(),
+        *((name, TEMPLATE, request) for name, request in account.whole()),
+    ]
+    return [
+        f"{name}: {row.id}: {message}"
+        for name, kind, request in asked
+        for row in rows.get(kind, ())
+        for message in row.messages(request)
+    ]
+
+
+@pytest.mark.parametrize("keys", [*matrix(), *SWITCHES, *ON_EKS], ids=name_of)
+def test_aws_refuses_and_ignores_nothing(keys: dict[str, object]) -> None:
+    assert refused(deployment(**keys)) == []
+
+
+def test_the_table_would_find_something_across_stacks() -> None:
+    made = deployment()
+    nodes = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
+    assert nodes["NetworkInterfaces"]
+    environment = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
+    groups = nodes["NetworkInterfaces"][0]["Groups"]
+    environment["ComputeResources"]["SecurityGroupIds"] = groups
+
+    assert [line.split(": ")[1] for line in refused(made)] == ["batch-groups-and-interfaces"]
 
 
 # With cdk-nag, and with the CDK's own rules (a flag in cdk.json), synth raises on a finding.

@@ -238,7 +238,7 @@ EXAMPLES: dict[str, Example] = {
     ),
     "function-network-empty": _of({"Function.VpcConfig.SecurityGroupIds": []}),
     "function-variables-size": _of(
-        {_VARIABLES: {"A": "x" * 4096}}, {_VARIABLES: {"A": "x" * 4000}}
+        {_VARIABLES: {"AA": "x" * 4096}}, {_VARIABLES: {"AA": "x" * 4000}}
     ),
     "function-variable-name": _of({_VARIABLES: {"1A": "x"}}, {_VARIABLES: {"A1": "x"}}),
     "function-variable-reserved": _of(

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from cfnlint.api import ManualArgs, lint
 
-from rehearsal.refusals import TABLE, Outcome, Refusal
+from rehearsal.refusals import TABLE
 from rehearsal.refusals.kinds import SUBMIT, TEMPLATE
+from rehearsal.refusals.refusal import Outcome, Refusal
 from rehearsal.refusals.request import UNKNOWN, PartialText, Reference, Request
 from rehearsal.refusals.templates import TemplateAccount
 from tests.rehearsal.refusal_examples.example import Example, Json, att, closure, ref, resource

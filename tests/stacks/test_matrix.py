@@ -13,8 +13,9 @@ from aws_cdk import aws_s3 as s3
 from cfnlint.api import ManualArgs, lint
 
 from app import build, check_with_nag
-from rehearsal.refusals import TABLE, Refusal
+from rehearsal.refusals import TABLE
 from rehearsal.refusals.kinds import TEMPLATE
+from rehearsal.refusals.refusal import Refusal
 from rehearsal.refusals.templates import TemplateAccount
 from stacks.config import AppConfig
 from tests.stacks.cluster_objects import EKS

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from jobs.orchestrators import Orchestrator
 from jobs.probes.desk import PROBES, Desk
 from jobs.runs import Attempt, Job, Kind
 from trainium_catalogue.contract import ATTEMPTS, HOSTS_IN_VAIN_REASON, TRAIN_METRICS, run_key
@@ -20,13 +21,25 @@ _TOGETHER_S = 120
 _DATA_PARALLEL = ("bert", "bert-tiny", "mnist")
 
 
+def _multi_node(jobs: list[Job]) -> list[Job]:
+    """Multi-node jobs of Batch: those of the cluster say nothing of claims about Batch."""
+    on_batch = (job for job in jobs if job.orchestrator is Orchestrator.BATCH)
+    return [job for job in on_batch if job.shape.kind is Kind.NODES]
+
+
+def _verify_on_batch(desk: Desk) -> Job:
+    """The run of verify, if it was on several nodes of Batch."""
+    assert desk.job is not None
+    for job in _multi_node([desk.job]):
+        if job.num_nodes > 1:
+            return job
+    raise Missing("a run of verify on two nodes of Batch")
+
+
 @PROBES.probe("child-description", needs=("Batch", "a run of verify"))
 def child(desk: Desk) -> Seen:
     """A child is described by ``<job id>#<index>``, and has a log stream."""
-    job = desk.job
-    assert job is not None
-    if job.shape.kind is not Kind.NODES or job.num_nodes < 2:
-        raise Missing("a run of verify on two nodes")
+    job = _verify_on_batch(desk)
     name = f"{job.job_id}#1"
     found = desk.client("batch").describe_jobs(jobs=[name])["jobs"]
     stream = found[0].get("container", {}).get("logStreamName") if found else None
@@ -40,11 +53,11 @@ def child(desk: Desk) -> Seen:
 @PROBES.probe("children-start-after-main", needs=("AWS", "Batch", "a run of verify"))
 def children_after_main(desk: Desk) -> Seen:
     """Each child started after the main node."""
-    assert desk.job is not None
-    starts = [node.last.started_at_ms for node in desk.job.nodes if node.last is not None]
+    nodes = _verify_on_batch(desk).nodes
+    starts = [node.last.started_at_ms for node in nodes if node.last is not None]
     times = [start for start in starts if start is not None]
     if len(times) < 2:
-        raise Missing("a run of verify on two nodes")
+        raise Missing("times at which the nodes of a run of verify started")
     later = [(time - times[0]) / 1000 for time in times[1:]]
     return Seen(
         ok=min(later) >= 0,
@@ -67,10 +80,9 @@ def _retries(jobs: list[Job]) -> Iterator[tuple[Job, Attempt, bool]]:
 @PROBES.probe("retry-by-exit-code", needs=("Batch",))
 def retry(desk: Desk) -> Seen:
     """Attempts were repeated after the codes that say so, and after no other."""
-    jobs = [job for job in desk.jobs if job.shape.kind is Kind.NODES]
     seen = [
         (job, attempt.exit_code, followed, attempt.exit_code in RETRIED)
-        for job, attempt, followed in _retries(jobs)
+        for job, attempt, followed in _retries(_multi_node(desk.jobs))
     ]
     if not seen:
         raise Missing("a run of which an attempt failed")
@@ -131,8 +143,8 @@ def hosts_in_vain(desk: Desk) -> Seen:
 @PROBES.probe("same-hosts-on-retry", needs=("Batch",))
 def same_hosts(desk: Desk) -> Seen:
     """The attempts of a job were on the same container instances."""
-    for job in desk.jobs:
-        if job.shape.kind is not Kind.NODES or len(job.attempts) < 2:
+    for job in _multi_node(desk.jobs):
+        if len(job.attempts) < 2:
             continue
         hosts: dict[int, set[str]] = {}
         described = desk.client("batch").describe_jobs(jobs=job.shape.part_ids(job.job_id)[:100])

@@ -292,6 +292,10 @@ def started(index: int, at_ms: int, *, stopped_ms: int | None = None) -> Node:
     return Node(index=index, status="SUCCEEDED", status_reason=None, attempts=(attempt,))
 
 
+def on_cluster(job: Job) -> Job:
+    return replace(job, orchestrator=Orchestrator.EKS)
+
+
 def child(**container: str) -> Case:
     return desk(
         job=job(0), batch={"describe_jobs": {"jobs": [{"jobId": "job#1", "container": container}]}}
@@ -745,3 +749,19 @@ def test_an_unexpected_answer_is_a_crash_of_that_probe_alone(world: World) -> No
     finding = PROBES.run("vcpu-quota", seen_from, seen_from.there)
 
     assert (finding.state, finding.seen) == (State.CRASHED, "KeyError: 'Quota'")
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("child-description", desk(job=on_cluster(job(0)))),
+        ("children-start-after-main", desk(job=on_cluster(job(0)))),
+        # Volcano ends the other pods of a gang that it restarts, and they leave with 143.
+        ("retry-by-exit-code", desk(jobs=[on_cluster(job(143, 0))])),
+        ("same-hosts-on-retry", desk(jobs=[on_cluster(job(75, 0))])),
+    ],
+)
+def test_a_job_of_the_cluster_says_nothing_of_batch(name: str, case: Case, world: World) -> None:
+    finding = PROBES.run(name, case(world), PROBES.by_id[name].needs)
+
+    assert finding.state is State.NOT_RUN, finding

@@ -21,12 +21,17 @@ from trainium_constructs.nag import acknowledge, acknowledge_wildcards, spelling
 LOOK_MINUTES = 10
 """Minutes between two looks: a host needs about as long to start."""
 
+FIRST_CHILD = ":0"
+"""How the id of an array's first child ends."""
+
 LOOKS = 4
 """Looks in vain before a job is cancelled: half an hour of hosts, and one for a first bad host."""
 
 # While another job runs there is nothing to see. An execution may have 25,000 events (Step
-# Functions Developer Guide, quotas), which at this pace is more than a month.
-_TURN_MINUTES = 60
+# Functions Developer Guide, quotas), which at this pace is more than two weeks. No longer: a state
+# machine is deleted when its executions have left the state they are in (API reference,
+# DeleteStateMachine), so the destruction of the stack waits as long as this wait still lasts.
+_TURN_MINUTES = 20
 
 _MINUTE_S = 60
 # The smallest page of EC2; one instance is enough, and 16 interfaces each make a long answer.
@@ -34,7 +39,7 @@ _HOSTS_PER_PAGE = 5
 
 
 class QueueWatch(Construct):
-    """One execution for each job that begins to wait, which ends when the job no longer waits."""
+    """One execution for each job or array that begins to wait, which ends when it waits no more."""
 
     def __init__(
         self,
@@ -101,8 +106,13 @@ class QueueWatch(Construct):
                 "detail": {
                     "status": ["RUNNABLE"],
                     "jobQueue": [queue_arn],
-                    # Nodes and children of a job, say id#1 and id:1, wait with it.
-                    "jobId": [{"anything-but": {"wildcard": ["*#*", "*:*"]}}],
+                    # Nodes of a job, say id#1, wait with it. An array itself is never RUNNABLE, but
+                    # PENDING, while its children are (AWS Batch User Guide, array jobs): the first
+                    # child, id:0, is watched for all.
+                    "jobId": [
+                        {"anything-but": {"wildcard": ["*#*", "*:*"]}},
+                        {"suffix": FIRST_CHILD},
+                    ],
                 },
             },
             targets=[
@@ -203,7 +213,12 @@ def definition(*, host_name: str, deployment: str, partition: str) -> dict[str, 
             },
             "Cancel the job": {
                 **_task(f"{call}:batch:cancelJob"),
-                "Parameters": {"JobId.$": "$.jobId", "Reason": HOSTS_IN_VAIN_REASON},
+                "Parameters": {
+                    # Of a child the array's: cancelling that cancels all children (API reference,
+                    # CancelJob).
+                    "JobId.$": "States.ArrayGetItem(States.StringSplit($.jobId, ':'), 0)",
+                    "Reason": HOSTS_IN_VAIN_REASON,
+                },
                 "Next": "Done",
             },
             "Done": {"Type": "Succeed"},

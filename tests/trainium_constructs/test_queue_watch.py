@@ -11,23 +11,25 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import aws_cdk as cdk
 import boto3
 import pytest
+from aws_cdk.assertions import Template
 from botocore.stub import Stubber
 from botocore.validate import validate_parameters
 from moto import mock_aws
+from moto.events.models import EventPattern
 from moto.stepfunctions.parser.asl.component.state.exec.state_task.service import (
     state_task_service_aws_sdk as aws_sdk,
 )
 
 from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
-from trainium_constructs.queue_watch import LOOKS, definition
+from trainium_constructs.queue_watch import LOOKS, QueueWatch, definition
 
 QUEUE = "arn:aws:batch:us-west-2:111122223333:job-queue/nodes"
-EVENT = {"detail": {"jobId": "j-1", "jobQueue": QUEUE, "status": "RUNNABLE"}}
 ROLE = "arn:aws:iam::111122223333:role/watch"
 
-WAITS = {"jobName": "run", "jobId": "j-1", "jobQueue": QUEUE, "status": "RUNNABLE",
+WAITS: dict[str, Any] = {"jobName": "run", "jobId": "j-1", "jobQueue": QUEUE, "status": "RUNNABLE",
          "startedAt": 0, "jobDefinition": "d"}  # fmt: skip
 NO_CAPACITY = {**WAITS, "statusReason": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - ..."}
 RUNS = {**WAITS, "status": "RUNNING"}
@@ -114,7 +116,15 @@ def without_waits(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def watch(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
+def event_of(job_id: str, *, status: str = "RUNNABLE") -> dict[str, Any]:
+    return {
+        "source": "aws.batch",
+        "detail-type": "Batch Job State Change",
+        "detail": {"jobId": job_id, "jobQueue": QUEUE, "status": status},
+    }
+
+
+def watch(world: World, monkeypatch: pytest.MonkeyPatch, *, job_id: str = "j-1") -> str:
     """Run the machine to its end; returns the execution's status."""
     monkeypatch.setattr(aws_sdk, "boto_client_for", world.client)
     # Step Functions spells every name PascalCase (Developer Guide, AWS SDK service integrations);
@@ -129,7 +139,9 @@ def watch(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
         machine = states.create_state_machine(
             name="watch", definition=json.dumps(document), roleArn=ROLE
         )["stateMachineArn"]
-        execution = states.start_execution(stateMachineArn=machine, input=json.dumps(EVENT))
+        execution = states.start_execution(
+            stateMachineArn=machine, input=json.dumps(event_of(job_id))
+        )
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             described = states.describe_execution(executionArn=execution["executionArn"])
@@ -200,3 +212,39 @@ def test_hosts_are_those_of_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
         "tag:trainium:deployment": ["default"],
         "instance-state-name": ["pending", "running"],
     }
+
+
+def test_an_array_whose_first_child_waits_in_vain_is_cancelled_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(job=[{**WAITS, "jobId": "j-1:0"}])
+
+    assert watch(world, monkeypatch, job_id="j-1:0") == "SUCCEEDED"
+    assert world.calls[0] == ("describe_jobs", {"jobs": ["j-1:0"]})
+    assert world.calls[-1] == ("cancel_job", {"jobId": "j-1", "reason": HOSTS_IN_VAIN_REASON})
+
+
+@pytest.fixture(scope="module")
+def pattern() -> EventPattern:
+    stack = cdk.Stack()
+    QueueWatch(stack, "Watch", queue_arn=QUEUE, host_name="hosts", deployment="default")
+    (rule,) = Template.from_stack(stack).find_resources("AWS::Events::Rule").values()
+    return EventPattern.load(json.dumps(rule["Properties"]["EventPattern"]))
+
+
+@pytest.mark.parametrize(
+    ("job_id", "status", "watched"),
+    [
+        ("j-1", "RUNNABLE", True),
+        ("j-1", "RUNNING", False),
+        ("j-1#0", "RUNNABLE", False),
+        ("j-1:0", "RUNNABLE", True),
+        ("j-1:10", "RUNNABLE", False),
+        # The array itself: it is PENDING while a child is RUNNABLE.
+        ("j-1", "PENDING", False),
+    ],
+)
+def test_a_job_and_the_first_child_of_an_array_are_watched(
+    pattern: EventPattern, job_id: str, status: str, watched: bool
+) -> None:
+    assert pattern.matches_event(event_of(job_id, status=status)) is watched

@@ -133,7 +133,8 @@ def _is_wide(rule: Rule) -> bool:
 def _remedy(group_id: str, region: str, direction: str) -> str:
     action = {"in": "ingress", "out": "egress"}[direction]
     start = f"aws ec2 authorize-security-group-{action} --region {region}"
-    itself = f"IpProtocol=tcp,FromPort=0,ToPort=65535,UserIdGroupPairs=[{{GroupId={group_id}}}]"
-    https = " IpProtocol=tcp,FromPort=443,ToPort=443,IpRanges=[{CidrIp=0.0.0.0/0}]"
+    itself = f"'IpProtocol=tcp,FromPort=0,ToPort=65535,UserIdGroupPairs=[{{GroupId={group_id}}}]'"
+    https = " 'IpProtocol=tcp,FromPort=443,ToPort=443,IpRanges=[{CidrIp=0.0.0.0/0}]'"
     rules = itself + (https if direction == "out" else "")
+    # In quotes, because a shell such as zsh takes brackets for a pattern.
     return f"{start} --group-id {group_id} --ip-permissions {rules}"

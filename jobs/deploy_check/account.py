@@ -14,7 +14,9 @@ from jobs.runs import ON_HOSTS, RunSummary, list_runs
 from trainium_catalogue.workloads import Hardware
 
 _GONE = "DELETE_COMPLETE"
-_NEVER_CREATED = "REVIEW_IN_PROGRESS"  # a change set was made for it and not executed
+# REVIEW_IN_PROGRESS: a change set was made for it and not executed. What failed while it was made
+# is deleted by `cdk deploy`, which then creates it anew.
+_NEVER_CREATED = ("REVIEW_IN_PROGRESS", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
 _PER_CALL = 100  # ids of DescribeJobs (Batch API reference)
 
 
@@ -70,7 +72,7 @@ def _names(
     for page in _pages(cloudformation.describe_stacks):
         for stack in page["Stacks"]:
             name, status = stack["StackName"], stack["StackStatus"]
-            if pattern.fullmatch(name) and status not in (_GONE, _NEVER_CREATED):
+            if pattern.fullmatch(name) and status not in (_GONE, *_NEVER_CREATED):
                 yield name, status
 
 

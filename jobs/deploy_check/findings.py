@@ -132,6 +132,8 @@ def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
             remedy = "wait until that has ended, then check again"
         elif stack.status == "UPDATE_ROLLBACK_FAILED":
             remedy = f"first: aws cloudformation continue-update-rollback --stack-name {name}"
+        elif stack.status == "DELETE_FAILED":
+            remedy = f"first: {_destroy(name)}"
         else:
             continue
         message = f"it is {stack.status}, and CloudFormation takes no other update meanwhile"

@@ -9,6 +9,8 @@ from typing import Any
 
 import jsonschema
 import pytest
+from moto.cloudformation.models import cloudformation_backends
+from moto.core import DEFAULT_ACCOUNT_ID
 
 from jobs.deploy_check.assembly import newer_source
 from tests.jobs.conftest import Desk
@@ -64,6 +66,20 @@ def test_what_is_deployed_already_ends_nothing(deployed: Desk, tmp_path: Path) -
 
     assert (result.exit_code, document(deployed, folder)["findings"]) == (0, [])
     assert "no job ends, nothing is lost, nothing is left behind" in result.stdout
+
+
+@pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "REVIEW_IN_PROGRESS"])
+def test_a_stack_that_was_never_created_is_created(
+    deployed: Desk, tmp_path: Path, status: str
+) -> None:
+    for region in cloudformation_backends[DEFAULT_ACCOUNT_ID].values():
+        for stack in region.stacks.values():
+            stack.status = status
+    folder = assemble(tmp_path, trainium_default_data=queue("another"))
+    found = document(deployed, folder)
+
+    assert [stack["action"] for stack in found["stacks"]] == ["create"]
+    assert found["findings"] == []
 
 
 def test_a_finding_ends_with_1_and_is_in_the_document(deployed: Desk, tmp_path: Path) -> None:

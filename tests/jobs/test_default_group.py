@@ -83,6 +83,7 @@ def test_a_closed_default_group_is_refused_with_the_commands_that_open_it(desk: 
     assert "does not admit itself in and out" in result.stderr
     for direction in ("ingress", "egress"):
         assert f"authorize-security-group-{direction} --region us-west-2" in result.stderr
+        assert "--ip-permissions 'IpProtocol=tcp," in result.stderr  # zsh: [...] is a pattern
     assert desk.jobs("meet") == []
 
 

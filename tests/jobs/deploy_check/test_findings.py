@@ -354,6 +354,7 @@ def test_an_export_goes_when_who_imported_it_is_updated_first(replacements: Repl
     [
         ("UPDATE_IN_PROGRESS", "wait"),
         ("UPDATE_ROLLBACK_FAILED", "continue-update-rollback"),
+        ("DELETE_FAILED", "delete-stack"),
         ("UPDATE_ROLLBACK_COMPLETE", None),
     ],
 )

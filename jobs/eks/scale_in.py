@@ -16,7 +16,7 @@ from jobs.deployment import Deployment
 from jobs.eks.cluster import JOBS, MERGE_PATCH, NODES, PODS, Cluster, Json
 from jobs.eks.describe import run_of
 from jobs.eks.errors import status_of
-from jobs.eks.nodes import NodeGroup
+from jobs.eks.nodes import NodeGroup, read_node_group
 from jobs.errors import Refusal
 from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import instance_of, users_of_nodes, waits_of
@@ -146,16 +146,31 @@ def cut(
                 f"{users} has come to a node that was about to go; nothing was taken away: look "
                 "with `python -m jobs scale`, and try again",
             )
-    if parts.never_came:
-        # No fewer than there are: nothing that is up goes for it.
-        aws.autoscaling().set_desired_capacity(
-            AutoScalingGroupName=group.scaling_group,
-            DesiredCapacity=group.wanted - parts.never_came,
-        )
-    for instance in parts.instances:
+    late = _give_up_waiting(aws, deployment, group, parts.never_came)
+    for instance in (*parts.instances, *late):
         aws.autoscaling().terminate_instance_in_auto_scaling_group(
             InstanceId=instance, ShouldDecrementDesiredCapacity=True
         )
+
+
+def _give_up_waiting(
+    aws: Aws, deployment: Deployment, group: NodeGroup, number: int
+) -> tuple[str, ...]:
+    """Want ``number`` fewer of those that have not come; returns those that have come meanwhile.
+
+    The group is read again: for a number below what has come since, it would choose who goes, a
+    busy node as well (as in kubernetes/autoscaler issue 10147).
+    """
+    if not number:
+        return ()
+    now = read_node_group(aws, deployment)
+    late = tuple(each for each in now.instances if each not in group.instances)[:number]
+    wanted = max(len(now.instances), now.wanted - (number - len(late)))
+    if wanted < now.wanted:
+        aws.autoscaling().set_desired_capacity(
+            AutoScalingGroupName=now.scaling_group, DesiredCapacity=wanted
+        )
+    return late
 
 
 def _cordon(cluster: Cluster, names: Iterable[str], *, closed: bool) -> None:

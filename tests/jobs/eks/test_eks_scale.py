@@ -146,6 +146,50 @@ def test_with_force_busy_nodes_go_last() -> None:
         choose(group(2, "i-a", "i-b"), use("i-a", "i-b", busy=("i-a",)), 0, force=False)
 
 
+class Delivered:
+    """An Auto Scaling group whose third instance of four comes after the nodes were chosen."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, object]] = []
+
+    def eks(self) -> Delivered:
+        return self
+
+    autoscaling = eks
+
+    def describe_nodegroup(self, **_: str) -> dict[str, object]:
+        resources = {"autoScalingGroups": [{"name": "g"}]}
+        return {"nodegroup": {"status": "ACTIVE", "resources": resources}}
+
+    def describe_auto_scaling_groups(self, **_: object) -> dict[str, object]:
+        up = [{"InstanceId": each, "LifecycleState": "InService"} for each in INSTANCES[:3]]
+        return {"AutoScalingGroups": [{"DesiredCapacity": 4, "MaxSize": 4, "Instances": up}]}
+
+    def set_desired_capacity(self, *, DesiredCapacity: int, **_: str) -> None:  # noqa: N803
+        self.asked.append(("size", DesiredCapacity))
+
+    def terminate_instance_in_auto_scaling_group(
+        self,
+        *,
+        InstanceId: str,  # noqa: N803
+        **_: object,
+    ) -> None:
+        self.asked.append(("end", InstanceId))
+
+
+def test_an_instance_that_comes_meanwhile_costs_no_busy_one(eks: EksDesk) -> None:
+    """A size of two with three instances up would let the group choose, a busy one perhaps."""
+    target = read_deployment(eks.desk.client("ssm"), "default", region="us-west-2")
+    aws, used = Delivered(), use("i-a", "i-b", busy=("i-a", "i-b"))
+    found = group(4, "i-a", "i-b")
+    scale_in.cut(
+        aws, eks.cluster, target, found, choose(found, used, 2, force=False),  # type: ignore[arg-type]
+        use=used, force=False, sleep=lambda _: None,
+    )  # fmt: skip
+
+    assert aws.asked == [("size", 3), ("end", "i-c")]
+
+
 def test_the_size_is_the_auto_scaling_groups_not_an_old_one_of_eks(eks: EksDesk) -> None:
     """After instances were terminated EKS may still say the old number for a while."""
 

@@ -25,6 +25,8 @@ PERIOD_S = 10.0
 SETTLE_S = 20.0
 """Longer than a period: a cordoned node is looked at again before it goes."""
 _SHORTEST_PERIOD_S = 0.5
+JOIN_S = 1200.0
+"""As long as EKS itself waits before it says that instances failed to join."""
 GIVE_UP_S = 600.0
 """Seconds of failing rounds before the process ends, so that Kubernetes shows its restarts."""
 
@@ -68,6 +70,7 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> None:
         rules=Rules(
             idle=timedelta(minutes=given.idle_minutes) / clock,
             settle=timedelta(seconds=SETTLE_S) / clock,
+            join=timedelta(seconds=JOIN_S) / clock,
         ),
         say=say,
     )

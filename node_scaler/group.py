@@ -13,6 +13,10 @@ from typing import Any
 from node_scaler.plan import Group
 
 
+_CHANGING = frozenset({"UPDATING", "DELETING"})
+"""States in which EKS adds and ends nodes itself (Amazon EKS API reference, Nodegroup)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGroup:
     """One managed node group."""
@@ -25,7 +29,8 @@ class NodeGroup:
     def read(self) -> Group:
         """Ask EKS for the name of the group behind it, and that group for the rest."""
         found = self.eks.describe_nodegroup(clusterName=self.cluster, nodegroupName=self.name)
-        (behind,) = found["nodegroup"]["resources"]["autoScalingGroups"]
+        described = found["nodegroup"]
+        (behind,) = described["resources"]["autoScalingGroups"]
         (group,) = self.autoscaling.describe_auto_scaling_groups(
             AutoScalingGroupNames=[behind["name"]]
         )["AutoScalingGroups"]
@@ -34,6 +39,7 @@ class NodeGroup:
             desired=group["DesiredCapacity"],
             most=group["MaxSize"],
             instances={each["InstanceId"]: each["LifecycleState"] for each in group["Instances"]},
+            changing=described["status"] in _CHANGING,
         )
 
     def resize(self, group: Group, number: int) -> None:

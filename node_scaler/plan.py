@@ -1,13 +1,14 @@
-"""What one round does, decided from what was read in it; nothing is remembered between rounds.
+"""What one round does, decided from what was read in it.
 
 What has to be remembered is in annotations of the nodes, so that a new process goes on where the
-last one was ended, and everybody can read it.
+last one was ended, and everybody can read it. Only an instance that is no node has none: since when
+that is so, the process remembers itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -38,6 +39,8 @@ class Group:
     most: int
     instances: Mapping[str, str]
     """State of each instance in its life cycle, by id."""
+    changing: bool = False
+    """Whether EKS replaces the nodes, or takes the group away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +48,14 @@ class Seen:
     """What a round has read."""
 
     nodes: Sequence[Json]
-    """Of the node group."""
+    """Of the whole cluster."""
     pods: Sequence[Json]
     """Of all namespaces."""
     jobs: Sequence[Json]
     """Volcano's."""
     group: Group
+    strangers: Mapping[str, datetime] = field(default_factory=dict)
+    """Since when an instance has been in service and is no node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,8 @@ class Rules:
     """After which a node goes that nobody uses."""
     settle: timedelta
     """Between cordoning a node and its end: a scheduler may still decide on what it saw before."""
+    join: timedelta
+    """After which an instance goes that has not become a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +98,15 @@ class Remove:
     idle_since: datetime
 
 
-Step = Raise | Mark | Remove
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discard:
+    """End an instance that is no node, and have one fewer."""
+
+    instance: str
+    since: datetime
+
+
+Step = Raise | Mark | Remove | Discard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +133,35 @@ def plan(seen: Seen, rules: Rules, *, now: datetime) -> Plan:
         *_raise(group, waits, num_busy=len(busy), num_unusable=sum(map(_closed_by_others, idle))),
         *(step for node in (*busy, *needed) for step in _give_back(node)),
         *(step for node in spare for step in _let_go(node, rules, now)),
+        *(
+            Discard(instance=instance, since=since)
+            for instance, since in seen.strangers.items()
+            if now - since >= rules.join
+        ),
     ]
-    return Plan(steps=tuple(steps), summary=_summary(group, busy, needed, spare, rules))
+    if group.changing:
+        # An update fails when others end or add nodes under it (aws/containers-roadmap issue 916),
+        # and the nodes that it has cordoned look like ones that a job needs others for.
+        steps = [step for step in steps if isinstance(step, Mark)]
+    summary = _summary(group, busy, needed, spare, rules)
+    return Plan(steps=tuple(steps), summary=summary + _rest_of_summary(seen))
+
+
+def strangers(
+    nodes: Sequence[Json], group: Group, before: Mapping[str, datetime], *, now: datetime
+) -> dict[str, datetime]:
+    """Instances in service that are no node, and since when: ``before`` is the last round's.
+
+    Nobody else ends them: EC2 finds them healthy, and EKS does not look again
+    (aws/containers-roadmap issue 764). The Cluster Autoscaler does the same (its FAQ,
+    ``max-node-provision-time``).
+    """
+    joined = {instance_of(node) for node in nodes}
+    return {
+        instance: before.get(instance, now)
+        for instance, state in group.instances.items()
+        if state == IN_SERVICE and instance not in joined
+    }
 
 
 def _is_there(node: Json, group: Group, now: datetime) -> bool:
@@ -219,3 +261,8 @@ def _summary(
         f"{group.desired} of at most {group.most} nodes are wanted: {len(busy)} in use, "
         f"{len(needed)} kept for jobs that wait, {len(spare)} idle{goes}"
     )
+
+
+def _rest_of_summary(seen: Seen) -> str:
+    missing = f", {len(seen.strangers)} have not joined" if seen.strangers else ""
+    return missing + ("; EKS changes the group, which is left alone" if seen.group.changing else "")

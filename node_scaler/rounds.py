@@ -10,7 +10,7 @@ from typing import Any
 
 from node_scaler.cluster import Cluster
 from node_scaler.group import NodeGroup
-from node_scaler.plan import Mark, Raise, Remove, Rules, Seen, Step, plan
+from node_scaler.plan import Discard, Mark, Raise, Remove, Rules, Seen, Step, plan, strangers
 from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import stamp
 
@@ -35,17 +35,18 @@ class Scaler:
     rules: Rules
     say: Callable[[str], None]
     _said: str = field(default="", init=False)
+    _strangers: dict[str, datetime] = field(default_factory=dict, init=False)
 
     def round(self, now: datetime) -> int:
         """Do what is to be done now; returns how many steps have failed."""
-        selector = f"{kubernetes.NODE_GROUP_LABEL}={self.node_group.name}"
-        seen = Seen(
-            nodes=self.cluster.items(NODES, labelSelector=selector),
-            # In this order: a pod that comes in between is seen, and keeps its node.
-            jobs=self.cluster.items(JOBS.format(namespace=self.namespace)),
-            pods=self.cluster.items(PODS),
-            group=self.node_group.read(),
-        )
+        # All of them: the group says which are its own, and a label could have been taken off.
+        nodes = self.cluster.items(NODES)
+        # In this order: a pod that comes in between is seen, and keeps its node.
+        jobs = self.cluster.items(JOBS.format(namespace=self.namespace))
+        pods = self.cluster.items(PODS)
+        group = self.node_group.read()
+        self._strangers = strangers(nodes, group, self._strangers, now=now)
+        seen = Seen(nodes=nodes, pods=pods, jobs=jobs, group=group, strangers=self._strangers)
         decided = plan(seen, self.rules, now=now)
         if decided.summary != self._said:
             self.say(decided.summary)
@@ -62,6 +63,9 @@ class Scaler:
                     self._mark(step, now)
                 case Remove():
                     self._remove(step, now)
+                case Discard():
+                    self.node_group.terminate(step.instance)
+                    self.say(f"terminated {step.instance}, no node since {stamp(step.since)}")
         except Exception as error:
             self.say(f"{type(step).__name__.lower()} failed: {type(error).__name__}: {error}")
             return False

@@ -13,7 +13,9 @@ from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import stamp
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
-RULES = Rules(idle=timedelta(minutes=30), settle=timedelta(seconds=20))
+RULES = Rules(
+    idle=timedelta(minutes=30), settle=timedelta(seconds=20), join=timedelta(minutes=20)
+)
 Json = dict[str, Any]
 
 
@@ -72,12 +74,13 @@ def decided(
     jobs: Iterable[Json] = (),
     desired: int | None = None,
     leaving: Iterable[str] = (),
+    changing: bool = False,
 ) -> Plan:
     nodes = list(nodes)
     states = {f"i-{each['metadata']['name']}": IN_SERVICE for each in nodes}
     states |= {f"i-{name}": "Terminating:Wait" for name in leaving}
     wanted = len(nodes) if desired is None else desired
-    group = Group(name="eks-1", desired=wanted, most=4, instances=states)
+    group = Group(name="eks-1", desired=wanted, most=4, instances=states, changing=changing)
     seen = Seen(nodes=nodes, pods=list(pods), jobs=list(jobs), group=group)
     return plan(seen, RULES, now=NOW)
 
@@ -280,6 +283,30 @@ class TestAJobThatAsksForNodes:
 
     def test_does_not_fight_with_a_smaller_number_for_a_job_that_does_not_ask(self) -> None:
         assert raised(jobs=[job("gang", 2)]) is None
+
+
+class TestAGroupThatEksChanges:
+    """While an update replaces its nodes."""
+
+    def test_loses_no_node_to_us(self) -> None:
+        assert removed([due("n")]) == ["n"]
+        assert removed([due("n")], changing=True) == []
+
+    def test_gets_none_in_place_of_those_that_the_update_has_cordoned(self) -> None:
+        gang = job("gang", 2, scale="true")
+        old = [node("a", closed=True), node("b", closed=True)]
+
+        assert raised(old, jobs=[gang]) == 4
+        assert raised(old, jobs=[gang], changing=True) is None
+
+    def test_has_its_nodes_opened_again_for_a_job(self) -> None:
+        (step,) = steps([due("n")], jobs=[job("gang", 1)], changing=True)
+
+        assert isinstance(step, Mark)
+        assert step.unschedulable is False
+
+    def test_is_said_to_be_left_alone(self) -> None:
+        assert decided(changing=True).summary.endswith("EKS changes the group, which is left alone")
 
 
 def test_nodes_idle_for_longest_go_first() -> None:

@@ -100,15 +100,19 @@ class Run:
     group: FakeGroup
     said: list[str] = field(default_factory=list)
 
-    def round(self) -> int:
-        return self.scaler.round(NOW)
+    def round(self, now: datetime = NOW) -> int:
+        return self.scaler.round(now)
 
     def __post_init__(self) -> None:
         self.scaler = Scaler(
             cluster=self.cluster,  # type: ignore[arg-type]
             node_group=self.group,  # type: ignore[arg-type]
             namespace=kubernetes.NAMESPACE,
-            rules=Rules(idle=timedelta(minutes=30), settle=timedelta(seconds=20)),
+            rules=Rules(
+                idle=timedelta(minutes=30),
+                settle=timedelta(seconds=20),
+                join=timedelta(minutes=20),
+            ),
             say=self.said.append,
         )
 
@@ -185,6 +189,30 @@ def test_a_step_that_fails_keeps_no_other_from_being_taken() -> None:
     assert run.round() == 1
     assert run.group.done == ["i-due"]
     assert "mark failed: RuntimeError: refused" in run.said
+
+
+def test_an_instance_that_never_becomes_a_node_goes_after_its_time() -> None:
+    run = scaler()
+    run.group.group = Group(
+        name="eks-1", desired=2, most=4, instances={"i-lost": IN_SERVICE, "i-new": "Pending"}
+    )
+    for minutes in (0, 19):
+        run.round(NOW + timedelta(minutes=minutes))
+    assert run.group.done == []
+
+    run.round(NOW + timedelta(minutes=20))
+    assert run.group.done == ["i-lost"]
+    assert "terminated i-lost, no node since 2026-05-01T12:00:00Z" in run.said
+
+
+def test_an_instance_that_joins_late_is_no_stranger_any_more() -> None:
+    run = scaler(IDLE)
+    joined, run.cluster.lists["nodes"] = run.cluster.lists["nodes"], []
+    run.round(NOW - timedelta(minutes=19))
+    run.cluster.lists["nodes"] = joined
+    run.round(NOW + timedelta(minutes=1))
+
+    assert run.group.done == []
 
 
 def test_an_event_that_is_refused_fails_nothing() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from node_scaler.plan import Group
 
-
 _CHANGING = frozenset({"UPDATING", "DELETING"})
 """States in which EKS adds and ends nodes itself (Amazon EKS API reference, Nodegroup)."""
 

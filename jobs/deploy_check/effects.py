@@ -41,6 +41,9 @@ DEFAULT_TIMEOUT_MINUTES = 30
 NEW_NODES = frozenset({"LaunchTemplate", "ReleaseVersion", "Version"})
 
 
+_VERSIONS = frozenset({"ReleaseVersion", "Version"})
+
+
 @dataclass(frozen=True, slots=True)
 class Effect:
     """How jobs end, or may."""
@@ -102,6 +105,18 @@ def effect_on_node_group(change: Change) -> Effect | None:
         size = int(change.properties.get("ScalingConfig", {}).get("DesiredSize", 0))
         return Effect(f"it sets the number of nodes to {size}", 0, size=size)
     return None
+
+
+def mixed_with_version(change: Change) -> list[str]:
+    """What CloudFormation refuses to change of a node group together with its image or version.
+
+    CloudFormation template reference, AWS::EKS::Nodegroup, ReleaseVersion and Version: no other
+    property at the same time (aws/containers-roadmap issue 1258).
+    """
+    changed = {path[0] for path in change.paths}
+    if change.resource_type != NODE_GROUP or change.fate is not Fate.UPDATED:
+        return []
+    return sorted(changed - _VERSIONS) if changed & _VERSIONS else []
 
 
 def effect_on_cluster(change: Change) -> Effect | None:

@@ -19,6 +19,7 @@ from jobs.deploy_check.effects import (
     effect_on_environment,
     effect_on_node_group,
     effect_on_queue,
+    mixed_with_version,
 )
 from jobs.deploy_check.replacements import Replacements
 
@@ -114,6 +115,7 @@ def find_all(
         *_busy_stacks(stacks, assembly.templates),
         *_locked_exports(update, assembly),
         *_name_conflicts(changes, replacements),
+        *_mixed_updates(changes),
         *_lost(changes),
         *_ended(changes, stacks, running),
         *_left_behind(stacks, assembly.templates),
@@ -185,6 +187,20 @@ def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterat
             f"destroy its stack first (`cdk destroy {change.stack}`, and those that need it), then "
             "deploy again; or leave the setting as it was",
         )
+
+
+def _mixed_updates(changes: list[Change]) -> Iterator[Finding]:
+    """Node groups that would get a new image, or version, and something else."""
+    for change in changes:
+        if others := mixed_with_version(change):
+            yield _of_change(
+                Kind.REFUSED,
+                change,
+                f"it gets another image or version together with {', '.join(others)}: "
+                "CloudFormation refuses to combine them",
+                "deploy twice: first with the new Neuron release or Kubernetes version alone, then "
+                "with the other settings",
+            )
 
 
 def _lost(changes: list[Change]) -> Iterator[Finding]:

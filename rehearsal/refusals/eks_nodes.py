@@ -22,6 +22,13 @@ GUIDE = "https://docs.aws.amazon.com/eks/latest/userguide/"
 CFN = "https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/"
 
 RESERVED_LABELS = ("kubernetes.io/", "k8s.io/", "eks.amazonaws.com/")
+_VERSIONS = frozenset({"Version", "ReleaseVersion"})
+_CREATE_ONLY = frozenset(
+    {
+        "AmiType", "CapacityType", "ClusterName", "DiskSize", "InstanceTypes", "NodeRole",
+        "NodegroupName", "RemoteAccess", "Subnets",
+    }
+)  # fmt: skip
 _QUALIFIED = re.compile(
     r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
@@ -105,6 +112,18 @@ def _release(request: Request) -> Iterable[Fill]:
     return when(
         bool(release and version) and not release.startswith(version + "."), release, version
     )
+
+
+def _mixed_update(request: Request) -> Iterable[Fill]:
+    """Not of a group that is replaced: that is a creation."""
+    before, after = request.previous, request.properties
+    if before is None:
+        return when(False)
+    changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+    if changed & _CREATE_ONLY:
+        return when(False)
+    versions = bool(changed & _VERSIONS) and bool(changed - _VERSIONS)
+    return when(versions or {"LaunchTemplate", "Tags"} <= changed)
 
 
 def _cluster(request: Request) -> Mapping[str, Any]:
@@ -299,6 +318,16 @@ ROWS = (
         words="Requested release version {} is not valid for kubernetes version {}.",
         source="https://github.com/eksctl-io/eksctl/issues/7976",
         check=_release,
+    ),
+    Refusal(
+        id="nodes-mixed-update",
+        on=NODE_GROUP,
+        condition="A new version or image, or a new launch template and tags, with anything else.",
+        words="Version and ReleaseVersion updates cannot be combined with other updates",
+        source="https://github.com/aws/containers-roadmap/issues/1258 (of tags and a template: "
+        "github.com/aws/aws-cdk/issues/16644); " + CFN + "aws-resource-eks-nodegroup.html "
+        "(ReleaseVersion, Version)",
+        check=_mixed_update,
     ),
     Refusal(
         id="nodes-version",

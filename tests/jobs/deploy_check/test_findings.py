@@ -210,6 +210,25 @@ def test_a_smaller_number_of_nodes_ends_jobs_that_need_more(
     assert [entry.kind for entry in found] == ([Kind.ENDS_JOBS] if ends else [])
 
 
+@pytest.mark.parametrize(
+    "also",
+    [{"ScalingConfig": {"MinSize": 0, "DesiredSize": 2, "MaxSize": 8}}, {"Labels": {"a": "b"}}],
+    ids=["its size", "labels"],
+)
+def test_a_new_image_and_something_else_at_once_are_refused(
+    replacements: Replacements, also: Mapping[str, Any]
+) -> None:
+    image = {"ReleaseVersion": "1.36.2-20260714", "Version": "1.36"}
+    both = findings(node_group(), node_group(**image, **also), replacements)
+    alone = findings(node_group(), node_group(**image), replacements)
+    (name,) = also
+
+    finding = only(both, Kind.REFUSED)
+    assert f"another image or version together with {name}: CloudFormation" in finding.message
+    assert finding.remedy.startswith("deploy twice")
+    assert Kind.REFUSED not in {finding.kind for finding in alone}
+
+
 def test_other_settings_of_the_node_group_end_nothing(replacements: Replacements) -> None:
     new = node_group(Labels={"a": "b"})
 

@@ -165,13 +165,13 @@ class Delivered:
         up = [{"InstanceId": each, "LifecycleState": "InService"} for each in INSTANCES[:3]]
         return {"AutoScalingGroups": [{"DesiredCapacity": 4, "MaxSize": 4, "Instances": up}]}
 
-    def set_desired_capacity(self, *, DesiredCapacity: int, **_: str) -> None:  # noqa: N803
+    def set_desired_capacity(self, *, DesiredCapacity: int, **_: str) -> None:
         self.asked.append(("size", DesiredCapacity))
 
     def terminate_instance_in_auto_scaling_group(
         self,
         *,
-        InstanceId: str,  # noqa: N803
+        InstanceId: str,
         **_: object,
     ) -> None:
         self.asked.append(("end", InstanceId))

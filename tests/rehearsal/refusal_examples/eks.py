@@ -188,6 +188,14 @@ EXAMPLES: dict[str, Example] = {
     "cluster-version-step": _of(
         {"Cluster.Version": "1.33"}, {"Cluster.Version": "1.36"}, update=True
     ),
+    "nodes-mixed-update": _of(
+        {
+            "Nodes.ReleaseVersion": "1.35.6-20260714",
+            "Nodes.ScalingConfig": {"MinSize": 0, "DesiredSize": 0, "MaxSize": 4},
+        },
+        {"Nodes.ReleaseVersion": "1.35.6-20260714"},
+        update=True,
+    ),
     "cluster-authentication-step": _of(
         {"Cluster.AccessConfig.AuthenticationMode": "CONFIG_MAP"}, update=True
     ),

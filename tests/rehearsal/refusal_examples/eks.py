@@ -193,7 +193,6 @@ EXAMPLES: dict[str, Example] = {
             "Nodes.ReleaseVersion": "1.35.6-20260714",
             "Nodes.ScalingConfig": {"MinSize": 0, "DesiredSize": 0, "MaxSize": 4},
         },
-        {"Nodes.ReleaseVersion": "1.35.6-20260714"},
         update=True,
     ),
     "cluster-authentication-step": _of(

@@ -268,7 +268,8 @@ def _ended(
                 change,
                 f"{effect.what}; these jobs go on where they are, until their own time limit at "
                 "most",
-                "nothing; what starts later, another attempt of theirs too, gets new instances",
+                "deploy once they have ended, if you can: AWS does not say how long CloudFormation "
+                "waits for them; what starts later, another attempt too, gets new instances",
                 jobs=_touched(going_on, effect, running.now_s),
             )
 

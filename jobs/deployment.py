@@ -140,8 +140,8 @@ def _parse(
             raise Refusal(
                 "missing-parameter",
                 f"deployment {name!r}{where} does not publish {parameter} (its stack was "
-                "destroyed, or another version of this project deployed it); deploy it again with "
-                f"`{deploy_command(name)}` and the -c settings it was deployed with",
+                "destroyed, or another version of this project deployed it); deploy again with "
+                f"`{deploy_command(name)}` and the -c settings that are to be from now on",
             )
         try:
             return convert(values[short])

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from rehearsal.aws import ACCOUNT
 from rehearsal.state import DEPLOYMENT, ROOT, Settings
@@ -55,6 +56,19 @@ def synth_command(cdk: Path, *, assembly: Path, context: Mapping[str, str]) -> C
     """Synthesise once; deploy and destroy read the result."""
     pairs = [word for key, value in context.items() for word in ("-c", f"{key}={value}")]
     return (str(cdk), "synth", "--quiet", "--output", str(assembly), *pairs)
+
+
+def shell_functions(settings: Settings) -> str:
+    """What a visitor of the rehearsed deployment calls in place of `cdk synth` and `cdk deploy`.
+
+    With the keys that are deployed, which a change adds to, and moto's method (`deploy_command`).
+    """
+    keys = " ".join(f"-c {quote(f'{key}={value}')}" for key, value in context(settings).items())
+    deploy = "--all --app cdk.out --method=direct --require-approval never"
+    return (
+        f'rehearsed_synth() {{ cdk synth --quiet {keys} "$@"; }}\n'
+        f'rehearsed_deploy() {{ cdk deploy {deploy} "$@"; }}\n'
+    )
 
 
 def bootstrap_command(cdk: Path, *, assembly: Path, region: str) -> Command:

@@ -181,6 +181,7 @@ class Rehearsal:
         if "eks" in self.settings.orchestrators:
             lines.append(f"export KUBECONFIG={quote(str(self.folder.kubeconfig.resolve()))}\n")
             lines.append(f'export PATH={quote(str(kubectl().parent))}:"$PATH"\n')
+        lines.append(cdk.shell_functions(self.settings))
         self.folder.environment.write_text("".join(lines), encoding="utf-8")
 
     @contextmanager

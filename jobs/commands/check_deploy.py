@@ -174,7 +174,8 @@ def _show(
     if found:
         table = Table(show_lines=True)
         for heading in ("finding", "where", "what happens", "what to do"):
-            table.add_column(heading)
+            # Names are there to be copied: none is cut where the terminal is narrow.
+            table.add_column(heading, overflow="fold")
         for finding in found:
             where = [finding.stack, finding.resource, finding.resource_type]
             lines = [finding.message, *(_job_line(job) for job in finding.jobs)]

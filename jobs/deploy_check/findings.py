@@ -151,7 +151,7 @@ def _locked_exports(update: Update, assembly: Assembly) -> Iterator[Finding]:
         done = "would be removed" if export.removed else "would get another value"
         gone = [name for name in export.importers if name not in assembly.templates]
         if gone:
-            remedy = f"first: {_destroy(gone[0])}"
+            remedy = f"{_KEEP}; or first: {_destroy(gone[0])}"
         elif not export.still_imported:
             remedy = (
                 f"first: `cdk deploy --exclusively {' '.join(export.importers)}`, whose new "
@@ -159,8 +159,8 @@ def _locked_exports(update: Update, assembly: Assembly) -> Iterator[Finding]:
             )
         else:
             remedy = (
-                f"destroy {users} first (`cdk destroy {' '.join(export.importers)}`), then deploy "
-                "all; what is in them ends and comes back"
+                f"leave the setting as it was; or destroy {users} first, with the -c settings that "
+                "were deployed, then deploy all: what is in them ends and comes back"
             )
         message = f"export {export.name} {done}, which CloudFormation refuses: in use by {users}"
         yield _of_stack(Kind.REFUSED, export.stack, message, remedy)
@@ -184,8 +184,8 @@ def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterat
             change,
             f"it is replaced ({_why(change)}), the new one is made first, and it would have the "
             f"{' and '.join(same)} of the old one: AWS refuses that",
-            f"destroy its stack first (`cdk destroy {change.stack}`, and those that need it), then "
-            "deploy again; or leave the setting as it was",
+            "leave the setting as it was; or destroy its stack first, and those that need it, with "
+            "the -c settings that were deployed, then deploy again",
         )
 
 
@@ -313,7 +313,11 @@ def _left_behind(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
         costly = [kind for kind in COSTLY if kind in types]
         has = f" ({', '.join(costly)})" if costly else ""
         message = f"the assembly no longer has this stack: it stays, and what it has{has} costs"
-        yield _of_stack(Kind.STAYS, name, message, _destroy(name))
+        yield _of_stack(Kind.STAYS, name, message, f"{_KEEP}; to remove it: {_destroy(name)}")
+
+
+_KEEP = "give the -c settings that it was deployed with (orchestrators, say) and check again"
+"""For a stack that the assembly lacks: as likely as not a setting was forgotten."""
 
 
 def _destroy(stack: str) -> str:

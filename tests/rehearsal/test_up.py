@@ -54,6 +54,17 @@ def test_kubectl_is_there_and_reads_a_kubeconfig_of_the_rehearsal_only(up: Folde
     assert said.endswith(f"{up.kubeconfig}\n")
 
 
+def test_a_visitor_checks_a_change_and_deploys_it(up: Folder) -> None:
+    said = say(
+        up,
+        "rehearsed_synth -c trainium:availability_zone_id=usw2-az1; "
+        "python -m jobs check-deploy; rehearsed_deploy 2>&1",
+    )
+
+    assert "no job ends, nothing is lost, nothing is left behind" in said
+    assert "trainium-default-eks" in said
+
+
 def test_down_destroys_proves_and_takes_the_files_along(up: Folder) -> None:
     say(up, "python -m jobs kubeconfig")
     done = subprocess.run(rehearsal(up, "down"), cwd=ROOT, capture_output=True, text=True)

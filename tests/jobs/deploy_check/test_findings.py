@@ -303,7 +303,8 @@ def test_a_stack_that_the_assembly_lacks_stays_and_costs(replacements: Replaceme
 
     assert finding.stack == EKS
     assert "AWS::EKS::Cluster" in finding.message
-    assert finding.remedy == f"aws cloudformation delete-stack --stack-name {EKS}"
+    assert "give the -c settings that it was deployed with" in finding.remedy
+    assert f"to remove it: aws cloudformation delete-stack --stack-name {EKS}" in finding.remedy
 
 
 def test_a_subnet_cannot_be_replaced_by_one_with_its_addresses(replacements: Replacements) -> None:

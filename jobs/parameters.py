@@ -11,7 +11,7 @@ from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Parameter, Value, Wo
 
 OWN_OPTIONS = (
     *("nodes", "name", "follow", "time-limit", "set", "compile", "dry-run", "yes", "json"),
-    *("on", "release"),
+    *("on", "release", "scale"),
     *("deployment", "region", "help"),
 )
 """Options of ``submit`` itself; no workload has a parameter of such a name."""

@@ -233,6 +233,7 @@ def deploy(desk: Desk) -> None:
         contract.SSM_MAX_NODES: "4",
         contract.SSM_NEURON_RELEASE: "2.28.0",
         contract.SSM_BUCKET: "bucket",
+        contract.SSM_LUSTRE: contract.NO_LUSTRE,
         contract.SSM_JOB_QUEUE: queue,
         contract.SSM_CPU_JOB_QUEUE: cpu_queue,
         contract.SSM_COMPUTE_ENVIRONMENT: environment,

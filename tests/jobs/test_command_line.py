@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("scale", "--json"), "Missing option '--nodes'"),
+        (("scale", "--json", "--nodes", "many"), "Invalid value for '--nodes': 'many'"),
         (("list", "--json", "--limit", "many"), "Invalid value for '--limit': 'many'"),
         (("lst", "--json"), "No such command 'lst'"),
     ],
@@ -35,7 +35,7 @@ def test_a_wrong_command_line_has_a_document_too(words: tuple[str, ...], says: s
 
 
 def test_a_wrong_command_line_without_json_prints_no_document() -> None:
-    result = Desk("").run("scale")
+    result = Desk("").run("scale", "--nodes", "many")
 
     assert (result.exit_code, result.stdout) == (2, "")
 

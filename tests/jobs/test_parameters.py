@@ -90,7 +90,7 @@ def test_no_parameter_has_the_name_of_an_option_of_submit() -> None:
 
 def test_every_option_of_submit_is_known_as_its_own() -> None:
     own = {"as_json": "json", "compiles": "compile", "assignments": "set"}
-    own |= {"releases": "release"}
+    own |= {"releases": "release", "scales": "scale"}
     names = set(inspect.signature(submit).parameters) - {"context", "workload"}
 
     assert {own.get(name, name.replace("_", "-")) for name in names} == {*OWN_OPTIONS} - {"help"}

@@ -89,6 +89,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "eks_endpoint_cidrs": st.just(["203.0.113.7/32"]),
     "eks_private": st.booleans(),
     "eks_nodes": st.integers(0, 4),
+    "eks_idle_minutes": st.integers(0, 1440),
     "eks_subnet_ids": st.lists(hexadecimal("subnet"), min_size=1, max_size=2, unique=True),
     "eks_system_instance_types": st.just(["m6i.xlarge"]),
     "eks_recovery": st.booleans(),

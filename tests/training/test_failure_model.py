@@ -146,9 +146,9 @@ def test_a_straggler_gets_less_time_once_another_child_is_here(large_cluster: Cl
 @pytest.fixture
 def bucket() -> Iterator[dict[str, str]]:
     """Environment of nodes with a bucket."""
-    with s3_server("bucket") as url:
+    with s3_server("joining") as url:
         yield {
-            "TRAINIUM_BUCKET": "bucket",
+            "TRAINIUM_BUCKET": "joining",
             "AWS_REGION": REGION,
             "AWS_ENDPOINT_URL": url,
             "AWS_ACCESS_KEY_ID": "testing",

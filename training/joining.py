@@ -13,6 +13,7 @@ import json
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from training.contract import NodeContract
@@ -28,7 +29,7 @@ _REQUEST_S = 2.0
 _NAME = re.compile(r"(?P<attempt>\d+)-node-(?P<node>\d+)\.json")
 
 
-class _Repeated:
+class _Repeated(ABC):
     """An action on the bucket, repeated beside the launcher's loop until it says that it is done.
 
     In a thread of its own: a connection that nobody answers takes longer to fail than the guardian
@@ -60,8 +61,9 @@ class _Repeated:
                     return
             self._ended.wait(_PAUSE_S)
 
+    @abstractmethod
     def _act(self, folder: Objects) -> bool:
-        raise NotImplementedError
+        """Do it once; True: it need not be done again."""
 
 
 class StartedSign(_Repeated):

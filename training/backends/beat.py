@@ -12,14 +12,17 @@ _BEAT_S = 1.0
 
 
 @contextlib.contextmanager
-def beating(report: Report, text: str, *, at_most_s: float) -> Iterator[None]:
-    """Report ``text`` every second from a thread, for ``at_most_s`` at the longest."""
+def beating(
+    report: Report, text: str, *, at_most_s: float, when: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
+    """Report ``text`` every second that ``when`` holds, for ``at_most_s`` at the longest."""
     ended = threading.Event()
     until_s = time.monotonic() + at_most_s
 
     def beat() -> None:
         while not ended.wait(_BEAT_S) and time.monotonic() < until_s:
-            report(text)
+            if when():
+                report(text)
 
     thread = threading.Thread(target=beat, name="beat", daemon=True)
     thread.start()

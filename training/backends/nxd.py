@@ -6,7 +6,6 @@ the modules of the tensor-parallel plan replaced by NxD's.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,9 @@ import torch
 
 from training.backends.beat import beating
 from training.backends.nxd_model import Builder
-from training.backends.nxd_saving import Saver, refuse_other_topology
-from training.backends.optimizer import is_decayed
+from training.backends.nxd_shards import Shards
+from training.backends.patience import Patience
+from training.backends.traced import AdamW, adamw_settings, groups_by_decay
 from training.checkpoint.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 _NO_CLIPPING = 1e30
 """A limit that no norm reaches: the norm itself is wanted all the same."""
-_READERS_AT_ONCE = 8
-"""Workers of a node that load a checkpoint at the same time; each holds its file in memory."""
-_COMPILES_AT_MOST_S = 4 * 3600.0
-"""A first step that takes longer is taken for a hang."""
 _LOADS_AT_MOST_S = 3600.0
-_UNTIL_STEADY = 2
-"""Steps that have all graphs of a job."""
 
 
 def nxd_config(config: TrainConfig, builder: Builder) -> dict[str, Any]:
@@ -51,9 +45,7 @@ def nxd_config(config: TrainConfig, builder: Builder) -> dict[str, Any]:
         mixed_precision_config={
             "use_master_weights": True,
             "use_fp32_grad_acc": True,
-            # Without it a resumed run trains on from the initial weights: the optimizer is loaded
-            # first, takes its master weights from the model as it was built, and writes them back
-            # with its first step (NxD 0.15 and later, trainer/checkpoint.py, load_checkpoint).
+            # Of NxD's own checkpoints, which are not used; False would be warned of.
             "use_master_weights_in_ckpt": True,
         },
         activation_checkpoint_config="full" if config.activation_checkpointing else None,
@@ -74,7 +66,7 @@ class NxdBackend:
     """One rank's share of a run; see ``Backend``."""
 
     name = "nxd"
-    checkpoint_format = "nxd"
+    checkpoint_format = "dcp"
     data_rank: int
     """NxD decides it, in ``build``."""
 
@@ -91,20 +83,14 @@ class NxdBackend:
         self.peak_flops = peak_flops
         # neuron_parallel_compile runs such a job only to see its graphs; the numbers are void.
         self.tracing_only = config.compile_only
-        self._steps = 0
+        self._patience = Patience(report)
         self._ranks = Ranks()
-        self._saver = Saver(self._ranks)
-
-    def _patience(self) -> contextlib.AbstractContextManager[None]:
-        """While graphs are compiled, which may take an hour and says nothing."""
-        if self._steps >= _UNTIL_STEADY:
-            return contextlib.nullcontext()
-        return beating(self._report, "compiling graphs", at_most_s=_COMPILES_AT_MOST_S)
 
     def build(self) -> None:
         """Make the sharded model with its initial weights, and the optimizer."""
-        with self._patience():
+        with self._patience.waiting():
             self._build()
+        self._publish()
 
     def _build(self) -> None:
         import neuronx_distributed as nxd
@@ -117,28 +103,32 @@ class NxdBackend:
         self.data_rank = parallel_state.get_data_parallel_rank()
         self._device = xm.xla_device()
         self._model = nxd.initialize_parallel_model(settings, builder.model)
-        groups: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
-        for name, parameter in self._model.named_parameters():
-            groups[is_decayed(name)].append(parameter)
+        pieces = builder.pieces()
         self._optimizer = nxd.initialize_parallel_optimizer(
             settings,
-            torch.optim.AdamW,
-            [
-                {"params": parameters, "weight_decay": config.weight_decay if decayed else 0.0}
-                for decayed, parameters in groups.items()
-            ],
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.adam_eps,
-            # One operation for all tensors would be one that XLA does not know.
-            foreach=False,
+            AdamW,
+            groups_by_decay(((piece.name, weight) for weight, piece in pieces.items()), config),
+            **adamw_settings(config),
             # NxD does not pass its max_grad_norm on (trainer.py, initialize_optimizer_from_class);
             # torch_xla's ZeroRedundancyOptimizer takes this one, and would take 1.0 without it.
             max_norm=_limit(config),
         )
-        self._optimizer.zero_grad()
+        self._shards = Shards(self._optimizer.optimizer, pieces)
+        self._shards.make_gradients()
         self._loss = self._zero()
         xm.mark_step()
+
+    def _publish(self) -> None:
+        """Master weights to all ranks, as a graph of its own, whether the run is new or continues.
+
+        Left pending it would become part of the first micro-batch: a graph that only jobs that
+        continue a run have, and that no job compiles beforehand.
+        """
+        import torch_xla.core.xla_model as xm
+
+        self._shards.publish()
+        with self._patience.waiting():
+            xm.mark_step()
 
     def _zero(self) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float32, device=self._device)
@@ -157,7 +147,7 @@ class NxdBackend:
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss += loss.detach()
         # Every micro-batch is the same graph: the first, the last and all between.
-        with self._patience():
+        with self._patience.waiting():
             xm.mark_step()
         return self._loss
 
@@ -172,9 +162,9 @@ class NxdBackend:
         self._optimizer.zero_grad()
         # The old one has been handed out.
         self._loss = self._zero()
-        with self._patience():
+        with self._patience.waiting():
             xm.mark_step()
-        self._steps += 1
+        self._patience.step_made()
         return norm
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
@@ -193,18 +183,12 @@ class NxdBackend:
 
     def fetch(self, scalar: torch.Tensor) -> float:
         """A device scalar as a number; waits for the device."""
-        with self._patience():
+        with self._patience.waiting():
             return float(scalar.cpu().item())
 
     def any_rank(self, flag: bool) -> bool:
-        """Whether any rank says so; the hosts ask each other, the devices go on.
-
-        Called once a step, it is also where a checkpoint whose upload has ended is completed.
-        """
-        votes = self._ranks.gather((flag, self._saver.ended))
-        if all(ended for _, ended in votes):
-            self._saver.complete()
-        return any(wanted for wanted, _ in votes)
+        """Whether any rank says so; the hosts ask each other, the devices go on."""
+        return any(self._ranks.gather(flag))
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -213,23 +197,16 @@ class NxdBackend:
     def save(
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
     ) -> None:
-        """Write a checkpoint with master weights and optimizer state, in NxD's format."""
-        self._saver.save(checkpoints, step, meta, model=self._model, optimizer=self._optimizer)
-        if not asynchronous:
-            self._saver.wait()
+        """Write a checkpoint with master weights and optimizer state."""
+        with self._patience.waiting():
+            state = self._shards.copy()
+        checkpoints.save(state, step, meta, asynchronous=asynchronous, copied=True)
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
-        """Replace weights and optimizer state by a checkpoint's, of the same topology."""
-        import neuronx_distributed as nxd
-
-        refuse_other_topology(info, self._config.plan)
+        """Replace weights and optimizer state by a checkpoint's, whatever topology wrote it."""
         with beating(self._report, f"loading {info.name}", at_most_s=_LOADS_AT_MOST_S):
-            nxd.load_checkpoint(
-                checkpoints.uri,
-                tag=info.name,
-                model=self._model,
-                optimizer=self._optimizer,
-                num_workers=_READERS_AT_ONCE,
-                strict=True,
-            )
-        return info
+            state = self._shards.empty()
+            loaded = checkpoints.load(state, info)
+            self._shards.restore(state, step=loaded.step)
+        self._publish()
+        return loaded

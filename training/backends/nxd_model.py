@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from training.llama.model import initial_weight, llama_config, meta_model, restore_buffers
-from training.llama.parallel import Split, part_of, split_modules, tensor_parallel_plan
+from training.llama.parallel import (
+    Split,
+    part_of,
+    split_dimension,
+    split_modules,
+    tensor_parallel_plan,
+)
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
@@ -57,6 +64,18 @@ def parallel_module(module: nn.Module, how: Split) -> nn.Module:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a rank computes with of one weight."""
+
+    name: str
+    """Hugging Face's."""
+    whole: torch.Size
+    size: torch.Size
+    offsets: tuple[int, ...]
+    """Where it begins in the whole."""
+
+
 class Builder:
     """Makes one rank's part of the model, first without memory and then weight by weight.
 
@@ -91,15 +110,37 @@ class Builder:
 
     def fill(self, module: nn.Module, device: torch.device) -> None:
         """Give a module's own parameters their values: what NxD calls ``param_init_fn``."""
-        from neuronx_distributed.parallel_layers import parallel_state
-
-        # Neighbours are not always one model: at 4 on trn1 ranks 0, 8, 16 and 24 are
-        # (parallel_state.py, initialize_model_parallel).
-        index, degree = parallel_state.get_tensor_model_parallel_rank(), self._degree
         for leaf, parameter in module.named_parameters(recurse=False):
             name = f"{self._names[module]}.{leaf}"
             value = initial_weight(name, self._whole[name], seed=self._config.seed)
             if name in self._splits:
-                value = part_of(value, self._splits[name], index=index, parts=degree)
+                value = part_of(value, self._splits[name], index=_tensor_rank(), parts=self._degree)
             with torch.no_grad():
                 parameter.copy_(value)
+
+    def pieces(self) -> dict[torch.Tensor, Piece]:
+        """What this rank has of every parameter of the model, as it is now."""
+        # By module: NxD replaces parameters, and wraps modules, which changes the model's names.
+        return {
+            parameter: self._piece(f"{name}.{leaf}", parameter.size())
+            for module, name in self._names.items()
+            for leaf, parameter in module.named_parameters(recurse=False)
+        }
+
+    def _piece(self, name: str, size: torch.Size) -> Piece:
+        offsets = [0] * len(size)
+        if name in self._splits:
+            dimension = split_dimension(self._splits[name])
+            offsets[dimension] = _tensor_rank() * size[dimension]
+        return Piece(name, self._whole[name], size, tuple(offsets))
+
+
+def _tensor_rank() -> int:
+    """Which part of the model is this rank's.
+
+    Neighbours are not always one model: at 4 on trn1 ranks 0, 8, 16 and 24 are
+    (parallel_state.py, initialize_model_parallel).
+    """
+    from neuronx_distributed.parallel_layers import parallel_state
+
+    return parallel_state.get_tensor_model_parallel_rank()

@@ -16,7 +16,8 @@ from training.config import Optimizer
 if TYPE_CHECKING:
     from training.config import TrainConfig
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Of AdamW, as torch names them, and checkpoints."""
 
 
 def _mesh_of(tensor: torch.Tensor) -> object:
@@ -31,8 +32,8 @@ def is_decayed(name: str) -> bool:
 class Updates(Protocol):
     """An optimizer, its state kept by the names of the parameters."""
 
-    def step(self, learning_rate: float, *, set_to_none: bool = True) -> None:
-        """Update the weights; drop the gradients, or make them 0."""
+    def step(self, learning_rate: float) -> None:
+        """Update the weights; the next micro-batch begins new gradients."""
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """What a checkpoint keeps of it, by kind and name of the parameter."""
@@ -41,16 +42,11 @@ class Updates(Protocol):
         """Count on from ``step`` updates."""
 
 
-def make_optimizer(
-    parameters: Iterable[tuple[str, torch.Tensor]],
-    config: TrainConfig,
-    *,
-    foreach: bool | None = None,
-) -> Updates:
-    """The optimizer of a run; ``foreach`` is torch's, None where it shall choose."""
+def make_optimizer(parameters: Iterable[tuple[str, torch.Tensor]], config: TrainConfig) -> Updates:
+    """The optimizer of a run."""
     if config.optimizer is Optimizer.SGD:
         return Sgd([parameter for _, parameter in parameters])
-    return Adam(parameters, config, foreach=foreach)
+    return Adam(parameters, config)
 
 
 class Sgd:
@@ -60,15 +56,12 @@ class Sgd:
         self._parameters = parameters
 
     @torch.no_grad()
-    def step(self, learning_rate: float, *, set_to_none: bool = True) -> None:
-        """Update the weights; drop the gradients, or make them 0."""
+    def step(self, learning_rate: float) -> None:
+        """Update the weights and drop the gradients."""
         for parameter in self._parameters:
             assert parameter.grad is not None
             parameter -= learning_rate * parameter.grad
-            if set_to_none:
-                parameter.grad = None
-            else:
-                parameter.grad.zero_()
+            parameter.grad = None
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Nothing."""
@@ -85,15 +78,13 @@ class Adam:
         self,
         parameters: Iterable[tuple[str, torch.Tensor]],
         config: TrainConfig,
-        *,
-        foreach: bool | None,
     ) -> None:
         # One group of a kind: operations on lists of DTensors need one mesh, and norms are whole
         # where matrices are split.
         groups: dict[tuple[object, bool], list[torch.Tensor]] = {}
         for name, parameter in parameters:
             groups.setdefault((_mesh_of(parameter), is_decayed(name)), []).append(parameter)
-        on_cpu = next(iter(groups.values()))[0].device.type == "cpu" and foreach is None
+        on_cpu = next(iter(groups.values()))[0].device.type == "cpu"
         self._optimizer = torch.optim.AdamW(
             [
                 {"params": members, "weight_decay": config.weight_decay if decayed else 0.0}
@@ -104,29 +95,29 @@ class Adam:
             eps=config.adam_eps,
             # One pass over each parameter where there is such a kernel.
             fused=on_cpu or None,
-            foreach=None if on_cpu else foreach is not False,
+            foreach=None if on_cpu else True,
         )
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 # Made now, so that a checkpoint can be loaded before the first step.
                 self._optimizer.state[parameter] = {
                     "step": torch.tensor(0.0),
-                    **{moment: torch.zeros_like(parameter) for moment in _MOMENTS},
+                    **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
                 }
 
-    def step(self, learning_rate: float, *, set_to_none: bool = True) -> None:
-        """Update the weights; drop the gradients, or make them 0."""
+    def step(self, learning_rate: float) -> None:
+        """Update the weights and drop the gradients."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=set_to_none)
+        self._optimizer.zero_grad()
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Both moments of every parameter, by its name."""
         state = self._optimizer.state
         return {
             moment: {name: state[parameter][moment] for name, parameter in weights.items()}
-            for moment in _MOMENTS
+            for moment in MOMENTS
         }
 
     def restore_step(self, step: int) -> None:

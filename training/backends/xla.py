@@ -6,7 +6,6 @@ typings/torch_xla.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from training.backends.beat import beating
 from training.backends.native import with_optimizer
 from training.backends.network import Batch, Network, Score, place
-from training.backends.optimizer import Updates, make_optimizer
+from training.backends.optimizer import Updates
+from training.backends.patience import Patience
+from training.backends.traced import TracedUpdates
 from training.checkpoint.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
 
 _BUCKET_MIB = 512
 """Of gradients that are reduced at once: what AWS's BERT scripts set for several nodes."""
-_COMPILES_AT_MOST_S = 4 * 3600.0
-"""A first step that takes longer is taken for a hang."""
 _LOADS_AT_MOST_S = 3600.0
-_UNTIL_STEADY = 2
-"""Steps that have all graphs of a job."""
 
 
 class XlaBackend:
@@ -59,14 +56,8 @@ class XlaBackend:
         self.peak_flops = peak_flops
         # neuron_parallel_compile runs such a job only to see its graphs; the numbers are void.
         self.tracing_only = config.compile_only
-        self._steps = 0
+        self._patience = Patience(report)
         self._ranks = Ranks()
-
-    def _patience(self) -> contextlib.AbstractContextManager[None]:
-        """While graphs are compiled, which may take an hour and says nothing."""
-        if self._steps >= _UNTIL_STEADY:
-            return contextlib.nullcontext()
-        return beating(self._report, "compiling graphs", at_most_s=_COMPILES_AT_MOST_S)
 
     def build(self) -> None:
         """Make the model with its initial weights, and the optimizer."""
@@ -87,9 +78,9 @@ class XlaBackend:
             self._masters[name] = nn.Parameter(whole.to(self._device))
             # Always there and never None, so that all micro-batches are one graph.
             self._masters[name].grad = torch.zeros_like(self._masters[name])
-        self._optimizer = make_optimizer(self._masters.items(), self._config, foreach=False)
+        self._optimizer = TracedUpdates(self._masters.items(), self._config)
         self._loss = self._zero()
-        with self._patience():
+        with self._patience.waiting():
             xm.mark_step()
         self._publish_alone()
 
@@ -111,7 +102,7 @@ class XlaBackend:
         import torch_xla.core.xla_model as xm
 
         self._publish()
-        with self._patience():
+        with self._patience.waiting():
             xm.mark_step()
 
     def seed(self, number: int) -> None:
@@ -134,7 +125,7 @@ class XlaBackend:
             gradient += weight.grad
             weight.grad = None
         self._loss += loss.detach()
-        with self._patience():
+        with self._patience.waiting():
             xm.mark_step()
         return self._loss
 
@@ -153,13 +144,13 @@ class XlaBackend:
         norm = get_total_norm(gradients)
         if self._config.max_grad_norm > 0:
             clip_grads_with_norm_(self._masters.values(), self._config.max_grad_norm, norm)
-        self._optimizer.step(learning_rate, set_to_none=False)
+        self._optimizer.step(learning_rate)
         self._publish()
         # The old one has been handed out.
         self._loss = self._zero()
-        with self._patience():
+        with self._patience.waiting():
             xm.mark_step()
-        self._steps += 1
+        self._patience.step_made()
         return norm
 
     @torch.no_grad()
@@ -179,7 +170,7 @@ class XlaBackend:
 
     def fetch(self, scalar: torch.Tensor) -> float:
         """A device scalar as a number; waits for the device."""
-        with self._patience():
+        with self._patience.waiting():
             return float(scalar.cpu().item())
 
     def any_rank(self, flag: bool) -> bool:
@@ -203,7 +194,7 @@ class XlaBackend:
             self._optimizer,
             lambda tensor: tensor.detach().cpu(),
         )
-        checkpoints.save(state, step, meta, asynchronous=asynchronous)
+        checkpoints.save(state, step, meta, asynchronous=asynchronous, copied=True)
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
         """Replace weights and optimizer state by a checkpoint's, whatever topology wrote it."""

@@ -14,9 +14,8 @@ from training.checkpoint.folders import Folders
 from training.checkpoint.marker import CheckpointInfo
 from training.checkpoint.pending import Pending
 from training.checkpoint.ranks import Ranks
-from training.checkpoint.saving import Listener, Saver, clean, discard, reason_of
+from training.checkpoint.saving import Listener, Saver, reason_of
 from training.objects import Objects
-from trainium_catalogue.contract import checkpoint_name
 
 
 def _quiet(text: str) -> None:
@@ -96,11 +95,6 @@ class Checkpoints:
 
     def _load(self, state_dict: dict[str, Any], info: CheckpointInfo) -> str | None:
         """Why it is damaged; None when it was loaded."""
-        if info.format != "dcp":
-            raise CheckpointUnusable(
-                f"checkpoint {info.name} has format {info.format}, which only the same Neuron "
-                "release line reads; continue on the instance type that wrote it, or export it"
-            )
         done = 0
 
         def count(num_bytes: int) -> None:
@@ -130,48 +124,20 @@ class Checkpoints:
         meta: Mapping[str, Any],
         *,
         asynchronous: bool,
+        copied: bool = False,
     ) -> Pending:
         """All ranks: save the state after ``step`` optimizer steps, with ``meta`` in the marker.
 
-        Asynchronous: returns when the state is copied, so that it may change again. A save that
+        Asynchronous: returns when the state is copied, so that it may change again; nothing need
+        be copied of one that is ``copied``, and a checkpoint's own, already. A save that
         is still under way is waited for first. It never raises for storage: ``on_failed`` hears
         the step and the reason, and what was written is removed.
         """
-        return self._saver.save(state_dict, step, meta, asynchronous=asynchronous)
+        return self._saver.save(state_dict, step, meta, asynchronous=asynchronous, copied=copied)
 
     def wait(self) -> None:
         """All ranks: return when the save under way is complete everywhere, or has failed."""
         self._saver.wait()
-
-    def waiting(self, step: int) -> None:
-        """Say that somebody else's files of ``step`` are waited for."""
-        self._report(f"waiting until {checkpoint_name(step)} is saved")
-
-    def begin(self, step: int) -> str:
-        """Rank 0: make room for files that somebody else writes; returns the URI of their folder.
-
-        For neuronx_distributed, which writes to ``s3://`` itself: no rank may write before this
-        has returned, and ``commit`` follows when every rank has written.
-        """
-        return self._folders.begin(step).uri
-
-    def commit(self, step: int, meta: Mapping[str, Any], *, format: str = "nxd") -> CheckpointInfo:
-        """Rank 0: declare what ``begin`` has begun complete, with the files that lie there.
-
-        Sizes are recorded and checked by ``latest``; checksums are not, since nobody here has
-        seen the bytes. Old checkpoints are deleted as after ``save``.
-        """
-        self._listener.guard()
-        info = self._folders.commit(step, meta, format=format)
-        self._listener.on_saved(info)
-        clean(self._folders, self._say)
-        return info
-
-    def abandon(self, step: int, reason: str) -> None:
-        """Rank 0: remove what ``begin`` has begun; ``on_failed`` hears why."""
-        self._say(f"checkpoint {checkpoint_name(step)} was not saved, training goes on: {reason}")
-        self._listener.on_failed(step, reason)
-        discard(self._folders, step)
 
 
 def _damage(info: CheckpointInfo, error: CheckpointException) -> str:

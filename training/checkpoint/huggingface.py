@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.checkpoint.errors import CheckpointUnusable
-from training.checkpoint.weights import open_weights
+from training.checkpoint.weights import Weights
 from training.llama.model import llama_config, meta_model
-from training.llama.parallel import split_dimension, split_modules, tensor_parallel_plan
 
 if TYPE_CHECKING:
     from training.checkpoint.marker import CheckpointInfo
@@ -45,25 +43,12 @@ def write_model(
     from safetensors.torch import save_file
     from transformers.generation.configuration_utils import GenerationConfig
 
-    if info.format == "nxd" and dtype != "bfloat16":
-        raise CheckpointUnusable(
-            f"checkpoint {info.name} was written by NxD, whose fp32 weights are cut up by "
-            "data-parallel rank; export it with --dtype bfloat16"
-        )
     kind: torch.dtype = getattr(torch, dtype)
     config = llama_config(shape, seq_len=seq_len)
     model = meta_model(config).to(kind)
     whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    dimensions: dict[str, int | None] = dict.fromkeys(whole)
-    for module, _, how in split_modules(model, tensor_parallel_plan(config)):
-        dimensions[f"{module}.weight"] = split_dimension(how)
-    weights = open_weights(
-        source,
-        info,
-        shapes={name: tensor.shape for name, tensor in whole.items()},
-        split_dimensions=dimensions,
-        on_bytes=on_bytes,
-    )
+    shapes = {name: tensor.shape for name, tensor in whole.items()}
+    weights = Weights(source, info, shapes=shapes, on_bytes=on_bytes)
     plan = split_torch_state_dict_into_shards(
         whole, filename_pattern="model{suffix}.safetensors", max_shard_size=max_file_size
     )

@@ -13,7 +13,7 @@ from training.checkpoint.streams import FileSum
 from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
 
 SCHEMA = 1
-FORMATS = ("dcp", "nxd")
+FORMATS = ("dcp",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class CheckpointInfo:
     step: int
     """Optimizer steps that it contains."""
     format: str
-    """``dcp`` (torch.distributed.checkpoint) or ``nxd`` (neuronx_distributed)."""
+    """``dcp``: torch.distributed.checkpoint, the only one."""
     time: str
     """When it was complete, ISO 8601."""
     meta: Mapping[str, Any]

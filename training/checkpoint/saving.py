@@ -54,13 +54,14 @@ class Saver:
         meta: Mapping[str, Any],
         *,
         asynchronous: bool,
+        copied: bool,
     ) -> Pending:
         """See ``Checkpoints.save``."""
         began = time.monotonic()
         self.wait()
         pending = Pending(step=step)
         self._pending = pending
-        if asynchronous:
+        if asynchronous and not copied:
             state_dict = self._staged(state_dict)
         # A thread in either case: whoever waits for it says all the time that it does.
         threading.Thread(

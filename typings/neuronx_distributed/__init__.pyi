@@ -1,4 +1,4 @@
-# src/neuronx_distributed/trainer/trainer.py and trainer/checkpoint.py, v2.28.0.
+# src/neuronx_distributed/trainer/trainer.py, v2.28.0.
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -32,29 +32,4 @@ def initialize_parallel_optimizer(
     optimizer_class: type[torch.optim.Optimizer],
     parameters: Iterable[Any],
     **defaults: Any,
-) -> Any: ...
-def save_checkpoint(
-    checkpoint_dir_str: str,
-    tag: str,
-    model: Any = ...,
-    optimizer: Any = ...,
-    scheduler: Any = ...,
-    user_content: Any = ...,
-    num_workers: int = ...,
-    use_xser: bool = ...,
-    num_kept_ckpts: int | None = ...,
-    async_save: bool = ...,
-    zero1_optimizer: bool = ...,
-    use_zero1_dcp: bool = ...,
-    avoid_saving_lower_precision_weights: bool = ...,
-) -> None: ...
-def load_checkpoint(
-    path: str,
-    tag: str | None = ...,
-    model: torch.nn.Module | None = ...,
-    optimizer: Any = ...,
-    scheduler: Any = ...,
-    num_workers: int = ...,
-    strict: bool = ...,
-    use_zero1_dcp: bool = ...,
 ) -> Any: ...

@@ -461,34 +461,6 @@ def test_callbacks_have_been_called_when_the_wait_is_over(folder: Objects) -> No
     assert called.is_set()
 
 
-def test_files_that_somebody_else_has_written_become_a_checkpoint(
-    objects: Objects, recorder: Recorder
-) -> None:
-    checkpoints = recorder.open(objects, keep_last=1)
-    save(checkpoints, 10)
-    objects.put("step-00000020/stale", b"of a killed attempt")
-
-    uri = checkpoints.begin(20)
-    assert uri == f"{objects.uri}/step-00000020"
-    objects.put("step-00000020/model/dp_rank_00_tp_rank_00_pp_rank_00.pt", b"weights")
-    checkpoints.commit(20, META)
-
-    info = checkpoints.latest()
-    assert info is not None and info.format == "nxd"
-    assert list(info.files) == ["model/dp_rank_00_tp_rank_00_pp_rank_00.pt"]
-    assert folders(objects) == {"step-00000020"}
-    with pytest.raises(CheckpointUnusable, match="has format nxd, which only"):
-        checkpoints.load(state(0), info)
-
-
-def test_nothing_written_is_no_checkpoint(folder: Objects, recorder: Recorder) -> None:
-    checkpoints = recorder.open(folder)
-    checkpoints.begin(20)
-
-    with pytest.raises(Exception, match="checkpoint step-00000020 has no files"):
-        checkpoints.commit(20, META)
-
-
 def test_torchs_own_tools_read_the_files(
     folder: Objects, recorder: Recorder, tmp_path: Path
 ) -> None:

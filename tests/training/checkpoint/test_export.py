@@ -18,11 +18,9 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
-from training.checkpoint.folders import Folders
 from training.data.places import Place
 from training.export import ExportError, Order, export
 from training.llama.model import llama_config
-from training.llama.parallel import part_of, split_modules, tensor_parallel_plan
 from training.objects import LocalObjects, Objects
 from training.runs import RunConfig
 from trainium_catalogue.plan import shape_of
@@ -266,76 +264,3 @@ def test_a_checkpoint_without_a_tensor_is_refused(root: Path) -> None:
 
     with pytest.raises(CheckpointUnusable, match=r"has no model\.layers\.2\."):
         run_export(root, order())
-
-
-def write_nxd(checkpoints: Objects, step: int, *, parts: int, folder: Path) -> None:
-    """Files as neuronx_distributed's save_checkpoint names them, one a tensor-parallel rank."""
-    source = model(step)
-    split = {
-        f"{name}.weight": how
-        for name, _, how in split_modules(source, tensor_parallel_plan(source.config))
-    }
-    folders = Folders(checkpoints, keep_last=9, keep_every=0, say=lambda text: None)
-    target = folders.begin(step)
-    for index in range(parts):
-        state = {
-            name: part_of(tensor.detach(), split[name], index=index, parts=parts).clone()
-            if name in split
-            else tensor.detach()
-            for name, tensor in source.named_parameters()
-        }
-        torch.save(state, folder / "part.pt")
-        target.put_file(f"model/dp_rank_00_tp_rank_{index:02}_pp_rank_00.pt", folder / "part.pt")
-        target.put(f"optim/dp_rank_00_tp_rank_{index:02}_pp_rank_00.pt", b"moments")
-    folders.commit(step, {"model": asdict(SHAPE)}, format="nxd")
-
-
-@pytest.fixture
-def nxd_root(tmp_path: Path) -> Path:
-    """A bucket's content with a run that NxD has saved at TP 2."""
-    bucket = LocalObjects(tmp_path / "bucket")
-    write_nxd(write_run(bucket, "my-run"), 30, parts=2, folder=tmp_path)
-    return tmp_path / "bucket"
-
-
-def test_the_parts_of_nxds_tensor_parallel_ranks_are_joined(nxd_root: Path) -> None:
-    run_export(nxd_root, order(dtype="bfloat16"))
-
-    assert torch.equal(logits(loaded(nxd_root)), logits(in_bfloat16(model(30))))
-
-
-def test_nxds_fp32_weights_are_refused(nxd_root: Path) -> None:
-    with pytest.raises(
-        CheckpointUnusable, match="cut up by data-parallel rank; export it with --dtype"
-    ):
-        run_export(nxd_root, order())
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("model/dp_rank_00_tp_rank_00_pp_rank_01.pt", "was written with pipeline parallelism"),
-        ("model/dp_rank_00_tp_rank_00_pp_rank_00.pt.tensors/t_0.pt", "with NxD's use_xser"),
-    ],
-)
-def test_other_layouts_of_nxd_are_refused(nxd_root: Path, name: str, message: str) -> None:
-    checkpoints = LocalObjects(nxd_root).at("runs/my-run/checkpoints")
-    folders = Folders(checkpoints, keep_last=9, keep_every=0, say=lambda text: None)
-    checkpoints.put(f"step-00000030/{name}", b"")
-    checkpoints.delete(["step-00000030/complete.json"])
-    folders.commit(30, {}, format="nxd")
-
-    with pytest.raises(CheckpointUnusable, match=f"{message}.*neuronx_distributed's own converter"):
-        run_export(nxd_root, order(dtype="bfloat16"))
-
-
-def test_a_missing_rank_of_nxd_is_damage(nxd_root: Path) -> None:
-    checkpoints = LocalObjects(nxd_root).at("runs/my-run/checkpoints")
-    folders = Folders(checkpoints, keep_last=9, keep_every=0, say=lambda text: None)
-    checkpoints.delete(
-        ["step-00000030/complete.json", "step-00000030/model/dp_rank_00_tp_rank_00_pp_rank_00.pt"]
-    )
-    folders.commit(30, {}, format="nxd")
-
-    with pytest.raises(ExportError, match="no complete checkpoint; step-00000030 cannot be read"):
-        run_export(nxd_root, order(dtype="bfloat16"))

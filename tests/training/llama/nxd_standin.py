@@ -6,11 +6,8 @@ the sources that the stubs name, for a world of one. Calls are recorded in order
 
 from __future__ import annotations
 
-import atexit
-import concurrent.futures
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,10 +16,8 @@ import torch
 from torch import nn
 
 CALLS: list[tuple[str, dict[str, Any]]] = []
-FAIL_UPLOADS: list[str] = []
-"""Reasons with which the next uploads fail."""
-BUFFERS: list[Path] = []
-"""Where the uploads that failed have left files."""
+COMPILATIONS = {"begun": 0, "ended": 0}
+"""What torch_xla would have counted."""
 
 
 def _record(name: str, **details: Any) -> None:
@@ -233,75 +228,74 @@ def initialize_parallel_model(
 class _Zero1(torch.optim.Optimizer):
     """torch_xla's ZeroRedundancyOptimizer, fp32 master weights and main gradients, of one rank."""
 
+    local_rank = 0
+
     def __init__(
-        self, parameters: Any, optimizer_class: Any, max_norm: float, save: bool, **defaults: Any
+        self, parameters: Any, optimizer_class: Any, max_norm: float, **defaults: Any
     ) -> None:
         super().__init__(parameters, defaults)
-        self._class, self._defaults, self._max_norm, self._save = (
-            optimizer_class,
-            defaults,
-            max_norm,
-            save,
-        )
+        self._max_norm = max_norm
         self.grad_norm = torch.zeros(())
-        self._pairs: list[tuple[nn.Parameter, nn.Parameter]] = []
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.register_post_accumulate_grad_hook(self._accumulate)
-        self._init_zero()
-
-    def _accumulate(self, parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
-        main: torch.Tensor | None = getattr(parameter, "main_grad", None)
-        fresh = parameter.grad.float()
-        parameter.main_grad = fresh if main is None else main + fresh  # type: ignore[attr-defined]
-        parameter.grad = None
-
-    def _init_zero(self) -> None:
         groups = []
-        self._pairs = []
         for group in self.param_groups:
             masters = [nn.Parameter(p.detach().float().clone()) for p in group["params"]]
-            self._pairs += zip(group["params"], masters, strict=True)
             groups.append({**group, "params": masters})
-        self.base = self._class(groups, **self._defaults)
+            for parameter in group["params"]:
+                parameter.register_post_accumulate_grad_hook(self._accumulate)
+        self.base_optimizer = optimizer_class(groups, **defaults)
+
+    def _accumulate(self, parameter: torch.Tensor) -> None:
+        assert hasattr(parameter, "main_grad"), "made in the first micro-batch: one more graph"
+        assert parameter.grad is not None
+        parameter.main_grad += parameter.grad.float()
+        parameter.grad = None
+
+    def _pairs(self) -> list[tuple[Any, Any]]:
+        return [
+            pair
+            for mine, base in zip(self.param_groups, self.base_optimizer.param_groups, strict=True)
+            for pair in zip(mine["params"], base["params"], strict=True)
+        ]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for mine, base in zip(self.param_groups, self.base.param_groups, strict=True):
+        for mine, base in zip(self.param_groups, self.base_optimizer.param_groups, strict=True):
             base.update({key: value for key, value in mine.items() if key != "params"})
-        for parameter, master in self._pairs:
-            master.grad = parameter.main_grad.clone()  # type: ignore[attr-defined]
-        self.grad_norm = nn.utils.clip_grad_norm_([m for _, m in self._pairs], self._max_norm)
-        self.base.step()
-        self._gather()
+        for parameter, master in self._pairs():
+            assert parameter.main_grad is master.main_grad
+            master.grad = master.main_grad.clone()
+        masters = [master for _, master in self._pairs()]
+        self.grad_norm = nn.utils.clip_grad_norm_(masters, self._max_norm)
+        self.base_optimizer.step()
+        self.base_optimizer.zero_grad(set_to_none=True)
+        self.allgather_weights_and_update_full_parameter()
 
     @torch.no_grad()
-    def _gather(self) -> None:
-        for parameter, master in self._pairs:
+    def allgather_weights_and_update_full_parameter(self) -> None:
+        _record("allgather_weights_and_update_full_parameter")
+        for parameter, master in self._pairs():
+            assert hasattr(master, "main_grad"), "torch_xla gathers no other weights"
             parameter.copy_(master)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        for parameter, _ in self._pairs:
-            parameter.main_grad = torch.zeros(parameter.shape)  # type: ignore[attr-defined]
+        for _, master in self._pairs():
+            master.main_grad.zero_()
 
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"base_state": self.base.state_dict()["state"]}
-        if self._save:
-            state["sharded_master_weights"] = [master.detach() for _, master in self._pairs]
-        return state
 
-    @torch.no_grad()
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # As in torch_xla: masters are cut anew from the model as it is now.
-        self._init_zero()
-        base = self.base.state_dict()
-        base["state"] = state_dict["base_state"]
-        self.base.load_state_dict(base)
-        for index, (_, master) in enumerate(self._pairs):
-            if "sharded_master_weights" in state_dict:
-                master.copy_(state_dict["sharded_master_weights"][index])
-        self._gather()
+class _NxDOptimizer:
+    """NxD's wrapper of it."""
+
+    def __init__(self, optimizer: _Zero1) -> None:
+        self.optimizer = optimizer
+        self.step, self.zero_grad = optimizer.step, optimizer.zero_grad
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    @property
+    def grad_norm(self) -> torch.Tensor:
+        return self.optimizer.grad_norm
 
 
 def initialize_parallel_optimizer(
@@ -315,102 +309,26 @@ def initialize_parallel_optimizer(
     mixed = nxd_config["mixed_precision_config"]
     assert mixed["use_master_weights"]
     assert mixed["use_fp32_grad_acc"]
-    return _Zero1(
-        parameters,
-        optimizer_class,
-        # NxD drops optimizer_config["max_grad_norm"] here; this default is torch_xla's.
-        max_norm=defaults.pop("max_norm", 1.0),
-        save=mixed["use_master_weights_in_ckpt"],
-        **defaults,
+    return _NxDOptimizer(
+        _Zero1(
+            parameters,
+            optimizer_class,
+            # NxD drops optimizer_config["max_grad_norm"] here; this default is torch_xla's.
+            max_norm=defaults.pop("max_norm", 1.0),
+            **defaults,
+        )
     )
 
 
-# --- neuronx_distributed.trainer.checkpoint -------------------------------------------------------
-class CheckpointIOState:
-    def __init__(self, async_save: bool = False) -> None:
-        self._async_save = async_save
-        self._save_task: concurrent.futures.Future[Any] | None = None
-        self._executor = concurrent.futures.ThreadPoolExecutor(max_workers=1)
-
-    def wait_all(self) -> None:
-        raise AssertionError("there is no group any more when a process ends")
+# --- torch_xla.debug.metrics ----------------------------------------------------------------------
+def counter_value(name: str) -> int | None:
+    assert name == "UncachedCompile"
+    return COMPILATIONS["begun"] or None
 
 
-def save_checkpoint(
-    checkpoint_dir_str: str,
-    tag: str,
-    model: Any = None,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    user_content: Any = None,
-    num_workers: int = 8,
-    use_xser: bool = False,
-    num_kept_ckpts: int | None = None,
-    async_save: bool = False,
-    zero1_optimizer: bool = False,
-    use_zero1_dcp: bool = False,
-    avoid_saving_lower_precision_weights: bool = False,
-) -> None:
-    _record("save_checkpoint", directory=checkpoint_dir_str, tag=tag, async_save=async_save)
-    names = vars(sys.modules["neuronx_distributed.trainer.checkpoint"])
-    if names["g_iostate"] is None:
-        created = CheckpointIOState(async_save)
-        names["g_iostate"] = created
-        atexit.register(CheckpointIOState.wait_all, created)
-    state: CheckpointIOState = names["g_iostate"]
-    assert state._async_save
-    assert state._save_task is None, "begin() would look for torn checkpoints and delete them"
-    folder = Path(checkpoint_dir_str) / tag
-    contents = {
-        folder / "optim/dp_rank_00_tp_rank_00_pp_rank_00.pt": optimizer.state_dict(),
-        folder / "model/dp_rank_00_tp_rank_00_pp_rank_00.pt": model.state_dict(),
-        folder / "user_content.pt": user_content,
-    }
-    buffers = Path(vars(sys.modules["neuronx_distributed.trainer.checkpoint_storage"])["SHM_PATH"])
-    copies = {path: _copied(content) for path, content in contents.items()}
-
-    def write() -> None:
-        if FAIL_UPLOADS:
-            (buffers / "tmp0").write_bytes(b"left behind")
-            BUFFERS.append(buffers)
-            raise OSError(FAIL_UPLOADS.pop())
-        for path, content in copies.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(content, path)
-
-    state._save_task = state._executor.submit(write)
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copied(item) for item in value]
-    return value
-
-
-def load_checkpoint(
-    path: str,
-    tag: str | None = None,
-    model: nn.Module | None = None,
-    optimizer: Any = None,
-    scheduler: Any = None,
-    num_workers: int = 8,
-    strict: bool = True,
-    use_zero1_dcp: bool = False,
-) -> Any:
-    _record("load_checkpoint", path=path, tag=tag)
-    assert tag is not None
-    assert model is not None
-    name = "dp_rank_00_tp_rank_00_pp_rank_00.pt"
-    # The optimizer first, as NxD does since 0.15.
-    optimizer.load_state_dict(torch.load(Path(path) / tag / "optim" / name, weights_only=False))
-    model.load_state_dict(torch.load(Path(path) / tag / "model" / name), strict=strict)
-    content = Path(path) / tag / "user_content.pt"
-    assert content.is_file(), "S3 tells a role that may not list everything 403 of what is missing"
-    return torch.load(content)
+def metric_data(name: str) -> tuple[int, float, list[tuple[float, float]]] | None:
+    assert name == "CompileTime"
+    return (COMPILATIONS["ended"], 0.0, []) if COMPILATIONS["ended"] else None
 
 
 MODULES: dict[str, list[Any]] = {
@@ -428,8 +346,6 @@ MODULES: dict[str, list[Any]] = {
         neuronx_distributed_config,
         initialize_parallel_model,
         initialize_parallel_optimizer,
-        save_checkpoint,
-        load_checkpoint,
     ],
     "neuronx_distributed.parallel_layers": [
         ParallelEmbedding,
@@ -444,17 +360,15 @@ MODULES: dict[str, list[Any]] = {
     ],
     "neuronx_distributed.utils": [],
     "neuronx_distributed.utils.model_utils": [get_platform_lnc],
-    "neuronx_distributed.trainer": [],
-    "neuronx_distributed.trainer.checkpoint_storage": [],
-    "neuronx_distributed.trainer.checkpoint": [CheckpointIOState],
+    "torch_xla.debug": [],
+    "torch_xla.debug.metrics": [counter_value, metric_data],
 }
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make them importable, for one test."""
     CALLS.clear()
-    FAIL_UPLOADS.clear()
-    BUFFERS.clear()
+    COMPILATIONS.update(begun=0, ended=0)
     modules = {name: ModuleType(name) for name in MODULES}
     for name, contents in MODULES.items():
         for content in contents:
@@ -466,5 +380,3 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     modules["torch_xla.core.xla_model"].__dict__.update(
         REDUCE_SUM=REDUCE_SUM, REDUCE_MAX=REDUCE_MAX
     )
-    modules["neuronx_distributed.trainer.checkpoint"].__dict__["g_iostate"] = None
-    modules["neuronx_distributed.trainer.checkpoint_storage"].__dict__["SHM_PATH"] = "/dev/shm"

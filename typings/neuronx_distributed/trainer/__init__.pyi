@@ -1,2 +1,0 @@
-from . import checkpoint as checkpoint
-from . import checkpoint_storage as checkpoint_storage

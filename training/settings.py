@@ -12,6 +12,10 @@ from trainium_catalogue.contract import GRAPHS_PREFIX
 
 ROOT_COMM_ID = "NEURON_RT_ROOT_COMM_ID"
 
+COMPILES_AT_MOST_S = 4 * 3600
+"""A compilation that takes longer is taken for a hang; whatever waits for a rank that compiles
+waits as long."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
@@ -148,6 +152,15 @@ SETTINGS: tuple[Setting, ...] = (
         value=_xla("3"),
         reason="micro-batches are enqueued ahead (tp_zero1_llama2_7B_hf_pretrain.sh); without "
         "effect since SDK 2.31",
+    ),
+    Setting(
+        name="NEURON_RT_EXEC_TIMEOUT",
+        value=_neuron(str(COMPILES_AT_MOST_S)),
+        reason="seconds that a graph may run, and so wait in a collective for ranks that still "
+        "compile; a hang ends earlier, by hang-limit-s. 30 by Neuron's runtime configuration "
+        "guide, 600 by the messages in its training troubleshooting guide, which says to raise it; "
+        "600 in AWS's BERT scripts. While graphs are loaded ranks wait for each other without "
+        "limit (runtime troubleshooting guide)",
     ),
     Setting(
         name="MALLOC_ARENA_MAX",

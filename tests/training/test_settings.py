@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.nodes import node_on
-from training.settings import ROOT_COMM_ID, SETTINGS, System, worker_environment
+from training.checkpoint import ranks
+from training.settings import (
+    COMPILES_AT_MOST_S,
+    ROOT_COMM_ID,
+    SETTINGS,
+    System,
+    worker_environment,
+)
 from trainium_catalogue.workloads import WORKLOADS
 
 AWS = System(kernel="6.1.148-173.267.amzn2023.x86_64", interface="eth0")
@@ -62,6 +69,17 @@ def test_the_compiler_is_told_what_the_reference_tells_it(workload: str, flags: 
     env, _ = worker_environment({}, node_on("trn1.32xlarge"), system)
 
     assert env.get("NEURON_CC_FLAGS") == flags
+
+
+@pytest.mark.parametrize("instance_type", ["trn1.32xlarge", "trn2.48xlarge"])
+def test_a_rank_in_a_collective_waits_as_long_as_another_may_compile(instance_type: str) -> None:
+    env, _ = worker_environment({}, node_on(instance_type, num_nodes=2), AWS)
+
+    assert int(env["NEURON_RT_EXEC_TIMEOUT"]) >= COMPILES_AT_MOST_S
+
+
+def test_what_ranks_tell_each_other_waits_as_long_as_one_may_compile() -> None:
+    assert ranks._TIMEOUT.total_seconds() >= COMPILES_AT_MOST_S
 
 
 def test_a_cpu_node_gets_nothing_of_neuron() -> None:

@@ -8,10 +8,13 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from training.settings import COMPILES_AT_MOST_S
+
 T = TypeVar("T")
 
-_TIMEOUT = timedelta(hours=1)
-"""Of a collective that waits for the slowest rank's upload. A rank that dies is noticed at once."""
+_TIMEOUT = timedelta(seconds=COMPILES_AT_MOST_S)
+"""Of a collective that waits for the slowest rank's upload, or for one that compiles what others
+have in their cache. A rank that dies is noticed at once."""
 
 
 class Ranks:

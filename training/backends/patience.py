@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from training.backends.beat import Report, beating
+from training.settings import COMPILES_AT_MOST_S
 
-_COMPILES_AT_MOST_S = 4 * 3600.0
-"""A compilation that takes longer is taken for a hang."""
 _UNTIL_STEADY = 2
 """Steps that have all graphs of a job: in these, ranks also wait for others that compile."""
 
@@ -28,7 +27,7 @@ class Patience:
         return beating(
             self._report,
             "compiling graphs",
-            at_most_s=_COMPILES_AT_MOST_S,
+            at_most_s=COMPILES_AT_MOST_S,
             when=lambda: self._steps < _UNTIL_STEADY or is_compiling(),
         )
 

@@ -112,12 +112,13 @@ class InstanceType:
 
     @property
     def shared_memory_mib(self) -> int:
-        """Size of ``/dev/shm``: a quarter of the container's memory, taken only while it is used.
+        """Size of ``/dev/shm``: 8 GiB, or a quarter of the container's memory; used only as needed.
 
-        All workers' parts of a checkpoint lie there while NxD uploads them
-        (checkpoint_storage.py, upload_stream_to_file): of Llama-2-7B on one node 94 GB.
+        No workload of ours needs it, checkpoints neither; Neuron's runtime and EFA make do with
+        Docker's 64 MiB in AWS's Batch samples. It is for programs that pass tensors between
+        processes, such as torch's data loaders.
         """
-        return self.container_memory_mib // 4
+        return min(8192, self.container_memory_mib // 4)
 
     def neuron_device_paths(self) -> tuple[str, ...]:
         """Device files of the chips."""

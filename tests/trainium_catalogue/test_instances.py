@@ -15,8 +15,6 @@ from trainium_catalogue.instances import (
     InstanceType,
     find_instance_type,
 )
-from trainium_catalogue.models import PRESETS
-from trainium_catalogue.plan import BYTES_OF_STATE
 
 TYPES = st.sampled_from(list(INSTANCE_TYPES.values()))
 LAYOUTS = st.sampled_from(list(EfaLayout))
@@ -123,11 +121,10 @@ def test_a_container_leaves_room_for_the_host(instance: InstanceType) -> None:
     assert 0 < instance.shared_memory_mib < instance.container_memory_mib
 
 
-def test_shared_memory_takes_all_that_one_node_uploads_of_llama_2_7b() -> None:
-    shape = PRESETS["llama2-7b"].shape
-    weights, state = 2 * shape.num_parameters, BYTES_OF_STATE * shape.num_parameters
-
-    assert INSTANCE_TYPES["trn1.32xlarge"].shared_memory_mib * 2**20 > weights + state
+@given(TYPES)
+def test_shared_memory_is_no_quarter_of_a_large_host(instance: InstanceType) -> None:
+    # It counts as the container's memory, which checkpoints no longer pass through.
+    assert 1024 <= instance.shared_memory_mib <= 8192
 
 
 def test_an_unknown_type_is_refused_with_the_nearest() -> None:

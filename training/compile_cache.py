@@ -29,8 +29,11 @@ _GRAPH = "/model.neff"
 """Ends the key of each compiled graph: neuronxcc-<version>/MODULE_<hash>/model.neff (as in the
 public cache, huggingface.co/aws-neuron/optimum-neuron-cache)."""
 _CODE = Path(__file__).resolve().parent
-_TRACED = ("llama/**/*.py", "bert/**/*.py", "backends/**/*.py", "settings.py")
-"""Code that decides the graphs, and the settings of the compiler."""
+_TRACED = (
+    *("llama/**/*.py", "bert/**/*.py", "backends/**/*.py"),
+    *("settings.py", "loop.py", "pretraining.py"),
+)
+"""Code that decides the graphs, the settings of the compiler, and what a job that compiles runs."""
 _PATIENCE = Patience(total_s=20.0)
 """A cache is a convenience: a job goes on without knowing what is in it."""
 

@@ -24,8 +24,8 @@ FIXED_IN_A_RUN = (*SHAPE_FIELDS, "dataset", "seed", "global-batch", "seq-len")
 GRAPH_PARAMETERS = (
     *SHAPE_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
     "activation-checkpointing", "max-predictions", "dropout",
-    # Their zero is another graph, and XLA compiles some numbers in.
-    "weight-decay", "max-grad-norm",
+    # Their 0 and 1 are other graphs, and so are two of them that are equal (ADR 6).
+    "weight-decay", "max-grad-norm", "beta1", "beta2", "adam-eps",
 )  # fmt: skip
 """What decides the compiled graphs, beside the number of nodes and the Neuron release.
 

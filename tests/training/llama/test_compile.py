@@ -99,9 +99,12 @@ def test_changed_code_changes_the_key(tmp_path: Path, monkeypatch: pytest.Monkey
     first = code_version()
     (tmp_path / "llama/model.py").write_text("x = 2\n")
     second = code_version()
-    # The compiler's flags are there.
-    (tmp_path / "settings.py").write_text("x = 1\n")
-    assert len({before, first, second, code_version()}) == 4
+    # The compiler's flags are there, the steps that are made, and what else is run to compile.
+    later = []
+    for file in ("settings.py", "loop.py", "pretraining.py"):
+        (tmp_path / file).write_text("x = 1\n")
+        later.append(code_version())
+    assert len({before, first, second, *later}) == 6
 
 
 def test_a_second_job_finds_the_cache_warm_and_runs_nothing(

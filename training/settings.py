@@ -110,18 +110,18 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="AWS_DEFAULT_REGION",
         value=lambda node, system: node.region,
-        reason="NxD and Neuron's compile cache open the bucket with boto3, which does not read "
-        "AWS_REGION and would ask the global endpoint first",
+        reason="Neuron's compile cache opens the bucket with boto3, which does not read AWS_REGION "
+        "and would ask the global endpoint first",
     ),
     Setting(
         name="AWS_RETRY_MODE",
         value=_xla("standard"),
-        reason="NxD repeats what S3 throttles and nothing else (checkpoint_storage.py)",
+        reason="Neuron's compile cache has a client of its own, and boto3's default repeats less",
     ),
     Setting(
         name="AWS_MAX_ATTEMPTS",
         value=_xla("10"),
-        reason="a broken connection must not cost a checkpoint of a whole cluster",
+        reason="a broken connection must not cost the graphs of a whole cluster",
     ),
     Setting(
         name="ALL_GATHER_REDUCE_SCATTER_BUCKET_CAP_MB",

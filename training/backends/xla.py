@@ -31,7 +31,6 @@ _BUCKET_MIB = 50
 (2.9, _internal/neuron.py). AWS's BERT scripts still set BUCKET_CAP_MB=512, which nothing reads
 any more; and NxD knows of NaN from more than 140 MB, in reduce-scatter (trainer.py, P148368176)."""
 _LOADS_AT_MOST_S = 3600.0
-_LOADS_AT_MOST_S = 3600.0
 
 
 class XlaBackend:

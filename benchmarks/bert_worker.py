@@ -74,11 +74,13 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
     """The product's loop, with its data order and, on rank 0, its metrics files."""
     import dataclasses
 
+    from training.checkpoint.ranks import Ranks
     from training.loop import Loop
     from training.metrics_files import RunFiles
     from training.objects import open_objects
     from training.progress import RunContext
     from training.stopping import StopSwitch
+    from training.vote import Vote
     from training.watch import Watch
 
     recipe, objects = BertRecipe(), open_objects(str(root), region=None, endpoint_url=None)
@@ -105,6 +107,7 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
         files.begin(0, {})
     watch = Watch(config, files, sequences_per_epoch=material.samples, peak_flops=None)
     batch = recipe.batches(config, material, backend)
+    vote = Vote(Ranks())
     done = 0
 
     def make(steps: int) -> float:
@@ -117,6 +120,7 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
             meta={},
             watch=watch,
             stop=StopSwitch(),
+            vote=vote,
             report=lambda text: None,
         )
         began = time.perf_counter()

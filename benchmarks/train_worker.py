@@ -82,6 +82,7 @@ def loop() -> Any:
 
     from training.arguments import parse
     from training.backends.native import NativeBackend
+    from training.checkpoint.ranks import Ranks
     from training.config import TrainConfig
     from training.data.packed import open_dataset
     from training.llama.data import packed_batches
@@ -91,6 +92,7 @@ def loop() -> Any:
     from training.objects import open_objects
     from training.progress import RunContext
     from training.stopping import StopSwitch
+    from training.vote import Vote
     from training.watch import Watch
 
     write_dataset()
@@ -117,6 +119,7 @@ def loop() -> Any:
     watch = Watch(
         config, files, sequences_per_epoch=dataset.num_sequences(seq_len), peak_flops=None
     )
+    vote = Vote(Ranks())
     done = 0
 
     def make(steps: int) -> float:
@@ -129,6 +132,7 @@ def loop() -> Any:
             meta={},
             watch=watch,
             stop=StopSwitch(),
+            vote=vote,
             report=lambda text: None,
         )
         began = time.perf_counter()

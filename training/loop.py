@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from training.objects import StorageUnavailable
+from training.vote import Wish
 from training.watch import Stopwatch, Watch
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from training.checkpoint import Checkpoints
     from training.config import TrainConfig
     from training.stopping import StopSwitch
+    from training.vote import Vote
 
 
 class Diverged(ValueError):
@@ -32,7 +34,19 @@ class Ending(StrEnum):
     PAUSED = "paused"
     """All steps of this job are made; the run has more."""
     STOPPED = "stopped"
-    """On request."""
+    """On request, after the last whole step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """A whole step; its numbers are still on the device."""
+
+    step: int
+    loss: torch.Tensor
+    """Of this data rank."""
+    norm: torch.Tensor
+    """Of the gradients."""
+    data_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +63,10 @@ class Loop:
     """What every checkpoint of this job says about itself."""
     watch: Watch
     stop: StopSwitch
+    vote: Vote
     report: Callable[[str], None]
+    say: Callable[[str], None] = lambda text: None
+    """One line into the log; of one rank."""
     check: Callable[[], None] = lambda: None
     """Raises when this job may not go on."""
 
@@ -58,32 +75,41 @@ class Loop:
         config, last = self.config, self.config.last_step(done)
         ending = Ending.FINISHED if last == config.max_steps else Ending.PAUSED
         saved = done
+        unlogged: _Made | None = None
         for step in range(done + 1, last + 1):
             self.check()
             clock = Stopwatch()
-            loss, norm, data_s = self._step(step, last)
-            stopping = self.backend.any_rank(self.stop.requested)
-            ends = stopping or step == last
+            made = self._step(step, last)
+            if made is None:
+                ending, saved = Ending.STOPPED, self._leave(step - 1, saved, unlogged)
+                break
+            ends = step == last
             saves = ends or (config.save_every > 0 and step % config.save_every == 0)
             logs = saves or step % config.log_every == 0 or step == done + 1
             # Numbers come from the device, and with them the end of its work.
-            mean = self.backend.mean_over_data(loss) if logs else 0.0
-            length = self.backend.fetch(norm) if logs else 0.0
-            self.watch.count(step_s=clock.seconds, data_s=data_s)
-            if logs:
-                self._log(step, mean, length)
+            numbers = self._fetch(made) if logs else None
+            self.watch.count(step_s=clock.seconds, data_s=made.data_s)
+            unlogged = made
+            if numbers is not None:
+                self._log(step, *numbers)
+                unlogged = None
             if saves:
                 self._save(step, asynchronous=config.async_save and not ends)
                 saved = step
-            if stopping and step < last:
-                ending = Ending.STOPPED
-            if ends:
-                break
         self._complete(saved)
         return ending
 
+    def _leave(self, whole: int, saved: int, unlogged: _Made | None) -> int:
+        """Bring ``whole`` steps to safety; returns the last one that is saved, or was at first."""
+        if unlogged is not None:
+            self._log(unlogged.step, *self._fetch(unlogged))
+        if whole > saved:
+            self._save(whole, asynchronous=False)
+        return whole
+
     def _complete(self, step: int) -> None:
         """Wait for the last save, on every rank."""
+        self.vote.settle()
         if self.checkpoints is not None:
             self.checkpoints.wait()
         # The main node leaves first, and its end ends the others: not before all have saved.
@@ -94,20 +120,39 @@ class Loop:
                 f"the last checkpoint, of step {step}, was not saved: {reason}"
             )
 
-    def _step(self, step: int, last: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """One optimizer step: loss of this data rank, norm of the gradients, data's seconds."""
+    def _step(self, step: int, last: int) -> _Made | None:
+        """One optimizer step, or None where the ranks stop before it is whole."""
         config, backend = self.config, self.backend
         data_s = 0.0
         total: torch.Tensor | None = None
         count = config.plan.accumulation_steps
         for micro in range(count):
+            if self._stops():
+                self.say(f"asked to stop; {micro} of {count} micro-batches of step {step} are lost")
+                if micro:
+                    backend.drop_step()
+                return None
             self.report(f"step {step} of {last}")
             waiting = Stopwatch()
             tokens = self.batch(config.positions(step - 1, micro, backend.data_rank))
             data_s += waiting.seconds
             total = backend.forward_backward(tokens, is_last=micro == count - 1)
         assert total is not None
-        return total, backend.clip_and_step(config.learning_rate_at(step)), data_s
+        norm = backend.clip_and_step(config.learning_rate_at(step))
+        return _Made(step=step, loss=total, norm=norm, data_s=data_s)
+
+    def _stops(self) -> bool:
+        """Whether this is the end, before a micro-batch.
+
+        A step may take minutes and a stopped job has a minute and a half: a micro-batch takes
+        seconds on any number of nodes.
+        """
+        wish = Wish.STOP if self.stop.requested else Wish.GO_ON
+        return self.vote.cast(wish) is Wish.STOP
+
+    def _fetch(self, made: _Made) -> tuple[float, float]:
+        """Mean loss and norm; every rank asks for them."""
+        return self.backend.mean_over_data(made.loss), self.backend.fetch(made.norm)
 
     def _log(self, step: int, loss: float, norm: float) -> None:
         rate = self.config.learning_rate_at(step)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from training.checkpoint.ranks import Ranks
 from training.loop import Loop
 from training.run import Run
+from training.vote import Vote
 from training.watch import Watch
 from trainium_catalogue.models import LLAMA_PRESETS
 
@@ -73,6 +75,7 @@ def compile_graphs(job: Job, recipe: Recipe) -> None:
         meta={},
         watch=Watch(config, None, sequences_per_epoch=config.plan.global_batch, peak_flops=None),
         stop=job.stop,
+        vote=Vote(Ranks(), job.progress.report),
         report=lambda text: job.progress.report(f"compiling: {text}"),
     ).run(0)
     if job.device.rank == 0:

@@ -18,6 +18,7 @@ from training.recipe import Material, Outcome, Recipe, Staging, WrongOutcome
 from training.report import first_status, place, plan_line, reference_parameters
 from training.runs import RANKS, RunConfig, RunLock, RunLost, checkpoint_root
 from training.stopping import Stopped
+from training.vote import Vote
 from training.watch import Watch
 from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, RUNS_PREFIX
 from trainium_catalogue.instances import find_instance_type
@@ -147,7 +148,9 @@ class Run:
             meta=meta,
             watch=watch,
             stop=job.stop,
+            vote=Vote(self._ranks, job.progress.report),
             report=job.progress.report,
+            say=_say if self._leads else lambda text: None,
             check=self._lock.check if self._lock is not None else lambda: None,
         )
         job.stop.defer()

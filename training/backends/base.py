@@ -49,16 +49,23 @@ class Backend(Protocol):
         """
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
-        """Clip, update the weights and drop the gradients; returns the norm before clipping."""
+        """Clip, update the weights and drop the gradients; returns the norm before clipping.
+
+        It and the last loss may be fetched while the next step is being made.
+        """
+
+    def drop_step(self) -> None:
+        """Forget the micro-batches of a step that will not be finished.
+
+        Weights and optimizer state are those of the last whole step, to be saved; after that
+        nothing more is trained.
+        """
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
         """Average over data-parallel ranks, fetched; the same on every rank."""
 
     def fetch(self, scalar: torch.Tensor) -> float:
         """A device scalar as a number."""
-
-    def any_rank(self, flag: bool) -> bool:
-        """Whether any rank says so; the same answer on every rank."""
 
     def barrier(self) -> None:
         """Wait for every rank."""

@@ -126,6 +126,14 @@ class NativeBackend:
         self._loss = None
         return norm
 
+    def drop_step(self) -> None:
+        """Forget the micro-batches of a step that will not be finished."""
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                # Gathered since the first micro-batch, and a checkpoint is made of the parts. The
+                # gradients so far stay, unseen by what is saved, until the process ends.
+                module.reshard()
+
     @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> float:
         """Sum over data-parallel ranks of ``score``, fetched; the same on every rank."""
@@ -146,17 +154,12 @@ class NativeBackend:
         """A device scalar as a number."""
         return float(scalar.item())
 
-    def any_rank(self, flag: bool) -> bool:
-        """Whether any rank says so; the same answer on every rank."""
-        if self.num_ranks == 1:
-            return flag
-        shared = torch.tensor([int(flag)], dtype=torch.int32, device=self._device)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-        return bool(shared.item())
-
     def barrier(self) -> None:
         """Wait for every rank."""
-        self.any_rank(False)
+        if self.num_ranks > 1:
+            nothing = torch.zeros((), device=self._device)
+            dist.all_reduce(nothing)
+            nothing.item()
 
     def state_dict(self) -> dict[str, Any]:
         """Master weights and moments by name of the parameter, sharded as they are here."""

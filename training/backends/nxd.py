@@ -186,9 +186,8 @@ class NxdBackend:
         with self._patience.waiting():
             return float(scalar.cpu().item())
 
-    def any_rank(self, flag: bool) -> bool:
-        """Whether any rank says so; the hosts ask each other, the devices go on."""
-        return any(self._ranks.gather(flag))
+    def drop_step(self) -> None:
+        """Nothing: gradients lie beside master weights, and to zero them were one more graph."""
 
     def barrier(self) -> None:
         """Wait for every rank."""

@@ -155,6 +155,9 @@ class XlaBackend:
         self._patience.step_made()
         return norm
 
+    def drop_step(self) -> None:
+        """Nothing: gradients lie beside master weights, and to zero them were one more graph."""
+
     @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> float:
         """Sum over data-parallel ranks of ``score``, fetched; the same on every rank."""
@@ -174,10 +177,6 @@ class XlaBackend:
         """A device scalar as a number; waits for the device."""
         with self._patience.waiting():
             return float(scalar.cpu().item())
-
-    def any_rank(self, flag: bool) -> bool:
-        """Whether any rank says so; the hosts ask each other, the devices go on."""
-        return any(self._ranks.gather(flag))
 
     def barrier(self) -> None:
         """Wait for every rank."""

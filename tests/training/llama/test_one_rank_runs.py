@@ -21,7 +21,6 @@ from training.data.manifest import DatasetError
 from training.objects import StorageUnavailable
 from training.runlock import Holder, RunLock, RunLocked, RunLost
 from training.runs import RunConfigError
-from training.stopping import Stopped, StopSwitch
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -117,23 +116,6 @@ def test_the_results_have_the_names_of_the_reference(laptop: Laptop, whole: list
         "Peak throughput",
     }  # fmt: skip
     assert named["Final loss"]["MeasuredValue"] == round(whole[-1], 4)
-
-
-def test_a_request_to_stop_saves_at_the_next_step(laptop: Laptop, whole: list[float]) -> None:
-    stop = StopSwitch()
-
-    def ask(text: str) -> None:
-        if text.startswith("step 2 of"):
-            assert stop.deferred
-            stop.requested = True
-
-    with pytest.raises(Stopped):
-        laptop.train(f"--max-steps={STEPS}", run="stopped", on_report=ask, stop=stop)
-
-    assert laptop.status("stopped")["state"] == "stopped"
-    assert laptop.status("stopped")["last_checkpoint_step"] == 2
-    laptop.train(run="stopped", tiny=False)
-    assert laptop.losses("stopped") == whole
 
 
 def test_a_finished_run_ends_at_once(laptop: Laptop, whole: list[float]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from training.data.manifest import DatasetError, sha256_of
+from training.files import write_whole
 from training.objects import ObjectMissing, Objects
 from trainium_catalogue.contract import DATASET_MANIFEST
 
@@ -104,9 +105,8 @@ def _stage(
 
     for shard in missing:
         _fetch(objects, cache / shard.name, shard, made_by, on_bytes)
-    half = cache / f"{DATASET_MANIFEST}.part"
-    half.write_bytes(data)
-    half.replace(cache / DATASET_MANIFEST)
+    # Nodes that share a folder, as on Lustre or a laptop, come here at the same time.
+    write_whole(cache / DATASET_MANIFEST, data)
 
 
 def _missing(cache: Path, shards: Sequence[Shard], report: Callable[[str], None]) -> list[Shard]:

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
+from training.files import PART_PREFIX
 from training.objects.interface import OnBytes
-
-PART_PREFIX = ".part-"
-"""Of files that are being written; they are no objects yet."""
 
 
 def download(

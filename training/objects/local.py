@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from training.objects.download import PART_PREFIX
+from training.files import PART_PREFIX
 from training.objects.interface import (
     ObjectInfo,
     ObjectMissing,

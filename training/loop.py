@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from training.objects import StorageUnavailable
 from training.vote import Wish
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from training.config import TrainConfig
     from training.stopping import StopSwitch
     from training.vote import Vote
+
+
+FAILED_SAVES = 3
+"""So many in a row end the job: what it makes would be lost, and is paid for."""
 
 
 class Diverged(ValueError):
@@ -148,7 +152,23 @@ class Loop:
         seconds on any number of nodes.
         """
         wish = Wish.STOP if self.stop.requested else Wish.GO_ON
-        return self.vote.cast(wish) is Wish.STOP
+        if self.watch.failed_in_a_row >= FAILED_SAVES:
+            wish = Wish.GIVE_UP
+        heard = self.vote.cast(wish)
+        if heard is Wish.GIVE_UP:
+            self._give_up()
+        return heard is Wish.STOP
+
+    def _give_up(self) -> NoReturn:
+        if self.checkpoints is not None:
+            # Another rank's thread has known it before this one's.
+            self.checkpoints.wait()
+        step, reason = max(self.watch.failed_saves.items())
+        raise StorageUnavailable(
+            f"{FAILED_SAVES} saves in a row have failed, the last one of step {step}: {reason}; "
+            "once storage takes files again, submit the run again: it continues from its last "
+            "complete checkpoint"
+        )
 
     def _fetch(self, made: _Made) -> tuple[float, float]:
         """Mean loss and norm; every rank asks for them."""

@@ -24,6 +24,8 @@ class Wish(IntEnum):
     GO_ON = 0
     STOP = 1
     """Save the last whole step and end."""
+    GIVE_UP = 2
+    """End, because nothing is saved any more."""
 
 
 class Vote:

@@ -42,6 +42,8 @@ class Watch:
         """The last logged step, on every rank."""
         self.failed_saves: dict[int, str] = {}
         """Step to reason, on every rank."""
+        self.failed_in_a_row = 0
+        """Saves since the last complete one, on every rank."""
 
     def count(self, *, step_s: float, data_s: float) -> None:
         """One step was made."""
@@ -106,6 +108,7 @@ class Watch:
 
     def saved(self, info: CheckpointInfo) -> None:
         """A checkpoint is complete; may come from another thread."""
+        self.failed_in_a_row = 0
         if self._files is not None:
             self._files.event("saved", {"step": info.step, "bytes": info.num_bytes})
             self._files.status(
@@ -115,6 +118,7 @@ class Watch:
     def save_failed(self, step: int, reason: str) -> None:
         """A checkpoint could not be written; may come from another thread."""
         self.failed_saves[step] = reason
+        self.failed_in_a_row += 1
         if self._files is not None:
             self._files.event("save-failed", {"step": step, "reason": reason})
             self._files.status(now=True, failed_saves=len(self.failed_saves))

@@ -9,7 +9,6 @@ import threading
 import time
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +17,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.training.llama.conftest import write_dataset
 from tests.training.test_allreduce import validator
 from training.data.manifest import DatasetError
-from training.objects import StorageUnavailable
 from training.runlock import Holder, RunLock, RunLocked, RunLost
 from training.runs import RunConfigError
 
@@ -123,45 +121,6 @@ def test_a_finished_run_ends_at_once(laptop: Laptop, whole: list[float]) -> None
 
     assert laptop.losses("whole") == whole
     assert laptop.status("whole")["state"] == "finished"
-
-
-def test_only_the_first_save_of_two_is_lost_when_storage_fails_once(
-    laptop: Laptop, tmp_path: Path, whole: list[float]
-) -> None:
-    place = tmp_path / "checkpoints"
-    (place / "fails").mkdir(parents=True)
-
-    def spoil(text: str) -> None:
-        if text == "saving step 2":
-            shutil.rmtree(place / "fails")
-            (place / "fails").write_text("a file where a folder is wanted")
-        elif text == "saving step 4":
-            (place / "fails").unlink()
-
-    laptop.train(
-        f"--max-steps={STEPS}", "--save-every=2", f"--checkpoint-uri={place}", "--async-save=false",
-        run="fails", on_report=spoil,
-    )  # fmt: skip
-
-    assert laptop.losses("fails") == whole
-    (failed,) = laptop.lines("fails", "save-failed")
-    assert failed["step"] == 2
-    assert laptop.status("fails")["failed_saves"] == 1
-    assert [line["step"] for line in laptop.lines("fails", "saved")] == [4, 6]
-
-
-def test_a_last_save_that_fails_fails_the_job(laptop: Laptop, tmp_path: Path) -> None:
-    (tmp_path / "lost").mkdir()
-
-    def spoil(text: str) -> None:
-        if text == "saving step 2":
-            (tmp_path / "lost").rmdir()
-            (tmp_path / "lost").write_text("a file where a folder is wanted")
-
-    with pytest.raises(StorageUnavailable, match=r"the last checkpoint, of step 2, was not saved"):
-        laptop.train("--max-steps=2", f"--checkpoint-uri={tmp_path}", run="lost", on_report=spoil)
-
-    assert laptop.status("lost")["state"] == "failed"
 
 
 def test_a_flipped_bit_costs_one_checkpoint_only(

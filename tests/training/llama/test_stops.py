@@ -1,4 +1,4 @@
-"""A request to stop: heard within a micro-batch, and all whole steps are safe."""
+"""Jobs that end early, within a micro-batch: whole steps are safe, and all ranks leave at once."""
 
 from __future__ import annotations
 
@@ -112,6 +112,13 @@ def test_a_step_that_is_saved_already_is_not_saved_again(laptop: Laptop) -> None
     assert saved(laptop, "saved") == [2]
 
 
+PAIR = (
+    *(word for word in TINY if "batch" not in word),
+    *("--dataset=words", "--tensor-parallel=2", "--max-steps=2", "--peer-timeout-s=3"),
+    *("--global-batch=48", "--micro-batch=1", "--log-every=1"),
+)
+
+
 @dataclass
 class Pair:
     """Attempts of a run on two nodes of two ranks.
@@ -121,11 +128,11 @@ class Pair:
 
     cluster: Cluster
 
-    def start(self, attempt: int) -> None:
+    def start(self, attempt: int, *words: str) -> None:
+        given = [word.partition("=")[0] for word in words]
         self.cluster.start(
-            *(word for word in TINY if "batch" not in word),
-            *("--dataset=words", "--tensor-parallel=2", "--max-steps=2", "--peer-timeout-s=3"),
-            *("--global-batch=48", "--micro-batch=1", "--log-every=1"),
+            *(word for word in PAIR if word.partition("=")[0] not in given),
+            *words,
             workload="llama-tiny",
             extra={
                 "TRAINIUM_PROCESSES_PER_NODE": "2",
@@ -179,3 +186,19 @@ def test_ranks_of_two_nodes_leave_a_step_together_and_make_it_again(pairs: list[
     assert stopped.end() == {0: 0, 1: 0}, stopped.cluster.all_logs()
     assert stopped.losses() == whole.losses()
     assert len(whole.losses()) == 2
+
+
+def test_ranks_of_two_nodes_give_up_together_when_nothing_can_be_saved(pairs: list[Pair]) -> None:
+    pair, _ = pairs
+    place = pair.cluster.folder / "build/runs/test-run"
+    place.mkdir(parents=True)
+    (place / "checkpoints").write_text("a file where a folder is wanted")
+
+    pair.start(1, "--save-every=1", "--max-steps=20", "--global-batch=8")
+
+    assert pair.end() == {0: 75, 1: 75}, pair.cluster.all_logs()
+    for node in (0, 1):
+        log = pair.cluster.log(node)
+        assert "StorageUnavailable: 3 saves in a row have failed, the last one of step 3" in log
+    status = json.loads(pair.file("results/status.json"))
+    assert status["state"] == "failed" and status["step"] in (3, 4)

@@ -111,7 +111,7 @@ class TrainingBucket(Construct):
         if reads:
             # S3 says 403 instead of 404 of a missing object to a role that may not list, and asks
             # that question without a prefix (HeadObject, API reference, permissions). Neuron's
-            # compile cache and NxD look for what is not there yet: they need the 404.
+            # compile cache looks for what is not there yet: it needs the 404.
             condition = "StringLikeIfExists" if _runs_neuron(workload) else "StringLike"
             self._list(role, {condition: {"s3:prefix": reads}})
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from training.device import Device
 
 _BUCKET_MIB = 50
-"""Of gradients that are reduced at once: what torch_xla takes on Neuron for this very call
-(2.9, _internal/neuron.py). AWS's BERT scripts still set BUCKET_CAP_MB=512, which nothing reads
-any more; and NxD knows of NaN from more than 140 MB, in reduce-scatter (trainer.py, P148368176)."""
+"""Of gradients that are reduced at once: the default of torch_xla on Neuron for this very call
+(2.9, _internal/neuron.py). AWS's guide to environment variables holds 512 faster for BERT on several
+nodes, but NxD knows of NaN from more than 140 MB, in reduce-scatter (trainer.py, P148368176)."""
 _LOADS_AT_MOST_S = 3600.0
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _BUCKET_MIB = 50
 """Of gradients that are reduced at once: the default of torch_xla on Neuron for this very call
-(2.9, _internal/neuron.py). AWS's guide to environment variables holds 512 faster for BERT on several
-nodes, but NxD knows of NaN from more than 140 MB, in reduce-scatter (trainer.py, P148368176)."""
+(2.9, _internal/neuron.py). AWS's guide to environment variables holds 512 faster for BERT on
+several nodes, but NxD knows of NaN from more than 140 MB (trainer.py, P148368176)."""
 _LOADS_AT_MOST_S = 3600.0
 
 

@@ -330,7 +330,7 @@ def test_a_beat_ends_by_itself() -> None:
     assert said == []
 
 
-def test_a_request_to_stop_saves_at_the_next_step(laptop: Laptop) -> None:
+def test_a_request_to_stop_in_a_step_saves_the_one_before(laptop: Laptop) -> None:
     stop = StopSwitch()
 
     def request(text: str) -> None:
@@ -339,7 +339,7 @@ def test_a_request_to_stop_saves_at_the_next_step(laptop: Laptop) -> None:
     with pytest.raises(Stopped):
         train(laptop, run="nxd-stopped", stop=stop, on_report=request)
 
-    assert laptop.status("nxd-stopped")["last_checkpoint_step"] == 2
+    assert laptop.status("nxd-stopped")["last_checkpoint_step"] == 1
 
 
 def test_compiling_saves_nothing_and_believes_no_number(laptop: Laptop) -> None:

@@ -28,8 +28,9 @@ class Checkpoints:
     Every rank makes one at the same point of its program and calls the methods that say "all
     ranks" in the same order. ``say`` gets lines for the log, on rank 0 only; ``report`` is called
     at least every second while something is waited for; ``guard`` is called on rank 0 before a
-    checkpoint becomes complete and may raise to prevent it (a lost ``RunLock``); ``on_saved`` and
-    ``on_failed`` are called on every rank, from the thread that saves, and then ``wait`` returns.
+    save begins and before it becomes complete, and may raise to prevent it (a lost ``RunLock``);
+    ``on_saved`` and ``on_failed`` are called on every rank, from the thread that saves, and then
+    ``wait`` returns.
 
     Size: fp32 weights and AdamW's moments are 12 bytes a parameter, 81 GB for Llama-2-7B: 0.65 GB
     for each of 128 ranks, 20 GB a node. From the first asynchronous save on, that is held once

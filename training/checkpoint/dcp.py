@@ -18,7 +18,9 @@ from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
     FileSystemWriter,
 )
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.checkpoint.storage import WriteResult
 
 from training.checkpoint.errors import CheckpointDamaged
 from training.checkpoint.streams import FileSum, SummingStream, VerifiedStream
@@ -110,6 +112,15 @@ class Writer(FileSystemWriter):
         super().__init__(objects.uri, sync_files=False)
         self._folder = _Folder(objects, None, lambda count: None)
         self.fs: Any = self._folder
+
+        self.named: set[str] = set()
+        """On the coordinator, once all have written: every file of which it has heard."""
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Write ``.metadata``, which says what is where."""
+        super().finish(metadata, results)
+        places = metadata.storage_data.values()
+        self.named = {METADATA, *(place.relative_path for place in places)}
 
     @property
     def sums(self) -> dict[str, FileSum]:

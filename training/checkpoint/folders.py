@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from training.checkpoint.dcp import METADATA
 from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
 from training.checkpoint.marker import CheckpointInfo, now
 from training.checkpoint.retention import superfluous
 from training.checkpoint.streams import FileSum
-from training.objects import Objects
+from training.objects import Objects, PreconditionFailed
 from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
 
 _FOLDER = re.compile(r"step-(\d{8,})")
@@ -85,13 +86,7 @@ class Folders:
             raise CheckpointDamaged(f"it is torn: there is no {CHECKPOINT_MARKER}")
         data = self._objects.get(f"{name}/{CHECKPOINT_MARKER}")
         info = CheckpointInfo.parse(data, folder=name)
-        for file, known in info.files.items():
-            if file not in sizes:
-                raise CheckpointDamaged(f"{file} is missing")
-            if sizes[file] != known.num_bytes:
-                raise CheckpointDamaged(
-                    f"{file} has {sizes[file]} bytes, {known.num_bytes} were written"
-                )
+        _refuse_incomplete(info.files, sizes)
         return info
 
     def begin(self, step: int) -> Objects:
@@ -109,18 +104,31 @@ class Folders:
         meta: Mapping[str, Any],
         *,
         format: str,
-        files: Mapping[str, FileSum] | None = None,
+        files: Mapping[str, FileSum],
     ) -> CheckpointInfo:
-        """Declare the checkpoint complete; without ``files`` it has those that lie there."""
-        if files is None:
-            sizes = self.listed().get(step, {})
-            files = {name: FileSum(num_bytes=size) for name, size in sizes.items()}
-        if not files:
-            raise CheckpointDamaged(f"checkpoint {checkpoint_name(step)} has no files")
+        """Declare the checkpoint complete that consists of ``files``.
+
+        ``CheckpointDamaged`` if they do not lie there as they were written; ``PreconditionFailed``
+        if somebody else has completed one of this step since ``begin``.
+        """
         info = CheckpointInfo(step=step, format=format, time=now(), meta=meta, files=files)
-        self._objects.put(f"{info.name}/{CHECKPOINT_MARKER}", info.dump())
+        _refuse_incomplete(files, self._sizes(info.name))
+        marker = f"{info.name}/{CHECKPOINT_MARKER}"
+        try:
+            # Storage sees to it that of two jobs that both take the run for theirs one wins.
+            self._objects.put(marker, info.dump(), if_absent=True)
+        except PreconditionFailed:
+            raise PreconditionFailed(
+                f"another job has completed {info.name} meanwhile; stop one of the two jobs that "
+                "train this run"
+            ) from None
         self._refused.discard(step)
         return info
+
+    def _sizes(self, name: str) -> Sizes:
+        """Of one folder's files."""
+        entries = self._objects.list(f"{name}/")
+        return {entry.key.removeprefix(f"{name}/"): entry.size for entry in entries}
 
     def clean(self) -> list[int]:
         """Delete what need not be kept; returns the steps of it."""
@@ -149,3 +157,16 @@ class Folders:
         if CHECKPOINT_MARKER in names:
             self._objects.delete([f"{folder}/{CHECKPOINT_MARKER}"])
         self._objects.delete(f"{folder}/{name}" for name in names if name != CHECKPOINT_MARKER)
+
+
+def _refuse_incomplete(files: Mapping[str, FileSum], sizes: Sizes) -> None:
+    """``CheckpointDamaged`` unless all ``files`` lie there, and one that says what is where."""
+    if METADATA not in files:
+        raise CheckpointDamaged(f"{METADATA} is not among its files")
+    for name, known in files.items():
+        if name not in sizes:
+            raise CheckpointDamaged(f"{name} is missing")
+        if sizes[name] != known.num_bytes:
+            raise CheckpointDamaged(
+                f"{name} has {sizes[name]} bytes, {known.num_bytes} were written"
+            )

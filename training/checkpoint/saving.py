@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from training.checkpoint.dcp import Writer
-from training.checkpoint.errors import SaveFailed
+from training.checkpoint.errors import CheckpointDamaged, SaveFailed
 from training.checkpoint.folders import Folders
 from training.checkpoint.marker import CheckpointInfo
 from training.checkpoint.pending import Pending
@@ -109,6 +109,8 @@ class Saver:
         ranks, folders = self._ranks, self._folders
 
         def begin() -> None:
+            # It deletes what another job may have taken over.
+            self._listener.guard()
             folders.begin(step)
 
         # Also holds the other ranks back until nothing of an earlier attempt is left.
@@ -130,6 +132,8 @@ class Saver:
 
         def commit() -> CheckpointInfo:
             self._listener.guard()
+            if unknown := writer.named - files.keys():
+                raise CheckpointDamaged(f"no rank says that it has written {min(unknown)}")
             return folders.commit(step, meta, format="dcp", files=files)
 
         info = ranks.agree(commit)

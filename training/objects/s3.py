@@ -27,6 +27,8 @@ T = TypeVar("T")
 _PART_BYTES = 16 * 1024 * 1024
 _THREADS = 4
 """Of one transfer: 32 ranks of a node transfer at once, so few are enough."""
+_REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
+"""The last where the answer's text is lost."""
 _AT_ONCE = 1000  # the most that ListObjectsV2 gives and DeleteObjects takes
 
 
@@ -68,7 +70,7 @@ class S3Objects:
             try:
                 answer = self._client.put_object(**self._where(key), Body=data, **conditions)
             except Exception as error:
-                if conditions and code_of(error) in ("NoSuchKey", "PreconditionFailed"):
+                if conditions and code_of(error) in _REFUSED_CONDITION:
                     # An earlier attempt of ours may have been carried out although its answer was
                     # lost; then the object is the one that we wanted to write.
                     if attempt and (found := self._written(key, data)) is not None:

@@ -437,20 +437,6 @@ def test_old_checkpoints_that_cannot_be_deleted_do_not_fail_the_save(
     assert recorder.lines[0].startswith("old checkpoints could not be deleted: ")
 
 
-def test_a_lost_lock_keeps_a_checkpoint_from_becoming_complete(
-    folder: Objects, recorder: Recorder
-) -> None:
-    def guard() -> None:
-        raise ValueError("this job no longer holds run x")
-
-    checkpoints = Checkpoints(folder, keep_last=1, keep_every=0, guard=guard)
-
-    pending = checkpoints.save(state(10), 10, META, asynchronous=False)
-
-    assert "no longer holds run x" in str(pending.error)
-    assert checkpoints.latest() is None
-
-
 def test_callbacks_have_been_called_when_the_wait_is_over(folder: Objects) -> None:
     called = threading.Event()
     checkpoints = Checkpoints(folder, keep_last=1, keep_every=0, on_saved=lambda info: called.set())

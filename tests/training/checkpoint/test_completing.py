@@ -1,0 +1,153 @@
+"""A checkpoint becomes complete once, whole, and by the job whose run it is."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.training.checkpoint.test_checkpoints import (
+    FILE,
+    META,
+    Recorder,
+    assert_holds,
+    save,
+    state,
+)
+from training.checkpoint import Checkpoints
+from training.checkpoint.dcp import Writer
+from training.checkpoint.streams import FileSum
+from training.objects import LocalObjects, Objects
+from trainium_catalogue.contract import CHECKPOINT_MARKER
+
+MARKER = f"step-00000010/{CHECKPOINT_MARKER}"
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def failure(checkpoints: Checkpoints, value: float = 10) -> str:
+    pending = checkpoints.save(state(value), 10, META, asynchronous=False)
+    assert pending.error is not None
+    return str(pending.error)
+
+
+def on_call(number: int, action: Callable[[], None]) -> Callable[[], None]:
+    """A guard that acts the ``number``th time, from 1: as a save begins, and as it completes."""
+    calls = iter(range(1, 100))
+
+    def guard() -> None:
+        if next(calls) == number:
+            action()
+
+    return guard
+
+
+def lose() -> None:
+    raise ValueError("this job no longer holds run x")
+
+
+def opened(objects: Objects, guard: Callable[[], None] = lambda: None) -> Checkpoints:
+    return Checkpoints(objects, keep_last=2, keep_every=0, guard=guard)
+
+
+def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) -> None:
+    """Each holds the run for its own, as after a take-over that the first has not noticed."""
+    second = opened(objects)
+
+    def overtake() -> None:
+        save(second, 10)
+
+    error = failure(opened(objects, on_call(2, overtake)), value=-7)
+
+    assert "another job has completed step-00000010 meanwhile; stop one of the two" in error
+    info, loaded = second.latest(), state(0)
+    assert info is not None
+    second.load(loaded, info)
+    assert_holds(loaded, 10)
+
+
+def test_a_job_that_has_lost_the_run_completes_nothing(objects: Objects) -> None:
+    error = failure(opened(objects, on_call(2, lose)))
+
+    assert "no longer holds run x" in error
+    assert opened(objects).latest() is None
+
+
+def test_a_job_that_has_lost_the_run_deletes_nothing(objects: Objects) -> None:
+    """A save begins with removing what another attempt may have left of the same step."""
+    before = save(opened(objects), 10)
+
+    failure(opened(objects, on_call(1, lose)))
+
+    assert opened(objects).latest() == before
+
+
+class Forgetful(LocalObjects):
+    """A disk that loses the file of a rank, or its end."""
+
+    def __init__(self, root: Path, *, kept_bytes: int | None) -> None:
+        super().__init__(root)
+        self._kept_bytes = kept_bytes
+
+    @contextmanager
+    def create(self, key: str) -> Iterator[io.IOBase]:
+        with super().create(key) as stream:
+            yield stream
+        path = Path(self.uri) / key
+        if key == FILE and self._kept_bytes is None:
+            path.unlink()
+        elif key == FILE:
+            path.write_bytes(path.read_bytes()[: self._kept_bytes])
+
+    def at(self, prefix: str) -> Forgetful:
+        return Forgetful(Path(self.uri) / prefix, kept_bytes=self._kept_bytes)
+
+
+@pytest.mark.parametrize(
+    ("kept_bytes", "reason"),
+    [(None, f"{FILE} is missing"), (500, f"{FILE} has 500 bytes, ")],
+)
+def test_what_is_not_all_there_does_not_become_complete(
+    tmp_path: Path, kept_bytes: int | None, reason: str
+) -> None:
+    objects = Forgetful(tmp_path, kept_bytes=kept_bytes)
+
+    assert reason in failure(opened(objects))
+    assert opened(objects).latest() is None
+
+
+def test_a_file_of_which_no_rank_tells_does_not_become_complete(
+    folder: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names are those that torch's metadata refers to, whatever the ranks say."""
+    told = Writer.sums
+
+    def sums(self: Writer) -> dict[str, FileSum]:
+        known: dict[str, FileSum] = told.__get__(self)
+        return {name: found for name, found in known.items() if name != FILE}
+
+    monkeypatch.setattr(Writer, "sums", property(sums))
+
+    assert f"no rank says that it has written {FILE}" in failure(opened(folder))
+    assert opened(folder).latest() is None
+
+
+def test_a_marker_that_does_not_list_the_metadata_is_refused(folder: Objects) -> None:
+    recorder = Recorder()
+    save(recorder.open(folder), 10)
+    document = json.loads(folder.get(MARKER))
+    del document["files"][".metadata"]
+    folder.put(MARKER, json.dumps(document).encode())
+    # Another, so that the run is not one of which nothing is left.
+    save(opened(folder), 5)
+
+    info = recorder.open(folder).latest()
+
+    assert info is not None and info.step == 5
+    assert recorder.lines == [
+        "checkpoint step-00000010 is refused: .metadata is not among its files"
+    ]

@@ -233,9 +233,12 @@ class MainRole(_Role):
                     hub.send(event.node, stop)
             self._guardian.beat()
 
-        self._end_workers(decision, turn)
         grace_s = self._parameters.stop_grace_s if decision.graceful else 0.0
-        deadline = time.monotonic() + grace_s + _CLOSING_S
+        # The children's grace has begun as well: a second one would outlast what ECS and the
+        # kubelet leave this process.
+        grace_ends_s = time.monotonic() + grace_s
+        self._end_workers(decision, turn)
+        deadline = max(time.monotonic(), grace_ends_s) + _CLOSING_S
         while hub.members and time.monotonic() < deadline:
             turn()
         hub.close()

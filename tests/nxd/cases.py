@@ -1,0 +1,253 @@
+"""What the ranks of this suite compute: small models, each case on ranks of its own.
+
+A case leaves in its folder ``figures.json`` (losses, norms, collectives), what each rank holds
+after ``build``, and the checkpoints before and after the first step. Gradients are read from these
+(see ``figures``), so every tensor that is compared has gone the way of a user's checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STEPS = 20
+SEQ_LEN, VOCABULARY = 32, 256
+LIMIT = 0.5
+"""Of the gradient norm: less than it is, so that clipping is judged too."""
+LLAMA = (
+    *("llama-tiny", f"--vocab-size={VOCABULARY}", "--hidden-size=64", "--intermediate-size=192"),
+    # Grouped-query attention, and a key-value head for each rank at a degree of 4.
+    *("--num-layers=2", "--num-heads=8", "--num-kv-heads=4", f"--seq-len={SEQ_LEN}"),
+    *("--global-batch=16", "--micro-batch=2", f"--max-steps={STEPS}", "--warmup-steps=4"),
+    *("--lr=0.01", f"--max-grad-norm={LIMIT}"),
+)
+BERT = (
+    *("bert-tiny", "--vocab-size=512", "--hidden-size=64", "--intermediate-size=128"),
+    *("--num-layers=2", "--num-heads=4", "--seq-len=32", "--max-predictions=5"),
+    # Dropout too: its random numbers are a function of the data's position, whatever the rank.
+    *("--global-batch=16", "--micro-batch=4", f"--max-steps={STEPS}", "--warmup-steps=4"),
+    *("--dropout=0.1", "--lr=0.005", f"--max-grad-norm={LIMIT}"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One model on some ranks."""
+
+    name: str
+    words: tuple[str, ...] = LLAMA
+    """Workload and parameters."""
+    backend: str = "nxd"
+    """``nxd``, ``xla`` or ``native``."""
+    tensor: int = 1
+    data: int = 1
+    mixed: bool = True
+    """bf16 arithmetic with fp32 master weights; NxD's is always so."""
+    defect: bool = False
+    """NxD's default for the type in which input gradients are summed, which loses the sum."""
+    steps: int = STEPS
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all."""
+        return self.tensor * self.data
+
+
+def _cases() -> list[Case]:
+    kept = (*LLAMA, "--activation-checkpointing=false")
+    llama = [
+        Case(name="one"),
+        Case(name="one-kept", words=kept),
+        Case(name="tp2", tensor=2),
+        Case(name="tp4", tensor=4),
+        Case(name="dp2", data=2),
+        Case(name="tp2dp2", tensor=2, data=2),
+        Case(name="tp2dp2-kept", tensor=2, data=2, words=kept),
+        # Enough to see that ranks 0, 2, 4 and 6 share a model; losses are judged on fewer ranks.
+        Case(name="tp4dp2", tensor=4, data=2, steps=3),
+        Case(name="tp2-defect", tensor=2, defect=True),
+    ]
+    alone = [
+        Case(
+            name=f"{model}-{backend}{'-mixed' if mixed else ''}-{ranks}",
+            words=words,
+            backend=backend,
+            data=ranks,
+            mixed=mixed,
+        )
+        for model, words, backend, mixed, counts in (
+            ("bert", BERT, "native", False, (1,)),
+            ("bert", BERT, "xla", False, (1, 2, 4)),
+            ("bert", BERT, "xla", True, (2,)),
+            ("mnist", ("mnist", "--batch-size=8"), "native", False, (2, 4)),
+            ("mnist", ("mnist", "--batch-size=8"), "xla", False, (2, 4)),
+        )
+        for ranks in counts
+    ]
+    return llama + alone
+
+
+CASES = {case.name: case for case in _cases()}
+
+
+def tokens(positions: range) -> Any:
+    """Sequences whose tokens follow from the two before, ``[n, SEQ_LEN + 1]`` int64.
+
+    An eighth of the vocabulary occurs, evenly spread over the ranks that share it.
+    """
+    import torch
+
+    found = torch.empty(len(positions), SEQ_LEN + 1, dtype=torch.int64)
+    for row, position in zip(found, positions, strict=True):
+        noise = torch.randint(0, 2, row.size(), generator=torch.Generator().manual_seed(position))
+        row[:2] = noise[:2] + position % 32
+        for place in range(2, len(row)):
+            row[place] = (row[place - 1] + row[place - 2] + noise[place]) % 32
+    return found % 32 * (VOCABULARY // 32)
+
+
+def digits(positions: range) -> dict[str, Any]:
+    """Blots of ten kinds in the size of MNIST's images."""
+    import torch
+
+    labels = torch.tensor([position % 10 for position in positions])
+    images = torch.stack(
+        [
+            torch.rand(784, generator=torch.Generator().manual_seed(position))
+            for position in positions
+        ]
+    )
+    for image, label in zip(images, labels.tolist(), strict=True):
+        image[label * 78 : label * 78 + 78] += 1
+    return {"images": images / 2, "labels": labels}
+
+
+def train(case: Case, folder: Path) -> None:
+    """Be one rank of it: what the training loop does, without a run's files."""
+    import torch
+
+    from tests.nxd import gloo
+    from training.checkpoint import Checkpoints
+    from training.checkpoint.ranks import Ranks
+    from training.contract import DeviceKind
+    from training.device import open_device
+    from training.objects import open_objects
+
+    if case.defect:
+        put_the_defect_back()
+    kind = DeviceKind.CPU if case.backend == "native" else DeviceKind.XLA
+    device = open_device(kind, timeout_s=60)
+    config, backend, batch = _parts(case, device)
+    backend.build()
+    torch.save(_held(backend), folder / f"held-{device.rank}.pt")
+    checkpoints = Checkpoints(
+        open_objects(str(folder / "checkpoints"), region=None, endpoint_url=None),
+        keep_last=10,
+        keep_every=0,
+    )
+    backend.save(checkpoints, 0, {}, asynchronous=False)
+    checkpoints.wait()
+    losses, norms, calls = [], [], list[gloo.Call]()
+    for step in range(1, case.steps + 1):
+        gloo.CALLS.clear()
+        loss = torch.zeros(())
+        count = config.plan.accumulation_steps
+        for micro in range(count):
+            found = batch(config.positions(step - 1, micro, backend.data_rank))
+            loss = backend.forward_backward(found, is_last=micro == count - 1)
+        norm = backend.clip_and_step(config.learning_rate_at(step))
+        calls = list(gloo.CALLS)
+        losses.append(backend.mean_over_data(loss))
+        norms.append(backend.fetch(norm))
+        if step == 1:
+            backend.save(checkpoints, 1, {}, asynchronous=False)
+            checkpoints.wait()
+    every = Ranks().gather({"losses": losses, "norms": norms})
+    if device.rank == 0:
+        figures = {
+            "losses": losses,
+            "norms": norms,
+            "ranks": every,
+            "calls": calls,
+            "micro_batches": config.plan.accumulation_steps,
+            "rate": config.learning_rate_at(1),
+        }
+        (folder / "figures.json").write_text(json.dumps(figures))
+    device.close()
+
+
+def _parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
+    """Configuration, back-end and data, as the workload's recipe makes them."""
+    from types import SimpleNamespace
+
+    from training.arguments import parse
+    from training.backends import open_data_parallel
+    from training.backends.nxd import NxdBackend
+    from training.bert.network import BertNetwork
+    from training.bert.recipe import BertRecipe
+    from training.mnist.network import MlpNetwork
+    from training.mnist.recipe import MnistRecipe
+    from training.recipe import Material
+
+    workload = case.words[0]
+    if workload == "llama-tiny":
+        from training.config import TrainConfig
+
+        words = [*case.words, f"--tensor-parallel={case.tensor}"]
+        config = TrainConfig.from_values(parse(words).values, device.num_ranks)
+        return config, NxdBackend(config, device, peak_flops=None), tokens
+    values = parse(list(case.words)).values
+    if workload == "mnist":
+        material: Any = Material(
+            samples=10_000,
+            facts={},
+            tokenizer_sha256=None,
+            content=(None, None, SimpleNamespace(fact=lambda name: 1)),
+        )
+        config = MnistRecipe().config(values, device.num_ranks, material)
+        # The rate would follow the ranks.
+        backend: Any = open_data_parallel(config, device, MlpNetwork(config), peak_flops=None)
+        return config, backend, digits
+    recipe = BertRecipe()
+    config = recipe.config(values, device.num_ranks, None)
+    config = dataclasses.replace(config, mixed=case.mixed)
+    backend = open_data_parallel(config, device, BertNetwork(config), peak_flops=None)
+    return config, backend, recipe.random_batches(config, backend)
+
+
+def _held(backend: Any) -> dict[str, Any]:
+    """What this rank computes with, and which part of the model it has."""
+    tensor_rank = 0
+    if backend.name == "nxd":
+        from neuronx_distributed.parallel_layers import parallel_state
+
+        tensor_rank = parallel_state.get_tensor_model_parallel_rank()
+    return {
+        "tensor_rank": tensor_rank,
+        "data_rank": backend.data_rank,
+        "parameters": {
+            # NxD's wrapper of what is recomputed, where it shows.
+            name.replace("_checkpoint_wrapped_module.", ""): _local(parameter.detach())
+            for name, parameter in backend._model.named_parameters()
+        },
+    }
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def put_the_defect_back() -> None:
+    """Have column-parallel layers reduce in NxD's default type, whatever the project asks for."""
+    import neuronx_distributed.parallel_layers as layers
+
+    class AsNxdHasIt(layers.ColumnParallelLinear):  # type: ignore[misc]
+        def __init__(self, *sizes: int, **settings: Any) -> None:
+            settings.pop("reduce_dtype")
+            super().__init__(*sizes, **settings)
+
+    layers.ColumnParallelLinear = AsNxdHasIt

@@ -1,0 +1,78 @@
+"""Whether this suite can run here, and what its tests share.
+
+It judges the project's NxD back-end on the real, public package: ``make test-nxd``. Where that or
+the torch it belongs to is not installed, every test is skipped, and nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.nxd import on_cpu
+from tests.nxd.cases import CASES
+from tests.nxd.figures import Figures
+
+_VERSIONS = {"torch": "2.9", "torch-xla": "2.9", "transformers": "4.5"}
+"""Of the last line of images for trn1; torch_xla 2.9 loads with no other torch."""
+
+
+def _reason() -> str | None:
+    """Why the suite cannot run here."""
+    for name, wanted in _VERSIONS.items():
+        try:
+            found = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{name} is not installed here; run make test-nxd"
+        if not found.startswith(wanted):
+            return f"{name} is {found} here, and NxD's is {wanted}; run make test-nxd"
+    source = os.environ.get(on_cpu.ENV_SOURCE)
+    if source and not (Path(source) / "neuronx_distributed" / "__init__.py").is_file():
+        return f"{on_cpu.ENV_SOURCE}={source} holds no package neuronx_distributed"
+    if not source and find_spec("neuronx_distributed") is None:
+        return f"neuronx_distributed is not installed and {on_cpu.ENV_SOURCE} does not say where"
+    return None
+
+
+REASON = _reason()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is below this folder."""
+    here = Path(__file__).parent
+    for item in items:
+        if REASON is not None and here in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+def base_environment(folder: Path, *, lazy: bool = False) -> dict[str, str]:
+    """Of a process that the tests start."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **on_cpu.environment(lazy=lazy),
+    }
+
+
+@pytest.fixture(scope="session")
+def figures(tmp_path_factory: pytest.TempPathFactory) -> Figures:
+    """What the ranks of every case have computed."""
+    folder = tmp_path_factory.mktemp("cases")
+    with (folder / "nursery.log").open("wb") as log:
+        subprocess.run(
+            [sys.executable, "-m", "tests.nxd.nursery", str(folder), *CASES],
+            env=base_environment(folder),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=900,
+        )
+    return Figures(folder)

@@ -141,7 +141,7 @@ def train(case: Case, folder: Path) -> None:
         put_the_defect_back()
     kind = DeviceKind.CPU if case.backend == "native" else DeviceKind.XLA
     device = open_device(kind, timeout_s=60)
-    config, backend, batch = _parts(case, device)
+    config, backend, batch = parts(case, device)
     backend.build()
     torch.save(_held(backend), folder / f"held-{device.rank}.pt")
     checkpoints = Checkpoints(
@@ -154,12 +154,7 @@ def train(case: Case, folder: Path) -> None:
     losses, norms, calls = [], [], list[gloo.Call]()
     for step in range(1, case.steps + 1):
         gloo.CALLS.clear()
-        loss = torch.zeros(())
-        count = config.plan.accumulation_steps
-        for micro in range(count):
-            found = batch(config.positions(step - 1, micro, backend.data_rank))
-            loss = backend.forward_backward(found, is_last=micro == count - 1)
-        norm = backend.clip_and_step(config.learning_rate_at(step))
+        loss, norm = one_step(config, backend, batch, step)
         calls = list(gloo.CALLS)
         losses.append(backend.mean_over_data(loss))
         norms.append(backend.fetch(norm))
@@ -180,7 +175,20 @@ def train(case: Case, folder: Path) -> None:
     device.close()
 
 
-def _parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
+def one_step(
+    config: Any, backend: Any, batch: Callable[[range], Any], step: int
+) -> tuple[Any, Any]:
+    """Step ``step``, counted from 1, as the training loop makes it: this rank's loss, the norm."""
+    import torch
+
+    loss, count = torch.zeros(()), config.plan.accumulation_steps
+    for micro in range(count):
+        found = batch(config.positions(step - 1, micro, backend.data_rank))
+        loss = backend.forward_backward(found, is_last=micro == count - 1)
+    return loss, backend.clip_and_step(config.learning_rate_at(step))
+
+
+def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
     """Configuration, back-end and data, as the workload's recipe makes them."""
     from types import SimpleNamespace
 
@@ -243,11 +251,12 @@ def _local(tensor: Any) -> Any:
 
 def put_the_defect_back() -> None:
     """Have column-parallel layers reduce in NxD's default type, whatever the project asks for."""
-    import neuronx_distributed.parallel_layers as layers
+    from importlib import import_module
 
-    class AsNxdHasIt(layers.ColumnParallelLinear):  # type: ignore[misc]
-        def __init__(self, *sizes: int, **settings: Any) -> None:
-            settings.pop("reduce_dtype")
-            super().__init__(*sizes, **settings)
+    layers: Any = import_module("neuronx_distributed.parallel_layers")
+    as_asked = layers.ColumnParallelLinear
 
-    layers.ColumnParallelLinear = AsNxdHasIt
+    def as_nxd_has_it(*sizes: int, reduce_dtype: Any, **settings: Any) -> Any:
+        return as_asked(*sizes, **settings)
+
+    layers.ColumnParallelLinear = as_nxd_has_it

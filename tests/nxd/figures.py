@@ -85,7 +85,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def distance(mine: Tensors, theirs: Tensors) -> dict[str, float]:
-    """By parameter, the norm of the difference over the norm of ``theirs``, absolute where it is 0."""
+    """By parameter: the norm of the difference, over the norm of ``theirs`` unless that is 0."""
     assert sorted(mine) == sorted(theirs)
     return {
         name: float((mine[name].float() - theirs[name].float()).norm())

@@ -11,6 +11,7 @@ neuronx-cc would be given, collectives with their replica groups included. Start
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,6 @@ def main(out: Path, words: list[str]) -> None:
 def _believe_in_the_other_ranks(*, degree: int) -> None:
     import torch.distributed as dist
     import torch_xla.core.xla_model as xm
-    import torch_xla.runtime as xr
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     new_group: Any = dist.new_group
@@ -53,12 +53,12 @@ def _believe_in_the_other_ranks(*, degree: int) -> None:
     patches: Any = dist
     patches.new_group, patches.all_reduce = plain_group, all_reduce
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    runtime: Any = xr
+    runtime: Any = import_module("torch_xla.runtime")
     runtime.world_size = lambda: RANKS
     runtime.global_ordinal = runtime.local_ordinal = lambda: 0
-    from neuronx_distributed.parallel_layers import comm, parallel_state
-
+    comm: Any = import_module("neuronx_distributed.parallel_layers.comm")
     comm._get_group_mesh = mesh
+    parallel_state: Any = import_module("neuronx_distributed.parallel_layers.parallel_state")
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=degree, skip_collective_init=True
     )
@@ -67,7 +67,6 @@ def _believe_in_the_other_ranks(*, degree: int) -> None:
 def lower(words: list[str]) -> str:
     """The text."""
     import torch
-    import torch_xla
     import torch_xla.core.xla_model as xm
     from neuronx_distributed.parallel_layers import parallel_cross_entropy
 
@@ -87,9 +86,9 @@ def lower(words: list[str]) -> str:
     ids = torch.zeros((1, config.plan.seq_len), dtype=torch.int64, device=device)
     logits = model(input_ids=ids, use_cache=False).logits
     loss = parallel_cross_entropy(logits.float(), ids).mean()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     wanted = [loss, *(parameter.grad for parameter in model.parameters())]
-    text: str = torch_xla._XLAC._get_xla_tensors_hlo(wanted)
+    text: str = import_module("_XLAC")._get_xla_tensors_hlo(wanted)
     return text
 
 

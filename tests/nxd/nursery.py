@@ -1,4 +1,4 @@
-"""One process that imports torch, torch_xla, transformers and NxD, and forks the ranks of all cases.
+"""One process that imports torch, torch_xla and NxD, and forks the ranks of all cases.
 
     python -m tests.nxd.nursery <folder> <case>...
 
@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from tests.nxd.cases import CASES, Case, train
 
@@ -50,14 +51,13 @@ def _import() -> None:
 
 
 def _run(case: Case, place: Path) -> None:
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import start_processes
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    context = mp.start_processes(
+    context: Any = start_processes(  # type: ignore[no-untyped-call]
         _be_rank, (case, place, port), case.num_ranks, join=False, start_method="fork"
     )
-    assert context is not None
     until_s = time.monotonic() + _PATIENCE_S
     # Raises what a rank has raised, and ends the others.
     while not context.join(timeout=1):

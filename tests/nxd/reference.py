@@ -39,7 +39,7 @@ def train() -> tuple[list[float], list[float], dict[str, Any]]:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(initial_weight(name, parameter.size(), seed=seed))
-    norms_apart = [
+    norms_apart: Any = [
         {"params": [p for n, p in model.named_parameters() if "norm" in n], "weight_decay": 0.0},
         {"params": [p for n, p in model.named_parameters() if "norm" not in n]},
     ]
@@ -58,5 +58,5 @@ def train() -> tuple[list[float], list[float], dict[str, Any]]:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses, norms, first

@@ -1,10 +1,11 @@
 """BERT's and MNIST's back-end on torch_xla's functions, on several ranks, against the native one.
 
-Judged are the weights that each rank begins with, gradients and their mean over the ranks, clipping,
-the updates, and that nothing depends on how many ranks there are. torch_xla's buckets, bf16 weights
-beside fp32 master weights and the reduction by ``all_reduce_bucketized_gradients`` are the real ones.
+Judged are initial weights, gradients and their mean over the ranks, clipping, updates, dropout as a
+function of the data's position, and that nothing depends on the number of ranks. torch_xla's
+buckets, ``all_reduce_bucketized_gradients``, is the real one.
 Not judged is what only the device has: the order in which its collectives add, its random numbers
-(here torch's), and rounding by the compiler.
+(here torch's), and rounding by the compiler. torch_xla's CPU device has one rank, so that recorded
+graphs of several ranks cannot be run; those of one are counted (``test_compilations``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ def test_losses_and_norms_are_those_of_the_native_backend(
 
     assert mine["losses"] == pytest.approx(theirs["losses"], rel=EXACT)
     assert mine["norms"] == pytest.approx(theirs["norms"], rel=EXACT)
-    assert mine["losses"][-1] < mine["losses"][0]
     assert all(rank == mine["ranks"][0] for rank in mine["ranks"])
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.nxd.faults import ENV_HOLD
 from tests.nxd.jobs import STEPS, Desk, flip_a_bit
+from tests.training.conftest import Cluster
 
 FOUR = ("--tensor-parallel=2",)
 """Tensor parallel 2 x data parallel 2, on two nodes."""
@@ -79,7 +80,7 @@ def test_pieces_have_exactly_the_losses_of_a_whole_run(
     assert f"{newest.name} is refused" in log
 
     assert desk.losses("pieces") == whole
-    assert [line["step"] for line in desk.lines("pieces", "resume")][0] == HALF // 2
+    assert desk.lines("pieces", "resume")[0]["step"] == HALF // 2
 
 
 @pytest.mark.parametrize(
@@ -136,8 +137,8 @@ def _loss_of_export(folder: Path, dataset: Path) -> float:
         return float(model(input_ids=batch, labels=batch).loss)
 
 
-def _wait_for(sign: Path, job: object, within_s: float = 120) -> None:
+def _wait_for(sign: Path, job: Cluster, within_s: float = 120) -> None:
     deadline = time.monotonic() + within_s
     while not sign.exists():
-        assert time.monotonic() < deadline, job.all_logs()  # type: ignore[attr-defined]
+        assert time.monotonic() < deadline, job.all_logs()
         time.sleep(0.05)

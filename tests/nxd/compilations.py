@@ -1,0 +1,160 @@
+"""Count what torch_xla compiles, on its own CPU device: one rank, operations recorded.
+
+    python -m tests.nxd.compilations <folder>
+
+Writes ``<folder>/compilations.json``. Started with ``on_cpu.environment(lazy=True)``: NxD then is
+as on a device, in a world of one, and torch_xla records, compiles and caches as it does there.
+What is counted is its counter ``UncachedCompile``, which neuronx-cc would have work from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.nxd.cases import BERT, LLAMA, Case, one_step, parts
+
+LATE = 9902
+"""One step before torch's AdamW becomes another graph, in Llama-2-7B's schedule."""
+_LONG = ("--max-steps=10000", "--warmup-steps=100")
+MODELS = (
+    Case(name="llama", words=(*(w for w in LLAMA if "-steps" not in w), *_LONG)),
+    Case(name="bert", words=(*(w for w in BERT if "-steps" not in w), *_LONG), backend="xla"),
+    Case(name="mnist", words=("mnist", "--batch-size=8"), backend="xla", mixed=False),
+)
+SCHEDULES = {
+    "llama2-7b": ("llama2-7b",),
+    "llama2-7b, beta2 0.95": ("llama2-7b", "--beta2=0.95"),
+    "bert": ("bert",),
+}
+
+
+def main(folder: Path) -> None:
+    """Count everything."""
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        os.environ[name] = value
+    os.environ.update(LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    from training.contract import DeviceKind
+    from training.device import open_device
+
+    device = open_device(DeviceKind.XLA, timeout_s=60)
+    found = {
+        "models": {case.name: _model(case, device, folder / case.name) for case in MODELS},
+        "schedules": {name: _schedule(words) for name, words in SCHEDULES.items()},
+        "torch": _torchs_own(range(LATE - 10, LATE + 10)),
+    }
+    (folder / "compilations.json").write_text(json.dumps(found))
+
+
+def compiled() -> int:
+    """Graphs so far."""
+    from torch_xla.debug import metrics
+
+    return int(metrics.counter_value("UncachedCompile") or 0)
+
+
+def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
+    """Graphs of a job that compiles, of a new run, a save, and a run that continues."""
+    from training.checkpoint import Checkpoints
+    from training.objects import open_objects
+
+    before, counts = compiled(), dict[str, Any]()
+    config, backend, batch = parts(case, device)
+    backend.build()
+    counts["build"] = compiled() - before
+    before = compiled()
+    counts["steps"] = list[tuple[int, int]]()
+    for step in range(1, 4):
+        loss, norm = one_step(config, backend, batch, step)
+        trained = compiled() - before
+        backend.mean_over_data(loss)
+        backend.fetch(norm)
+        counts["steps"].append((trained, compiled() - before - trained))
+        before = compiled()
+    checkpoints = Checkpoints(
+        open_objects(str(folder), region=None, endpoint_url=None), keep_last=10, keep_every=0
+    )
+    backend.save(checkpoints, LATE, {}, asynchronous=False)
+    checkpoints.wait()
+    counts["save"] = compiled() - before
+    before = compiled()
+    # Another job: what the one above has compiled is in the cache.
+    config, backend, batch = parts(case, device)
+    backend.build()
+    counts["build again"] = compiled() - before
+    before = compiled()
+    info = checkpoints.latest()
+    assert info is not None
+    assert backend.load(checkpoints, info).step == LATE
+    counts["load"] = compiled() - before
+    before = compiled()
+    for step in range(LATE + 1, LATE + 4):
+        loss, norm = one_step(config, backend, batch, step)
+        backend.mean_over_data(loss)
+        backend.fetch(norm)
+    counts["steps after a load"] = compiled() - before
+    return counts
+
+
+def _schedule(words: tuple[str, ...]) -> list[int]:
+    """The steps of a workload's whole schedule whose update was a graph not seen before."""
+    import torch_xla.core.xla_model as xm
+
+    from training.arguments import parse
+    from training.backends.traced import adamw
+    from training.config import TrainConfig
+
+    config = TrainConfig.from_values(parse(list(words)).values, 64)
+    weight = _parameter(xm.xla_device())
+    steps = range(1, config.max_steps + 1)
+    return _steps(config, adamw([("a.weight", weight)], config), weight, steps)
+
+
+def _torchs_own(steps: range) -> list[int]:
+    """The same of torch's AdamW, of some steps of Llama-2-7B's."""
+    import torch
+    import torch_xla.core.xla_model as xm
+
+    from training.arguments import parse
+    from training.config import TrainConfig
+
+    config = TrainConfig.from_values(parse(["llama2-7b"]).values, 64)
+    weight = _parameter(xm.xla_device())
+    optimizer = torch.optim.AdamW([weight], betas=(config.beta1, config.beta2), foreach=False)
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    for state in optimizer.state.values():
+        state["step"].fill_(steps.start - 1)
+    return _steps(config, optimizer, weight, steps)
+
+
+def _parameter(device: Any) -> Any:
+    import torch
+
+    return torch.nn.Parameter(torch.ones(1, device=device))
+
+
+def _steps(config: Any, optimizer: Any, weight: Any, steps: Iterable[int]) -> list[int]:
+    import torch
+    import torch_xla.core.xla_model as xm
+
+    weight.grad = torch.ones_like(weight)
+    xm.mark_step()
+    found = []
+    for step in steps:
+        before = compiled()
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate_at(step)
+        optimizer.step()
+        xm.mark_step()
+        if compiled() > before:
+            found.append(step)
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

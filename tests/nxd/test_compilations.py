@@ -1,0 +1,61 @@
+"""Graphs that torch_xla compiles: as few as can be, none in the middle of a run.
+
+The number that is logged, a mean over the ranks, is a small graph of its own beside the two of a
+step. ``--compile`` makes the same steps as a run, so what it compiles is what a run needs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.nxd.compilations import LATE, MODELS, SCHEDULES
+from tests.nxd.conftest import base_environment
+
+NAMES = [case.name for case in MODELS]
+
+
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of one process."""
+    folder = tmp_path_factory.mktemp("compilations")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.nxd.compilations", str(folder)],
+        env=base_environment(folder, lazy=True),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    found: dict[str, Any] = json.loads((folder / "compilations.json").read_text())
+    print(json.dumps(found))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_has_two_graphs_and_one_that_is_logged(name: str, counts: dict[str, Any]) -> None:
+    logged = 1 if name == "llama" else 0
+    assert counts["models"][name]["steps"] == [[2, logged], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_continues_a_run_compiles_nothing_new(name: str, counts: dict[str, Any]) -> None:
+    found = counts["models"][name]
+
+    assert found["save"] == 0
+    assert (found["build again"], found["load"], found["steps after a load"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_step_of_a_whole_schedule_is_another_graph(name: str, counts: dict[str, Any]) -> None:
+    assert set(counts["schedules"][name]) <= {1}
+
+
+def test_the_count_sees_the_graph_that_torchs_adamw_has_in_the_middle(
+    counts: dict[str, Any],
+) -> None:
+    assert LATE + 1 in counts["torch"][1:]

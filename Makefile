@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # No command of this project reports usage to anyone.
 export CDK_DISABLE_CLI_TELEMETRY := true
 
-.PHONY: help setup check format test test-full rehearse synth bench bench-smoke diagram readme clean lock
+.PHONY: help setup check format test test-full test-nxd rehearse synth bench bench-smoke diagram readme clean lock
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
@@ -39,6 +39,9 @@ test: check ## everything but the slow matrices
 
 test-full: check ## with the slow matrices
 	$(PYTEST)
+
+test-nxd: ## the NxD back-end on the real, public package: NXD_SOURCE=<folder that holds it>
+	@$(PYTHON) tools/test_nxd.py
 
 rehearse: setup ## deploy, run on local nodes, destroy, prove that nothing is left; no AWS account
 	python -m rehearsal run $(if $(ORCHESTRATORS),--orchestrators $(ORCHESTRATORS))

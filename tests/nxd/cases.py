@@ -18,6 +18,8 @@ STEPS = 20
 SEQ_LEN, VOCABULARY = 32, 256
 LIMIT = 0.5
 """Of the gradient norm: less than it is, so that clipping is judged too."""
+ASKED_STEPS = 2
+"""Of which it is kept what the project asks of NxD, from ``build`` on."""
 LLAMA = (
     *("llama-tiny", f"--vocab-size={VOCABULARY}", "--hidden-size=64", "--intermediate-size=192"),
     # Grouped-query attention, and a key-value head for each rank at a degree of 4.
@@ -130,7 +132,7 @@ def train(case: Case, folder: Path) -> None:
     """Be one rank of it: what the training loop does, without a run's files."""
     import torch
 
-    from tests.nxd import gloo
+    from tests.nxd import asked, gloo
     from training.checkpoint import Checkpoints
     from training.checkpoint.ranks import Ranks
     from training.contract import DeviceKind
@@ -142,6 +144,7 @@ def train(case: Case, folder: Path) -> None:
     kind = DeviceKind.CPU if case.backend == "native" else DeviceKind.XLA
     device = open_device(kind, timeout_s=60)
     config, backend, batch = parts(case, device)
+    heard = asked.listen() if case.backend == "nxd" else []
     backend.build()
     torch.save(_held(backend), folder / f"held-{device.rank}.pt")
     checkpoints = Checkpoints(
@@ -151,13 +154,18 @@ def train(case: Case, folder: Path) -> None:
     )
     backend.save(checkpoints, 0, {}, asynchronous=False)
     checkpoints.wait()
-    losses, norms, calls = [], [], list[gloo.Call]()
+    first_heard: list[str] = []
+    losses, norms, calls = [], [], dict[str, list[gloo.Call]]()
     for step in range(1, case.steps + 1):
-        gloo.CALLS.clear()
-        loss, norm = one_step(config, backend, batch, step)
-        calls = list(gloo.CALLS)
+        gloo.take()
+        loss = micro_batches(config, backend, batch, step)
+        calls["micro-batches"] = gloo.take()
+        norm = backend.clip_and_step(config.learning_rate_at(step))
+        calls["update"] = gloo.take()
         losses.append(backend.mean_over_data(loss))
         norms.append(backend.fetch(norm))
+        if step == ASKED_STEPS:
+            first_heard = list(heard)
         if step == 1:
             backend.save(checkpoints, 1, {}, asynchronous=False)
             checkpoints.wait()
@@ -168,6 +176,8 @@ def train(case: Case, folder: Path) -> None:
             "norms": norms,
             "ranks": every,
             "calls": calls,
+            "asked": first_heard,
+            "nxd": _version(),
             "micro_batches": config.plan.accumulation_steps,
             "rate": config.learning_rate_at(1),
         }
@@ -175,17 +185,13 @@ def train(case: Case, folder: Path) -> None:
     device.close()
 
 
-def one_step(
-    config: Any, backend: Any, batch: Callable[[range], Any], step: int
-) -> tuple[Any, Any]:
-    """Step ``step``, counted from 1, as the training loop makes it: this rank's loss, the norm."""
-    import torch
-
-    loss, count = torch.zeros(()), config.plan.accumulation_steps
+def micro_batches(config: Any, backend: Any, batch: Callable[[range], Any], step: int) -> Any:
+    """Those of step ``step``, counted from 1, as the training loop makes them; this rank's loss."""
+    count, loss = config.plan.accumulation_steps, None
     for micro in range(count):
         found = batch(config.positions(step - 1, micro, backend.data_rank))
         loss = backend.forward_backward(found, is_last=micro == count - 1)
-    return loss, backend.clip_and_step(config.learning_rate_at(step))
+    return loss
 
 
 def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
@@ -225,6 +231,13 @@ def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
     config = dataclasses.replace(config, mixed=case.mixed)
     backend = open_data_parallel(config, device, BertNetwork(config), peak_flops=None)
     return config, backend, recipe.random_batches(config, backend)
+
+
+def _version() -> str:
+    from importlib import import_module
+
+    found: str = import_module("neuronx_distributed._version").__version__
+    return found
 
 
 def _held(backend: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.nxd.cases import BERT, LLAMA, Case, one_step, parts
+from tests.nxd.cases import BERT, LLAMA, Case, micro_batches, parts
 
 LATE = 9902
 """One step before torch's AdamW becomes another graph, in Llama-2-7B's schedule."""
@@ -69,7 +69,8 @@ def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
     before = compiled()
     counts["steps"] = list[tuple[int, int]]()
     for step in range(1, 4):
-        loss, norm = one_step(config, backend, batch, step)
+        loss = micro_batches(config, backend, batch, step)
+        norm = backend.clip_and_step(config.learning_rate_at(step))
         trained = compiled() - before
         backend.mean_over_data(loss)
         backend.fetch(norm)
@@ -93,7 +94,8 @@ def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
     counts["load"] = compiled() - before
     before = compiled()
     for step in range(LATE + 1, LATE + 4):
-        loss, norm = one_step(config, backend, batch, step)
+        loss = micro_batches(config, backend, batch, step)
+        norm = backend.clip_and_step(config.learning_rate_at(step))
         backend.mean_over_data(loss)
         backend.fetch(norm)
     counts["steps after a load"] = compiled() - before

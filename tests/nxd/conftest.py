@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pytest
 
 from tests.nxd import on_cpu
 from tests.nxd.cases import CASES
-from tests.nxd.figures import Figures
+from tests.nxd.figures import Figures, compute
 
 _VERSIONS = {"torch": "2.9", "torch-xla": "2.9", "transformers": "4.5"}
 """Of the last line of images for trn1; torch_xla 2.9 loads with no other torch."""
@@ -51,28 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=REASON))
 
 
-def base_environment(folder: Path, *, lazy: bool = False) -> dict[str, str]:
-    """Of a process that the tests start."""
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(folder),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        **on_cpu.environment(lazy=lazy),
-    }
-
-
 @pytest.fixture(scope="session")
 def figures(tmp_path_factory: pytest.TempPathFactory) -> Figures:
     """What the ranks of every case have computed."""
-    folder = tmp_path_factory.mktemp("cases")
-    with (folder / "nursery.log").open("wb") as log:
-        subprocess.run(
-            [sys.executable, "-m", "tests.nxd.nursery", str(folder), *CASES],
-            env=base_environment(folder),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            check=False,
-            timeout=900,
-        )
-    return Figures(folder)
+    return compute(tmp_path_factory.mktemp("cases"), CASES)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.nxd import on_cpu
 from tests.nxd.cases import CASES, LIMIT
 from trainium_catalogue.contract import checkpoint_name
 
@@ -70,6 +74,20 @@ class Figures:
     def _checkpoint(self, name: str, step: int) -> dict[str, Any]:
         self.of(name)
         return load(self.folder / name / "checkpoints" / checkpoint_name(step))
+
+
+def compute(folder: Path, names: Iterable[str]) -> Figures:
+    """Run cases, whose failures are told where somebody asks for their figures."""
+    with (folder / "nursery.log").open("wb") as log:
+        subprocess.run(
+            [sys.executable, "-m", "tests.nxd.nursery", str(folder), *names],
+            env=on_cpu.environment_of_a_process(folder),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=900,
+        )
+    return Figures(folder)
 
 
 @functools.cache

@@ -29,6 +29,12 @@ CALLS: list[Call] = []
 _MADE: dict[tuple[tuple[int, ...], ...], Any] = {}
 
 
+def take() -> list[Call]:
+    """The calls since the last time."""
+    taken, CALLS[:] = list(CALLS), []
+    return taken
+
+
 def _note(name: str, tensor: Any, elements: int, group: Any) -> None:
     import torch.distributed as dist
 

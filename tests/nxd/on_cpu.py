@@ -67,6 +67,17 @@ def environment(*, lazy: bool = False) -> dict[str, str]:
     }
 
 
+def environment_of_a_process(home: Path, *, lazy: bool = False) -> dict[str, str]:
+    """All of it, for a process that the tests start themselves."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **environment(lazy=lazy),
+    }
+
+
 def install() -> None:
     """Arrange the replacements, before anything of torch_xla or NxD is imported."""
     sys.meta_path.insert(0, _Finder(os.environ.get(ENV_SOURCE)))

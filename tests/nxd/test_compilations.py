@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.nxd import on_cpu
 from tests.nxd.compilations import LATE, MODELS, SCHEDULES
-from tests.nxd.conftest import base_environment
 
+pytestmark = pytest.mark.timeout(900)
 NAMES = [case.name for case in MODELS]
 
 
@@ -25,10 +26,10 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("compilations")
     done = subprocess.run(
         [sys.executable, "-m", "tests.nxd.compilations", str(folder)],
-        env=base_environment(folder, lazy=True),
+        env=on_cpu.environment_of_a_process(folder, lazy=True),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     found: dict[str, Any] = json.loads((folder / "compilations.json").read_text())

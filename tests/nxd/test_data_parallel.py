@@ -14,6 +14,7 @@ import pytest
 
 from tests.nxd.figures import Figures, distance
 
+pytestmark = pytest.mark.timeout(900)
 EXACT = 2e-5
 """Of fp32, whose sums are made in another order."""
 BERTS = ("bert-xla-1", "bert-xla-2", "bert-xla-4")

@@ -14,6 +14,7 @@ from tests.nxd.cases import CASES
 from tests.nxd.figures import Figures, Tensors, distance
 
 JUDGED = [case.name for case in CASES.values() if case.backend == "nxd" and not case.defect]
+pytestmark = pytest.mark.timeout(900)
 SPLIT = [name for name in JUDGED if CASES[name].num_ranks > 1]
 GRADIENT, LOSS, NORM = 0.02, 1e-3, 0.012
 """Relative; of a parameter's gradient the norm of the difference."""
@@ -74,7 +75,8 @@ def test_recomputed_activations_change_no_digit(name: str, figures: Figures) -> 
     assert figures.of(name)["norms"] == figures.of(kept)["norms"]
     assert worst(figures.gradients(name), figures.gradients(kept)) == 0
     # And something was recomputed: the forward's collectives are there twice.
-    assert name == "one" or len(figures.of(name)["calls"]) > len(figures.of(kept)["calls"])
+    again = [len(figures.of(case)["calls"]["micro-batches"]) for case in (name, kept)]
+    assert name == "one" or again[0] > again[1]
 
 
 @pytest.mark.parametrize("name", SPLIT)

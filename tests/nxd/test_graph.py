@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.nxd.conftest import base_environment
+from tests.nxd import on_cpu
 from tests.nxd.hlo import Cost, cost
 
 WORDS = ("llama2-7b", "--num-layers=2")
@@ -22,7 +22,7 @@ def lowered(folder: Path, *words: str) -> Cost:
     out = folder / "step.hlo"
     done = subprocess.run(
         [sys.executable, "-m", "tests.nxd.lowering", str(out), *words],
-        env=base_environment(folder, lazy=True),
+        env=on_cpu.environment_of_a_process(folder, lazy=True),
         capture_output=True,
         text=True,
         timeout=240,

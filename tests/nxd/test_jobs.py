@@ -18,6 +18,7 @@ from tests.nxd.faults import ENV_HOLD
 from tests.nxd.jobs import STEPS, Desk, flip_a_bit
 from tests.training.conftest import Cluster
 
+pytestmark = pytest.mark.timeout(900)
 FOUR = ("--tensor-parallel=2",)
 """Tensor parallel 2 x data parallel 2, on two nodes."""
 HALF = STEPS // 2

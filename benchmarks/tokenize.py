@@ -116,6 +116,7 @@ def _tokenize(setting: Setting, *, accelerate: bool) -> tuple[Manifest, Path]:
         text_field="text",
         # As one machine with two cores gets it: a part for each.
         shard_tokens=TEXT_BYTES // 6 if not accelerate else 2**26,
+        validation_fraction=0.0,
         processes=2,
         accelerate=accelerate,
         place=Place(root=str(root)),

@@ -55,6 +55,13 @@ TOKENIZE_PARAMETERS = (
         help="field of a JSONL line, or column of a Parquet file, that holds the text",
     ),
     Parameter(
+        name="validation-fraction",
+        default=0.005,
+        minimum=0,
+        maximum=0.5,
+        help="part of the documents that training does not see, for --eval-every (0: none)",
+    ),
+    Parameter(
         name="shard-tokens",
         default=2**26,
         minimum=2**10,

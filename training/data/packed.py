@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.manifest import DatasetError, Manifest
+from training.data.manifest import DatasetError, Manifest, Shard
 from training.data.staging import stage
 from training.objects import Objects
 
 
-class PackedDataset:
-    """One stream of token ids over all shards, cut into sequences of any length."""
+class TokenStream:
+    """Token ids over all shards of a split, cut into sequences of any length."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.manifest = manifest
-        dtype = np.dtype(manifest.dtype).newbyteorder("<")
+    def __init__(self, folder: Path, dtype: str, shards: Sequence[Shard]) -> None:
+        kind = np.dtype(dtype).newbyteorder("<")
         self._shards = [
-            np.memmap(folder / shard.name, dtype=dtype, mode="r", shape=(shard.tokens,))
-            for shard in manifest.shards
+            np.memmap(folder / shard.name, dtype=kind, mode="r", shape=(shard.tokens,))
+            for shard in shards
         ]
-        self._starts = np.cumsum([0, *(shard.tokens for shard in manifest.shards)])
+        self._starts = np.cumsum([0, *(shard.tokens for shard in shards)])
 
     def num_sequences(self, seq_len: int) -> int:
         """Sequences of ``seq_len`` tokens; the last token of each is the next one's first label."""
-        return max(0, (self.manifest.num_tokens - 1) // seq_len)
+        return max(0, (int(self._starts[-1]) - 1) // seq_len)
 
     def sequence(self, index: int, seq_len: int) -> NDArray[np.int64]:
         """Inputs and, one further, labels of a sequence: int64 of shape [seq_len + 1]."""
@@ -45,6 +44,17 @@ class PackedDataset:
             start, rest, number = start + len(found), rest - len(found), number + 1
         return result
 
+
+class PackedDataset(TokenStream):
+    """What a model is trained on, and beside it what is held out."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        super().__init__(folder, manifest.dtype, manifest.shards)
+        self.manifest = manifest
+        self.validation: TokenStream | None = None
+        if manifest.validation is not None:
+            self.validation = TokenStream(folder, manifest.dtype, manifest.validation.shards)
+
     def require(self, *, vocab_size: int, seq_len: int) -> None:
         """Refuse a model that this dataset does not fit, with ``DatasetError``."""
         manifest = self.manifest
@@ -59,6 +69,22 @@ class PackedDataset:
                 f"the dataset has {manifest.num_tokens} tokens, too few for one sequence of "
                 f"{seq_len} and a label; use more text or a smaller --seq-len"
             )
+
+    def require_validation(self, *, seq_len: int) -> TokenStream:
+        """What is held out; ``DatasetError`` where that is no sequence."""
+        if self.validation is None:
+            raise DatasetError(
+                "the dataset holds nothing out, and --eval-every needs a validation split; "
+                "tokenize into another --dataset with a larger --validation-fraction, or train "
+                "with --eval-every 0"
+            )
+        if self.validation.num_sequences(seq_len) == 0:
+            raise DatasetError(
+                "the dataset's validation split is too small for one sequence of "
+                f"{seq_len} and a label; tokenize into another --dataset with a larger "
+                "--validation-fraction, or train with --eval-every 0"
+            )
+        return self.validation
 
 
 def open_dataset(

@@ -1,4 +1,4 @@
-"""Writes one part of the token stream as shards, each into storage as soon as it is full."""
+"""Writes one part of a token stream as shards, each into storage as soon as it is full."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ class ShardWriter:
         objects: Objects,
         scratch: Path,
         *,
-        part: int,
+        name: str,
         shard_tokens: int,
         on_upload: Callable[[int], None],
     ) -> None:
-        self._objects, self._part, self._shard_tokens = objects, part, shard_tokens
-        self._path = scratch / f"part-{part:05d}.bin"
+        """``name`` is what the names of the shards begin with."""
+        self._objects, self._name, self._shard_tokens = objects, name, shard_tokens
+        self._path = scratch / f"{name}.bin"
         self._file = self._path.open("wb")
         self._on_upload = on_upload
         self._digest = hashlib.sha256()
@@ -61,7 +62,7 @@ class ShardWriter:
     def _finish_shard(self) -> None:
         self._file.close()
         shard = Shard(
-            name=f"shard-{self._part:05d}-{len(self.shards):03d}.bin",
+            name=f"{self._name}-{len(self.shards):03d}.bin",
             tokens=self._tokens,
             bytes=self._bytes,
             sha256=self._digest.hexdigest(),

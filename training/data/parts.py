@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from training.data.batches import batches, read_ahead
-from training.data.encoders import ParityError, encoders
+from training.data.encoders import Encoder, ParityError, encoders
+from training.data.held_out import split_documents
 from training.data.manifest import Shard
 from training.data.packer import ShardWriter
 from training.data.places import Place
@@ -30,6 +31,7 @@ class Task:
     place: Place
     text_field: str
     shard_tokens: int
+    validation_fraction: float
     accelerate: bool
     vocabulary: Vocabulary
     fingerprint: str
@@ -45,11 +47,23 @@ class PartRecord:
     documents: int
     empty_documents: int
     shards: tuple[Shard, ...]
+    validation_documents: int = 0
+    validation_shards: tuple[Shard, ...] = ()
+
+    @property
+    def files(self) -> tuple[Shard, ...]:
+        """Every shard, of both splits."""
+        return self.shards + self.validation_shards
 
     @property
     def tokens(self) -> int:
-        """Of all its shards."""
+        """To train on."""
         return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def validation_tokens(self) -> int:
+        """Held out."""
+        return sum(shard.tokens for shard in self.validation_shards)
 
     def to_json(self) -> bytes:
         """As it stands in storage."""
@@ -64,8 +78,9 @@ class PartRecord:
             return None
         if document["fingerprint"] != fingerprint:
             return None
-        shards = tuple(Shard(**shard) for shard in document.pop("shards"))
-        return PartRecord(**document, shards=shards)
+        for name in {"shards", "validation_shards"} & document.keys():
+            document[name] = tuple(Shard(**shard) for shard in document[name])
+        return PartRecord(**document)
 
 
 class PartMaker:
@@ -93,34 +108,55 @@ class PartMaker:
         return record
 
     def _make(self, part: Part) -> PartRecord:
-        documents = empty = 0
-        writer = ShardWriter(
-            self._output,
-            self._task.scratch,
-            part=part.number,
-            shard_tokens=self._task.shard_tokens,
-            on_upload=lambda count: self._count(0, count),
-        )
+        train, validation = self._split("shard", part), self._split("validation", part)
+        empty = 0
         try:
             for batch in read_ahead(batches(self._documents(part))):
                 texts = [text for text in batch if text]
-                documents += len(texts)
                 empty += len(batch) - len(texts)
-                if texts:
-                    ids = self._encoder.encode(texts)
-                    writer.add(ids)
-                    self._count(len(ids), 0)
-            shards = writer.close()
+                seen, held_out = split_documents(texts, self._task.validation_fraction)
+                train.add(seen)
+                validation.add(held_out)
+            return PartRecord(
+                fingerprint=self._task.fingerprint,
+                documents=train.documents,
+                empty_documents=empty,
+                shards=train.writer.close(),
+                validation_documents=validation.documents,
+                validation_shards=validation.writer.close(),
+            )
         except BaseException:
-            writer.abandon()
+            train.writer.abandon()
+            validation.writer.abandon()
             raise
-        return PartRecord(
-            fingerprint=self._task.fingerprint,
-            documents=documents,
-            empty_documents=empty,
-            shards=shards,
+
+    def _split(self, name: str, part: Part) -> _Split:
+        writer = ShardWriter(
+            self._output,
+            self._task.scratch,
+            name=f"{name}-{part.number:05d}",
+            shard_tokens=self._task.shard_tokens,
+            on_upload=lambda count: self._count(0, count),
         )
+        return _Split(self._encoder, writer, self._count)
 
     def _documents(self, part: Part) -> Iterator[str]:
         for piece in part.pieces:
             yield from read_documents(self._input, piece, self._task.text_field)
+
+
+class _Split:
+    """One of the two streams that a part is made into."""
+
+    def __init__(self, encoder: Encoder, writer: ShardWriter, count: Count) -> None:
+        self._encoder, self._count = encoder, count
+        self.writer = writer
+        self.documents = 0
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Encode and write documents, if there are any."""
+        if texts:
+            ids = self._encoder.encode(texts)
+            self.writer.add(ids)
+            self._count(len(ids), 0)
+            self.documents += len(texts)

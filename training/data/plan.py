@@ -100,6 +100,7 @@ class Plan:
         *,
         text_field: str,
         shard_tokens: int,
+        validation_fraction: float,
         row_groups: Callable[[InputFile], int],
     ) -> Plan:
         """Cut ``corpus``."""
@@ -108,6 +109,8 @@ class Plan:
             "input": f"{corpus.uri}, {len(corpus.files)} files, {corpus.bytes} bytes",
             "text-field": text_field,
             "shard-tokens": str(shard_tokens),
+            # Left out without one, so that datasets of earlier releases have the same plan.
+            **({"validation-fraction": str(validation_fraction)} if validation_fraction else {}),
             "content": _fingerprint(corpus),
         }
         parts = cut_into_parts(corpus, shard_tokens=shard_tokens, row_groups=row_groups)
@@ -155,8 +158,9 @@ class Plan:
             )
 
     def _first_difference(self, other: Mapping[str, str]) -> tuple[str, str]:
-        key = next(key for key, value in self.entries.items() if other.get(key) != value)
-        return key, "other files" if key == "content" else str(other.get(key))
+        keys = dict.fromkeys((*self.entries, *other))
+        key = next(key for key in keys if other.get(key) != self.entries.get(key))
+        return key, "other files" if key == "content" else str(other.get(key, "none"))
 
 
 def _fingerprint(corpus: Corpus) -> str:

@@ -40,6 +40,11 @@ class Ready:
     shards: tuple[DataFile, ...]
 
     @property
+    def files(self) -> tuple[DataFile, ...]:
+        """Everything that a node needs of it."""
+        return self.shards
+
+    @property
     def samples(self) -> int:
         """Of all files."""
         return sum(file.samples for file in self.shards)

@@ -38,8 +38,8 @@ class Sharded(Protocol):
     """A manifest."""
 
     @property
-    def shards(self) -> Sequence[Shard]:
-        """The files."""
+    def files(self) -> Sequence[Shard]:
+        """Every file of the dataset but the manifest."""
 
 
 M = TypeVar("M", bound=Sharded)
@@ -86,7 +86,7 @@ def _stage(
         ) from None
     manifest = parse(data, name)
     cache.mkdir(parents=True, exist_ok=True)
-    missing = _missing(cache, manifest.shards, report)
+    missing = _missing(cache, manifest.files, report)
     if missing:
         # Gone until all shards are right, so that nobody takes a torn folder for a whole one.
         (cache / DATASET_MANIFEST).unlink(missing_ok=True)

@@ -37,6 +37,7 @@ class Order:
     dataset: str
     text_field: str
     shard_tokens: int
+    validation_fraction: float
     processes: int
     accelerate: bool
     place: Place
@@ -57,6 +58,7 @@ def run(job: Job) -> None:
             dataset=str(job.values["dataset"]),
             text_field=str(job.values["text-field"]),
             shard_tokens=int(job.values["shard-tokens"]),
+            validation_fraction=float(job.values["validation-fraction"]),
             processes=int(job.values["processes"]) or cores,
             accelerate=bool(job.values["accelerate"]),
             place=Place.of(
@@ -92,6 +94,7 @@ def make_dataset(
         vocabulary,
         text_field=order.text_field,
         shard_tokens=order.shard_tokens,
+        validation_fraction=order.validation_fraction,
         row_groups=_row_group_counter(place.open(corpus.uri), report),
     )
     sizes = {info.key: info.size for info in objects.list()}
@@ -110,6 +113,7 @@ def make_dataset(
         place=place,
         text_field=order.text_field,
         shard_tokens=order.shard_tokens,
+        validation_fraction=order.validation_fraction,
         accelerate=order.accelerate,
         vocabulary=vocabulary,
         fingerprint=plan.fingerprint,
@@ -119,7 +123,14 @@ def make_dataset(
         line = ProgressLine(len(todo), report)
         make_parts(task, todo, processes=order.processes, on_progress=line.show)
         line.end()
-    return finish(objects, plan, corpus, vocabulary, order.text_field)
+    return finish(
+        objects,
+        plan,
+        corpus,
+        vocabulary,
+        text_field=order.text_field,
+        validation_fraction=order.validation_fraction,
+    )
 
 
 def _row_group_counter(

@@ -85,6 +85,7 @@ def run_tokenize(tmp_path: Path, corpus: Path, small_tokenizer: Path) -> Tokeniz
             "dataset": "made",
             "text_field": "text",
             "shard_tokens": 1024,
+            "validation_fraction": 0.0,
             "processes": 1,
             "accelerate": False,
             "place": Place(root=str(tmp_path / "bucket")),

@@ -210,7 +210,8 @@ def test_a_killed_job_goes_on_with_what_it_had_finished(
     complete(run_tokenize(**changes, dataset="whole"))
     values = {
         **changes, "tokenizer": str(small_tokenizer), "dataset": "killed", "text_field": "text",
-        "accelerate": False, "place": str(tmp_path / "bucket"), "array_index": 0, "array_size": 1,
+        "validation_fraction": 0.0, "accelerate": False, "place": str(tmp_path / "bucket"),
+        "array_index": 0, "array_size": 1,
     }  # fmt: skip
     script = tmp_path / "killed.py"
     script.write_text(KILLED_RUN)

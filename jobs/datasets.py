@@ -88,11 +88,25 @@ def _check_fit(name: str, manifest: Mapping[str, Any], values: Mapping[str, Valu
                 f"dataset {name} has {what} {has} and the run --{parameter} {values[parameter]}; "
                 f"submit with --{parameter} {has}",
             )
+    if values.get("eval-every"):
+        _check_validation(name, manifest, seq_len=int(values["seq-len"]))
     if num_tokens <= int(values["seq-len"]):
         raise Refusal(
             "dataset-too-small",
             f"dataset {name} has {num_tokens:,} tokens, less than one sequence of "
             f"--seq-len {values['seq-len']}; use more text or shorter sequences",
+        )
+
+
+def _check_validation(name: str, manifest: Mapping[str, Any], *, seq_len: int) -> None:
+    split = manifest.get("validation")
+    held_out = _fact(name, split, "num_tokens") if isinstance(split, Mapping) else 0
+    if held_out <= seq_len:
+        raise Refusal(
+            "dataset-no-validation",
+            f"dataset {name} holds {held_out:,} tokens out, and --eval-every needs a sequence of "
+            f"--seq-len {seq_len} at least; tokenize into another --dataset with a larger "
+            "--validation-fraction, or submit with --eval-every 0",
         )
 
 

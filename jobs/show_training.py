@@ -10,6 +10,7 @@ from typing import Any
 from jobs.show import duration
 
 _PLOT_HEIGHT = 16
+_VALIDATION_MARKER = "o"
 _OLD_S = 60.0
 """Training renews its status every few seconds; an older one deserves a remark."""
 
@@ -24,6 +25,7 @@ def describe_training(status: Mapping[str, Any], *, job_id: str | None, now: dat
         ("loss", lambda v: f"loss {v:.4f}"),
         ("lr", lambda v: f"lr {v:.3g}"),
         ("grad_norm", lambda v: f"gradient norm {v:.3g}"),
+        ("val_loss", lambda v: f"validation loss {v:.4f} after step {status.get('val_step')}"),
     )
     speed = _known(
         status,
@@ -54,19 +56,24 @@ def loss_plot(metrics: bytes, *, width: int) -> str | None:
     figure.theme("colorless")
     figure.plot_size(width, _PLOT_HEIGHT)
     figure.draw(figure.signal(list(losses), list(losses.values())))
-    figure.title("loss")
+    title = "loss"
+    if validation := losses_of(metrics, event="evaluation", field="val_loss"):
+        steps, values = list(validation), list(validation.values())
+        figure.draw(figure.signal(steps, values, marker=_VALIDATION_MARKER))
+        title = f"loss, and validation loss ({_VALIDATION_MARKER})"
+    figure.title(title)
     figure.label("step")
     return str(plotext.uncolorize(str(figure.build())))
 
 
-def losses_of(metrics: bytes) -> dict[int, float]:
+def losses_of(metrics: bytes, *, event: str = "step", field: str = "loss") -> dict[int, float]:
     """Loss by step; of a step that a later attempt made again, the later one."""
     losses: dict[int, float] = {}
     for line in metrics.decode(errors="replace").splitlines():
         try:
             document = json.loads(line)
-            if document["event"] == "step":
-                losses[int(document["step"])] = float(document["loss"])
+            if document["event"] == event:
+                losses[int(document["step"])] = float(document[field])
         except (KeyError, TypeError, ValueError):
             continue  # half a line, or a loss that is not finite
     return dict(sorted(losses.items()))

@@ -31,6 +31,8 @@ class Wanted:
     max_steps: int
     save_every: int
     killed_after: int
+    eval_every: int = 0
+    """0: nothing is held out."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,6 +67,7 @@ def gather_training(aws: Aws, *, run: str, log: Path, plan: Wanted) -> Found:
     prefix = f"{contract.run_prefix(run, 'checkpoints')}{name}/"
     found.checks = [
         *judge_steps(events, plan, resumed_from=found.resumed_from),
+        *([judge_validation(events, plan)] if plan.eval_every else []),
         judge_repeated(log.read_text(encoding="utf-8") if log.exists() else ""),
         judge_marker(bucket.text(prefix + contract.CHECKPOINT_MARKER), bucket.sizes(prefix), plan),
         judge_finished(aws, run, step=plan.max_steps),
@@ -141,6 +144,21 @@ def judge_steps(events: Sequence[Json], plan: Wanted, *, resumed_from: int | Non
             detail=f"mean of the first {_ENDS} steps {first:.3f}, of the last {last:.3f}",
         ),
     ]
+
+
+def judge_validation(events: Sequence[Json], plan: Wanted) -> Check:
+    """What is held out was evaluated after the right steps, each once, and its loss fell."""
+    found = [(e["step"], e["val_loss"]) for e in events if e["event"] == "evaluation"]
+    told = [
+        f"{'none' if loss is None else f'{loss:.3f}'} after step {step}" for step, loss in found
+    ]
+    wanted = sorted({*range(plan.eval_every, plan.max_steps + 1, plan.eval_every), plan.max_steps})
+    losses = [loss for _, loss in found]
+    return Check(
+        name="the validation loss was computed, and fell",
+        ok=[step for step, _ in found] == wanted and None not in losses and losses[-1] <= losses[0],
+        detail=", ".join(told) or "none",
+    )
 
 
 def judge_repeated(log: str) -> Check:

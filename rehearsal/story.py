@@ -39,6 +39,8 @@ SAVE_EVERY = 6
 KILLED_AFTER = 11
 """The node is killed when this step is in the log: well after a save, well before the next."""
 DOCUMENTS = 400
+HELD_OUT = "0.05"
+"""Part of them: the default would be two documents."""
 PARAMETERS = {
     "max-steps": str(MAX_STEPS),
     "save-every": str(SAVE_EVERY),
@@ -46,6 +48,8 @@ PARAMETERS = {
     "global-batch": "8",
     "micro-batch": "4",
     "warmup-steps": "3",
+    "eval-every": "8",
+    "eval-sequences": "16",
 }
 """Small: what is shown is that training goes on, not that the model learns much."""
 
@@ -75,7 +79,7 @@ def scenes(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Scen
         Scene(
             name="tokenize",
             words=("submit", "tokenize", "--input", CORPUS, "--tokenizer", TOKENIZER,
-                   "--dataset", DATASET, *follow),
+                   "--dataset", DATASET, "--validation-fraction", HELD_OUT, *follow),
         ),
         Scene(
             name="train",
@@ -180,6 +184,7 @@ def tell(
             max_steps=int(parameters(settings)["max-steps"]),
             save_every=int(parameters(settings)["save-every"]),
             killed_after=KILLED_AFTER,
+            eval_every=int(parameters(settings)["eval-every"]),
         ),
     )
     found.checks.append(evidence.judge_probes(aws, PROBED))

@@ -52,6 +52,10 @@ class TrainConfig:
     checkpoint_uri: str
     """Empty: the run's own place."""
     log_every: int
+    eval_every: int = 0
+    """0: nothing is evaluated."""
+    eval_sequences: int = 0
+    """Of the validation split, at most."""
     dropout: float = 0.0
     max_predictions: int = 0
     """Of a sequence, where words are predicted at some positions only."""
@@ -84,6 +88,8 @@ class TrainConfig:
             async_save=bool(values["async-save"]),
             checkpoint_uri=str(values["checkpoint-uri"]),
             log_every=int(values["log-every"]),
+            eval_every=int(values.get("eval-every", 0)),
+            eval_sequences=int(values.get("eval-sequences", 0)),
             dropout=float(values.get("dropout", 0.0)),
             max_predictions=int(values.get("max-predictions", 0)),
             compile_only=bool(values["compile-only"]),

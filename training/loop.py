@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from training.backends.base import Backend
     from training.checkpoint import Checkpoints
     from training.config import TrainConfig
+    from training.evaluation import Evaluate
     from training.stopping import StopSwitch
     from training.vote import Vote
 
@@ -73,6 +74,8 @@ class Loop:
     """One line into the log; of one rank."""
     check: Callable[[], None] = lambda: None
     """Raises when this job may not go on."""
+    evaluate: Evaluate = lambda step, stops: None
+    """Computes the validation loss between two steps, where it is time to."""
 
     def run(self, done: int) -> Ending:
         """Train from ``done`` steps on; returns when the last save is complete everywhere."""
@@ -97,6 +100,8 @@ class Loop:
             if numbers is not None:
                 self._log(step, *numbers)
                 unlogged = None
+            # Before the save, so that a run that continues from it has the evaluation's line too.
+            self.evaluate(step, self._stops)
             if saves:
                 self._save(step, asynchronous=config.async_save and not ends)
                 saved = step

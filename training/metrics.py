@@ -50,6 +50,39 @@ class StepRecord:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRecord:
+    """One evaluation of the validation split."""
+
+    step: int
+    """Optimizer steps made before it."""
+    val_loss: float
+    """Mean over the sequences."""
+    sequences: int
+    evaluation_s: float
+    """Seconds that training stood still for it; part of no step's time."""
+
+    @property
+    def perplexity(self) -> float:
+        """Infinite where it is too large for a float."""
+        try:
+            return math.exp(self.val_loss)
+        except OverflowError:
+            return math.inf
+
+    def fields(self) -> dict[str, Any]:
+        """For JSON: what JSON cannot hold becomes null."""
+        known = {**asdict(self), "perplexity": self.perplexity}
+        return {name: _finite(value) for name, value in known.items()}
+
+    def line(self) -> str:
+        """For the log."""
+        return (
+            f"training: validation after step {self.step}: loss {self.val_loss:.4f}, perplexity "
+            f"{self.perplexity:.2f}, of {self.sequences} sequences, {self.evaluation_s:.3f} s"
+        )
+
+
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from training.metrics import StepRecord
+    from training.metrics import EvaluationRecord, StepRecord
 
 NAMESPACE = "Trainium/Training"
 _METRICS = (
@@ -24,6 +24,10 @@ _METRICS = (
     ("StepTime", "step_s", "Seconds"),
     ("DataTime", "data_s", "Seconds"),
     ("CheckpointTime", "checkpoint_s", "Seconds"),
+)
+_VALIDATION_METRICS = (
+    ("ValidationLoss", "val_loss", "None"),
+    ("ValidationTime", "evaluation_s", "Seconds"),
 )
 _BETWEEN_LINES_S = 60.0
 """A custom metric has a value a minute; more lines cost and show nothing more."""
@@ -44,7 +48,34 @@ def embedded_metrics(
     before, if there was one.
     """
     fields = {**record.fields(), "checkpoint_s": checkpoint_s}
-    known = [(name, field, unit) for name, field, unit in _METRICS if fields[field] is not None]
+    return _line(
+        _METRICS,
+        fields,
+        {"Deployment": deployment, "Run": run, "Workload": workload, "Step": record.step},
+        time_ms=time_ms,
+    )
+
+
+def embedded_validation(
+    record: EvaluationRecord, *, deployment: str, run: str, workload: str, time_ms: int
+) -> str:
+    """The same of an evaluation of the validation split."""
+    return _line(
+        _VALIDATION_METRICS,
+        record.fields(),
+        {"Deployment": deployment, "Run": run, "Workload": workload, "Step": record.step},
+        time_ms=time_ms,
+    )
+
+
+def _line(
+    metrics: tuple[tuple[str, str, str], ...],
+    fields: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    *,
+    time_ms: int,
+) -> str:
+    known = [(name, field, unit) for name, field, unit in metrics if fields[field] is not None]
     document = {
         "_aws": {
             "Timestamp": time_ms,
@@ -57,10 +88,7 @@ def embedded_metrics(
                 }
             ],
         },
-        "Deployment": deployment,
-        "Run": run,
-        "Workload": workload,
-        "Step": record.step,
+        **origin,
         **{name: fields[field] for name, field, _ in known},
     }
     return json.dumps(document)

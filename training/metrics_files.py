@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.metrics_cloudwatch import Pacer, embedded_metrics
+from training.metrics_cloudwatch import Pacer, embedded_metrics, embedded_validation
 from training.metrics_reference import SCALARS, log_line, results_document
 from training.objects import ObjectMissing, Objects
 from training.results import now_utc
 from training.uploads import Uploads
-from trainium_catalogue.contract import RUN_STATUS, TRAIN_METRICS
+from trainium_catalogue.contract import RUN_STATUS, TRAIN_METRICS, VALIDATION_LOSS_SCALAR
 
 if TYPE_CHECKING:
-    from training.metrics import StepRecord
+    from training.metrics import EvaluationRecord, StepRecord
     from training.progress import RunContext
 
 RESULTS = "results/results.json"
@@ -24,6 +24,9 @@ TENSORBOARD = "logs/tensorboard"
 _BETWEEN_UPLOADS_S = 5.0
 _CLOSING_S = 60.0
 _SECURING_S = 5.0
+_EVALUATION = "evaluation"
+_MADE_AGAIN = ("step", _EVALUATION)
+"""Events of which a run has one for each step, whatever was repeated."""
 
 
 class RunFiles:
@@ -51,17 +54,19 @@ class RunFiles:
         self._writer: Any = None
         self._uploads = Uploads(objects, every_s=_BETWEEN_UPLOADS_S, say=say)
         self._status: dict[str, Any] = {}
-        self._pacer = Pacer()
+        self._pacer, self._validation_pacer = Pacer(), Pacer()
         self._checkpoint_s: float | None = None
         """Since the last line for CloudWatch."""
         self._throughputs: list[float] = []
         self._last: StepRecord | None = None
+        self._evaluation: EvaluationRecord | None = None
         self._began_s = time.monotonic()
 
     def begin(self, step: int, fields: Mapping[str, Any]) -> None:
         """Continue the run's curve after ``step`` steps; later ones are done again."""
         kept, dropped = _lines_until(self._read(TRAIN_METRICS), step)
         self._metrics.write_text("".join(f"{line}\n" for line in kept))
+        self._status.update(_last_validation(kept))
         # Imported late: TensorBoard takes a second.
         from torch.utils.tensorboard import SummaryWriter
 
@@ -107,6 +112,26 @@ class RunFiles:
             self._checkpoint_s = None
         self._offer_tensorboard()
 
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """One evaluation of the validation split, in every form."""
+        self._evaluation = record
+        fields = record.fields()
+        self.event(_EVALUATION, fields)
+        self._say(record.line())
+        self._writer.add_scalar(VALIDATION_LOSS_SCALAR, record.val_loss, record.step)
+        if self._context.bucket is not None and self._validation_pacer.due():
+            self._say(
+                embedded_validation(
+                    record,
+                    deployment=self._context.deployment,
+                    run=self._context.run,
+                    workload=self._workload,
+                    time_ms=int(time.time() * 1000),
+                )
+            )
+        self.status(val_loss=fields["val_loss"], val_step=record.step)
+        self._offer_tensorboard()
+
     def save(self, step: int, *, stall_s: float) -> None:
         """A checkpoint was begun, for which training stood still for ``stall_s`` seconds."""
         self._checkpoint_s = round(stall_s, 4)
@@ -138,6 +163,7 @@ class RunFiles:
             parameters=parameters,
             throughputs=self._throughputs,
             last=self._last,
+            evaluation=self._evaluation,
             log_every=log_every,
             seconds=time.monotonic() - self._began_s,
             more=more,
@@ -176,7 +202,7 @@ def _lines_until(data: bytes | None, step: int) -> tuple[list[str], int]:
     for line in (data or b"").decode(errors="replace").splitlines():
         try:
             document = json.loads(line)
-            is_later = document["event"] == "step" and document["step"] > step
+            is_later = document["event"] in _MADE_AGAIN and document["step"] > step
         except (KeyError, TypeError, ValueError):
             is_later = True  # half a line, or not ours
         if is_later:
@@ -184,3 +210,12 @@ def _lines_until(data: bytes | None, step: int) -> tuple[list[str], int]:
         else:
             kept.append(line)
     return kept, dropped
+
+
+def _last_validation(lines: list[str]) -> dict[str, Any]:
+    """What the status says of the newest evaluation of earlier attempts, if there was one."""
+    for line in reversed(lines):
+        document = json.loads(line)
+        if document["event"] == _EVALUATION:
+            return {"val_loss": document["val_loss"], "val_step": document["step"]}
+    return {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trainium_catalogue.contract import LOSS_SCALAR
 
 if TYPE_CHECKING:
-    from training.metrics import StepRecord
+    from training.metrics import EvaluationRecord, StepRecord
 
 SCALARS: Mapping[str, str] = {
     LOSS_SCALAR: "loss",
@@ -47,10 +47,16 @@ def results_document(
     last: StepRecord | None,
     log_every: int,
     seconds: float,
+    evaluation: EvaluationRecord | None = None,
     more: Iterable[tuple[str, float, str]] = (),
 ) -> dict[str, Any]:
-    """results.json: ``earlier``'s metrics, if it has any, and this job's after them."""
+    """results.json: ``earlier``'s metrics, if it has any, and this job's after them.
+
+    The reference evaluates nothing; ``evaluation``, the last one, is beside its own metrics.
+    """
     metrics = _earlier_metrics(earlier)
+    if evaluation is not None:
+        more = (("Final validation loss", round(evaluation.val_loss, 4), ""), *more)
     if last is not None:
         warm = throughputs[math.ceil(_WARM_STEPS / log_every) :] or throughputs
         for name, value, units in (

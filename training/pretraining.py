@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from training.checkpoint.ranks import Ranks
+from training.evaluation import HeldOut, evaluation_of
 from training.loop import Loop
 from training.run import Run
 from training.vote import Vote
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _COMPILED_STEPS = 3
 """The first step, the steady state, and one to see that nothing is compiled any more."""
+_EVALUATED_AFTER = 2
+"""Steps: where the run evaluates, its graph is compiled too, and a step is made after it."""
 
 
 def _llama() -> Recipe:
@@ -63,20 +66,35 @@ def compile_graphs(job: Job, recipe: Recipe) -> None:
         max_steps=max(config.max_steps, _COMPILED_STEPS),
         steps_this_run=_COMPILED_STEPS,
         save_every=0,
+        eval_every=_EVALUATED_AFTER if config.eval_every else 0,
     )
     backend = recipe.backend(config, job.device, peak_flops=None, report=job.progress.report)
     job.progress.report("building the model")
     backend.build()
+    batch = recipe.random_batches(config, backend)
+    watch = Watch(config, None, sequences_per_epoch=config.plan.global_batch, peak_flops=None)
+
+    def report(text: str) -> None:
+        job.progress.report(f"compiling: {text}")
+
+    held_out = HeldOut(batch=batch, num_sequences=config.plan.global_batch)
     Loop(
         config=config,
         backend=backend,
-        batch=recipe.random_batches(config, backend),
+        batch=batch,
         checkpoints=None,
         meta={},
-        watch=Watch(config, None, sequences_per_epoch=config.plan.global_batch, peak_flops=None),
+        watch=watch,
         stop=job.stop,
-        vote=Vote(Ranks(), job.progress.report),
-        report=lambda text: job.progress.report(f"compiling: {text}"),
+        vote=Vote(Ranks(), report),
+        report=report,
+        evaluate=evaluation_of(
+            held_out if config.eval_every else None,
+            config=config,
+            backend=backend,
+            watch=watch,
+            report=report,
+        ),
     ).run(0)
     if job.device.rank == 0:
         print(f"compile: {_COMPILED_STEPS} steps were made", flush=True)

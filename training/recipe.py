@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from training.backends.base import Backend
     from training.config import TrainConfig
     from training.device import Device
+    from training.evaluation import HeldOut
     from training.metrics import StepRecord
 
 Report = Callable[[str], None]
@@ -97,6 +98,10 @@ class Recipe(ABC):
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
         """The same without a dataset, for graphs that are compiled beforehand."""
         raise TypeError(f"{type(self).__name__} compiles nothing beforehand")
+
+    def held_out(self, config: TrainConfig, material: Material) -> HeldOut | None:
+        """What is evaluated every ``config.eval_every`` steps; None where nothing is."""
+        return None
 
     def finish(
         self,

@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
 _UNKNOWN = (
     *("loss", "lr", "grad_norm", "tokens_per_second", "sequences_per_second", "mfu"),
-    *("step_seconds", "eta_seconds", "last_checkpoint_step", "last_checkpoint_time", "error"),
+    *(
+        "val_loss",
+        "val_step",
+        "step_seconds",
+        "eta_seconds",
+        "last_checkpoint_step",
+        "last_checkpoint_time",
+        "error",
+    ),
 )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.checkpoint import Checkpoints
 from training.checkpoint.ranks import Ranks
+from training.evaluation import evaluation_of
 from training.loop import Ending, Loop
 from training.metrics_files import RunFiles
 from training.objects import Objects, open_objects
@@ -152,6 +153,13 @@ class Run:
             report=job.progress.report,
             say=_say if self._leads else lambda text: None,
             check=self._lock.check if self._lock is not None else lambda: None,
+            evaluate=evaluation_of(
+                recipe.held_out(config, material),
+                config=config,
+                backend=backend,
+                watch=watch,
+                report=job.progress.report,
+            ),
         )
         job.stop.defer()
         ending = loop.run(done)

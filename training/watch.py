@@ -11,6 +11,7 @@ from training.metrics import StepRecord, Window
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo
     from training.config import TrainConfig
+    from training.metrics import EvaluationRecord
     from training.metrics_files import RunFiles
 
 
@@ -93,6 +94,11 @@ class Watch:
                 )
             },
         )
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """The validation split was evaluated, between two steps."""
+        if self._files is not None:
+            self._files.evaluation(record)
 
     def before_save(self) -> None:
         """A checkpoint will be taken."""

@@ -131,6 +131,8 @@ EXPORT_PREFIX: Final = "export/"
 
 LOSS_SCALAR: Final = "step loss"
 """Name of the loss in TensorBoard, as in AWS's reference."""
+VALIDATION_LOSS_SCALAR: Final = "val/loss"
+"""Name of the validation loss there; the reference has none."""
 RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results")
 RUN_LOCK: Final = "lock.json"
 """Which job trains under the run's name, and when it last said so."""

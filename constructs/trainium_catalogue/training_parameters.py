@@ -26,6 +26,8 @@ GRAPH_PARAMETERS = (
     "activation-checkpointing", "max-predictions", "dropout",
     # Their 0 and 1 are other graphs, and so are two of them that are equal (ADR 6).
     "weight-decay", "max-grad-norm", "beta1", "beta2", "adam-eps",
+    # Whether there is the graph of an evaluation, and not how often.
+    "eval-every",
 )  # fmt: skip
 """What decides the compiled graphs, beside the number of nodes and the Neuron release.
 
@@ -61,6 +63,22 @@ def _llama(preset: Preset) -> tuple[Parameter, ...]:
             name="activation-checkpointing",
             default=True,
             help="recompute activations in the backward pass: less memory, more time",
+        ),
+        Parameter(
+            name="eval-every",
+            # A dataset that an earlier release made has no validation split, and the evaluation is
+            # a graph of its own to compile.
+            default=0,
+            minimum=0,
+            help="steps between two evaluations of what tokenize has held out (0: none); there is "
+            "one more after max-steps",
+        ),
+        Parameter(
+            name="eval-sequences",
+            default=1024,
+            minimum=1,
+            help="sequences of the validation split that are evaluated, at most, the same each "
+            "time; each costs a quarter to a third of what training on it does",
         ),
     )
 

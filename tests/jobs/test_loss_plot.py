@@ -17,5 +17,14 @@ def test_a_curve_shows_both_ends_of_the_loss() -> None:
     assert "10.4" in picture and "7.6" in picture and "step" in picture
 
 
+def test_the_validation_loss_is_drawn_beside_it() -> None:
+    evaluated = json.dumps({"event": "evaluation", "step": 2, "val_loss": 12.5}).encode()
+
+    picture = loss_plot(lines({1: 10.4, 2: 9.0, 3: 7.6}) + b"\n" + evaluated, width=60)
+
+    assert picture is not None
+    assert "12.5" in picture and "validation loss (o)" in picture
+
+
 def test_one_step_makes_no_curve() -> None:
     assert loss_plot(lines({1: 10.4}), width=60) is None

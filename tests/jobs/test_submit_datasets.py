@@ -26,6 +26,11 @@ MANIFESTS: dict[str, dict[str, Any]] = {
     "silent": {"num_tokens": 1_000_000},
     "mnist": {"kind": "images", "epochs": 4},
     "wiki": {"vocab_size": 32000, "num_tokens": 1_000_000},
+    "split": {
+        "vocab_size": 32000,
+        "num_tokens": 1_000_000,
+        "validation": {"fraction": 0.1, "num_tokens": 400, "documents": 3, "shards": []},
+    },
 }  # fmt: skip
 
 
@@ -83,6 +88,15 @@ def test_a_bert_compiles_beforehand_with_what_decides_its_graphs(ready: Desk) ->
         ),
         (("bert", "--dataset", "nope"), "submit prepare --dataset bert-wikicorpus` and submit wi"),
         (("llama-tiny", "--dataset", "nope"), "make it with `python -m jobs submit tokenize --da"),
+        (
+            ("llama-tiny", "--dataset", "wiki", "--eval-every", "5"),
+            "wiki holds 0 tokens out, and --eval-every needs a sequence of --seq-len 128 at least; "
+            "tokenize into another --dataset with a larger --validation-fraction, or submit with",
+        ),
+        (
+            ("llama-tiny", "--dataset", "split", "--eval-every", "5", "--seq-len", "500"),
+            "split holds 400 tokens out, and --eval-every needs a sequence of --seq-len 500",
+        ),
         (("mnist", "--dataset", "half"), "write one as docs/interfaces.md describes it for kind"),
         (("mnist", "--compile"), "mnist has no graphs to compile beforehand"),
     ],

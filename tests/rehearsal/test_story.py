@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -106,6 +107,25 @@ def test_losses_belong_to_the_attempt_that_made_them() -> None:
     found = [(a.attempt, a.steps) for a in evidence.attempts(events())]
 
     assert found == [(1, [1, 2]), (2, [3, 4, 5, 6])]
+
+
+@pytest.mark.parametrize(
+    ("found", "ok"),
+    [
+        ([(2, 8.0), (4, 7.0), (6, 6.0)], True),
+        ([(2, 8.0), (4, 7.0), (6, 9.0)], False),
+        ([(2, 8.0), (6, 6.0)], False),
+        ([(2, 8.0), (2, 8.0), (4, 7.0), (6, 6.0)], False),
+        ([(2, 8.0), (4, None), (6, 6.0)], False),
+        ([], False),
+    ],
+)
+def test_what_is_held_out_must_be_evaluated_and_its_loss_fall(
+    found: list[tuple[int, float | None]], ok: bool
+) -> None:
+    lines = [{"event": "evaluation", "step": step, "val_loss": loss} for step, loss in found]
+
+    assert evidence.judge_validation(lines, replace(PLAN, eval_every=2)).ok is ok
 
 
 @pytest.mark.parametrize(

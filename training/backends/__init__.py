@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from training.contract import DeviceKind
 
 if TYPE_CHECKING:
-    from training.backends.base import Backend, DataParallel
+    from training.backends.base import DataParallel, ModelParallel
     from training.backends.network import Network
     from training.config import TrainConfig
     from training.device import Device
@@ -20,7 +20,7 @@ def open_backend(
     *,
     peak_flops: float | None,
     report: Callable[[str], None] = lambda text: None,
-) -> Backend:
+) -> ModelParallel:
     """A Llama's back-end, on a device whose ranks have already met; ``peak_flops`` is one rank's.
 
     ``report`` is called while something goes on that takes long, such as compiling.

@@ -98,3 +98,14 @@ class DataParallel(Backend, Protocol):
 
         ``score`` is given the model and the batch on its device; gradients are not computed.
         """
+
+
+class ModelParallel(Backend, Protocol):
+    """A back-end that may split a model of sequences over several ranks."""
+
+    def losses_of(self, tokens: Any) -> torch.Tensor:
+        """Mean loss of each sequence of a micro-batch, ``[micro_batch]``, on the device.
+
+        Of this data rank's ``tokens``, as ``forward_backward`` takes them. No gradients are
+        computed, and those of a step that has begun stay as they are.
+        """

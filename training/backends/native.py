@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from training.backends.heap import keep_freed_memory
-from training.backends.network import Batch, Network, Score, place
+from training.backends.network import Batch, Network, Score, SequenceNetwork, place
 from training.backends.optimizer import Updates, clip, make_optimizer
 from training.contract import DeviceKind
 
@@ -135,6 +135,18 @@ class NativeBackend:
                 module.reshard()
 
     @torch.no_grad()
+    def losses_of(self, tokens: Batch) -> torch.Tensor:
+        """Mean loss of each sequence of a micro-batch, without gradients."""
+        placed = place(tokens, self._device)
+        with self._loss_context():
+            losses = cast(SequenceNetwork, self._network).losses(self._model, placed)
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                # No backward pass does it: a checkpoint would hold the gathered weights.
+                module.reshard()
+        return _local(losses)
+
+    @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> float:
         """Sum over data-parallel ranks of ``score``, fetched; the same on every rank."""
         self._model.eval()
@@ -200,5 +212,5 @@ def _fill(parameter: torch.Tensor, whole: torch.Tensor) -> None:
         parameter.copy_(whole)
 
 
-def _local(scalar: torch.Tensor) -> torch.Tensor:
-    return scalar.full_tensor() if isinstance(scalar, DTensor) else scalar
+def _local(loss: torch.Tensor) -> torch.Tensor:
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss

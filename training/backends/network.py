@@ -35,6 +35,13 @@ class Network(Protocol):
         """Mean loss of a micro-batch that is on the model's device."""
 
 
+class SequenceNetwork(Network, Protocol):
+    """A model whose loss is a mean over sequences."""
+
+    def losses(self, model: Any, batch: Any) -> torch.Tensor:
+        """Mean loss of each sequence of a micro-batch, ``[micro_batch]``."""
+
+
 Score = Callable[[Any, Any], torch.Tensor]
 """What an evaluation sums up: of a model and a batch on its device."""
 

@@ -151,6 +151,20 @@ class NxdBackend:
             xm.mark_step()
         return self._loss
 
+    @torch.no_grad()
+    def losses_of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Mean loss of each sequence of a micro-batch, without gradients."""
+        import torch_xla.core.xla_model as xm
+        from neuronx_distributed.parallel_layers import parallel_cross_entropy
+
+        placed = tokens.to(self._device)
+        logits = self._model(input_ids=placed[:, :-1], use_cache=False).logits
+        losses: torch.Tensor = parallel_cross_entropy(logits.float(), placed[:, 1:]).mean(1)
+        # Every evaluated micro-batch is the same graph.
+        with self._patience.waiting():
+            xm.mark_step()
+        return losses
+
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
         """Clip, update the weights and drop the gradients; returns the norm before clipping."""
         import torch_xla.core.xla_model as xm

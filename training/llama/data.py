@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from training.data.order import sequence_indices
-from training.data.packed import PackedDataset
+from training.data.packed import TokenStream
 
 Batch = Callable[[range], torch.Tensor]
 """Positions to int64 ``[positions, seq_len + 1]``."""
 
 
-def packed_batches(dataset: PackedDataset, *, seed: int, seq_len: int) -> Batch:
+def packed_batches(dataset: TokenStream, *, seed: int, seq_len: int) -> Batch:
     """A pure function of the positions: nothing has to be saved, any rank may ask for any."""
     num_sequences = dataset.num_sequences(seq_len)
 

@@ -52,7 +52,16 @@ class LlamaNetwork:
 
     def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:
         """Cross entropy of int64 ``[micro_batch, seq_len + 1]``: token i predicts i + 1."""
-        logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-        return torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), batch[:, 1:].flatten()
-        )
+        return _cross_entropy(model, batch, reduction="mean")
+
+    def losses(self, model: Any, batch: torch.Tensor) -> torch.Tensor:
+        """The same of each sequence, ``[micro_batch]``."""
+        each = _cross_entropy(model, batch, reduction="none")
+        return each.reshape(len(batch), -1).mean(1)
+
+
+def _cross_entropy(model: Any, batch: torch.Tensor, *, reduction: str) -> torch.Tensor:
+    logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction=reduction
+    )

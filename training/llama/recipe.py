@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from training.backends import open_backend
 from training.config import TrainConfig
 from training.data.packed import open_dataset
+from training.evaluation import HeldOut
 from training.llama.data import packed_batches, random_batches
 from training.recipe import Material, Recipe, Report, Staging
 from trainium_catalogue.parameters import Value
 from trainium_catalogue.plan import TrainingPlan
 
 if TYPE_CHECKING:
-    from training.backends.base import Backend
+    from training.backends.base import ModelParallel
     from training.device import Device
 
 
@@ -36,6 +37,8 @@ class LlamaRecipe(Recipe):
             report=staging.report,
         )
         dataset.require(vocab_size=int(values["vocab-size"]), seq_len=seq_len)
+        if int(values["eval-every"]):
+            dataset.require_validation(seq_len=seq_len)
         manifest = dataset.manifest
         return Material(
             samples=dataset.num_sequences(seq_len),
@@ -56,7 +59,7 @@ class LlamaRecipe(Recipe):
 
     def backend(
         self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
-    ) -> Backend:
+    ) -> ModelParallel:
         """With tensor parallelism."""
         return open_backend(config, device, peak_flops=peak_flops, report=report)
 
@@ -65,6 +68,18 @@ class LlamaRecipe(Recipe):
     ) -> Callable[[range], Any]:
         """Tokens of the dataset."""
         return packed_batches(material.content, seed=config.seed, seq_len=config.plan.seq_len)
+
+    def held_out(self, config: TrainConfig, material: Material) -> HeldOut | None:
+        """Tokens of the dataset's validation split."""
+        if config.eval_every == 0:
+            return None
+        seq_len = config.plan.seq_len
+        split = material.content.require_validation(seq_len=seq_len)
+        return HeldOut(
+            # Not the run's seed: losses of runs with different seeds are to be compared.
+            batch=packed_batches(split, seed=0, seq_len=seq_len),
+            num_sequences=min(config.eval_sequences, split.num_sequences(seq_len)),
+        )
 
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
         """Tokens without a dataset."""

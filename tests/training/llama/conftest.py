@@ -15,7 +15,7 @@ import torch
 
 from training.arguments import parse
 from training.contract import DeviceKind
-from training.data.manifest import Manifest, Shard, Source
+from training.data.manifest import Manifest, Shard, Source, Validation
 from training.objects import Objects, open_objects
 from training.progress import Progress, RunContext
 from training.results import Store
@@ -53,19 +53,29 @@ def write_dataset(
     objects: Objects,
     *,
     num_tokens: int = 3000,
+    validation_tokens: int = 0,
     vocab_size: int = 256,
     tokenizer: str = "b" * 64,
     seed: int = 0,
 ) -> None:
     """A dataset as tokenize leaves it: skewed random ids, so that there is something to learn."""
-    ids = np.random.default_rng(seed).zipf(1.5, num_tokens) % vocab_size
-    data = ids.astype("<u2").tobytes()
-    shard = Shard(
-        name="shard-00000.bin",
-        tokens=num_tokens,
-        bytes=len(data),
-        sha256=hashlib.sha256(data).hexdigest(),
-    )
+    random = np.random.default_rng(seed)
+
+    def put(name: str, num_tokens: int) -> Shard:
+        data = (random.zipf(1.5, num_tokens) % vocab_size).astype("<u2").tobytes()
+        objects.put(name, data)
+        sha256 = hashlib.sha256(data).hexdigest()
+        return Shard(name=name, tokens=num_tokens, bytes=len(data), sha256=sha256)
+
+    shard = put("shard-00000.bin", num_tokens)
+    validation = None
+    if validation_tokens:
+        validation = Validation(
+            fraction=0.1,
+            num_tokens=validation_tokens,
+            documents=1,
+            shards=(put("validation-00000.bin", validation_tokens),),
+        )
     manifest = Manifest(
         dtype="uint16",
         vocab_size=vocab_size,
@@ -79,8 +89,8 @@ def write_dataset(
         empty_documents=0,
         source=Source(uri="none", files=1, bytes=1, text_field="text"),
         shards=(shard,),
+        validation=validation,
     )
-    objects.put(shard.name, data)
     objects.put("manifest.json", manifest.to_json())
 
 

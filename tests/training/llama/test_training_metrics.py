@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.metrics import StepRecord, Window
-from training.metrics_cloudwatch import Pacer, embedded_metrics
+from training.metrics import EvaluationRecord, StepRecord, Window
+from training.metrics_cloudwatch import Pacer, embedded_metrics, embedded_validation
 from training.metrics_reference import log_line, results_document
 from training.objects import LocalObjects
 from training.uploads import Uploads
@@ -148,6 +148,25 @@ def test_cloudwatch_gets_no_metric_without_a_value() -> None:
 
     assert "ModelFlopsUtilization" not in line
     assert "CheckpointTime" not in line
+
+
+def test_cloudwatch_gets_the_validation_loss_too() -> None:
+    record = EvaluationRecord(step=7, val_loss=3.5, sequences=16, evaluation_s=2.0)
+
+    document = json.loads(
+        embedded_validation(record, deployment="d", run="r", workload="w", time_ms=1)
+    )
+
+    (directive,) = document["_aws"]["CloudWatchMetrics"]
+    names = [metric["Name"] for metric in directive["Metrics"]]
+    assert names == ["ValidationLoss", "ValidationTime"]
+    assert [document[name] for name in (*names, "Step", "Run")] == [3.5, 2.0, 7, "r"]
+
+
+def test_a_perplexity_without_bounds_is_null_in_json() -> None:
+    record = EvaluationRecord(step=7, val_loss=1e9, sequences=16, evaluation_s=2.0)
+
+    assert (record.fields()["perplexity"], record.fields()["val_loss"]) == (None, 1e9)
 
 
 @given(st.lists(st.floats(0, 50), max_size=30))

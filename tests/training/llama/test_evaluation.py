@@ -1,0 +1,243 @@
+"""The validation loss: right, the same on any ranks, and without a trace in training."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.training.conftest import Cluster
+from tests.training.llama.conftest import TINY, write_dataset
+from tests.training.test_allreduce import validator
+from training.backends.native import NativeBackend
+from training.config import TrainConfig
+from training.data.manifest import DatasetError
+from training.llama.model import initial_weight, llama_config, meta_model, restore_buffers
+from training.objects import open_objects
+from training.stopping import Stopped, StopSwitch
+
+if TYPE_CHECKING:
+    from tests.training.llama.conftest import Laptop
+
+STEPS = 5
+SEQ_LEN = 16
+SEQUENCES = 13
+"""Of the validation split: no multiple of what any number of ranks computes at once."""
+VALIDATION_TOKENS = SEQUENCES * SEQ_LEN + 1
+SPLIT = "--dataset=split"
+EVALUATED = (SPLIT, f"--max-steps={STEPS}", "--eval-every=2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def split(laptop: Laptop) -> None:
+    """A dataset with a validation split."""
+    write_dataset(laptop.objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def evaluated(laptop: Laptop, split: None) -> list[dict[str, Any]]:
+    """The evaluations of a whole run."""
+    laptop.train(*EVALUATED, run="evaluated")
+    return laptop.lines("evaluated", "evaluation")
+
+
+def val_losses(lines: list[dict[str, Any]]) -> dict[int, float]:
+    return {line["step"]: line["val_loss"] for line in lines}
+
+
+def test_every_second_step_is_evaluated_and_the_last(
+    laptop: Laptop, evaluated: list[dict[str, Any]]
+) -> None:
+    losses = val_losses(evaluated)
+
+    assert list(losses) == [2, 4, STEPS]
+    assert losses[STEPS] < losses[2] < math.log(256)
+    assert {line["sequences"] for line in evaluated} == {SEQUENCES}
+    for line in evaluated:
+        assert line["perplexity"] == pytest.approx(math.exp(line["val_loss"]))
+        validator("train-metrics-line.schema.json").validate(line)
+
+
+def test_it_is_told_wherever_the_loss_is(
+    laptop: Laptop, evaluated: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    last = evaluated[-1]["val_loss"]
+
+    status = laptop.status("evaluated")
+    validator("run-status.schema.json").validate(status)
+    assert (status["val_loss"], status["val_step"]) == (last, STEPS)
+    events = EventAccumulator(str(laptop.file("logs/tensorboard", "evaluated")))
+    events.Reload()
+    scalars = events.Scalars("val/loss")
+    assert [scalar.step for scalar in scalars] == [2, 4, STEPS]
+    assert scalars[-1].value == pytest.approx(last)
+    results = json.loads(laptop.file("results/results.json", "evaluated").read_text())["results"]
+    (final,) = (m for m in results["metrics"] if m["MetricName"] == "Final validation loss")
+    assert final["MeasuredValue"] == round(last, 4)
+
+
+def test_training_is_the_same_to_the_last_digit(
+    laptop: Laptop, evaluated: list[dict[str, Any]]
+) -> None:
+    laptop.train(SPLIT, f"--max-steps={STEPS}", run="unevaluated")
+
+    assert laptop.losses("evaluated") == laptop.losses("unevaluated")
+    assert laptop.lines("unevaluated", "evaluation") == []
+    assert laptop.status("unevaluated")["val_loss"] is None
+
+
+def test_it_is_the_mean_that_the_models_own_authors_compute(laptop: Laptop) -> None:
+    laptop.train(SPLIT, "--max-steps=1", "--eval-every=1", "--lr=0", "--seed=5", run="untrained")
+    config = TrainConfig.from_values(
+        json.loads(laptop.file("run.json", "untrained").read_text())["values"], 1
+    )
+    model = meta_model(llama_config(config.shape, seq_len=SEQ_LEN, attention="eager"))
+    model.to_empty(device="cpu")
+    restore_buffers(model, torch.device("cpu"))
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(initial_weight(name, parameter.size(), seed=5))
+    ids = np.fromfile(laptop.folder / "datasets/split/validation-00000.bin", "<u2").astype(np.int64)
+    rows = [ids[i * SEQ_LEN : (i + 1) * SEQ_LEN + 1] for i in range(SEQUENCES)]
+    whole = torch.from_numpy(np.stack(rows))
+
+    with torch.no_grad():
+        expected = model(input_ids=whole, labels=whole).loss.item()
+
+    (line,) = laptop.lines("untrained", "evaluation")
+    assert line["val_loss"] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+def test_any_micro_batch_gives_the_same(
+    laptop: Laptop, evaluated: list[dict[str, Any]], micro_batch: int
+) -> None:
+    run = f"micro-{micro_batch}"
+    laptop.train(*EVALUATED, f"--micro-batch={micro_batch}", run=run)
+
+    found = val_losses(laptop.lines(run, "evaluation"))
+    assert found == pytest.approx(val_losses(evaluated), abs=1e-5)
+
+
+def test_a_part_of_the_split_is_one_choice_for_every_run(laptop: Laptop) -> None:
+    for run, words in (("part", "--micro-batch=4"), ("same-part", "--micro-batch=1")):
+        laptop.train(SPLIT, "--max-steps=1", "--eval-every=9", "--eval-sequences=6", words, run=run)
+
+    (part,), (same,) = (laptop.lines(run, "evaluation") for run in ("part", "same-part"))
+    assert part["sequences"] == same["sequences"] == 6
+    assert part["val_loss"] == pytest.approx(same["val_loss"], abs=1e-6)
+
+
+@pytest.fixture
+def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
+    """One node of four processes, without a bucket."""
+    objects = open_objects(str(tmp_path / "build"), region=None, endpoint_url=None)
+    write_dataset(objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
+    node = Cluster(tmp_path, num_nodes=1)
+    yield node
+    node.kill()
+
+
+def test_four_ranks_give_what_one_gives_and_save_their_own_part(
+    four_ranks: Cluster, laptop: Laptop, evaluated: list[dict[str, Any]]
+) -> None:
+    words = (*TINY, *EVALUATED, "--tensor-parallel=2", "--save-every=2")
+    for steps in (2, STEPS):
+        four_ranks.start(
+            *words,
+            f"--steps-this-run={steps}",
+            workload="llama-tiny",
+            extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
+        )
+        assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
+
+    four = laptop_at(four_ranks, laptop)
+    assert "tensor parallel 2 x data parallel 2" in four_ranks.log(0)
+    assert four.losses("four") == pytest.approx(laptop.losses("evaluated"), abs=1e-5)
+    found = val_losses(four.lines("four", "evaluation"))
+    assert found == pytest.approx(val_losses(evaluated), abs=1e-5)
+
+
+def laptop_at(cluster: Cluster, laptop: Laptop) -> Laptop:
+    """The files of a node, read as those of a laptop."""
+    return type(laptop)(cluster.folder / "build")
+
+
+def test_steps_made_again_are_evaluated_again(
+    laptop: Laptop, evaluated: list[dict[str, Any]]
+) -> None:
+    laptop.train(*EVALUATED, "--save-every=1", run="again")
+    for step in (STEPS, 4, 3):
+        shutil.rmtree(laptop.file(f"checkpoints/step-{step:08d}", "again"))
+    seen: list[Any] = []
+
+    def look(text: str) -> None:
+        if text.startswith("step 3"):
+            seen.append(laptop.status("again"))
+
+    laptop.train(run="again", tiny=False, on_report=look)
+
+    assert val_losses(laptop.lines("again", "evaluation")) == val_losses(evaluated)
+    assert len(laptop.lines("again", "evaluation")) == len(evaluated)
+    # Until the next one, the status keeps the evaluation of the earlier attempt.
+    assert seen[-1]["val_step"] == 2
+
+
+def test_a_request_to_stop_ends_an_evaluation(
+    laptop: Laptop, evaluated: list[dict[str, Any]]
+) -> None:
+    stop, heard = StopSwitch(), list[str]()
+
+    def ask(text: str) -> None:
+        heard.append(text)
+        if text == "evaluating after step 2: 2 of 4":
+            stop.requested = True
+
+    with pytest.raises(Stopped):
+        laptop.train(*EVALUATED, run="stopped", on_report=ask, stop=stop)
+
+    assert "evaluating after step 2: 3 of 4" not in heard
+    assert laptop.lines("stopped", "evaluation") == []
+    status = laptop.status("stopped")
+    assert (status["state"], status["last_checkpoint_step"]) == ("stopped", status["step"])
+    laptop.train(run="stopped", tiny=False)
+    assert laptop.losses("stopped") == laptop.losses("evaluated")
+
+
+def test_no_step_takes_longer_for_it(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = NativeBackend.losses_of
+
+    def slow(self: NativeBackend, tokens: Any) -> torch.Tensor:
+        time.sleep(0.2)
+        return original(self, tokens)
+
+    monkeypatch.setattr(NativeBackend, "losses_of", slow)
+    laptop.train(*EVALUATED, "--log-every=1", run="slow")
+
+    assert all(line["evaluation_s"] > 0.8 for line in laptop.lines("slow", "evaluation"))
+    assert all(line["step_s"] < 0.5 for line in laptop.lines("slow", "step"))
+
+
+def test_the_graph_of_an_evaluation_is_compiled_beforehand(laptop: Laptop) -> None:
+    heard: list[str] = []
+    laptop.train("--compile-only", "--eval-every=100", run="compiled", on_report=heard.append)
+    without: list[str] = []
+    laptop.train("--compile-only", run="compiled", on_report=without.append)
+
+    evaluated = heard.index("compiling: evaluating after step 2: 1 of 2")
+    # And a step after it, which is to find all its graphs.
+    assert any(text.startswith("compiling: step 3") for text in heard[evaluated:])
+    assert not any("evaluating" in text for text in without)
+
+
+def test_a_dataset_that_holds_nothing_out_is_refused(laptop: Laptop) -> None:
+    with pytest.raises(DatasetError, match=r"holds nothing out, .* larger --validation-fraction"):
+        laptop.train("--eval-every=2", run="none")

@@ -80,7 +80,7 @@ def test_every_gradient_of_an_input_is_summed_by_the_real_package() -> None:
 def test_the_real_update_reduces_and_gathers_a_ranks_whole_part(
     case: str, ranks: int, figures: dict[str, Any]
 ) -> None:
-    moved: Counter[str] = Counter()
+    moved: Counter[tuple[str, str]] = Counter()
     for name, dtype, elements, size in GOLDEN["cases"][case]["collectives"]["update"]:
         if name != "all-reduce":
             assert size == ranks

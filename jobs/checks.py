@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
@@ -16,12 +16,14 @@ from trainium_catalogue import contract
 from trainium_catalogue.cpu_instances import USD_PER_JOB_HOUR_ESTIMATE
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import (
+    LAUNCH_PARAMETERS,
     Hardware,
     Value,
     Workload,
     find_workload,
 )
 
+(_STOP_GRACE,) = (item for item in LAUNCH_PARAMETERS if item.name == "stop-grace-s")
 MAX_OVERRIDE_CHARACTERS = 8192
 """Limit of ECS for the overrides of one task (RunTask API reference, ``overrides``)."""
 MAX_PAYLOAD_BYTES = 30 * 1024
@@ -68,6 +70,8 @@ def checked_request(
     on_cpu = workload.hardware is Hardware.CPU
     if not on_cpu:
         _check_nodes(deployment, num_nodes)
+    if orchestrator is Orchestrator.BATCH:
+        _check_grace(parameters)
     cap = deployment.job_time_limit_hours
     queue = deployment.cpu_job_queue if on_cpu else deployment.job_queue
     definition = deployment.job_definition
@@ -142,6 +146,19 @@ def _check_nodes(deployment: Deployment, num_nodes: int) -> None:
             f"({deployment.max_nodes}); submit with --nodes {deployment.max_nodes} or fewer, or "
             f"deploy again with `{deployment.redeploy_command(max_nodes=num_nodes)}` and the other "
             "-c settings it was deployed with",
+        )
+
+
+def _check_grace(parameters: Mapping[str, Value]) -> None:
+    """Refuse a grace that ECS, whose limit is the hosts' and the same for all jobs, would cut."""
+    asked = float(parameters.get(_STOP_GRACE.name, _STOP_GRACE.default))
+    most = float(_STOP_GRACE.default)
+    if asked > most:
+        raise Refusal(
+            "grace-too-long",
+            f"--{_STOP_GRACE.name} {asked:g} is too long on AWS Batch: hosts are set up to kill a "
+            f"container soon after {most:g} s, whatever a job wants; give {most:g} or less, or "
+            "submit with --on eks, where a pod's own grace follows",
         )
 
 

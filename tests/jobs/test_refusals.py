@@ -65,6 +65,10 @@ def assert_refused(result: Result, *fragments: str) -> None:
         ),
         ((*NIGHTLY, "--time-limit", "0"), ["--time-limit 0 is too short", "60 seconds"]),
         ((*NIGHTLY, "--time-limit", "nan"), ["--time-limit nan is too short"]),
+        (
+            (*NIGHTLY, "--stop-grace-s", "91"),
+            ["--stop-grace-s 91 is too long on AWS Batch", "give 90 or less", "--on eks"],
+        ),
         (("status", "nightly"), ["no run 'nightly' in deployment 'default' in us-west-2"]),
         (("logs", "nightly"), ["no run 'nightly'", "log group log-group"]),
         (("stop", "nightly"), ["no run 'nightly'", "7 days"]),

@@ -95,10 +95,7 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
     guardian = Guardian(scratch=scratch, silence_s=request.launch.peer_timeout_s)
     try:
         decision = run_node(request, node, env, scratch=scratch, guardian=guardian, stop=stop)
-        if node.is_main and node.bucket and _compiles_for_another(request, env):
-            job_results.leave_result(job_results.open_results(node), node, decision, say)
-        if decision.code is not ExitCode.OK and node.bucket and ENV_JOB_ID in env:
-            job_results.leave_ending(node, decision, say)
+        leave_word(request, node, env, decision)
     except Exception as error:
         # A host on which not even the launcher works, or a mistake in the launcher: in no case the
         # workload's, so another attempt is worth its few seconds.
@@ -195,6 +192,22 @@ def run_node(
             return MainRole(tools).run(hub, found, port)
     finally:
         local.kill(guardian.beat)
+
+
+def leave_word(
+    request: Request, node: NodeContract, env: Mapping[str, str], decision: Verdict
+) -> None:
+    """Tell the bucket how the job has ended; that it cannot be told changes nothing of it."""
+    if not node.bucket:
+        return
+    try:
+        if node.is_main and _compiles_for_another(request, env):
+            job_results.leave_result(job_results.open_results(node), node, decision, say)
+        if decision.code is not ExitCode.OK and ENV_JOB_ID in env:
+            job_results.leave_ending(node, decision, say)
+    except Exception as error:
+        # A mistake in here is worth a line. Taken for the host's it would cost another attempt.
+        say(f"the bucket could not be told how this attempt ended: {describe(error)}")
 
 
 def _compiles_for_another(request: Request, env: Mapping[str, str]) -> bool:

@@ -10,9 +10,11 @@ import jsonschema
 import pytest
 
 from tests.training.nodes import CPU_NODE
-from training import job_results
+from training import job_results, launch
+from training.arguments import parse
 from training.objects import LocalObjects
 from training.verdict import Verdict
+from trainium_catalogue.contract import ENV_JOB_ID
 from trainium_catalogue.exit_codes import ExitCode
 
 SCHEMA = Path(__file__).parents[2] / "docs/schemas/attempt-ending.schema.json"
@@ -105,3 +107,26 @@ def test_how_an_attempt_ended_is_left_below_the_runs_results(
     assert opened == ["s3://bucket/runs/run/results/attempts/compile-x7"]
     assert document == {"schema": 1, "code": 75, "reason": "node 0 was lost"}
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+
+
+@pytest.mark.parametrize("name", ["open_results", "leave_ending"])
+def test_a_mistake_in_the_last_word_leaves_the_verdict_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Were it to raise, the launcher would take it for the host's fault: another attempt."""
+
+    def fail(*_: object) -> None:
+        raise TypeError("not what was meant")
+
+    monkeypatch.setattr(job_results, name, fail)
+    launch.leave_word(
+        parse(["llama-tiny", "--compile-only"]),
+        replace(NODE, bucket="bucket"),
+        {ENV_JOB_ID: NODE.job_id},
+        Verdict(code=ExitCode.HOST, reason="because"),
+    )
+
+    assert capsys.readouterr().out == (
+        "launch: the bucket could not be told how this attempt ended: "
+        "TypeError: not what was meant\n"
+    )

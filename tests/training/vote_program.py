@@ -24,7 +24,8 @@ LATE_S = 1.5
 def main() -> None:
     rank = dist.get_rank()
     reports: list[str] = []
-    vote = Vote(Ranks(), reports.append)
+    ranks = Ranks()
+    vote = Vote(ranks)
     heard = []
     for number in range(LAST):
         time.sleep(random.random() / 100)
@@ -35,13 +36,13 @@ def main() -> None:
     # A new question, of which the last one to be asked makes the others wait.
     if rank == LATE:
         time.sleep(LATE_S)
+    vote = Vote(ranks, reports.append)
     first = vote.cast(Wish.STOP if rank == LATE else Wish.GO_ON)
-    left = vote.settle()
+    vote.settle()
     result = {
         "heard": heard,
         "first": int(first),
-        "left": int(left),
-        "again": int(vote.settle()),
+        "then": [int(vote.cast(Wish.GO_ON)) for _ in range(3)],
         "reports": sorted(set(reports)),
     }
     print(json.dumps(result), flush=True)

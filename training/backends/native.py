@@ -128,10 +128,16 @@ class NativeBackend:
 
     def drop_step(self) -> None:
         """Forget the micro-batches of a step that will not be finished."""
+        # The gradients so far stay, unseen by what is saved, until the process ends.
+        self._reshard()
+
+    def _reshard(self) -> None:
+        """Make weights the ranks' own parts again, which a forward pass has gathered.
+
+        Of the parts a checkpoint is made.
+        """
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
-                # Gathered since the first micro-batch, and a checkpoint is made of the parts. The
-                # gradients so far stay, unseen by what is saved, until the process ends.
                 module.reshard()
 
     @torch.no_grad()
@@ -140,10 +146,8 @@ class NativeBackend:
         placed = place(tokens, self._device)
         with self._loss_context():
             losses = cast(SequenceNetwork, self._network).losses(self._model, placed)
-        for module in self._model.modules():
-            if isinstance(module, FSDPModule):
-                # No backward pass does it: a checkpoint would hold the gathered weights.
-                module.reshard()
+        # No backward pass does it.
+        self._reshard()
         return _local(losses)
 
     @torch.no_grad()

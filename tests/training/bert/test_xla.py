@@ -15,6 +15,7 @@ from training.backends.xla import XlaBackend
 from training.bert.network import BertNetwork
 from training.config import TrainConfig
 from training.contract import DeviceKind
+from training.stopping import Stopped, StopSwitch
 from trainium_catalogue.contract import checkpoint_name
 
 STEPS = 6
@@ -53,6 +54,27 @@ def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(laptop: Laptop) -
         train(laptop, f"--steps-this-run={steps}", run="xla-pieces")
 
     assert laptop.losses("xla-pieces") == laptop.losses("xla-whole")
+
+
+def test_a_run_stopped_in_the_middle_of_a_step_has_exactly_the_losses_of_a_whole_one(
+    laptop: Laptop,
+) -> None:
+    stop = StopSwitch()
+    begun: list[str] = []
+
+    def ask(text: str) -> None:
+        if text.startswith("step 4 of"):
+            begun.append(text)
+            stop.requested = True
+
+    train(laptop, run="xla-undisturbed")
+    with pytest.raises(Stopped):
+        train(laptop, run="xla-stopped", stop=stop, on_report=ask)
+    assert laptop.status("xla-stopped")["last_checkpoint_step"] == 3
+    assert len(begun) == 1  # of several micro-batches
+
+    train(laptop, run="xla-stopped")
+    assert laptop.losses("xla-stopped") == laptop.losses("xla-undisturbed")
 
 
 def test_a_run_continues_on_another_backend(laptop: Laptop) -> None:

@@ -41,12 +41,10 @@ def _reason() -> str | None:
 REASON = _reason()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is below this folder."""
-    here = Path(__file__).parent
-    for item in items:
-        if REASON is not None and here in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason=REASON))
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip every test of this folder, all with one line of the summary."""
+    if REASON is not None:
+        pytest.skip(REASON)
 
 
 @pytest.fixture(scope="session")

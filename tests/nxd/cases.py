@@ -18,6 +18,8 @@ STEPS = 20
 SEQ_LEN, VOCABULARY = 32, 256
 LIMIT = 0.5
 """Of the gradient norm: less than it is, so that clipping is judged too."""
+HELD_OUT = range(10_000, 10_002)
+"""Positions of sequences that are evaluated after the last step."""
 ASKED_STEPS = 2
 """Of which it is kept what the project asks of NxD, from ``build`` on."""
 LLAMA = (
@@ -169,6 +171,7 @@ def train(case: Case, folder: Path) -> None:
         if step == 1:
             backend.save(checkpoints, 1, {}, asynchronous=False)
             checkpoints.wait()
+    held_out = backend.losses_of(tokens(HELD_OUT)).tolist() if case.backend == "nxd" else []
     every = Ranks().gather({"losses": losses, "norms": norms})
     if device.rank == 0:
         figures = {
@@ -177,6 +180,7 @@ def train(case: Case, folder: Path) -> None:
             "ranks": every,
             "calls": calls,
             "asked": first_heard,
+            "held out": held_out,
             "nxd": _version(),
             "micro_batches": config.plan.accumulation_steps,
             "rate": config.learning_rate_at(1),

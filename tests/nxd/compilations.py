@@ -13,10 +13,12 @@ import json
 import os
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
-from tests.nxd.cases import BERT, LLAMA, Case, micro_batches, parts
+from tests.nxd.cases import BERT, LLAMA, Case, micro_batches, parts, tokens
 
 LATE = 9902
 """One step before torch's AdamW becomes another graph, in Llama-2-7B's schedule."""
@@ -58,48 +60,74 @@ def compiled() -> int:
 
 
 def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
-    """Graphs of a job that compiles, of a new run, a save, and a run that continues."""
+    """Graphs of a job that compiles, of what a run does more, and of a run that continues."""
     from training.checkpoint import Checkpoints
     from training.objects import open_objects
 
-    before, counts = compiled(), dict[str, Any]()
+    counts = dict[str, Any]()
+    lap = Lap()
     config, backend, batch = parts(case, device)
     backend.build()
-    counts["build"] = compiled() - before
-    before = compiled()
-    counts["steps"] = list[tuple[int, int]]()
-    for step in range(1, 4):
-        loss = micro_batches(config, backend, batch, step)
-        norm = backend.clip_and_step(config.learning_rate_at(step))
-        trained = compiled() - before
-        backend.mean_over_data(loss)
-        backend.fetch(norm)
-        counts["steps"].append((trained, compiled() - before - trained))
-        before = compiled()
+    counts["build"] = lap()
+    counts["steps"] = [_step(config, backend, batch, step, lap) for step in (1, 2, 3)]
+    counts["evaluations"] = [_evaluate(config, backend, lap) for _ in range(2)]
+    counts["step after an evaluation"] = _step(config, backend, batch, 4, lap)
     checkpoints = Checkpoints(
         open_objects(str(folder), region=None, endpoint_url=None), keep_last=10, keep_every=0
     )
     backend.save(checkpoints, LATE, {}, asynchronous=False)
     checkpoints.wait()
-    counts["save"] = compiled() - before
-    before = compiled()
+    counts["save"] = lap()
     # Another job: what the one above has compiled is in the cache.
     config, backend, batch = parts(case, device)
     backend.build()
-    counts["build again"] = compiled() - before
-    before = compiled()
+    counts["build again"] = lap()
     info = checkpoints.latest()
     assert info is not None
     assert backend.load(checkpoints, info).step == LATE
-    counts["load"] = compiled() - before
-    before = compiled()
-    for step in range(LATE + 1, LATE + 4):
-        loss = micro_batches(config, backend, batch, step)
-        norm = backend.clip_and_step(config.learning_rate_at(step))
-        backend.mean_over_data(loss)
-        backend.fetch(norm)
-    counts["steps after a load"] = compiled() - before
+    counts["load"] = lap()
+    late = [_step(config, backend, batch, step, lap) for step in range(LATE + 1, LATE + 4)]
+    counts["steps after a load"] = late
+    counts["evaluation after a load"] = _evaluate(config, backend, lap)
     return counts
+
+
+class Lap:
+    """Graphs since it was last asked."""
+
+    def __init__(self) -> None:
+        self._before = compiled()
+
+    def __call__(self) -> int:
+        """So many."""
+        before, self._before = self._before, compiled()
+        return self._before - before
+
+
+def _step(config: Any, backend: Any, batch: Any, step: int, lap: Lap) -> tuple[int, int]:
+    """Of the step itself, and of the numbers that are logged."""
+    loss = micro_batches(config, backend, batch, step)
+    norm = backend.clip_and_step(config.learning_rate_at(step))
+    of_step = lap()
+    backend.mean_over_data(loss)
+    backend.fetch(norm)
+    return of_step, lap()
+
+
+def _evaluate(config: Any, backend: Any, lap: Lap) -> int:
+    """Of a validation loss, where the workload has one."""
+    from training.evaluation import Evaluation, HeldOut
+
+    if backend.name == "nxd":
+        evaluation = Evaluation(
+            config=replace(config, eval_every=1),
+            backend=backend,
+            held_out=HeldOut(batch=tokens, num_sequences=5),
+            watch=cast("Any", SimpleNamespace(evaluated=lambda record: None)),
+            report=lambda text: None,
+        )
+        evaluation(1, lambda: False)
+    return lap()
 
 
 def _schedule(words: tuple[str, ...]) -> list[int]:

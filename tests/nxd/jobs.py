@@ -28,7 +28,7 @@ WORDS = (
     *SHAPE,
     *("--dataset=words", "--global-batch=8", "--micro-batch=2", "--warmup-steps=2", "--lr=0.01"),
     *(f"--max-steps={STEPS}", f"--save-every={SAVE_EVERY}", "--keep-last=10"),
-    "--peer-timeout-s=5",
+    *(f"--eval-every={SAVE_EVERY}", "--peer-timeout-s=5"),
 )
 _WITHIN_S = 240.0
 
@@ -128,6 +128,10 @@ class Desk:
         steps = self.lines(run, "step")
         assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
         return [line["loss"] for line in steps]
+
+    def held_out(self, run: str) -> list[float]:
+        """Losses of the validation split."""
+        return [line["val_loss"] for line in self.lines(run, "evaluation")]
 
     def close(self) -> None:
         """End what still runs."""

@@ -90,10 +90,14 @@ class _Absent(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise RuntimeError(f"{self.__name__}.{name} was called, and there is no Neuron here")
+        return _refusing(f"{self.__name__}.{name}")
 
-        return refuse
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"{name} was called, and there is no Neuron here")
+
+    return refuse
 
 
 class _AbsentLoader(importlib.abc.Loader):
@@ -158,9 +162,15 @@ class _CollectivesConfig:
         self.rank_src_tgt_pairs: dict[int, list[Any]] = collections.defaultdict(list)
 
 
+def _nki_jit(**settings: Any) -> Callable[[Any], Any]:
+    """Decorates kernels, as NxD 0.17.0 is imported (mappings.py): sequence parallelism has some."""
+    return lambda kernel: _refusing(kernel.__name__)
+
+
 _ANSWERS: Mapping[str, Mapping[str, Any]] = {
     # Decides which ranks are neighbours: at a degree of 4 on trn1 every eighth core of a node.
     "torch_neuronx.utils": {"get_platform_target": lambda *args, **kwargs: "trn1"},
+    "torch_neuronx.xla_impl.ops": {"nki_jit": _nki_jit},
     "neuronxcc.nki._pre_prod_kernels.collectives": {"CollectivesConfig": _CollectivesConfig},
 }
 """What NxD does call as it is imported or set up."""

@@ -5,15 +5,26 @@ Of the project it takes the initial weights and the data, nothing else: an indep
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from tests.nxd.cases import LIMIT, SEQ_LEN, STEPS, VOCABULARY, tokens
+from tests.nxd.cases import HELD_OUT, LIMIT, SEQ_LEN, STEPS, VOCABULARY, tokens
 
 GLOBAL_BATCH, WARMUP, RATE, DECAY = 16, 4, 0.01, 0.01
 
 
-def train() -> tuple[list[float], list[float], dict[str, Any]]:
-    """Losses, norms, and the gradients of the first step by name."""
+class Plain(NamedTuple):
+    """What it found."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, Any]
+    """Of the first step, by name."""
+    held_out: list[float]
+    """Losses of two sequences that were not trained on."""
+
+
+def train() -> Plain:
+    """All steps."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -59,4 +70,8 @@ def train() -> tuple[list[float], list[float], dict[str, Any]]:
             group["lr"] = rate
         optimizer.step()
         losses.append(loss.item())
-    return losses, norms, first
+    with torch.no_grad():
+        held_out = [
+            model(input_ids=ids[None], labels=ids[None]).loss.item() for ids in tokens(HELD_OUT)
+        ]
+    return Plain(losses, norms, first, held_out)

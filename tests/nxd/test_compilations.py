@@ -47,8 +47,16 @@ def test_a_run_has_two_graphs_and_one_that_is_logged(name: str, counts: dict[str
 def test_what_continues_a_run_compiles_nothing_new(name: str, counts: dict[str, Any]) -> None:
     found = counts["models"][name]
 
-    assert found["save"] == 0
-    assert (found["build again"], found["load"], found["steps after a load"]) == (0, 0, 0)
+    assert (found["save"], found["build again"], found["load"]) == (0, 0, 0)
+    assert found["steps after a load"] == [[0, 0]] * 3
+    assert found["evaluation after a load"] == 0
+
+
+def test_an_evaluation_is_one_graph_more(counts: dict[str, Any]) -> None:
+    found = counts["models"]["llama"]
+
+    assert found["evaluations"] == [1, 0]
+    assert found["step after an evaluation"] == [0, 0]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.nxd.faults import ENV_HOLD
-from tests.nxd.jobs import STEPS, Desk, flip_a_bit
+from tests.nxd.jobs import SAVE_EVERY, STEPS, Desk, flip_a_bit
 from tests.training.conftest import Cluster
 
 pytestmark = pytest.mark.timeout(900)
@@ -34,7 +34,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 
     desk = Desk(tmp_path_factory.mktemp("desk"))
     objects = open_objects(str(desk.root), region=None, endpoint_url=None)
-    write_dataset(objects.at("datasets/words"))
+    write_dataset(objects.at("datasets/words"), validation_tokens=600)
     yield desk
     desk.close()
 
@@ -52,6 +52,9 @@ def test_a_job_trains_to_its_end(desk: Desk, whole: list[float]) -> None:
     assert end["status"] == "finished"
     assert len(whole) == STEPS
     assert whole[-1] < whole[0] - 1
+    held_out = desk.held_out("whole")
+    assert len(held_out) == STEPS // SAVE_EVERY
+    assert sorted(held_out, reverse=True) == held_out
 
 
 def test_pieces_have_exactly_the_losses_of_a_whole_run(
@@ -82,6 +85,7 @@ def test_pieces_have_exactly_the_losses_of_a_whole_run(
     assert file in refused
 
     assert desk.losses("pieces") == whole
+    assert desk.held_out("pieces") == desk.held_out("whole")
     assert desk.lines("pieces", "resume")[0]["step"] == HALF // 2
 
 
@@ -99,6 +103,7 @@ def test_a_run_continues_on_other_ranks(
     assert resume["step"] == HALF
     assert desk.losses(run) == pytest.approx(whole, rel=CLOSE)
     assert desk.losses(run)[:HALF] == whole[:HALF]
+    assert desk.held_out(run) == pytest.approx(desk.held_out("whole"), rel=CLOSE)
 
 
 def test_the_native_backend_continues_what_nxd_began(desk: Desk, whole: list[float]) -> None:

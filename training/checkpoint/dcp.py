@@ -119,8 +119,9 @@ class Writer(FileSystemWriter):
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write ``.metadata``, which says what is where."""
         super().finish(metadata, results)
-        places = metadata.storage_data.values()
-        self.named = {METADATA, *(place.relative_path for place in places)}
+        # Not of ``metadata``: torch 2.9 writes a copy of it, and leaves it without places.
+        written = (result for of_a_rank in results for result in of_a_rank)
+        self.named = {METADATA, *(result.storage_data.relative_path for result in written)}
 
     @property
     def sums(self) -> dict[str, FileSum]:

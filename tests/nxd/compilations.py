@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.nxd.cases import BERT, LLAMA, Case, micro_batches, parts, tokens
+from training.processes import die_with_parent
 
 LATE = 9902
 """One step before torch's AdamW becomes another graph, in Llama-2-7B's schedule."""
@@ -187,4 +188,5 @@ def _steps(config: Any, optimizer: Any, weight: Any, steps: Iterable[int]) -> li
 
 
 if __name__ == "__main__":
+    die_with_parent(os.getppid())
     main(Path(sys.argv[1]))

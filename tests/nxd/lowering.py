@@ -10,6 +10,7 @@ neuronx-cc would be given, collectives with their replica groups included. Start
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.nxd.cases import put_the_defect_back
+from training.processes import die_with_parent
 
 RANKS = 32
 
@@ -102,4 +104,5 @@ def _on(device: Any, parameter: Any) -> Any:
 
 
 if __name__ == "__main__":
+    die_with_parent(os.getppid())
     main(Path(sys.argv[1]), sys.argv[2:])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.nxd.cases import CASES, Case, train
+from training.processes import die_with_parent
 
 _PATIENCE_S = 120.0
 
@@ -68,6 +69,7 @@ def _run(case: Case, place: Path) -> None:
 
 
 def _be_rank(rank: int, case: Case, place: Path, port: int) -> None:
+    die_with_parent(os.getppid())
     log = os.open(place / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -89,4 +91,6 @@ def _logs(place: Path) -> str:
 
 
 if __name__ == "__main__":
+    # An interrupted test leaves nothing behind.
+    die_with_parent(os.getppid())
     main(Path(sys.argv[1]), sys.argv[2:] or list(CASES))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.nxd.faults import ENV_HOLD
-from tests.nxd.jobs import SAVE_EVERY, STEPS, Desk, flip_a_bit
+from tests.nxd.jobs import SAVE_EVERY, STEPS, Desk, flip_a_bit, write_digits
 from tests.training.conftest import Cluster
 
 pytestmark = pytest.mark.timeout(900)
@@ -128,6 +128,20 @@ def test_an_export_loads_in_transformers(desk: Desk, whole: list[float]) -> None
 
     # Of the sequences that were trained on, by a model that has been trained.
     assert math.isclose(loss, whole[-1], rel_tol=0.05)
+
+
+def test_mnists_backend_trains_and_tests_as_the_native_one(desk: Desk) -> None:
+    write_digits(desk.root)
+    words = ("--dataset=digits", "--log-every=1", "--batch-size=8")
+    log = desk.finish("digits", *words, workload="mnist", nodes=2)
+    native = desk.finish("digits-native", *words, workload="mnist", nodes=2, native=True)
+
+    assert desk.losses("digits") == pytest.approx(desk.losses("digits-native"), rel=1e-5)
+    (found,), (expected,) = (
+        [line for line in text.splitlines() if line.startswith("Test accuracy")]
+        for text in (log, native)
+    )
+    assert found == expected
 
 
 def _loss_of_export(folder: Path, dataset: Path) -> float:

@@ -19,7 +19,7 @@ from typing import Any
 from tests.nxd.cases import CASES, Case, train
 from training.processes import die_with_parent
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 240.0
 
 
 def main(folder: Path, names: list[str]) -> None:

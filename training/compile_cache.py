@@ -31,7 +31,7 @@ public cache, huggingface.co/aws-neuron/optimum-neuron-cache)."""
 _CODE = Path(__file__).resolve().parent
 _TRACED = (
     *("llama/**/*.py", "bert/**/*.py", "backends/**/*.py"),
-    *("settings.py", "loop.py", "pretraining.py"),
+    *("settings.py", "loop.py", "pretraining.py", "evaluation.py"),
 )
 """Code that decides the graphs, the settings of the compiler, and what a job that compiles runs."""
 _PATIENCE = Patience(total_s=20.0)

@@ -101,10 +101,10 @@ def test_changed_code_changes_the_key(tmp_path: Path, monkeypatch: pytest.Monkey
     second = code_version()
     # The compiler's flags are there, the steps that are made, and what else is run to compile.
     later = []
-    for file in ("settings.py", "loop.py", "pretraining.py"):
+    for file in ("settings.py", "loop.py", "pretraining.py", "evaluation.py"):
         (tmp_path / file).write_text("x = 1\n")
         later.append(code_version())
-    assert len({before, first, second, *later}) == 6
+    assert len({before, first, second, *later}) == 7
 
 
 def test_a_second_job_finds_the_cache_warm_and_runs_nothing(

@@ -52,6 +52,8 @@ class TrainConfig:
     checkpoint_uri: str
     """Empty: the run's own place."""
     log_every: int
+    document_masks: bool = False
+    """Tokens attend to their own document only."""
     eval_every: int = 0
     """0: nothing is evaluated."""
     eval_sequences: int = 0
@@ -88,6 +90,7 @@ class TrainConfig:
             async_save=bool(values["async-save"]),
             checkpoint_uri=str(values["checkpoint-uri"]),
             log_every=int(values["log-every"]),
+            document_masks=bool(values.get("document-masks", False)),
             eval_every=int(values.get("eval-every", 0)),
             eval_sequences=int(values.get("eval-sequences", 0)),
             dropout=float(values.get("dropout", 0.0)),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from trainium_catalogue.parameters import Value
-from trainium_catalogue.training_parameters import FIXED_IN_A_RUN
+from trainium_catalogue.training_parameters import FIXED_IN_A_RUN, SINCE_THEN
 
 # Where the checkpoints are belongs to a run as well: elsewhere it would begin again at step 0.
 _FIXED = (*FIXED_IN_A_RUN, "batch-size", "checkpoint-uri")
@@ -30,6 +30,7 @@ def settle_values(
             f"run {run} is a run of {stored_workload}, not of {workload}; submit "
             f"{stored_workload}, or use another run name"
         )
+    stored = {**SINCE_THEN, **stored}
     changed = [
         f"{name}={given[name]} (the run has {stored[name]})"
         for name in _FIXED

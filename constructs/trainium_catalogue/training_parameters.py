@@ -18,12 +18,17 @@ SHAPE_FIELDS = {
 BERT_FIELDS = {name: field for name, field in SHAPE_FIELDS.items() if name != "num-kv-heads"}
 """Parameter to field of ``BertShape``."""
 
-FIXED_IN_A_RUN = (*SHAPE_FIELDS, "dataset", "seed", "global-batch", "seq-len")
+FIXED_IN_A_RUN = (
+    *SHAPE_FIELDS, "dataset", "seed", "global-batch", "seq-len", "document-masks",
+)  # fmt: skip
 """What makes a run what it is: another value needs another run name."""
+
+SINCE_THEN = {"document-masks": False}
+"""What runs have that are older than a parameter of ``FIXED_IN_A_RUN``."""
 
 GRAPH_PARAMETERS = (
     *SHAPE_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
-    "activation-checkpointing", "max-predictions", "dropout",
+    "activation-checkpointing", "document-masks", "max-predictions", "dropout",
     # Their 0 and 1 are other graphs, and so are two of them that are equal (ADR 6).
     "weight-decay", "max-grad-norm", "beta1", "beta2", "adam-eps",
     # Whether there is the graph of an evaluation, and not how often.
@@ -63,6 +68,11 @@ def _llama(preset: Preset) -> tuple[Parameter, ...]:
             name="activation-checkpointing",
             default=True,
             help="recompute activations in the backward pass: less memory, more time",
+        ),
+        Parameter(
+            name="document-masks",
+            default=False,
+            help="a token attends to its own document only, not to the others of its sequence",
         ),
         Parameter(
             name="eval-every",

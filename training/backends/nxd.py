@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.backends.beat import beating
+from training.backends.network import Batch, place
 from training.backends.nxd_model import Builder
 from training.backends.nxd_shards import Shards
 from training.backends.patience import Patience
 from training.backends.traced import AdamW, adamw_settings, groups_by_decay
 from training.checkpoint.ranks import Ranks
+from training.llama.documents import model_inputs
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
@@ -133,16 +135,11 @@ class NxdBackend:
     def _zero(self) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float32, device=self._device)
 
-    def forward_backward(self, tokens: torch.Tensor, *, is_last: bool) -> torch.Tensor:
+    def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
         """Add the gradients of one micro-batch; returns the step's loss so far."""
         import torch_xla.core.xla_model as xm
-        from neuronx_distributed.parallel_layers import parallel_cross_entropy
 
-        placed = tokens.to(self._device)
-        logits = self._model(input_ids=placed[:, :-1], use_cache=False).logits
-        # fp32, for the sum over the vocabulary; and a copy, which NxD's function overwrites.
-        losses = parallel_cross_entropy(logits.float(), placed[:, 1:])
-        loss = losses.mean() / self._config.plan.accumulation_steps
+        loss = self._token_losses(tokens).mean() / self._config.plan.accumulation_steps
         # The optimizer reduces over data-parallel ranks once, in its step.
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss += loss.detach()
@@ -151,15 +148,21 @@ class NxdBackend:
             xm.mark_step()
         return self._loss
 
-    @torch.no_grad()
-    def losses_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean loss of each sequence of a micro-batch, without gradients."""
-        import torch_xla.core.xla_model as xm
+    def _token_losses(self, tokens: Batch) -> torch.Tensor:
+        """Loss of every token of a micro-batch, fp32 ``[micro_batch, seq_len]``."""
         from neuronx_distributed.parallel_layers import parallel_cross_entropy
 
-        placed = tokens.to(self._device)
-        logits = self._model(input_ids=placed[:, :-1], use_cache=False).logits
-        losses: torch.Tensor = parallel_cross_entropy(logits.float(), placed[:, 1:]).mean(1)
+        inputs, labels = model_inputs(place(tokens, self._device), torch.bfloat16)
+        logits = self._model(**inputs, use_cache=False).logits
+        # fp32, for the sum over the vocabulary; and a copy, which NxD's function overwrites.
+        return parallel_cross_entropy(logits.float(), labels)
+
+    @torch.no_grad()
+    def losses_of(self, tokens: Batch) -> torch.Tensor:
+        """Mean loss of each sequence of a micro-batch, without gradients."""
+        import torch_xla.core.xla_model as xm
+
+        losses = self._token_losses(tokens).mean(1)
         # Every evaluated micro-batch is the same graph.
         with self._patience.waiting():
             xm.mark_step()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from training.backends.network import Batch
+from training.llama.documents import model_inputs
 from training.llama.model import initial_weight, llama_config, meta_model, restore_buffers
 from training.llama.parallel import parallelize
 
@@ -50,18 +52,20 @@ class LlamaNetwork:
         found: Iterable[nn.Module] = model.model.layers
         return found
 
-    def loss(self, model: Any, batch: torch.Tensor) -> torch.Tensor:
+    def loss(self, model: Any, batch: Batch) -> torch.Tensor:
         """Cross entropy of int64 ``[micro_batch, seq_len + 1]``: token i predicts i + 1."""
         return _cross_entropy(model, batch, reduction="mean")
 
-    def losses(self, model: Any, batch: torch.Tensor) -> torch.Tensor:
+    def losses(self, model: Any, batch: Batch) -> torch.Tensor:
         """The same of each sequence, ``[micro_batch]``."""
         each = _cross_entropy(model, batch, reduction="none")
-        return each.reshape(len(batch), -1).mean(1)
+        return each.reshape(self._config.plan.micro_batch, -1).mean(1)
 
 
-def _cross_entropy(model: Any, batch: torch.Tensor, *, reduction: str) -> torch.Tensor:
-    logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+def _cross_entropy(model: Any, batch: Batch, *, reduction: str) -> torch.Tensor:
+    # FSDP2 gives the mask the type that it computes in.
+    inputs, labels = model_inputs(batch, torch.float32)
+    logits = model(**inputs, use_cache=False).logits
     return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), batch[:, 1:].flatten(), reduction=reduction
+        logits.flatten(0, 1).float(), labels.flatten(), reduction=reduction
     )

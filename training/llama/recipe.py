@@ -67,7 +67,12 @@ class LlamaRecipe(Recipe):
         self, config: TrainConfig, material: Material, backend: Any
     ) -> Callable[[range], Any]:
         """Tokens of the dataset."""
-        return packed_batches(material.content, seed=config.seed, seq_len=config.plan.seq_len)
+        return packed_batches(
+            material.content,
+            seed=config.seed,
+            seq_len=config.plan.seq_len,
+            masked_by=_masked_by(config, material),
+        )
 
     def held_out(self, config: TrainConfig, material: Material) -> HeldOut | None:
         """Tokens of the dataset's validation split."""
@@ -77,12 +82,23 @@ class LlamaRecipe(Recipe):
         split = material.content.require_validation(seq_len=seq_len)
         return HeldOut(
             # Not the run's seed: losses of runs with different seeds are to be compared.
-            batch=packed_batches(split, seed=0, seq_len=seq_len),
+            batch=packed_batches(
+                split, seed=0, seq_len=seq_len, masked_by=_masked_by(config, material)
+            ),
             num_sequences=min(config.eval_sequences, split.num_sequences(seq_len)),
         )
 
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
         """Tokens without a dataset."""
         return random_batches(
-            vocab_size=config.shape.vocab_size, seed=config.seed, seq_len=config.plan.seq_len
+            vocab_size=config.shape.vocab_size,
+            seed=config.seed,
+            seq_len=config.plan.seq_len,
+            # Any id: none is in the graph.
+            masked_by=0 if config.document_masks else None,
         )
+
+
+def _masked_by(config: TrainConfig, material: Material) -> int | None:
+    """The id that ends a document, where documents do not see each other."""
+    return material.content.manifest.eos_id if config.document_masks else None

@@ -64,6 +64,15 @@ def test_what_makes_the_run_what_it_is_may_not_change(name: str) -> None:
     assert settle(FIRST, **{name: old}).values[name] == old
 
 
+def test_a_run_that_is_older_than_document_masks_has_none() -> None:
+    values = {name: value for name, value in FIRST.values.items() if name != "document-masks"}
+    old = replace(FIRST, values=values)
+
+    assert settle(old).values["document-masks"] is False
+    with pytest.raises(RunConfigError, match=r"document-masks=True \(the run has False\)"):
+        settle(old, **{"document-masks": True})
+
+
 def test_every_change_is_named_in_one_message() -> None:
     with pytest.raises(
         RunConfigError,

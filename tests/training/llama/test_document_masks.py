@@ -1,0 +1,176 @@
+"""Packed documents that do not see each other compute what each computes by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+from tests.training.conftest import Cluster
+from tests.training.llama.conftest import TINY, write_dataset
+from training.llama.documents import DOCUMENTS, attention_mask, model_inputs, with_documents
+from training.llama.model import initial_weight, llama_config, meta_model, restore_buffers
+from training.objects import open_objects
+from training.runs import RunConfigError
+from trainium_catalogue.shapes import ModelShape
+
+if TYPE_CHECKING:
+    from tests.training.llama.conftest import Laptop
+
+EOS = 2
+MASKED = "--document-masks=true"
+SHAPE = ModelShape(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+
+
+def documents(*lengths: int, seed: int = 0) -> list[np.ndarray]:
+    """Random ids, each document ended by EOS."""
+    random = np.random.default_rng(seed)
+    return [np.append(random.integers(3, 64, length - 1), EOS) for length in lengths]
+
+
+def made(attention: str, *, seq_len: int) -> LlamaForCausalLM:
+    model = meta_model(llama_config(SHAPE, seq_len=seq_len, attention=attention))
+    model.to_empty(device="cpu")
+    restore_buffers(model, torch.device("cpu"))
+    for name, parameter in model.named_parameters():
+        # Larger than training begins with, so that attention is not nearly the same everywhere.
+        value = initial_weight(name, parameter.size(), seed=1)
+        parameter.data.copy_(value * (1 if name.endswith("norm.weight") else 10))
+    return model
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@torch.no_grad()
+def test_a_document_in_a_sequence_has_the_logits_of_the_document_alone(attention: str) -> None:
+    rows = [documents(9, 1, 17, 5, seed=1), documents(20, 12, seed=2)]
+    packed = np.stack([np.append(np.concatenate(row), 7) for row in rows]).astype(np.int64)
+    model = made(attention, seq_len=32)
+
+    inputs, labels = model_inputs(with_documents(packed, eos_id=EOS), torch.float32)
+    found = model(**inputs, use_cache=False).logits
+
+    assert labels.equal(torch.from_numpy(packed[:, 1:]))
+    for number, row in enumerate(rows):
+        place = 0
+        for document in row:
+            alone = model(input_ids=torch.from_numpy(document)[None], use_cache=False).logits[0]
+            inside = found[number, place : place + len(document)]
+            assert (inside - alone).abs().max() < 1e-5
+            place += len(document)
+        assert place == 32
+
+
+@torch.no_grad()
+def test_without_masks_it_would_not() -> None:
+    first, second = documents(9, 23)
+    packed = np.append(np.concatenate([first, second]), 7)[None].astype(np.int64)
+    model = made("sdpa", seq_len=32)
+
+    inputs, _ = model_inputs(torch.from_numpy(packed), torch.float32)
+    found = model(**inputs, use_cache=False).logits[0, 9:]
+
+    alone = model(input_ids=torch.from_numpy(second)[None], use_cache=False).logits[0]
+    assert (found - alone).abs().max() > 0.1
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=3))
+def test_the_token_that_ends_a_document_belongs_to_it(rows: list[list[int]]) -> None:
+    found = with_documents(np.array(rows, np.int64), eos_id=EOS)[DOCUMENTS]
+
+    expected = [[row[:place].count(EOS) for place in range(8)] for row in rows]
+    assert found.tolist() == expected
+    assert found.dtype is torch.int32
+
+
+def test_a_mask_in_bf16_is_finite_and_no_row_is_empty() -> None:
+    mask = attention_mask(torch.tensor([[0, 0, 1, 1, 2]]), torch.bfloat16)
+
+    assert mask.shape == (1, 1, 5, 5)
+    assert mask.isfinite().all() and mask.float().to(torch.bfloat16).isfinite().all()
+    assert (mask[0, 0] == 0).int().tolist() == [
+        [1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1],
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def masked(laptop: Laptop) -> list[float]:
+    """Losses of a run with masks; every seventh token or so ends a document."""
+    write_dataset(laptop.objects.at("datasets/split"), validation_tokens=200)
+    laptop.train(MASKED, *RUN, run="masked")
+    return laptop.losses("masked")
+
+
+RUN = ("--dataset=split", "--max-steps=4", "--eval-every=2")
+
+
+def test_masks_change_what_is_learnt_and_what_is_evaluated(
+    laptop: Laptop, masked: list[float]
+) -> None:
+    laptop.train(*RUN, run="unmasked")
+
+    assert abs(masked[-1] - laptop.losses("unmasked")[-1]) > 1e-5
+    with_masks, without = (
+        [line["val_loss"] for line in laptop.lines(run, "evaluation")]
+        for run in ("masked", "unmasked")
+    )
+    assert abs(with_masks[-1] - without[-1]) > 1e-5
+
+
+def test_recomputed_activations_change_no_loss(laptop: Laptop, masked: list[float]) -> None:
+    laptop.train(MASKED, *RUN, "--activation-checkpointing=false", run="stored")
+
+    assert laptop.losses("stored") == pytest.approx(masked, abs=1e-5)
+
+
+@pytest.fixture
+def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
+    """One node of four processes, without a bucket."""
+    objects = open_objects(str(tmp_path / "build"), region=None, endpoint_url=None)
+    write_dataset(objects.at("datasets/split"), validation_tokens=200)
+    node = Cluster(tmp_path, num_nodes=1)
+    yield node
+    node.kill()
+
+
+def test_four_ranks_have_the_losses_of_one(
+    four_ranks: Cluster, laptop: Laptop, masked: list[float]
+) -> None:
+    four_ranks.start(
+        *(*TINY, *RUN, MASKED, "--tensor-parallel=2"),
+        workload="llama-tiny",
+        extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
+    )
+    assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
+
+    found = type(laptop)(four_ranks.folder / "build")
+    assert found.losses("four") == pytest.approx(masked, abs=1e-5)
+
+
+def test_a_run_keeps_its_masks(laptop: Laptop, masked: list[float]) -> None:
+    with pytest.raises(RunConfigError, match=r"document-masks=False \(the run has True\)"):
+        laptop.train("--document-masks=false", run="masked", tiny=False)
+
+    laptop.train(MASKED, *RUN, "--steps-this-run=2", run="pieces")
+    laptop.train(run="pieces", tiny=False)
+    assert laptop.losses("pieces") == masked
+
+
+def test_graphs_with_masks_are_compiled_without_a_dataset(laptop: Laptop) -> None:
+    heard: list[str] = []
+    laptop.train(MASKED, "--compile-only", "--eval-every=2", run="c", on_report=heard.append)
+
+    assert "compiling: evaluating after step 2: 1 of 2" in heard

@@ -11,6 +11,7 @@ from training.arguments import ArgumentError, Request
 from training.contract import NodeContract
 from training.stopping import StopSwitch
 from training.sweep import Sweep
+from training.verify.settings import check as check_verify
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.plan import TrainingPlan
 from trainium_catalogue.workloads import Value
@@ -64,7 +65,7 @@ def _load_pretraining() -> Callable[[Job], None]:
 
 
 def _load_verify() -> Callable[[Job], None]:
-    from training.verify import run
+    from training.verify.verification import run
 
     return run
 
@@ -99,7 +100,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
             for name in PRESETS
         },
         "mnist": Implementation(check=_anything, load=_load_pretraining),
-        "verify": Implementation(check=_anything, load=_load_verify),
+        "verify": Implementation(check=check_verify, load=_load_verify),
         "prepare": Implementation(check=_anything, load=_load_prepare),
         "tokenize": Implementation(check=_anything, load=_load_tokenize),
         "export": Implementation(check=_anything, load=_load_export),

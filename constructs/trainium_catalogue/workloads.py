@@ -164,8 +164,8 @@ _WORKLOADS = (
     ),
     Workload(
         name="verify",
-        summary="is this device, with this release, right? parity, resume, sums; then all probes",
-        max_nodes=2,
+        summary="is this device, with this release, right? gradients, losses, resume; then probes",
+        max_nodes=4,
         time_limit_hours=2.0,
         writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
         parameters=(
@@ -175,6 +175,13 @@ _WORKLOADS = (
                 pattern=r"all|[a-z-]+(,[a-z-]+)*",
                 pattern_help="all, or names of checks between commas",
                 help="which checks to run; the log lists them",
+            ),
+            Parameter(
+                name="tensor-parallel",
+                default=0,
+                minimum=0,
+                help="ranks that share the tiny Llama (0: as many as llama2-7b's, or as the job's "
+                "ranks allow)",
             ),
         ),
     ),

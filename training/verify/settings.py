@@ -1,0 +1,136 @@
+"""What verify trains and how exact it has to be; needs no torch, since the launcher asks it too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from training.config import Optimizer, TrainConfig
+from trainium_catalogue.models import LLAMA_PRESETS, PRESETS
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.plan import TrainingPlan
+from trainium_catalogue.shapes import MlpShape
+from trainium_catalogue.training_parameters import training_parameters
+
+STEPS = 20
+SAVED_STEP = 4
+"""From which a run is resumed."""
+REPEATED_STEP = 8
+"""Up to which it is repeated then."""
+LATE_STEP = 320
+"""The correction of AdamW's second moment, ``1 - beta2 ** step``, becomes 1.0 in fp32 soon after:
+a graph that holds it as a number is compiled again there, as in a long run of any model."""
+LATE_STEPS = 8
+DATA_PARALLEL_STEPS = 3
+SEQ_LEN, BERT_SEQ_LEN, PREDICTIONS = 32, 16, 3
+_SHAPE: dict[str, Value] = {
+    # A degree of 8 divides heads, key-value heads, vocabulary and inner size.
+    "vocab-size": 512,
+    "hidden-size": 128,
+    "intermediate-size": 256,
+    "num-heads": 16,
+    "num-kv-heads": 8,
+    "seq-len": SEQ_LEN,
+    # Shared by 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48 or 96 data-parallel ranks.
+    "global-batch": 96,
+    "max-steps": STEPS,
+    "warmup-steps": 4,
+    "lr": 1e-2,
+    # The first steps are clipped, some of the others are not.
+    "max-grad-norm": 0.5,
+    "beta2": 0.95,
+}
+"""Of llama-tiny, smaller and quicker still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far numbers may be from those of fp32 on one host, relative to them."""
+
+    loss: float
+    norm: float
+    gradient: float
+    """Of one parameter: the norm of the difference, by the norm of the gradient."""
+    resumed: float
+    """A resumed step's loss and norm from the same step's before."""
+
+
+FP32 = Tolerance(loss=1e-4, norm=1e-3, gradient=1e-4, resumed=0.0)
+"""On CPUs only the order of sums differs, and a resumed step repeats the first one exactly."""
+BF16 = Tolerance(loss=2e-2, norm=1e-1, gradient=5e-2, resumed=1e-3)
+UPDATE = 1e-3
+"""How far a weight may be from where the optimizer's rule takes it, in learning rates."""
+
+
+def default_degree(num_ranks: int) -> int:
+    """The tensor-parallel degree of llama2-7b, reduced to what so many ranks allow."""
+    return math.gcd(LLAMA_PRESETS["llama2-7b"].tensor_parallel, num_ranks)
+
+
+def config_for(num_ranks: int, tensor_parallel: int = 0) -> TrainConfig:
+    """The Llama and its batch on so many ranks; ``ValueError`` where they cannot share it.
+
+    ``tensor_parallel`` 0 is the default degree. Any degree and any number of ranks train the same
+    model on the same batches.
+    """
+    preset = LLAMA_PRESETS["llama-tiny"]
+    values = {p.name: p.default for p in training_parameters(preset)} | _SHAPE
+    degree = tensor_parallel or default_degree(num_ranks)
+    values["tensor-parallel"] = degree
+    share = int(_SHAPE["global-batch"]) * degree // max(degree, num_ranks)
+    # Two micro-batches where they come out even: gradients have to be added up.
+    values["micro-batch"] = max(1, share // 2 if share % 2 == 0 else share)
+    return TrainConfig.from_values(values, num_ranks)
+
+
+_BERT_SHAPE: dict[str, Value] = {
+    "vocab-size": 256,
+    "hidden-size": 64,
+    "intermediate-size": 128,
+    "num-layers": 2,
+    "num-heads": 2,
+    "seq-len": BERT_SEQ_LEN,
+    # One of them is not there.
+    "max-predictions": PREDICTIONS + 1,
+    "micro-batch": 2,
+    "dropout": 0.0,
+    "max-steps": DATA_PARALLEL_STEPS,
+    "warmup-steps": 0,
+    "max-grad-norm": 0.5,
+}
+
+
+def bert_config_for(num_ranks: int) -> TrainConfig:
+    """The BERT and its batch, which any number of ranks can share: two micro-batches for each."""
+    preset = PRESETS["bert-tiny"]
+    values = {p.name: p.default for p in training_parameters(preset)} | _BERT_SHAPE
+    values["global-batch"] = 2 * int(_BERT_SHAPE["micro-batch"]) * num_ranks
+    return TrainConfig.from_values(values, num_ranks)
+
+
+def digits_config_for(num_ranks: int) -> TrainConfig:
+    """The network for digits: plain descent, neither clipped nor in bf16, as mnist trains it."""
+    config = bert_config_for(num_ranks)
+    return replace(
+        config,
+        plan=TrainingPlan(
+            shape=MlpShape(),
+            num_ranks=num_ranks,
+            tensor_parallel=1,
+            global_batch=8 * num_ranks,
+            micro_batch=8,
+            seq_len=1,
+        ),
+        optimizer=Optimizer.SGD,
+        mixed=False,
+        rate_falls=False,
+        learning_rate=0.1,
+        max_grad_norm=0.0,
+    )
+
+
+def check(values: Mapping[str, Value], num_ranks: int) -> None:
+    """Refuse a degree that was asked for and cannot be."""
+    if degree := int(values["tensor-parallel"]):
+        config_for(num_ranks, degree)

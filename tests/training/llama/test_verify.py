@@ -13,18 +13,18 @@ import torch
 
 from tests.training.llama import nxd_standin
 from tests.training.llama.conftest import CONTEXT, LoneDevice, Watched
-from training.verify import verification as verify
 from training.arguments import parse
 from training.contract import DeviceKind
 from training.payload import tile
 from training.probes import PROBES
 from training.results import Store
 from training.sweep import sum_pattern
-from training.verify.verification import VerificationFailed
-from training.verify.settings import BF16, FP32, STEPS, config_for
+from training.verify import verification as verify
+from training.verify.data import tokens as batch
 from training.verify.llama import golden
 from training.verify.outcome import deviations
-from training.verify.data import tokens as batch
+from training.verify.settings import BF16, FP32, STEPS, config_for
+from training.verify.verification import VerificationFailed
 from training.workloads import Job
 from trainium_catalogue.probing import Place, Probes, Seen, is_intact
 

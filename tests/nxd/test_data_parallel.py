@@ -50,7 +50,10 @@ def test_every_gradient_is_that_of_the_native_backend(
 def test_bf16_stays_within_its_rounding(figures: Figures) -> None:
     mixed, exact = figures.of("bert-xla-mixed-2"), figures.of("bert-native-1")
     found = distance(figures.gradients("bert-xla-mixed-2"), figures.gradients("bert-native-1"))
-    print(f"gradients within {max(found.values()):.4f}")
+    # Attention takes no notice of it: its gradient is rounding and nothing else.
+    found = {name: value for name, value in found.items() if not name.endswith("key.bias")}
+    print(f"bf16: gradients within {max(found.values()):.4f}")
 
-    assert mixed["losses"] == pytest.approx(exact["losses"], rel=5e-3)
-    assert mixed["norms"] == pytest.approx(exact["norms"], rel=0.05)
+    assert max(found.values()) < 0.04, found
+    assert mixed["losses"] == pytest.approx(exact["losses"], rel=1e-3)
+    assert mixed["norms"] == pytest.approx(exact["norms"], rel=0.012)

@@ -104,6 +104,10 @@ class TrainConfig:
             return min(self.max_steps, done + self.steps_this_run)
         return self.max_steps
 
+    def evaluates_after(self, step: int) -> bool:
+        """Whether the validation loss is computed after optimizer step ``step``."""
+        return self.eval_every > 0 and (step % self.eval_every == 0 or step == self.max_steps)
+
     def learning_rate_at(self, step: int) -> float:
         """Of optimizer step ``step``, counted from 1.
 

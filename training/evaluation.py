@@ -61,7 +61,7 @@ class Evaluation:
 
     def __call__(self, step: int, stops: Stops) -> None:
         """Evaluate after ``step``, if it is time; given up when the ranks are asked to stop."""
-        if step % self.config.eval_every and step != self.config.max_steps:
+        if not self.config.evaluates_after(step):
             return
         clock = Stopwatch()
         losses = self._losses(step, stops)

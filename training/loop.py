@@ -92,7 +92,9 @@ class Loop:
                 break
             ends = step == last
             saves = ends or (config.save_every > 0 and step % config.save_every == 0)
-            logs = saves or step % config.log_every == 0 or step == done + 1
+            # Before an evaluation too, which would wait for the step's work in its place.
+            logs = saves or config.evaluates_after(step)
+            logs = logs or step % config.log_every == 0 or step == done + 1
             # Numbers come from the device, and with them the end of its work.
             numbers = self._fetch(made) if logs else None
             self.watch.count(step_s=clock.seconds, data_s=made.data_s)

@@ -1,7 +1,8 @@
 """Document masks: in a packed sequence a token attends to its own document and to no other.
 
 Positions go on counting through the sequence: rotary embeddings make attention depend on distances
-alone, so a document computes what it would compute by itself.
+alone, so a document computes what it would compute by itself. In bf16 that holds as far as cosines
+and sines do, which Hugging Face's Llama rounds to the type of the embeddings.
 """
 
 from __future__ import annotations

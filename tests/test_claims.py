@@ -52,8 +52,11 @@ def test_a_probe_of_a_check_names_one_that_verify_makes() -> None:
     needed = {need for probe in NODE.by_id.values() for need in probe.needs}
 
     assert {need for need in needed if need.startswith("check ")} <= {
-        f"check {name}" for name in ("sums", "parity", "resume", "cache")
-    }
+        f"check {name}"
+        for name in (
+            "sums", "gradients", "parity", "resume", "graphs", "data-parallel", "cache",
+        )
+    }  # fmt: skip
 
 
 def test_every_section_of_the_claims_is_shown() -> None:

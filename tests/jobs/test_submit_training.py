@@ -331,10 +331,10 @@ def test_a_negative_value_is_a_value(desk: Desk) -> None:
     assert command(payloads(result)[0])[4:] == ["--inject-error-rank", "-1"]
 
 
-def test_the_verify_workload_runs_on_two_nodes_at_most(desk: Desk) -> None:
-    result = desk.run("submit", "verify", "--nodes", "3", "--yes")
+def test_the_verify_workload_runs_on_four_nodes_at_most(desk: Desk) -> None:
+    result = desk.run("submit", "verify", "--nodes", "5", "--yes")
 
-    assert_refused(result, "--nodes 3: verify runs on at most 2")
+    assert_refused(result, "--nodes 5: verify runs on at most 4")
 
 
 def test_the_schema_of_a_submission_refuses_a_payload_without_overrides(ready: Desk) -> None:

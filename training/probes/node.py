@@ -49,8 +49,6 @@ class Node:
     """Holds ``proc``, ``sys`` and ``etc``."""
     checks: Mapping[str, Check] = field(default_factory=dict)
     """Those that have ended so far."""
-    graphs: Mapping[int, int] = field(default_factory=dict)
-    """How many graphs were compiled when a step began, by the step's number."""
 
     @property
     def instance(self) -> InstanceType:

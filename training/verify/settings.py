@@ -36,7 +36,9 @@ _SHAPE: dict[str, Value] = {
     "global-batch": 96,
     "max-steps": STEPS,
     "warmup-steps": 4,
-    "lr": 1e-2,
+    # Larger ones learn more, and pass places where bf16 and fp32 part: with 1e-2 real bf16 losses
+    # of step 20 are 5 % apart, with this one none is off by more than 0.07 %.
+    "lr": 2e-3,
     # The first steps are clipped, some of the others are not.
     "max-grad-norm": 0.5,
     "beta2": 0.95,
@@ -58,7 +60,11 @@ class Tolerance:
 
 FP32 = Tolerance(loss=1e-4, norm=1e-3, gradient=1e-4, resumed=0.0)
 """On CPUs only the order of sums differs, and a resumed step repeats the first one exactly."""
-BF16 = Tolerance(loss=2e-2, norm=1e-1, gradient=5e-2, resumed=1e-3)
+BF16 = Tolerance(loss=3e-3, norm=2e-2, gradient=5e-2, resumed=1e-4)
+"""Three to six times what the real neuronx_distributed and torch_xla, in bf16 on processes of a
+CPU, are off at tensor parallel 1, 2 and 4 (November 2026): losses 0.08 %, norms 0.5 %, the worst
+gradient of the Llama 0.8 % and of the BERT 1.5 %, resumed steps nothing. A device sums in another
+order. Without the sum of the input's gradients the worst is off by 100 %, and the norm by 35 %."""
 UPDATE = 1e-3
 """How far a weight may be from where the optimizer's rule takes it, in learning rates."""
 
@@ -93,7 +99,7 @@ _BERT_SHAPE: dict[str, Value] = {
     "seq-len": BERT_SEQ_LEN,
     # One of them is not there.
     "max-predictions": PREDICTIONS + 1,
-    "micro-batch": 2,
+    "micro-batch": 8,
     "dropout": 0.0,
     "max-steps": DATA_PARALLEL_STEPS,
     "warmup-steps": 0,

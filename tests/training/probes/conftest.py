@@ -28,7 +28,6 @@ def make_node(tmp_path: Path) -> MakeNode:
         *,
         env: dict[str, str] | None = None,
         checks: dict[str, Check] | None = None,
-        graphs: dict[int, int] | None = None,
         num_ranks: int = 32,
         memlock: int = resource.RLIM_INFINITY,
         **context: Any,
@@ -58,7 +57,6 @@ def make_node(tmp_path: Path) -> MakeNode:
             ),
             root=tmp_path,
             checks=checks or {},
-            graphs=graphs or {},
         )
 
     return make

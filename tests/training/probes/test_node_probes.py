@@ -234,11 +234,6 @@ def cached(*keys: str) -> Case:
     return case
 
 
-def graphs(*counts: int) -> Case:
-    numbered = dict(enumerate(counts, start=1))
-    return lambda world: world.make(checks={"parity": GOOD}, graphs=numbered)
-
-
 def made(**values: Any) -> Case:
     return lambda world: world.make(**values)
 
@@ -314,13 +309,18 @@ CASES: dict[str, tuple[Case, Case]] = {
     "cache-shared": (cached("cache/neuron/MODULE_1/model.neff"), cached("cache/verify/x")),
     "device-all-reduce": (checked("sums"), checked("sums", check=BAD)),
     "nxd-semantics": (
-        checked("parity", "resume"),
-        checked("parity", "resume", num_ranks=1),
+        checked("gradients", "parity", "resume"),
+        checked("gradients", "parity", "resume", num_ranks=1),
     ),
     "eager-attention-compiles": (checked("parity"), checked("parity", check=BAD)),
     "nxd-upload": (checked("resume"), checked("resume", check=BAD)),
-    "first-step-compiles": (checked("parity"), checked("parity", check=BAD)),
-    "one-graph-a-step": (graphs(0, 5, 6, 6, 9), graphs(0, 5, 6, 7)),
+    "first-step-compiles": (checked("gradients"), checked("gradients", check=BAD)),
+    "one-graph-a-step": (checked("graphs"), checked("graphs", check=BAD)),
+    "nxd-input-gradients": (checked("gradients"), checked("gradients", check=BAD)),
+    "data-parallel-gradients": (
+        checked("data-parallel"),
+        checked("data-parallel", check=BAD),
+    ),
 }  # fmt: skip
 
 

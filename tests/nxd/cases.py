@@ -18,6 +18,8 @@ STEPS = 20
 SEQ_LEN, VOCABULARY = 32, 256
 LIMIT = 0.5
 """Of the gradient norm: less than it is, so that clipping is judged too."""
+END = 0
+"""Ends a document, where documents are told apart."""
 HELD_OUT = range(10_000, 10_002)
 """Positions of sequences that are evaluated after the last step."""
 ASKED_STEPS = 2
@@ -56,6 +58,11 @@ class Case:
     steps: int = STEPS
 
     @property
+    def is_masked(self) -> bool:
+        """Whether documents of a sequence do not see each other."""
+        return "--document-masks" in self.words
+
+    @property
     def num_ranks(self) -> int:
         """Of all."""
         return self.tensor * self.data
@@ -63,6 +70,7 @@ class Case:
 
 def _cases() -> list[Case]:
     kept = (*LLAMA, "--activation-checkpointing=false")
+    masked = (*LLAMA, "--document-masks")
     llama = [
         Case(name="one"),
         Case(name="one-kept", words=kept),
@@ -74,6 +82,8 @@ def _cases() -> list[Case]:
         # Enough to see that ranks 0, 2, 4 and 6 share a model; losses are judged on fewer ranks.
         Case(name="tp4dp2", tensor=4, data=2, steps=3),
         Case(name="tp2-defect", tensor=2, defect=True),
+        Case(name="one-masks", words=masked, steps=3),
+        Case(name="tp2-masks", words=masked, tensor=2, steps=3),
     ]
     alone = [
         Case(
@@ -112,6 +122,13 @@ def tokens(positions: range) -> Any:
         for place in range(2, len(row)):
             row[place] = (row[place - 1] + row[place - 2] + noise[place]) % 32
     return found % 32 * (VOCABULARY // 32)
+
+
+def masked_tokens(positions: range) -> dict[str, Any]:
+    """The same in documents that token ``END`` ends."""
+    from training.llama.documents import with_documents
+
+    return with_documents(tokens(positions).numpy(), eos_id=END)
 
 
 def digits(positions: range) -> dict[str, Any]:
@@ -171,7 +188,7 @@ def train(case: Case, folder: Path) -> None:
         if step == 1:
             backend.save(checkpoints, 1, {}, asynchronous=False)
             checkpoints.wait()
-    held_out = backend.losses_of(tokens(HELD_OUT)).tolist() if case.backend == "nxd" else []
+    held_out = backend.losses_of(batch(HELD_OUT)).tolist() if case.backend == "nxd" else []
     every = Ranks().gather({"losses": losses, "norms": norms})
     if device.rank == 0:
         figures = {
@@ -217,7 +234,8 @@ def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
 
         words = [*case.words, f"--tensor-parallel={case.tensor}"]
         config = TrainConfig.from_values(parse(words).values, device.num_ranks)
-        return config, NxdBackend(config, device, peak_flops=None), tokens
+        batch = masked_tokens if case.is_masked else tokens
+        return config, NxdBackend(config, device, peak_flops=None), batch
     values = parse(list(case.words)).values
     if workload == "mnist":
         material: Any = Material(

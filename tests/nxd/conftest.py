@@ -39,6 +39,10 @@ def _reason() -> str | None:
 
 
 REASON = _reason()
+if REASON is None:
+    # transformers imports torch_xla where it finds it, which in a Neuron image looks for devices.
+    os.environ["PJRT_DEVICE"] = "CPU"
+    on_cpu.install()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tests.nxd.cases import HELD_OUT, LIMIT, SEQ_LEN, STEPS, VOCABULARY, tokens
+from tests.nxd.cases import END, HELD_OUT, LIMIT, SEQ_LEN, STEPS, VOCABULARY, tokens
 
 GLOBAL_BATCH, WARMUP, RATE, DECAY = 16, 4, 0.01, 0.01
 
@@ -23,9 +23,10 @@ class Plain(NamedTuple):
     """Losses of two sequences that were not trained on."""
 
 
-def train() -> Plain:
-    """All steps."""
+def train(*, steps: int = STEPS, apart: bool = False) -> Plain:
+    """So many steps; ``apart`` computes each document of a sequence by itself."""
     import torch
+    from torch.nn.functional import cross_entropy
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from training.arguments import parse
@@ -56,10 +57,18 @@ def train() -> Plain:
     ]
     optimizer = torch.optim.AdamW(norms_apart, lr=RATE, eps=1e-6, weight_decay=DECAY)
     losses, norms, first = [], [], {}
-    for step in range(1, STEPS + 1):
-        ids = tokens(range((step - 1) * GLOBAL_BATCH, step * GLOBAL_BATCH))
-        logits = model(input_ids=ids[:, :-1]).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+    def losses_of(ids: torch.Tensor) -> torch.Tensor:
+        """Of every token of one sequence."""
+        inputs = ids[:-1]
+        ends = [place + 1 for place in range(len(inputs) - 1) if apart and inputs[place] == END]
+        documents = inputs.tensor_split(ends)
+        logits = torch.cat([model(input_ids=document[None]).logits[0] for document in documents])
+        return cross_entropy(logits, ids[1:], reduction="none")
+
+    for step in range(1, steps + 1):
+        batch = tokens(range((step - 1) * GLOBAL_BATCH, step * GLOBAL_BATCH))
+        loss = torch.stack([losses_of(ids) for ids in batch]).mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         if step == 1:
@@ -71,7 +80,5 @@ def train() -> Plain:
         optimizer.step()
         losses.append(loss.item())
     with torch.no_grad():
-        held_out = [
-            model(input_ids=ids[None], labels=ids[None]).loss.item() for ids in tokens(HELD_OUT)
-        ]
+        held_out = [losses_of(ids).mean().item() for ids in tokens(HELD_OUT)]
     return Plain(losses, norms, first, held_out)

@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from training.backends import native, open_backend, open_data_parallel
 from training.backends.native import NativeBackend
+from training.backends.optimizer import clip as clip_right
 from training.bert.network import BertNetwork
 from training.llama import network
 from training.llama.model import llama_config
@@ -83,14 +84,13 @@ def lose_sum_of_input_gradients(patch: Patch) -> None:
 
 def sum_over_data_ranks(patch: Patch) -> None:
     """Gradients are summed where they should be averaged."""
-    clip = native.clip
 
     def summing(parameters: Any, limit: float) -> torch.Tensor:
         held = list(parameters)
         for parameter in held:
             mesh = parameter.grad.device_mesh
             parameter.grad.mul_(mesh["data"].size())
-        return clip(held, limit)
+        return clip_right(held, limit)
 
     patch.setattr(native, "clip", summing)
 

@@ -32,7 +32,7 @@ def test_any_degree_that_divides_the_ranks_trains_the_same_model(tensor_parallel
 
 
 def test_any_number_of_ranks_shares_the_berts_batch() -> None:
-    assert {bert_config_for(n).plan.accumulation_steps for n in (1, 2, 40, 128)} == {2}
+    assert {bert_config_for(n).plan.accumulation_steps for n in (1, 2, 40, 128)} == {4}
 
 
 @pytest.mark.parametrize("make", [tokens, sentences, images])
@@ -53,7 +53,7 @@ def test_tokens_follow_from_the_one_before_the_last() -> None:
     assert 0.86 < float(follow) < 0.92
     assert (int(found.min()), int(found.max())) == (0, 511)
     # Every tensor-parallel rank of eight has tokens of its own.
-    assert {int(part) for part in (found // 64).unique()} == set(range(8))
+    assert set((found // 64).flatten().tolist()) == set(range(8))
 
 
 def test_sentences_have_padding_that_is_not_predicted() -> None:
@@ -62,9 +62,9 @@ def test_sentences_have_padding_that_is_not_predicted() -> None:
     real = batch["labels"] != -100
 
     assert lengths.min() == 10 and lengths.max() == 16
-    assert real.sum(1).unique().tolist() == [3]
+    assert set(real.sum(1).tolist()) == {3}
     assert (batch["positions"][real].view(-1, 3).max(1).values < lengths).all()
-    assert batch["next_sentence_label"].unique().tolist() == [0, 1]
+    assert set(batch["next_sentence_label"].tolist()) == {0, 1}
 
 
 def test_a_distance_names_the_worst_parameter() -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.llama import nxd_standin
 from tests.training.llama.conftest import CONTEXT, LoneDevice, Watched
 from training.arguments import parse
+from training.contract import DeviceKind
 from training.payload import tile
 from training.probes import PROBES
 from training.results import Store
@@ -142,7 +144,7 @@ def test_a_record_of_the_probes_is_left_beside_the_result(passed: Path) -> None:
 def test_the_probes_before_a_check_that_breaks_off_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*words: Any) -> None:
+    def fail(*words: Any, **named: Any) -> None:
         raise RuntimeError("nrt_init failed")
 
     monkeypatch.setattr(verification, "open_backend", fail)
@@ -177,7 +179,7 @@ def test_ranks_that_cannot_share_the_batch_make_the_other_checks(tmp_path: Path)
 
 
 def test_an_error_inside_a_check_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*words: Any) -> None:
+    def fail(*words: Any, **named: Any) -> None:
         raise RuntimeError("nrt_init failed")
 
     monkeypatch.setattr(verification, "open_backend", fail)
@@ -187,3 +189,12 @@ def test_an_error_inside_a_check_names_it(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_numbers_that_are_none_are_infinitely_far() -> None:
     assert deviations([(float("nan"), 1.0)], [(1.0, 1.0)]) == (float("inf"), 0.0)
+
+
+def test_the_nxd_backend_passes_on_its_stand_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nxd_standin.install(monkeypatch)
+    words = "--checks=gradients,parity,resume,data-parallel"
+    run(job(tmp_path, words, device=LoneDevice(DeviceKind.XLA)))
+    assert result(tmp_path)["checks"]["resume"]["ok"] is True

@@ -25,8 +25,6 @@ class Backend(Protocol):
 
     name: str
     """``native``, ``nxd`` or ``xla``."""
-    checkpoint_format: str
-    """``dcp`` or ``nxd``: what ``save`` writes and ``load`` reads."""
     rank: int
     num_ranks: int
     data_rank: int

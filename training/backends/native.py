@@ -37,7 +37,6 @@ class NativeBackend:
     """One rank's share of a run; see ``Backend``."""
 
     name = "native"
-    checkpoint_format = "dcp"
     tracing_only = False
 
     def __init__(

@@ -68,7 +68,6 @@ class NxdBackend:
     """One rank's share of a run; see ``Backend``."""
 
     name = "nxd"
-    checkpoint_format = "dcp"
     data_rank: int
     """NxD decides it, in ``build``."""
 

@@ -41,7 +41,6 @@ class XlaBackend:
     """
 
     name = "xla"
-    checkpoint_format = "dcp"
 
     def __init__(
         self,

@@ -95,9 +95,8 @@ class LlamaChecks:
         after = [self._run.step(number) for number in range(SAVED_STEP + 1, REPEATED_STEP + 1)]
         off = max(deviations(after, before))
         detail = (
-            f"after {loaded.name} ({self._run.format}, {loaded.num_bytes / 1e6:.1f} MB) "
-            f"the next {len(after)} losses and norms are off by {off:.1e} of "
-            f"{self._tolerance.resumed:.0e}"
+            f"after {loaded.name} ({loaded.num_bytes / 1e6:.1f} MB) the next {len(after)} losses "
+            f"and norms are off by {off:.1e} of {self._tolerance.resumed:.0e}"
         )
         if different:
             detail += f"; saved again, {different[0]} and {len(different) - 1} others differ"

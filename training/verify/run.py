@@ -88,11 +88,6 @@ class Run:
         self._save(checkpoints, step)
         return place, self._found(checkpoints, step)
 
-    @property
-    def format(self) -> str:
-        """Of checkpoints."""
-        return self._backend.checkpoint_format
-
     def _save(self, checkpoints: Checkpoints, step: int) -> None:
         self._report(f"verifying: saving step {step}")
         plan = self.config.plan

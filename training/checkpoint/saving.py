@@ -113,6 +113,12 @@ class Saver:
             self._listener.guard()
             folders.begin(step)
 
+        def discard() -> None:
+            # A failure costs space and nothing else; whoever has lost the run deletes nothing.
+            with suppress(Exception):
+                self._listener.guard()
+                folders.discard(step)
+
         # Also holds the other ranks back until nothing of an earlier attempt is left.
         ranks.agree(begin)
         writer = Writer(self._objects.at(checkpoint_name(step)))
@@ -125,7 +131,7 @@ class Saver:
             )
         except CheckpointException:
             # A full disk stays full otherwise. Every rank has ended its part.
-            ranks.agree(lambda: discard(folders, step))
+            ranks.agree(discard)
             raise
         gathered = ranks.gather(writer.sums)
         files = {name: known for sums in gathered for name, known in sums.items()}
@@ -151,12 +157,6 @@ def clean(folders: Folders, say: Callable[[str], None]) -> None:
         return
     if gone:
         say(f"deleted checkpoints {', '.join(map(checkpoint_name, gone))}")
-
-
-def discard(folders: Folders, step: int) -> None:
-    """Remove what a failed save has left, if storage lets us."""
-    with suppress(Exception):
-        folders.discard(step)
 
 
 def reason_of(error: BaseException) -> str:

@@ -86,6 +86,38 @@ def test_a_job_that_has_lost_the_run_deletes_nothing(objects: Objects) -> None:
     assert opened(objects).latest() == before
 
 
+class Broken(LocalObjects):
+    """A disk that takes no file, while another job completes the same step."""
+
+    def __init__(self, root: Path, meanwhile: Callable[[], None]) -> None:
+        super().__init__(root)
+        self._meanwhile = meanwhile
+
+    @contextmanager
+    def create(self, key: str) -> Iterator[io.IOBase]:
+        self._meanwhile()
+        self._meanwhile = lambda: None
+        raise OSError("no space left")
+        yield
+
+    def at(self, prefix: str) -> Broken:
+        return Broken(Path(self.uri) / prefix, self._meanwhile)
+
+
+def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: Path) -> None:
+    """What it has left of the step is in the folder of the job that has taken over."""
+    second = opened(LocalObjects(tmp_path))
+    broken = Broken(tmp_path, lambda: save(second, 10) and None)
+
+    error = failure(opened(broken, on_call(2, lose)), value=-7)
+
+    assert "no space left" in error
+    info, loaded = second.latest(), state(0)
+    assert info is not None
+    second.load(loaded, info)
+    assert_holds(loaded, 10)
+
+
 class Forgetful(LocalObjects):
     """A disk that loses the file of a rank, or its end."""
 

@@ -80,8 +80,7 @@ class Backend(Protocol):
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
         """Replace weights and optimizer state by a checkpoint's; returns the one they now hold.
 
-        That is an earlier one where ``info`` is damaged. ``ValueError`` where the format does not
-        fit the number of ranks.
+        That is an earlier one where ``info`` is damaged; whatever topology wrote it.
         """
 
 

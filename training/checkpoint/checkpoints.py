@@ -129,10 +129,10 @@ class Checkpoints:
     ) -> Pending:
         """All ranks: save the state after ``step`` optimizer steps, with ``meta`` in the marker.
 
-        Asynchronous: returns when the state is copied, so that it may change again; nothing need
-        be copied of one that is ``copied``, and a checkpoint's own, already. A save that
-        is still under way is waited for first. It never raises for storage: ``on_failed`` hears
-        the step and the reason, and what was written is removed.
+        Asynchronous: returns when the state is copied, so that it may change again; one that is
+        ``copied`` already nobody else may change, and it is not copied once more. A save that is
+        still under way is waited for first. It never raises for storage: ``on_failed`` hears the
+        step and the reason, and what was written is removed.
         """
         return self._saver.save(state_dict, step, meta, asynchronous=asynchronous, copied=copied)
 

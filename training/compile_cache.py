@@ -54,7 +54,12 @@ def cache_key(context: RunContext, values: Mapping[str, Value]) -> str:
         "instance_type": context.instance_type,
         "num_nodes": context.num_nodes,
         "processes_per_node": context.processes_per_node,
-        "parameters": {name: values[name] for name in GRAPH_PARAMETERS if name in values},
+        "parameters": {
+            # How often a run evaluates is in no graph; whether it does is.
+            name: bool(values[name]) if name == "eval-every" else values[name]
+            for name in GRAPH_PARAMETERS
+            if name in values
+        },
         "code": code_version(),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -213,6 +213,8 @@ class NxdBackend:
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
     ) -> None:
         """Write a checkpoint with master weights and optimizer state."""
+        # Else there would be two copies of the state on the host.
+        checkpoints.wait()
         with self._patience.waiting():
             state = self._shards.copy()
         checkpoints.save(state, step, meta, asynchronous=asynchronous, copied=True)

@@ -185,6 +185,8 @@ class XlaBackend:
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
     ) -> None:
         """Write a checkpoint; each rank copies and writes an equal part of the tensors."""
+        # Else there would be two copies of the state on the host.
+        checkpoints.wait()
         state = _map(
             {
                 name: weight

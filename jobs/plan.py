@@ -10,6 +10,7 @@ from jobs.errors import Refusal
 from jobs.inputs import Inputs
 from trainium_catalogue.plan import TrainingPlan
 from trainium_catalogue.sweep_rules import check_sweep
+from trainium_catalogue.verify_rules import check_verify
 from trainium_catalogue.workloads import Value, Workload
 
 
@@ -26,6 +27,14 @@ def check_sweep_values(values: Mapping[str, Value], *, num_ranks: int) -> None:
     """Refuse all-reduce parameters that contradict each other."""
     try:
         check_sweep(values, num_ranks)
+    except ValueError as error:
+        raise Refusal("plan", f"--{error}") from None
+
+
+def check_verify_values(values: Mapping[str, Value], *, num_ranks: int) -> None:
+    """Refuse checks that there are not, and a degree that the ranks do not allow."""
+    try:
+        check_verify(values, num_ranks)
     except ValueError as error:
         raise Refusal("plan", f"--{error}") from None
 

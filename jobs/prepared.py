@@ -11,7 +11,7 @@ from jobs.deployment import Deployment
 from jobs.errors import Refusal
 from jobs.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
 from jobs.parameters import with_defaults
-from jobs.plan import Plan, check_sweep_values, training_plan
+from jobs.plan import Plan, check_sweep_values, check_verify_values, training_plan
 from jobs.request import JobRequest
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
 from trainium_catalogue.training_parameters import GRAPH_PARAMETERS
@@ -83,6 +83,9 @@ def prepared(
         inputs = training_inputs(bucket, workload, request.run, given)
     elif workload.name == "all-reduce":
         check_sweep_values(values, num_ranks=num_ranks)
+        inputs = Inputs(values=values)
+    elif workload.name == "verify":
+        check_verify_values(values, num_ranks=num_ranks)
         inputs = Inputs(values=values)
     elif workload.name == "tokenize":
         inputs = tokenize_inputs(bucket, values)

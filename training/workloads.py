@@ -11,9 +11,9 @@ from training.arguments import ArgumentError, Request
 from training.contract import NodeContract
 from training.stopping import StopSwitch
 from training.sweep import Sweep
-from training.verify.settings import check as check_verify
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.plan import TrainingPlan
+from trainium_catalogue.verify_rules import check_verify
 from trainium_catalogue.workloads import Value
 
 if TYPE_CHECKING:

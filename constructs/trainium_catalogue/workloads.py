@@ -19,6 +19,7 @@ from trainium_catalogue.models import LLAMA_PRESETS, PRESETS, Preset
 from trainium_catalogue.parameters import LAUNCH_PARAMETERS, Parameter, Value, parse_parameters
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.training_parameters import MNIST_PARAMETERS, training_parameters
+from trainium_catalogue.verify_rules import CHECKS
 
 __all__ = [
     "LAUNCH_PARAMETERS",
@@ -174,7 +175,7 @@ _WORKLOADS = (
                 default="all",
                 pattern=r"all|[a-z-]+(,[a-z-]+)*",
                 pattern_help="all, or names of checks between commas",
-                help="which checks to run; the log lists them",
+                help=f"which checks to run: all, or some of {', '.join(CHECKS)}",
             ),
             Parameter(
                 name="tensor-parallel",

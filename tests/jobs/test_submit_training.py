@@ -337,6 +337,20 @@ def test_the_verify_workload_runs_on_four_nodes_at_most(desk: Desk) -> None:
     assert_refused(result, "--nodes 5: verify runs on at most 4")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--checks", "sums,speed"], "--checks=sums,speed names 'speed'; there are sums,"),
+        (["--tensor-parallel", "3"], "--tensor-parallel=3 does not divide the 64 ranks"),
+        (["--tensor-parallel", "16"], "--tensor-parallel=16 does not divide num-kv-heads=8"),
+    ],
+)
+def test_what_verify_would_refuse_on_the_nodes_is_refused(
+    desk: Desk, words: list[str], message: str
+) -> None:
+    assert_refused(desk.run("submit", "verify", "--nodes", "2", "--yes", *words), message)
+
+
 def test_the_schema_of_a_submission_refuses_a_payload_without_overrides(ready: Desk) -> None:
     result = ready.run(*TRAIN, "--dataset", "wiki", "--dry-run", "--json")
     document = checked(result, "submit")

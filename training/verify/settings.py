@@ -1,19 +1,18 @@
-"""What verify trains and how exact it has to be; needs no torch, since the launcher asks it too."""
+"""What verify trains and how exact it has to be."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from training.config import Optimizer, TrainConfig
-from trainium_catalogue.models import LLAMA_PRESETS, PRESETS
+from trainium_catalogue.models import PRESETS
 from trainium_catalogue.parameters import Value
 from trainium_catalogue.plan import TrainingPlan
 from trainium_catalogue.shapes import MlpShape
 from trainium_catalogue.training_parameters import training_parameters
+from trainium_catalogue.verify_rules import SHAPE, llama_values
 
-STEPS = 20
+STEPS = int(SHAPE["max-steps"])
 SAVED_STEP = 4
 """From which a run is resumed."""
 REPEATED_STEP = 8
@@ -23,27 +22,7 @@ LATE_STEP = 320
 a graph that holds it as a number is compiled again there, as in a long run of any model."""
 LATE_STEPS = 8
 DATA_PARALLEL_STEPS = 3
-SEQ_LEN, BERT_SEQ_LEN, PREDICTIONS = 32, 16, 3
-_SHAPE: dict[str, Value] = {
-    # A degree of 8 divides heads, key-value heads, vocabulary and inner size.
-    "vocab-size": 512,
-    "hidden-size": 128,
-    "intermediate-size": 256,
-    "num-heads": 16,
-    "num-kv-heads": 8,
-    "seq-len": SEQ_LEN,
-    # Shared by 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48 or 96 data-parallel ranks.
-    "global-batch": 96,
-    "max-steps": STEPS,
-    "warmup-steps": 4,
-    # Larger ones learn more, and pass places where bf16 and fp32 part: with 1e-2 real bf16 losses
-    # of step 20 are 5 % apart, with this one none is off by more than 0.07 %.
-    "lr": 2e-3,
-    # The first steps are clipped, some of the others are not.
-    "max-grad-norm": 0.5,
-    "beta2": 0.95,
-}
-"""Of llama-tiny, smaller and quicker still."""
+SEQ_LEN, BERT_SEQ_LEN, PREDICTIONS = int(SHAPE["seq-len"]), 16, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,25 +48,13 @@ UPDATE = 1e-3
 """How far a weight may be from where the optimizer's rule takes it, in learning rates."""
 
 
-def default_degree(num_ranks: int) -> int:
-    """The tensor-parallel degree of llama2-7b, reduced to what so many ranks allow."""
-    return math.gcd(LLAMA_PRESETS["llama2-7b"].tensor_parallel, num_ranks)
-
-
 def config_for(num_ranks: int, tensor_parallel: int = 0) -> TrainConfig:
     """The Llama and its batch on so many ranks; ``ValueError`` where they cannot share it.
 
     ``tensor_parallel`` 0 is the default degree. Any degree and any number of ranks train the same
     model on the same batches.
     """
-    preset = LLAMA_PRESETS["llama-tiny"]
-    values = {p.name: p.default for p in training_parameters(preset)} | _SHAPE
-    degree = tensor_parallel or default_degree(num_ranks)
-    values["tensor-parallel"] = degree
-    share = int(_SHAPE["global-batch"]) * degree // max(degree, num_ranks)
-    # Two micro-batches where they come out even: gradients have to be added up.
-    values["micro-batch"] = max(1, share // 2 if share % 2 == 0 else share)
-    return TrainConfig.from_values(values, num_ranks)
+    return TrainConfig.from_values(llama_values(num_ranks, tensor_parallel), num_ranks)
 
 
 _BERT_SHAPE: dict[str, Value] = {
@@ -135,9 +102,3 @@ def digits_config_for(num_ranks: int) -> TrainConfig:
         learning_rate=0.1,
         max_grad_norm=0.0,
     )
-
-
-def check(values: Mapping[str, Value], num_ranks: int) -> None:
-    """Refuse a degree that was asked for and cannot be."""
-    if degree := int(values["tensor-parallel"]):
-        config_for(num_ranks, degree)

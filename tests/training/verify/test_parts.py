@@ -9,7 +9,8 @@ import torch
 
 from training.verify.data import images, sentences, tokens
 from training.verify.saved import distance
-from training.verify.settings import bert_config_for, config_for, default_degree
+from training.verify.settings import bert_config_for, config_for
+from trainium_catalogue.verify_rules import default_degree
 
 
 @pytest.mark.parametrize(

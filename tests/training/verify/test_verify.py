@@ -21,9 +21,10 @@ from training.sweep import sum_pattern
 from training.verify import llama, verification
 from training.verify.outcome import deviations
 from training.verify.settings import BF16, FP32, STEPS
-from training.verify.verification import VerificationFailed, run
+from training.verify.verification import Verification, VerificationFailed, run
 from training.workloads import IMPLEMENTATIONS, Job
 from trainium_catalogue.probing import Place, Probes, Seen, is_intact
+from trainium_catalogue.verify_rules import CHECKS
 
 
 def job(folder: Path, *words: str, device: LoneDevice | None = None) -> Job:
@@ -84,9 +85,14 @@ def test_only_the_checks_that_are_named_are_made_in_their_own_order(tmp_path: Pa
     assert list(result(tmp_path)["checks"]) == ["sums", "cache"]
 
 
-def test_a_check_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_check_that_is_not_there_is_refused_before_any_worker_starts() -> None:
+    values = parse(["verify", "--checks=sums,speed"]).values
     with pytest.raises(ValueError, match="names 'speed'; there are sums, gradients, parity"):
-        run(job(tmp_path, "--checks=sums,speed"))
+        IMPLEMENTATIONS["verify"].check(values, 2)
+
+
+def test_the_catalogue_names_the_checks_that_there_are(tmp_path: Path) -> None:
+    assert tuple(Verification(job(tmp_path)).checks) == CHECKS
 
 
 def test_a_check_that_cannot_be_made_here_is_refused(tmp_path: Path) -> None:

@@ -86,7 +86,12 @@ def write_tokenizer(text: str, *, eos_id: int, bos: bool, folder: Path, finished
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(document, ensure_ascii=False))
     names = {token["id"]: token["content"] for token in document["added_tokens"]}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(path), eos_token=names.get(eos_id))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(path),
+        eos_token=names.get(eos_id),
+        # Else it gives token_type_ids too, which `generate` of a Llama refuses.
+        model_input_names=["input_ids", "attention_mask"],
+    )
     tokenizer.save_pretrained(folder)
     for written in sorted(folder.iterdir()):
         finished(written)

@@ -174,6 +174,21 @@ def test_the_tokenizer_gives_the_ids_that_training_saw(root: Path) -> None:
     assert tokenizer.eos_token == "</s>"
 
 
+def test_the_model_generates_from_all_that_the_tokenizer_gives(root: Path) -> None:
+    run_export(root, order())
+
+    folder = root / "export/my-run"
+    given = AutoTokenizer.from_pretrained(folder, local_files_only=True)(
+        "the lazy dog", return_tensors="pt"
+    )
+    made = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).generate(
+        **given, max_new_tokens=1, eos_token_id=None
+    )
+
+    assert set(given) == {"input_ids", "attention_mask"}
+    assert made.shape[1] == given["input_ids"].shape[1] + 1
+
+
 def test_without_its_dataset_a_run_is_exported_without_tokenizer(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

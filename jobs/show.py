@@ -109,8 +109,11 @@ def describe_ending(attempt: Attempt) -> str:
 def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
     """The last sentence about a run; ``cause`` is its launcher's own, where it is known."""
     if job.succeeded:
-        results = f"s3://{bucket}/{run_prefix(job.run, 'results')}"
-        return f"run {job.run} succeeded{_took(job, ' after')}; results are in {results}"
+        success = f"run {job.run} succeeded{_took(job, ' after')}"
+        if job.shape.kind is not Kind.NODES:
+            # Data and export jobs write none, and say in their log what they made and where.
+            return success
+        return f"{success}; results are in s3://{bucket}/{run_prefix(job.run, 'results')}"
     if not job.ended:
         return f"run {job.run} is {job.status}"
     ending = job.ending

@@ -98,6 +98,17 @@ def test_attempts_whose_pods_are_gone_are_in_the_table_of_nodes() -> None:
     assert "all │       2 │ FAILED │       143 │ node 0: told to stop; stopped on request" in text
 
 
+def test_a_container_that_succeeded_is_not_said_to_have_results() -> None:
+    job = replace(JOB, status="SUCCEEDED")
+    of_nodes = replace(job, shape=Shape(kind=Kind.NODES, size=1))
+    container = replace(job, shape=Shape(kind=Kind.CONTAINER, size=1))
+
+    assert "; results are in s3://bucket/runs/nightly/results/" in verdict(
+        of_nodes, bucket="bucket"
+    )
+    assert "results" not in verdict(container, bucket="bucket")
+
+
 def test_the_last_attempt_promises_no_other() -> None:
     text = verdict(JOB, bucket="bucket", cause="node 0: rank 0: ConnectionError: no way out")
 

@@ -32,7 +32,7 @@ def settle_values(
         )
     stored = {**SINCE_THEN, **stored}
     changed = [
-        f"{name}={given[name]} (the run has {stored[name]})"
+        f"{name}={_typed(given[name])} (the run has {_typed(stored[name])})"
         for name in _FIXED
         if name in given and name in stored and given[name] != stored[name]
     ]
@@ -47,3 +47,8 @@ def settle_values(
         if name in values and name not in _OF_ONE_SUBMISSION
     }
     return {**values, **remembered, **given}
+
+
+def _typed(value: Value) -> str:
+    """As it is written on a command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

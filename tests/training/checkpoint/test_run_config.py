@@ -69,7 +69,7 @@ def test_a_run_that_is_older_than_document_masks_has_none() -> None:
     old = replace(FIRST, values=values)
 
     assert settle(old).values["document-masks"] is False
-    with pytest.raises(RunConfigError, match=r"document-masks=True \(the run has False\)"):
+    with pytest.raises(RunConfigError, match=r"document-masks=true \(the run has false\)"):
         settle(old, **{"document-masks": True})
 
 

@@ -83,4 +83,8 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+    parts = " ".join(text.split()).replace("|", "\\|").split("`")
+    # Between backticks an entity would be shown as it is typed.
+    return "`".join(
+        part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts)
+    )

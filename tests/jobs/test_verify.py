@@ -134,7 +134,7 @@ def test_the_worst_place_speaks_for_a_claim() -> None:
 def rows() -> list[Row]:
     return rows_of(
         join(
-            finding("quota", Place.DESK, State.RED, "1 | <b>"),
+            finding("quota", Place.DESK, State.RED, "1 | <b> `<id>`"),
             nodes=node_record(finding("memory", Place.NODE, State.GREEN, "2")),
         ),
         CLAIMS,
@@ -155,7 +155,7 @@ def test_a_block_for_an_issue_begins_with_what_is_wrong_and_folds_the_rest() -> 
     lines = text.splitlines()
     assert lines[0].startswith("### Verification: trn1.32xlarge, Neuron 2.28.0")
     table = [line for line in lines if line.startswith("| `")]
-    assert table[0] == "| `quota`: the quota is enough | red | 1 \\| &lt;b> | 2 |"
+    assert table[0] == "| `quota`: the quota is enough | red | 1 \\| &lt;b> `<id>` | 2 |"
     assert table[1] == "| `memory`: memory \\| fits | green | 2 | 2 |"
     assert "<details><summary>1 claims were not looked at</summary>" in lines
     assert lines[-1] == f"sha256 of the record: `{record['sha256']}`"

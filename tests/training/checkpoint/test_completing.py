@@ -89,7 +89,7 @@ def test_a_job_that_has_lost_the_run_deletes_nothing(objects: Objects) -> None:
 class Broken(LocalObjects):
     """A disk that takes no file, while another job completes the same step."""
 
-    def __init__(self, root: Path, meanwhile: Callable[[], None]) -> None:
+    def __init__(self, root: Path, meanwhile: Callable[[], object]) -> None:
         super().__init__(root)
         self._meanwhile = meanwhile
 
@@ -107,7 +107,7 @@ class Broken(LocalObjects):
 def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: Path) -> None:
     """What it has left of the step is in the folder of the job that has taken over."""
     second = opened(LocalObjects(tmp_path))
-    broken = Broken(tmp_path, lambda: save(second, 10) and None)
+    broken = Broken(tmp_path, lambda: save(second, 10))
 
     error = failure(opened(broken, on_call(2, lose)), value=-7)
 

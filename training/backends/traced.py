@@ -84,8 +84,10 @@ class Sgd(torch.optim.Optimizer):
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            (rate,) = _as_data([group["lr"]], parameters[0].device)
             for parameter in parameters:
-                (rate,) = _as_data([group["lr"]], parameter.device)
                 parameter.sub_(parameter.grad * rate)
 
 

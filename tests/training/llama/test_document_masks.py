@@ -161,7 +161,7 @@ def test_four_ranks_have_the_losses_of_one(
 
 
 def test_a_run_keeps_its_masks(laptop: Laptop, masked: list[float]) -> None:
-    with pytest.raises(RunConfigError, match=r"document-masks=False \(the run has True\)"):
+    with pytest.raises(RunConfigError, match=r"document-masks=false \(the run has true\)"):
         laptop.train("--document-masks=false", run="masked", tiny=False)
 
     laptop.train(MASKED, *RUN, "--steps-this-run=2", run="pieces")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.training.ranks import results_of_ranks
 from tests.training.vote_program import FIRST_WISH, LATE
 from training.checkpoint.ranks import Ranks
-from training.ports import reserve_port
 from training.vote import Vote, Wish
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("vote_program.py")
 NUM_RANKS = 4
 
@@ -24,33 +19,7 @@ NUM_RANKS = 4
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, Any]]:
     """What each rank has heard."""
-    with reserve_port(0) as port:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(PROGRAM)],
-                env={
-                    "PATH": os.environ["PATH"],
-                    "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
-                    "OMP_NUM_THREADS": "1",
-                    "GLOO_SOCKET_IFNAME": "lo",
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "WORLD_SIZE": str(NUM_RANKS),
-                    "RANK": str(rank),
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(NUM_RANKS)
-        ]
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [p.returncode for p in processes] == [0] * NUM_RANKS, "\n---\n".join(outputs)
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
+    return results_of_ranks(PROGRAM, num_ranks=NUM_RANKS)
 
 
 def test_all_ranks_hear_a_wish_of_one_with_the_next_cast(results: list[dict[str, Any]]) -> None:

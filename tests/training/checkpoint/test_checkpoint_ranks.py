@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,46 +12,19 @@ import pytest
 import torch
 
 from tests.training.checkpoint.rank_program import SIZES, whole
+from tests.training.ranks import results_of_ranks, start_ranks
 from training.checkpoint import Checkpoints
 from training.objects import LocalObjects
-from training.ports import reserve_port
 
-ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name("rank_program.py")
 
 
 def start(action: str, root: Path, num_ranks: int) -> list[subprocess.Popen[str]]:
-    with reserve_port(0) as port:
-        return [
-            subprocess.Popen(
-                [sys.executable, str(PROGRAM), action, str(root)],
-                env={
-                    "PATH": os.environ["PATH"],
-                    "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
-                    "OMP_NUM_THREADS": "1",
-                    "GLOO_SOCKET_IFNAME": "lo",
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "WORLD_SIZE": str(num_ranks),
-                    "RANK": str(rank),
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(num_ranks)
-        ]
+    return start_ranks(PROGRAM, action, str(root), num_ranks=num_ranks)
 
 
 def results(action: str, root: Path, num_ranks: int) -> list[dict[str, Any]]:
-    processes = start(action, root, num_ranks)
-    try:
-        outputs = [process.communicate(timeout=90)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [p.returncode for p in processes] == [0] * num_ranks, "\n---\n".join(outputs)
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
+    return results_of_ranks(PROGRAM, action, str(root), num_ranks=num_ranks)
 
 
 @pytest.fixture(scope="module")

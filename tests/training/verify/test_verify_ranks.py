@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from training.ports import reserve_port
+from tests.training.ranks import results_of_ranks
 
-ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(__file__).with_name("rank_program.py")
 RANKS = 4
 Found = dict[str, tuple[bool, str]]
@@ -22,33 +17,7 @@ Found = dict[str, tuple[bool, str]]
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What every rank has found; they agree."""
     folder = tmp_path_factory.mktemp("verify-ranks")
-    with reserve_port(0) as port:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(folder)],
-                env={
-                    "PATH": os.environ["PATH"],
-                    "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
-                    "OMP_NUM_THREADS": "1",
-                    "GLOO_SOCKET_IFNAME": "lo",
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "WORLD_SIZE": str(RANKS),
-                    "RANK": str(rank),
-                },
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(RANKS)
-        ]
-    try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [p.returncode for p in processes] == [0] * RANKS, "\n---\n".join(outputs)
-    results = [json.loads(output.splitlines()[-1]) for output in outputs]
+    results = results_of_ranks(PROGRAM, str(folder), num_ranks=RANKS, timeout_s=240)
     assert all(result == results[0] for result in results)
     return {name: (ok, detail) for name, (ok, detail) in results[0].items()}
 

@@ -26,7 +26,7 @@ check: setup ## format, lint, types, import contracts, shell scripts, Dockerfile
 	ruff format --check .
 	ruff check .
 	mypy
-	PYTHONPATH=.:constructs lint-imports
+	PYTHONPATH=.:constructs:emulators lint-imports
 	git ls-files '*.sh' .ci/run | xargs shellcheck
 	git ls-files 'docker/**Dockerfile' | xargs hadolint
 

@@ -16,16 +16,16 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.bert import BATCH, RANKS, SEQ_LEN
-from training.arguments import parse
-from training.bert.data import to_batch
-from training.bert.recipe import BertRecipe
-from training.config import TrainConfig
-from training.contract import DeviceKind
-from training.data.bert_shards import read_shard
-from training.data.places import Place
-from training.data.prepare import prepare_dataset
-from training.device import open_device
-from training.recipe import Staging
+from training.core.arguments import parse
+from training.core.config import TrainConfig
+from training.core.contract import DeviceKind
+from training.core.device import open_device
+from training.datasets.places import Place
+from training.datasets.prepared.bert_shards import read_shard
+from training.datasets.prepared.prepare import prepare_dataset
+from training.models.bert.data import to_batch
+from training.models.bert.recipe import BertRecipe
+from training.trainer.recipe import Staging
 
 _DOCUMENTS = 300
 _NEVER = 10**6
@@ -74,14 +74,14 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
     """The product's loop, with its data order and, on rank 0, its metrics files."""
     import dataclasses
 
-    from training.checkpoint.ranks import Ranks
-    from training.loop import Loop
-    from training.metrics_files import RunFiles
-    from training.objects import open_objects
-    from training.progress import RunContext
-    from training.stopping import StopSwitch
-    from training.vote import Vote
-    from training.watch import Watch
+    from training.core.progress import RunContext
+    from training.core.ranks import Ranks
+    from training.core.stopping import StopSwitch
+    from training.storage import open_objects
+    from training.trainer.loop import Loop
+    from training.trainer.metrics_files import RunFiles
+    from training.trainer.vote import Vote
+    from training.trainer.watch import Watch
 
     recipe, objects = BertRecipe(), open_objects(str(root), region=None, endpoint_url=None)
     material = recipe.open_data(
@@ -138,7 +138,7 @@ def ddp(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
     from torch.utils.tensorboard import SummaryWriter
     from transformers import BertForPreTraining, get_linear_schedule_with_warmup
 
-    from training.bert.model import bert_config
+    from training.models.bert.model import bert_config
 
     shards = [read_shard(path) for path in sorted((root / "datasets/bert-tiny").glob("*.hdf5"))]
     parts = [to_batch(shard) for shard in shards]

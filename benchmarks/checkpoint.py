@@ -81,7 +81,7 @@ def serve(folder: Path) -> None:
     import torch
 
     from training.checkpoint import Checkpoints
-    from training.objects import LocalObjects
+    from training.storage import LocalObjects
 
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 

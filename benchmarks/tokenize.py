@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pairs import Comparison
-from training.data import api_docs
-from training.data.manifest import Manifest
-from training.data.packed import PackedDataset
-from training.data.places import Place
-from training.data.tokenize import Order, make_dataset
-from training.data.vocabulary import Vocabulary, read_vocabulary
+from training.datasets.manifest import Manifest
+from training.datasets.places import Place
+from training.datasets.prepared import api_docs
+from training.datasets.samples.packed import PackedDataset
+from training.datasets.text.tokenize import Order, make_dataset
+from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
 
 TEXT_BYTES = 20_000_000
 BLOCK_TOKENS = 4096

@@ -41,7 +41,7 @@ def tokens() -> Any:
 
 def write_dataset() -> None:
     """As tokenize leaves it."""
-    from training.data.manifest import Manifest, Shard, Source
+    from training.datasets.manifest import Manifest, Shard, Source
 
     folder = Path("build/datasets/words")
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class _Device:
     """One rank on the CPU."""
 
     def __init__(self) -> None:
-        from training.contract import DeviceKind
+        from training.core.contract import DeviceKind
 
         self.kind = DeviceKind.CPU
         self.rank, self.num_ranks = 0, 1
@@ -80,20 +80,20 @@ def loop() -> Any:
     """The product's loop, with its data order and its metrics files."""
     import dataclasses
 
-    from training.arguments import parse
     from training.backends.native import NativeBackend
-    from training.checkpoint.ranks import Ranks
-    from training.config import TrainConfig
-    from training.data.packed import open_dataset
-    from training.llama.data import packed_batches
-    from training.llama.network import LlamaNetwork
-    from training.loop import Loop
-    from training.metrics_files import RunFiles
-    from training.objects import open_objects
-    from training.progress import RunContext
-    from training.stopping import StopSwitch
-    from training.vote import Vote
-    from training.watch import Watch
+    from training.core.arguments import parse
+    from training.core.config import TrainConfig
+    from training.core.progress import RunContext
+    from training.core.ranks import Ranks
+    from training.core.stopping import StopSwitch
+    from training.datasets.samples.packed import open_dataset
+    from training.models.llama.data import packed_batches
+    from training.models.llama.network import LlamaNetwork
+    from training.storage import open_objects
+    from training.trainer.loop import Loop
+    from training.trainer.metrics_files import RunFiles
+    from training.trainer.vote import Vote
+    from training.trainer.watch import Watch
 
     write_dataset()
     request = parse(["llama-tiny", *settings(), f"--lr={_LEARNING_RATE}", f"--max-steps={_NEVER}"])
@@ -151,9 +151,9 @@ def trainer() -> Any:
     import transformers
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from training.arguments import parse
-    from training.config import TrainConfig
-    from training.llama.model import llama_config
+    from training.core.arguments import parse
+    from training.core.config import TrainConfig
+    from training.models.llama.model import llama_config
 
     config = TrainConfig.from_values(parse(["llama-tiny", *settings()]).values, 1)
     model = transformers.LlamaForCausalLM(llama_config(config.shape, seq_len=config.plan.seq_len))

@@ -10,6 +10,7 @@ from jobs.commands.download import download
 from jobs.commands.kubeconfig import kubeconfig
 from jobs.commands.list_runs import list_runs
 from jobs.commands.logs import logs
+from jobs.commands.options import Globals
 from jobs.commands.scale import scale
 from jobs.commands.shell import shell
 from jobs.commands.status import status
@@ -20,9 +21,8 @@ from jobs.commands.tensorboard import tensorboard
 from jobs.commands.token import token
 from jobs.commands.top import top
 from jobs.commands.upload import upload
+from jobs.commands.usage_errors import JobsGroup
 from jobs.commands.verify import verify
-from jobs.options import Globals
-from jobs.usage_errors import JobsGroup
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
 
 app = typer.Typer(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from jobs.aws import LogsClient
-    from jobs.reasons import Explanation
-    from jobs.request import JobRequest
-    from jobs.runs import Job, RunSummary, Shape
+    from jobs.batch.reasons import Explanation
+    from jobs.batch.runs import Job, RunSummary, Shape
+    from jobs.submit.request import JobRequest
 
 
 class Orchestrator(StrEnum):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from jobs.aws import Aws
-from jobs.batch_service import BatchService
+from jobs.batch.runs import RunSummary
+from jobs.batch.service import BatchService
 from jobs.deployment import Deployment
 from jobs.errors import Refusal, as_refusal
 from jobs.orchestrators import JobService, Orchestrator
-from jobs.runs import RunSummary
 
 
 @dataclass(slots=True)

@@ -122,7 +122,7 @@ def write_docker_stand_in(path: Path, *, record: Path) -> None:
     path.write_text(
         "#!/bin/sh\n"
         "# Stands in for docker while `python -m rehearsal` deploys; see the module.\n"
-        f"PYTHONPATH='{ROOT}' exec '{sys.executable}' -m rehearsal.docker_stand_in "
+        f"PYTHONPATH='{ROOT}/emulators' exec '{sys.executable}' -m trainium_emulators.docker_cli "
         f"--record '{record}' \"$@\"\n",
         encoding="utf-8",
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rehearsal.kubernetes.binaries import kubectl
+from rehearsal.binaries import kubectl
 from rehearsal.state import DEPLOYMENT
 from trainium_catalogue import contract, kubernetes
 

@@ -12,18 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from rehearsal import (
-    cdk,
-    cluster_leftovers,
-    containers,
-    docker_stand_in,
-    eks_story,
-    leftovers,
-    story,
-)
+from rehearsal import cdk, cluster_leftovers, containers, eks_story, leftovers, story
 from rehearsal.aws import Aws, desk_environment, endpoint_environment
+from rehearsal.binaries import kubectl
 from rehearsal.faults import NO_CAPACITY, RUNNABLE_CLOCK
-from rehearsal.kubernetes.binaries import kubectl
 from rehearsal.progress import Progress
 from rehearsal.receipt import Phase, Receipt, Stack, recorded_image
 from rehearsal.receipt_stories import Chart
@@ -31,6 +23,7 @@ from rehearsal.server_process import ServerProcess, server_command, start_server
 from rehearsal.state import Folder, Settings, State
 from rehearsal.submission import submit
 from trainium_catalogue.contract import ENV_PROCESSES_PER_NODE
+from trainium_emulators import docker_cli as docker_stand_in
 
 
 @dataclass(slots=True, kw_only=True)

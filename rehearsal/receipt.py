@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from rehearsal.docker_stand_in import Entry
 from rehearsal.leftovers import Expected, Item
 from rehearsal.receipt_stories import Chart, ClusterStory, Run, Training
 from rehearsal.state import Settings
+from trainium_emulators.docker_cli import Entry
 
 VERSION = 3
 

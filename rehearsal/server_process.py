@@ -100,7 +100,7 @@ def server_command(
     containers: ContainerNodes | None = None,
 ) -> tuple[str, ...]:
     """The server's command line."""
-    command = [sys.executable, "-m", "rehearsal.server", "--port", "0"]
+    command = [sys.executable, "-m", "trainium_emulators.aws.server", "--port", "0"]
     command += ["--processes-per-node", str(processes_per_node), "--addresses", addresses]
     for name, number in (processes_of or {}).items():
         command += ["--processes-of", f"{name}={number}"]
@@ -124,7 +124,7 @@ def start_server(
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**environment, "PYTHONPATH": str(ROOT)},
+            env={**environment, "PYTHONPATH": f"{ROOT / 'emulators'}:{ROOT / 'constructs'}"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from jobs.claims import Claim, read_claims
-from jobs.probes import PROBES as DESK
+from jobs.verify.claims import Claim, read_claims
+from jobs.verify.probes import PROBES as DESK
 from tools.readme import VERIFICATION
-from training.probes import PROBES as NODE
+from training.checks.probes import PROBES as NODE
 
 CLAIMS = read_claims()
 claims = pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from jobs.claims import Claim, read_claims
-from jobs.explain import KNOWN_REASONS
+from jobs.output.explain import KNOWN_REASONS
+from jobs.verify.claims import Claim, read_claims
 from stacks.config.table import context_table
 from trainium_catalogue.exit_codes import EXIT_CODES
 

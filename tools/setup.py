@@ -27,6 +27,7 @@ LOCK_FILES = (
     "requirements-dev.txt",
     "constraints.txt",
     "constructs/pyproject.toml",
+    "emulators/pyproject.toml",
     "tools/cdk/package-lock.json",
     "tools/browser/package-lock.json",
     "tools/browser/unpack.mjs",

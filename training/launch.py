@@ -19,24 +19,24 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from training import job_results, settings
-from training.addresses import HostNotFound, find_address, find_host, interface_of
-from training.arguments import DRY_RUN_FULL, ArgumentError, Request, help_text, parse
-from training.compile_graphs import compile_command
-from training.contract import NodeContract, read_contract
-from training.contract_values import ContractError
-from training.failures import describe
-from training.guardian import Guardian
-from training.host import Host, raise_file_limit
-from training.node import LocalNode
-from training.peers import Hub, Spoke
-from training.ports import reserve_port
-from training.preflight import preflight, problem, report_lines
-from training.processes import forbid_new_privileges
-from training.progress import RunContext
-from training.supervisor import ChildRole, MainRole, StopRequest, Tools
-from training.torchrun import torchrun_command
-from training.verdict import Verdict
+from training.core.arguments import DRY_RUN_FULL, ArgumentError, Request, help_text, parse
+from training.core.contract import NodeContract, read_contract
+from training.core.contract_values import ContractError
+from training.core.failures import describe
+from training.core.processes import forbid_new_privileges
+from training.core.progress import RunContext
+from training.launcher import job_results, settings
+from training.launcher.addresses import HostNotFound, find_address, find_host, interface_of
+from training.launcher.compile_graphs import compile_command
+from training.launcher.guardian import Guardian
+from training.launcher.host import Host, raise_file_limit
+from training.launcher.node import LocalNode
+from training.launcher.peers import Hub, Spoke
+from training.launcher.ports import reserve_port
+from training.launcher.preflight import preflight, problem, report_lines
+from training.launcher.supervisor import ChildRole, MainRole, StopRequest, Tools
+from training.launcher.torchrun import torchrun_command
+from training.launcher.verdict import Verdict
 from training.workloads import refuse_unfit
 from trainium_catalogue.contract import (
     CACHE_PREFIX,
@@ -63,7 +63,7 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
         return ExitCode.OK
     if DRY_RUN_FULL in words:
         # Imports torch, which the launcher does without.
-        from training.llama import dry_run_report
+        from training.models.llama import dry_run_report
 
         return dry_run_report.main(words)
     try:

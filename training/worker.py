@@ -10,13 +10,13 @@ import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from training.arguments import parse
-from training.contract import DeviceKind
-from training.failures import classify, describe
-from training.processes import die_with_parent
-from training.progress import ENV_SCRATCH, Progress, RunContext
-from training.results import Bucket, Store
-from training.stopping import Stopped, StopSwitch
+from training.core.arguments import parse
+from training.core.contract import DeviceKind
+from training.core.failures import classify, describe
+from training.core.processes import die_with_parent
+from training.core.progress import ENV_SCRATCH, Progress, RunContext
+from training.core.stopping import Stopped, StopSwitch
+from training.storage.results import Bucket, Store
 from training.workloads import IMPLEMENTATIONS, Job
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -74,7 +74,7 @@ def run(
     request = parse(words)
     context = RunContext.read(scratch)
     workload = IMPLEMENTATIONS[request.workload.name].load()
-    from training.device import open_device  # imports torch, which takes a second
+    from training.core.device import open_device  # imports torch, which takes a second
 
     progress.report("joining the other ranks")
     device = open_device(
@@ -122,6 +122,6 @@ def _store(workload: str, context: RunContext, scratch: Path) -> Store:
 if __name__ == "__main__":
     # Before anything slow: the parent may die at any time.
     die_with_parent(os.getppid())
-    # torchrun's standard error is kept from the log (see training.node); a worker's belongs there.
+    # torchrun's standard error stays out of the log (launcher/node.py); a worker's belongs there.
     os.dup2(1, 2)
     main(sys.argv[1:], os.environ)

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from training.arguments import ArgumentError, Request
-from training.contract import NodeContract
-from training.stopping import StopSwitch
-from training.sweep import Sweep
+from training.checks.allreduce.sweep import Sweep
+from training.core.arguments import ArgumentError, Request
+from training.core.contract import NodeContract
+from training.core.stopping import StopSwitch
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.plan import TrainingPlan
 from trainium_catalogue.verify_rules import check_verify
 from trainium_catalogue.workloads import Value
 
 if TYPE_CHECKING:
-    from training.device import Device
-    from training.progress import Progress, RunContext
-    from training.results import Store
+    from training.core.device import Device
+    from training.core.progress import Progress, RunContext
+    from training.storage.results import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,37 +53,37 @@ class Implementation:
 
 
 def _load_all_reduce() -> Callable[[Job], None]:
-    from training.allreduce import run
+    from training.checks.allreduce.allreduce import run
 
     return run
 
 
 def _load_pretraining() -> Callable[[Job], None]:
-    from training.pretraining import run
+    from training.trainer.pretraining import run
 
     return run
 
 
 def _load_verify() -> Callable[[Job], None]:
-    from training.verify.verification import run
+    from training.checks.verify.verification import run
 
     return run
 
 
 def _load_prepare() -> Callable[[Job], None]:
-    from training.data.prepare import run
+    from training.datasets.prepared.prepare import run
 
     return run
 
 
 def _load_tokenize() -> Callable[[Job], None]:
-    from training.data.tokenize import run
+    from training.datasets.text.tokenize import run
 
     return run
 
 
 def _load_export() -> Callable[[Job], None]:
-    from training.export import run
+    from training.models.llama.export import run
 
     return run
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import typer
 
+from jobs.commands.options import JsonOption, command, print_document
 from jobs.errors import EXIT_OK
-from jobs.options import JsonOption, command, print_document
 from trainium_catalogue.instances import INSTANCE_TYPES, InstanceType
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, NeuronRelease
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter
@@ -21,7 +21,7 @@ def catalogue(context: typer.Context, as_json: JsonOption = False) -> int:
     if as_json:
         print_document(document())
     else:
-        from jobs.commands.catalogue_tables import print_tables
+        from jobs.output.catalogue import print_tables
 
         print_tables()
     return EXIT_OK

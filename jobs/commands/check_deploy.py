@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jobs.aws import Aws
-from jobs.errors import EXIT_OK, as_refusal
-from jobs.options import (
+from jobs.commands.options import (
     DeploymentOption,
     Globals,
     JsonOption,
@@ -19,6 +18,7 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.errors import EXIT_OK, as_refusal
 
 if TYPE_CHECKING:
     from jobs.deploy_check.account import ActiveJob, Stack

@@ -1,10 +1,10 @@
 """What the commands of the cluster share: the deployment, which has to have one."""
 
 from jobs.aws import Aws
+from jobs.commands.options import Globals
 from jobs.deployment import Deployment, EksTarget, read_deployment
 from jobs.eks.service import EksService
 from jobs.errors import Refusal
-from jobs.options import Globals
 from jobs.orchestrators import Orchestrator
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import typer
 
 from jobs.errors import Refusal
-from jobs.request import JobRequest
+from jobs.submit.request import JobRequest
 from trainium_catalogue.workloads import Hardware
 
 ASK_FROM_USD = 10

@@ -6,13 +6,10 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.bucket import Bucket
-from jobs.checks import valid_run_name
-from jobs.deployment import read_deployment
-from jobs.documents_transfer import download_document
-from jobs.downloads import check_arrived, check_target, planned_download
-from jobs.errors import EXIT_OK
-from jobs.options import (
+from jobs.bucket.downloads import check_arrived, check_target, planned_download
+from jobs.bucket.objects import Bucket
+from jobs.bucket.transfers import Direction, files, move
+from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
@@ -21,7 +18,10 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.transfers import Direction, files, move
+from jobs.deployment import read_deployment
+from jobs.errors import EXIT_OK
+from jobs.output.documents_transfer import download_document
+from jobs.submit.checks import valid_run_name
 
 
 @command

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from jobs.checks import unknown_run
+from jobs.batch.runs import Job, RunSummary
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
 from jobs.orchestrators import JobService
-from jobs.runs import Job, RunSummary
 from jobs.services import Services
+from jobs.submit.checks import unknown_run
 
 
 def found_summary(

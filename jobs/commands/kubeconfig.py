@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from jobs.commands.cluster import eks_deployment
-from jobs.errors import EXIT_OK
-from jobs.options import (
+from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
@@ -17,6 +16,7 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.errors import EXIT_OK
 
 _DEFAULT = "~/.kube/config"
 

@@ -4,11 +4,8 @@ from typing import Annotated
 
 import typer
 
-from jobs import documents
 from jobs.aws import Aws
-from jobs.deployment import read_deployment
-from jobs.errors import EXIT_OK
-from jobs.options import (
+from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
@@ -18,6 +15,9 @@ from jobs.options import (
     print_document,
     status_command,
 )
+from jobs.deployment import read_deployment
+from jobs.errors import EXIT_OK
+from jobs.output import documents
 from jobs.services import services_of
 
 
@@ -53,7 +53,7 @@ def list_runs(
         return EXIT_OK
     from rich.console import Console
 
-    from jobs.show_tables import reason_of, runs_table
+    from jobs.output.tables import reason_of, runs_table
 
     console = Console()
     table, left_out = runs_table(shown, width=console.width)

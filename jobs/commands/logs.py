@@ -4,13 +4,9 @@ from typing import Annotated
 
 import typer
 
-from jobs import documents
 from jobs.aws import Aws
-from jobs.checks import check_node_index
 from jobs.commands.find import found_job
-from jobs.deployment import read_deployment
-from jobs.errors import EXIT_OK
-from jobs.options import (
+from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
@@ -21,8 +17,12 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.deployment import read_deployment
+from jobs.errors import EXIT_OK
 from jobs.orchestrators import Orchestrator
+from jobs.output import documents
 from jobs.services import services_of
+from jobs.submit.checks import check_node_index
 
 
 @command
@@ -67,7 +67,7 @@ def logs(
     service, job = found_job(services_of(aws, target, note), target, run)
     check_node_index(node, job.shape)
     if follow:
-        from jobs.watch import watch
+        from jobs.output.watch import watch
 
         ended, lines = watch(
             service,
@@ -83,8 +83,8 @@ def logs(
                 documents.logs_document(target, job.run, job.job_id, lines=lines, job=ended)
             )
         return exit_code(ended)
-    from jobs.show import Screen
-    from jobs.watch import existing_lines
+    from jobs.output.show import Screen
+    from jobs.output.watch import existing_lines
 
     lines = existing_lines(service, job, only_node=node)
     if as_json:

@@ -8,9 +8,7 @@ import typer
 
 from jobs.commands.cluster import eks_service
 from jobs.commands.confirm import confirm
-from jobs.eks.service import EksService
-from jobs.errors import EXIT_OK
-from jobs.options import (
+from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
@@ -19,7 +17,9 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.request import ESTIMATE_NOTE
+from jobs.eks.service import EksService
+from jobs.errors import EXIT_OK
+from jobs.submit.request import ESTIMATE_NOTE
 
 
 @command

@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.checks import check_node_index
+from jobs.batch.runs import Job
 from jobs.commands.find import found_job
+from jobs.commands.options import DeploymentOption, RegionOption, chosen, command, note
 from jobs.deployment import Deployment, read_deployment
 from jobs.eks.service import EksService
 from jobs.errors import Refusal
-from jobs.options import DeploymentOption, RegionOption, chosen, command, note
-from jobs.runs import Job
 from jobs.services import services_of
+from jobs.submit.checks import check_node_index
 
 
 @command
@@ -72,7 +72,7 @@ def _in_pod(service: EksService, job: Job, node: int, words: list[str]) -> int:
 
 
 def _on_host(aws: Aws, target: Deployment, job: Job, node: int, words: list[str]) -> int:
-    from jobs.host_session import (
+    from jobs.batch.host_session import (
         PROGRAMS,
         check_session,
         find_host,

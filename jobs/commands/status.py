@@ -5,13 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs import documents
 from jobs.aws import Aws
-from jobs.bucket import Bucket
+from jobs.batch.runs import Job
+from jobs.bucket.objects import Bucket
+from jobs.bucket.training_run import read_status
 from jobs.commands.find import found_job
-from jobs.deployment import Deployment, read_deployment
-from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
-from jobs.options import (
+from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
@@ -21,10 +20,11 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.deployment import Deployment, read_deployment
+from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.orchestrators import JobService, Orchestrator
-from jobs.runs import Job
+from jobs.output import documents
 from jobs.services import Services, services_of
-from jobs.training_run import read_status
 from trainium_catalogue.contract import TRAIN_METRICS, run_key
 from trainium_catalogue.workloads import WORKLOADS
 
@@ -73,7 +73,7 @@ def status(
     else:
         note(f"no job of run {run} is known (any more); this is what the bucket holds")
     if training is not None:
-        from jobs.show_training import describe_training
+        from jobs.output.training import describe_training
 
         now = datetime.now(UTC)
         text = describe_training(training, job_id=job.job_id if job else None, now=now)
@@ -109,8 +109,8 @@ def _exit_code(job: Job | None, training: dict[str, Any] | None) -> int:
 
 
 def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -> None:
-    from jobs.show import describe_status, verdict
-    from jobs.show_tables import node_table
+    from jobs.output.show import describe_status, verdict
+    from jobs.output.tables import node_table
 
     found = None
     if job.status == "PENDING" and job.depends_on:
@@ -138,7 +138,7 @@ def _show_idle(console: Any, service: JobService) -> None:
 
 
 def _plot(console: Any, bucket: Bucket, run: str) -> None:
-    from jobs.show_training import loss_plot
+    from jobs.output.training import loss_plot
 
     metrics = bucket.read(run_key(run, TRAIN_METRICS))
     picture = loss_plot(metrics, width=min(console.width, 100)) if metrics else None

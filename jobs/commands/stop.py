@@ -6,12 +6,10 @@ from typing import Annotated
 
 import typer
 
-from jobs import documents
 from jobs.aws import Aws
+from jobs.batch.runs import ON_HOSTS, Job, RunSummary
 from jobs.commands.find import found_summary
-from jobs.deployment import read_deployment
-from jobs.errors import EXIT_OK
-from jobs.options import (
+from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
@@ -20,8 +18,10 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.deployment import read_deployment
+from jobs.errors import EXIT_OK
 from jobs.orchestrators import JobService, Orchestrator
-from jobs.runs import ON_HOSTS, Job, RunSummary
+from jobs.output import documents
 from jobs.services import services_of
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 
@@ -116,7 +116,7 @@ def _report(job: Job, grace_s: float, *, bucket: str) -> str:
             f"run {job.run} is still {job.status} after {grace_s:g} s; look again with: "
             f"python -m jobs status {job.run}"
         )
-    from jobs.show import verdict
+    from jobs.output.show import verdict
 
     return verdict(job, bucket=bucket)
 

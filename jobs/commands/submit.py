@@ -7,32 +7,27 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.bucket import Bucket
-from jobs.checks import (
-    check_size,
-    checked_request,
-    known_workload,
-    valid_run_name,
-)
-from jobs.commands.submit_send import Sender
-from jobs.commands.submit_show import ask, show_plan
-from jobs.default_group import check_default_group
+from jobs.batch.default_group import check_default_group
+from jobs.batch.runs import RunSummary
+from jobs.bucket.objects import Bucket
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command, note
 from jobs.deployment import read_deployment
-from jobs.options import (
-    DeploymentOption,
-    JsonOption,
-    RegionOption,
-    chosen,
-    command,
-    note,
-)
 from jobs.orchestrators import Orchestrator
-from jobs.parameters import parsed_parameters
-from jobs.placement import chosen_orchestrator
-from jobs.prepared import Prepared, check_cache, check_compile, compile_run, num_ranks_of, prepared
-from jobs.runs import RunSummary
-from jobs.same_job import check_alone
 from jobs.services import service_for, services_of
+from jobs.submit.checks import check_size, checked_request, known_workload, valid_run_name
+from jobs.submit.parameters import parsed_parameters
+from jobs.submit.placement import chosen_orchestrator
+from jobs.submit.prepared import (
+    Prepared,
+    check_cache,
+    check_compile,
+    compile_run,
+    num_ranks_of,
+    prepared,
+)
+from jobs.submit.same_job import check_alone
+from jobs.submit.send import Sender
+from jobs.submit.show import ask, show_plan
 
 
 @command
@@ -152,11 +147,11 @@ def submit(
     orchestrator = chosen_orchestrator(target, wanted, on)
     on_eks = orchestrator is Orchestrator.EKS
     if releases:
-        from jobs.commands.submit_cluster import check_release
+        from jobs.submit.cluster import check_release
 
         check_release(wanted, orchestrator, follows=follow)
     if scales:
-        from jobs.commands.submit_cluster import check_scales
+        from jobs.submit.cluster import check_scales
 
         check_scales(wanted, orchestrator, target)
     request = checked_request(
@@ -172,8 +167,8 @@ def submit(
     service = service_for(aws, target, orchestrator, submits=True)
     sender = Sender(service=service, target=target, follows=follow, as_json=as_json)
     if on_eks:
-        from jobs.commands.submit_cluster import releasing
         from jobs.eks.launch_spec import check_run_label
+        from jobs.submit.cluster import releasing
 
         check_run_label(compile_run(run) if compiles else run)
         if releases:
@@ -200,7 +195,7 @@ def submit(
     if dry_run:
         return sender.show(ready)
     if on_eks and not scales:
-        from jobs.commands.submit_cluster import check_nodes
+        from jobs.submit.cluster import check_nodes
 
         check_nodes(service, num_nodes)
     check_default_group(aws.ec2, target, request, note)

@@ -31,7 +31,7 @@ class SubmitCommand(TyperCommand):
 def _print_workload(workload: Workload) -> None:
     from rich.console import Console
 
-    from jobs.commands.catalogue_tables import parameters_table
+    from jobs.output.catalogue import parameters_table
 
     console = Console(highlight=False)
     required = "".join(f" --{p.name} {_value(p)}" for p in workload.parameters if p.required)

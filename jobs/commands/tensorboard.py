@@ -12,12 +12,10 @@ from urllib.parse import quote, urlencode
 import typer
 
 from jobs.aws import Aws
-from jobs.bucket import Bucket
-from jobs.checks import valid_run_name
+from jobs.bucket.objects import Bucket
+from jobs.bucket.training_run import known_runs
 from jobs.commands.find import found_summary
-from jobs.deployment import Deployment, read_deployment
-from jobs.errors import EXIT_OK, Refusal, as_refusal
-from jobs.options import (
+from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
@@ -26,9 +24,11 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.deployment import Deployment, read_deployment
+from jobs.errors import EXIT_OK, Refusal, as_refusal
 from jobs.orchestrators import Orchestrator
 from jobs.services import services_of
-from jobs.training_run import known_runs
+from jobs.submit.checks import valid_run_name
 from trainium_catalogue.contract import LOSS_SCALAR, run_key
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def tensorboard(
       python -m jobs tensorboard bert-1
       python -m jobs tensorboard bert-1 --no-browser --port 16006
     """
-    from jobs.tensorboard import free_port
+    from jobs.bucket.tensorboard import free_port
 
     valid_run_name(run)
     given = chosen(context, deployment, region)
@@ -157,7 +157,7 @@ def _forwarder(aws: Aws, target: Deployment, port: int) -> "Forwarder | None":
 
 
 def _serve_here(bucket: Bucket, run: str, port: int, announce: Callable[[], None]) -> None:
-    from jobs.tensorboard import check_installed, copy_logs, no_logs, start
+    from jobs.bucket.tensorboard import check_installed, copy_logs, no_logs, start
 
     check_installed()
     with tempfile.TemporaryDirectory(prefix="tensorboard-") as name:

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
+from jobs.commands.options import RegionOption, chosen, command, print_document
 from jobs.errors import EXIT_OK
-from jobs.options import RegionOption, chosen, command, print_document
 
 
 @command

@@ -6,12 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from jobs.batch.runs import Job
 from jobs.commands.cluster import eks_service
 from jobs.commands.find import found_job
-from jobs.commands.shell import running_pod
-from jobs.eks.service import EksService
-from jobs.errors import EXIT_OK, Refusal
-from jobs.options import (
+from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
@@ -20,10 +18,12 @@ from jobs.options import (
     note,
     print_document,
 )
+from jobs.commands.shell import running_pod
+from jobs.eks.service import EksService
+from jobs.eks.usage import NEURON_MONITOR, Usage
+from jobs.errors import EXIT_OK, Refusal
 from jobs.orchestrators import Orchestrator
-from jobs.runs import Job
 from jobs.services import Services
-from jobs.usage import NEURON_MONITOR, Usage
 
 
 @command

@@ -6,11 +6,10 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.bucket import Bucket
-from jobs.deployment import Deployment, read_deployment
-from jobs.documents_transfer import upload_document
-from jobs.errors import EXIT_OK
-from jobs.options import (
+from jobs.bucket.objects import Bucket
+from jobs.bucket.transfers import Direction, Outcome, files, move
+from jobs.bucket.uploads import Upload, planned_upload
+from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
@@ -19,8 +18,9 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.transfers import Direction, Outcome, files, move
-from jobs.uploads import Upload, planned_upload
+from jobs.deployment import Deployment, read_deployment
+from jobs.errors import EXIT_OK
+from jobs.output.documents_transfer import upload_document
 
 
 @command

@@ -9,10 +9,9 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.bucket import Bucket
-from jobs.deployment import read_deployment
-from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal, is_denied
-from jobs.options import (
+from jobs.batch.runs import Job
+from jobs.bucket.objects import Bucket
+from jobs.commands.options import (
     DeploymentOption,
     Globals,
     JsonOption,
@@ -22,9 +21,10 @@ from jobs.options import (
     note,
     print_document,
 )
-from jobs.runs import Job
+from jobs.deployment import read_deployment
+from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal, is_denied
 from jobs.services import Services, services_of
-from jobs.verification import (
+from jobs.verify.verification import (
     Record,
     is_good,
     joined,
@@ -85,7 +85,7 @@ def verify(
     if as_json:
         print_document(dict(record))
     elif as_markdown:
-        from jobs.show_verification import markdown
+        from jobs.output.verification import markdown
 
         typer.echo(markdown(record, rows))
     else:
@@ -104,7 +104,7 @@ def _stored(given: Globals, place: str) -> Record:
 def _look(given: Globals, run: str | None) -> Record:
     """Run the desk's probes, join them with what the run's nodes found, and write the record."""
     # Not before they are needed: other commands do not pay for them.
-    from jobs.probes import PROBES, Desk
+    from jobs.verify.probes import PROBES, Desk
 
     aws = Aws(given.region)
     target = read_deployment(aws.ssm(), given.deployment, region=aws.region, workload="verify")
@@ -177,7 +177,7 @@ def _read(bucket: Bucket, run: str | None, name: str | None = None) -> Record | 
 def _show(record: Record) -> None:
     from rich.console import Console
 
-    from jobs.show_verification import EMULATED, summary, table, title
+    from jobs.output.verification import EMULATED, summary, table, title
 
     rows = rows_of(record)
     console = Console()

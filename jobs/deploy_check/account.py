@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.aws import BatchClient, CloudFormationClient
+from jobs.batch.runs import ON_HOSTS, RunSummary, list_runs
 from jobs.deploy_check.assembly import Template, stack_pattern
-from jobs.runs import ON_HOSTS, RunSummary, list_runs
 from trainium_catalogue.workloads import Hardware
 
 _GONE = "DELETE_COMPLETE"

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jobs.batch.runs import ENDED, Attempt, Job, Kind, Node, RunSummary, Shape
 from jobs.eks.endings import Ending, Endings
 from jobs.eks.pods import milliseconds, node_of, trouble
 from jobs.orchestrators import Orchestrator
-from jobs.runs import ENDED, Attempt, Job, Kind, Node, RunSummary, Shape
 from trainium_catalogue import kubernetes
 from trainium_catalogue.workloads import Hardware
 

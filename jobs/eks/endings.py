@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jobs.bucket import Bucket
+from jobs.bucket.objects import Bucket
 from trainium_catalogue.contract import attempts_prefix
 
 _NAME = re.compile(r"(?P<attempt>\d+)-node-(?P<node>\d+)\.json")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
-from jobs.prepared import COMPILE_TIME_LIMIT_HOURS
-from jobs.request import JobRequest
+from jobs.submit.prepared import COMPILE_TIME_LIMIT_HOURS
+from jobs.submit.request import JobRequest
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.contract import ATTEMPTS
 from trainium_catalogue.instances import InstanceType

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jobs.eks.cluster import Cluster
 from jobs.eks.pod_exec import run_in_pod
+from jobs.eks.usage import PROCESS_SCRIPT, Usage, parse_neuron_monitor, parse_processes
 from jobs.errors import Refusal
-from jobs.usage import PROCESS_SCRIPT, Usage, parse_neuron_monitor, parse_processes
 
 _LIMIT_S = 30.0
 # The first report comes after neuron-monitor's period, 5 s by default.

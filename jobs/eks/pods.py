@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from jobs.runs import LAUNCHERS_VERDICT, Attempt, Node
+from jobs.batch.runs import LAUNCHERS_VERDICT, Attempt, Node
 
 Json = Mapping[str, Any]
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from jobs import errors
 from jobs.aws import Aws, LogsClient
-from jobs.bucket import Bucket
+from jobs.batch.reasons import Explanation
+from jobs.batch.runs import Job, RunSummary, Shape
+from jobs.bucket.objects import Bucket
 from jobs.deployment import Deployment, EksTarget
 from jobs.eks.cluster import (
     JOBS,
@@ -26,9 +28,7 @@ from jobs.eks.launch_spec import launch_spec
 from jobs.eks.pod_logs import PodLogs
 from jobs.eks.stopping import abort
 from jobs.orchestrators import Orchestrator
-from jobs.reasons import Explanation
-from jobs.request import JobRequest
-from jobs.runs import Job, RunSummary, Shape
+from jobs.submit.request import JobRequest
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts to create a job."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from jobs.batch.reasons import Explanation
+from jobs.batch.runs import Job
 from jobs.eks.cluster import JOBS
 from jobs.eks.happenings import unschedulable, why_held, why_not_started
 from jobs.eks.nodes import is_ready, look_at_nodes, read_node_group, scale_command
-from jobs.explain import explain_reason
-from jobs.reasons import Explanation
-from jobs.runs import Job
+from jobs.output.explain import explain_reason
 from trainium_catalogue import kubernetes
 
 if TYPE_CHECKING:

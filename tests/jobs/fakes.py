@@ -12,7 +12,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from jobs.follow import Clock
+from jobs.output.follow import Clock
 
 JOB_ID = "0b1c"
 LOG_GROUP = "group"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.explain import KNOWN_REASONS, explain, explain_exit, explain_reason, is_news
+from jobs.output.explain import KNOWN_REASONS, explain, explain_exit, explain_reason, is_news
 from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
 from trainium_catalogue.exit_codes import EXIT_CODES
 

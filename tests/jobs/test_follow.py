@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.aws import BatchClient, LogsClient
-from jobs.describe import describe_job
-from jobs.follow import (
+from jobs.batch.describe import describe_job
+from jobs.batch.reasons import Explanation
+from jobs.batch.runs import Job
+from jobs.batch.streams import LogLine, Streams
+from jobs.output.follow import (
     AttemptBegan,
     AttemptEnded,
     Ended,
@@ -24,9 +27,6 @@ from jobs.follow import (
     StillWaiting,
     Trouble,
 )
-from jobs.reasons import Explanation
-from jobs.runs import Job
-from jobs.streams import LogLine, Streams
 from tests.jobs.fakes import (
     JOB_ID,
     LOG_GROUP,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from jobs.batch.host_session import find_host, session_command
+from jobs.batch.runs import Job, Kind, Shape
 from jobs.errors import Refusal
-from jobs.host_session import find_host, session_command
-from jobs.runs import Job, Kind, Shape
 from tests.jobs.conftest import Desk
 from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, child, parent, scene
 

@@ -8,9 +8,9 @@ import socket
 import pytest
 from typer.testing import Result
 
-from jobs.checks import MAX_PAYLOAD_BYTES, check_length
 from jobs.errors import Refusal
-from jobs.request import JobRequest
+from jobs.submit.checks import MAX_PAYLOAD_BYTES, check_length
+from jobs.submit.request import JobRequest
 from tests.jobs.conftest import Desk
 from trainium_catalogue import contract
 

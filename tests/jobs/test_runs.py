@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from jobs.describe import describe_job
+from jobs.batch.describe import describe_job
+from jobs.batch.runs import Job, Kind, RunSummary, Shape, list_runs
 from jobs.orchestrators import JobService, Orchestrator
-from jobs.runs import Job, Kind, RunSummary, Shape, list_runs
 from jobs.services import Services
 from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, attempt, child, parent, scene
 from trainium_catalogue.workloads import Hardware

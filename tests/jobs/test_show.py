@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from jobs.follow import AttemptEnded, StatusChanged, StillWaiting, Trouble
-from jobs.runs import Attempt
-from jobs.show import Screen, describe_event, duration
-from jobs.streams import LogLine
+from jobs.batch.runs import Attempt
+from jobs.batch.streams import LogLine
+from jobs.output.follow import AttemptEnded, StatusChanged, StillWaiting, Trouble
+from jobs.output.show import Screen, describe_event, duration
 
 
 def test_a_reason_comes_with_its_meaning_and_remedy() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.usage import PROCESS_SCRIPT, PROCESSES, parse_neuron_monitor, parse_processes
+from jobs.eks.usage import PROCESS_SCRIPT, PROCESSES, parse_neuron_monitor, parse_processes
 
 # Field names and nesting are the guide's; the numbers are made up.
 RUNTIME: dict[str, Any] = {

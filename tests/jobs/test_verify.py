@@ -10,13 +10,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from jobs import verification
-from jobs.bucket import Bucket
-from jobs.claims import Claim
+from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
-from jobs.probes import PROBES
-from jobs.show_verification import markdown, summary
-from jobs.verification import Row, counts, is_good, joined, parse_record, rows_of
+from jobs.output.verification import markdown, summary
+from jobs.verify import verification
+from jobs.verify.claims import Claim
+from jobs.verify.probes import PROBES
+from jobs.verify.verification import Row, counts, is_good, joined, parse_record, rows_of
 from tests.jobs.conftest import Desk
 from tests.jobs.fakes import client_error
 from tests.jobs.probes.test_desk_probes import TARGET
@@ -182,7 +182,7 @@ def few_probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes[Any]]:
     """One probe of the desk, which is green."""
     made: Probes[Any] = Probes(Place.DESK)
     made.probe("quota")(lambda desk: Seen(ok=True, seen="2", expected="2"))
-    monkeypatch.setattr("jobs.probes.PROBES", made)
+    monkeypatch.setattr("jobs.verify.probes.PROBES", made)
     monkeypatch.setattr(verification, "read_claims", lambda: CLAIMS)
     yield made
 

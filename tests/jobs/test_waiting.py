@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from jobs.batch.runs import Job, Kind, Shape
+from jobs.batch.waiting import why_waiting
 from jobs.deployment import Deployment
 from jobs.orchestrators import Orchestrator
-from jobs.runs import Job, Kind, Shape
-from jobs.waiting import why_waiting
 from tests.jobs.fakes import FakeBatch, FakeClock
 from trainium_catalogue.instances import find_instance_type
 

@@ -126,7 +126,7 @@ def tokens(positions: range) -> Any:
 
 def masked_tokens(positions: range) -> dict[str, Any]:
     """The same in documents that token ``END`` ends."""
-    from training.llama.documents import with_documents
+    from training.models.llama.documents import with_documents
 
     return with_documents(tokens(positions).numpy(), eos_id=END)
 
@@ -153,10 +153,10 @@ def train(case: Case, folder: Path) -> None:
 
     from tests.nxd import asked, gloo
     from training.checkpoint import Checkpoints
-    from training.checkpoint.ranks import Ranks
-    from training.contract import DeviceKind
-    from training.device import open_device
-    from training.objects import open_objects
+    from training.core.contract import DeviceKind
+    from training.core.device import open_device
+    from training.core.ranks import Ranks
+    from training.storage import open_objects
 
     if case.defect:
         put_the_defect_back()
@@ -219,18 +219,18 @@ def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
     """Configuration, back-end and data, as the workload's recipe makes them."""
     from types import SimpleNamespace
 
-    from training.arguments import parse
     from training.backends import open_data_parallel
     from training.backends.nxd import NxdBackend
-    from training.bert.network import BertNetwork
-    from training.bert.recipe import BertRecipe
-    from training.mnist.network import MlpNetwork
-    from training.mnist.recipe import MnistRecipe
-    from training.recipe import Material
+    from training.core.arguments import parse
+    from training.models.bert.network import BertNetwork
+    from training.models.bert.recipe import BertRecipe
+    from training.models.mnist.network import MlpNetwork
+    from training.models.mnist.recipe import MnistRecipe
+    from training.trainer.recipe import Material
 
     workload = case.words[0]
     if workload == "llama-tiny":
-        from training.config import TrainConfig
+        from training.core.config import TrainConfig
 
         words = [*case.words, f"--tensor-parallel={case.tensor}"]
         config = TrainConfig.from_values(parse(words).values, device.num_ranks)

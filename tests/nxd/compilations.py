@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.nxd.cases import BERT, LLAMA, Case, micro_batches, parts, tokens
-from training.processes import die_with_parent
+from training.core.processes import die_with_parent
 
 LATE = 9902
 """One step before torch's AdamW becomes another graph, in Llama-2-7B's schedule."""
@@ -41,8 +41,8 @@ def main(folder: Path) -> None:
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ[name] = value
     os.environ.update(LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    from training.contract import DeviceKind
-    from training.device import open_device
+    from training.core.contract import DeviceKind
+    from training.core.device import open_device
 
     device = open_device(DeviceKind.XLA, timeout_s=60)
     found = {
@@ -63,7 +63,7 @@ def compiled() -> int:
 def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
     """Graphs of a job that compiles, of what a run does more, and of a run that continues."""
     from training.checkpoint import Checkpoints
-    from training.objects import open_objects
+    from training.storage import open_objects
 
     counts = dict[str, Any]()
     lap = Lap()
@@ -117,7 +117,7 @@ def _step(config: Any, backend: Any, batch: Any, step: int, lap: Lap) -> tuple[i
 
 def _evaluate(config: Any, backend: Any, lap: Lap) -> int:
     """Of a validation loss, where the workload has one."""
-    from training.evaluation import Evaluation, HeldOut
+    from training.trainer.evaluation import Evaluation, HeldOut
 
     if backend.name == "nxd":
         evaluation = Evaluation(
@@ -135,9 +135,9 @@ def _schedule(words: tuple[str, ...]) -> list[int]:
     """The steps of a workload's whole schedule whose update was a graph not seen before."""
     import torch_xla.core.xla_model as xm
 
-    from training.arguments import parse
     from training.backends.traced import adamw
-    from training.config import TrainConfig
+    from training.core.arguments import parse
+    from training.core.config import TrainConfig
 
     config = TrainConfig.from_values(parse(list(words)).values, 64)
     weight = _parameter(xm.xla_device())
@@ -150,8 +150,8 @@ def _torchs_own(steps: range) -> list[int]:
     import torch
     import torch_xla.core.xla_model as xm
 
-    from training.arguments import parse
-    from training.config import TrainConfig
+    from training.core.arguments import parse
+    from training.core.config import TrainConfig
 
     config = TrainConfig.from_values(parse(["llama2-7b"]).values, 64)
     weight = _parameter(xm.xla_device())

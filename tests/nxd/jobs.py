@@ -143,9 +143,9 @@ def write_digits(root: Path) -> None:
     """A dataset ``digits`` of 80 images whose label is where they are bright."""
     import numpy as np
 
-    from training.data.images import KIND, SPLITS, images_name, labels_name, write_idx
-    from training.data.ready import Ready, finish, store
-    from training.objects import open_objects
+    from training.datasets.prepared.images import KIND, SPLITS, images_name, labels_name, write_idx
+    from training.datasets.prepared.ready import Ready, finish, store
+    from training.storage import open_objects
 
     objects = open_objects(str(root / "datasets/digits"), region=None, endpoint_url=None)
     files = []

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.nxd.cases import put_the_defect_back
-from training.processes import die_with_parent
+from training.core.processes import die_with_parent
 
 RANKS = 32
 
@@ -72,9 +72,9 @@ def lower(words: list[str]) -> str:
     import torch_xla.core.xla_model as xm
     from neuronx_distributed.parallel_layers import parallel_cross_entropy
 
-    from training.arguments import parse
-    from training.backends.nxd_model import Builder
-    from training.config import TrainConfig
+    from training.core.arguments import parse
+    from training.core.config import TrainConfig
+    from training.models.llama.nxd_model import Builder
 
     config = TrainConfig.from_values(parse(words).values, RANKS)
     model, device = Builder(config).model(), xm.xla_device()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.nxd.cases import CASES, Case, train
-from training.processes import die_with_parent
+from training.core.processes import die_with_parent
 
 _PATIENCE_S = 240.0
 
@@ -43,9 +43,9 @@ def _import() -> None:
 
     import training.backends.native
     import training.backends.nxd
-    import training.bert.network
-    import training.mnist.network
-    import training.pretraining  # noqa: F401
+    import training.models.bert.network
+    import training.models.mnist.network
+    import training.trainer.pretraining  # noqa: F401
 
     # A thread of the parent's would not be there in the child, which would wait for it.
     torch.set_num_threads(1)

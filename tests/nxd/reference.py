@@ -29,8 +29,8 @@ def train(*, steps: int = STEPS, apart: bool = False) -> Plain:
     from torch.nn.functional import cross_entropy
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from training.arguments import parse
-    from training.llama.model import initial_weight
+    from training.core.arguments import parse
+    from training.models.llama.model import initial_weight
 
     torch.manual_seed(0)
     model = LlamaForCausalLM(

@@ -30,7 +30,7 @@ CLOSE = 2e-3
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """A folder with a dataset."""
     from tests.training.llama.conftest import write_dataset
-    from training.objects import open_objects
+    from training.storage import open_objects
 
     desk = Desk(tmp_path_factory.mktemp("desk"))
     objects = open_objects(str(desk.root), region=None, endpoint_url=None)

@@ -16,12 +16,12 @@ import pytest
 from rehearsal import cluster_leftovers, eks_gangs, eks_scenes, eks_story, tensorboard
 from rehearsal.eks_scenes import Scene
 from rehearsal.faults import FAULTS
-from rehearsal.kubernetes import Cluster, Settings, serve
 from rehearsal.leftovers import Item, compare
 from rehearsal.receipt_stories import ClusterStory
 from rehearsal.state import Folder
 from rehearsal.state import Settings as Asked
 from rehearsal.submission import judge
+from trainium_emulators.kubernetes import Cluster, Settings, serve
 
 ASKED = Asked(
     orchestrators=("eks",),

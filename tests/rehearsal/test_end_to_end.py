@@ -132,7 +132,7 @@ def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
     )
     synthesising = Folder(tmp_path).log("cdk-synth")
     assert wait_until(synthesising.exists, limit_s=60)
-    assert any("rehearsal.server" in line for line in processes_of("127.0.42"))
+    assert any("trainium_emulators.aws.server" in line for line in processes_of("127.0.42"))
     os.killpg(process.pid, signal.SIGINT)
 
     assert process.wait(timeout=60) == 130

@@ -12,10 +12,10 @@ import pytest
 
 from rehearsal import leftovers
 from rehearsal.aws import Aws, desk_environment
-from rehearsal.docker_stand_in import manifest
 from rehearsal.leftovers import Item, compare, take_inventory
 from rehearsal.server_process import server_command, start_server
 from rehearsal.state import Folder
+from trainium_emulators.docker_cli import manifest
 
 REGION = "us-west-2"
 TRUST = "{}"

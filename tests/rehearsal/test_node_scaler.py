@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.rehearsal.test_eks_models import (
+from tests.emulators.test_eks_models import (
     ROOT,
     Json,
     Server,
@@ -23,7 +23,7 @@ from tests.rehearsal.test_eks_models import (
     manifest,
     resource,
 )
-from tests.rehearsal.volcano_jobs import job
+from tests.emulators.volcano_jobs import job
 from tests.stacks.cluster_objects import objects_of, with_cluster
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.instances import find_instance_type
@@ -68,7 +68,7 @@ def system_group() -> Json:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with subprocess.Popen(
-        [sys.executable, "-m", "rehearsal.server", "--addresses", "127.0.91"],
+        [sys.executable, "-m", "trainium_emulators.aws.server", "--addresses", "127.0.91"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     ) as process:  # fmt: skip
         try:

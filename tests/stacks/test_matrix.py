@@ -13,15 +13,15 @@ from aws_cdk import aws_s3 as s3
 from cfnlint.api import ManualArgs, lint
 
 from app import build, check_with_nag
-from rehearsal.refusals import TABLE
-from rehearsal.refusals.kinds import TEMPLATE
-from rehearsal.refusals.refusal import Refusal
-from rehearsal.refusals.templates import TemplateAccount
 from stacks.config import AppConfig
 from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import FLAGS, Deployment, checked, deployment, matrix, name_of
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
+from trainium_emulators.aws.refusals import TABLE
+from trainium_emulators.aws.refusals.kinds import TEMPLATE
+from trainium_emulators.aws.refusals.refusal import Refusal
+from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 REGIONS = [
     {"instance_type": instance_type.name, "region": region, "availability_zone_id": zone}

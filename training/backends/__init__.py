@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from training.contract import DeviceKind
+from training.core.contract import DeviceKind
 
 if TYPE_CHECKING:
     from training.backends.base import DataParallel, ModelParallel
-    from training.backends.network import Network
-    from training.config import TrainConfig
-    from training.device import Device
+    from training.core.config import TrainConfig
+    from training.core.device import Device
+    from training.models.network import Network
 
 
 def open_backend(
@@ -30,7 +30,7 @@ def open_backend(
 
         return NxdBackend(config, device, peak_flops=peak_flops, report=report)
     from training.backends.native import NativeBackend
-    from training.llama.network import LlamaNetwork
+    from training.models.llama.network import LlamaNetwork
 
     return NativeBackend(config, device, LlamaNetwork(config), peak_flops=peak_flops)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from training.backends.network import Score
     from training.checkpoint import CheckpointInfo, Checkpoints
+    from training.models.network import Score
 
 
 class Backend(Protocol):

@@ -17,14 +17,14 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
 
 from training.backends.heap import keep_freed_memory
-from training.backends.network import Batch, Network, Score, SequenceNetwork, place
 from training.backends.optimizer import Updates, clip, make_optimizer
-from training.contract import DeviceKind
+from training.core.contract import DeviceKind
+from training.models.network import Batch, Network, Score, SequenceNetwork, place
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
-    from training.config import TrainConfig
-    from training.device import Device
+    from training.core.config import TrainConfig
+    from training.core.device import Device
 
 _PRECISION = MixedPrecisionPolicy(
     # fp32 parameters are the master weights; gradients are summed in fp32.

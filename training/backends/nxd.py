@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.backends.beat import beating
-from training.backends.network import Batch, place
-from training.backends.nxd_model import Builder
 from training.backends.nxd_shards import Shards
 from training.backends.patience import Patience
 from training.backends.traced import AdamW, adamw_settings, groups_by_decay
-from training.checkpoint.ranks import Ranks
-from training.llama.documents import model_inputs
+from training.core.ranks import Ranks
+from training.models.llama.documents import model_inputs
+from training.models.llama.nxd_model import Builder
+from training.models.network import Batch, place
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
-    from training.config import TrainConfig
-    from training.device import Device
+    from training.core.config import TrainConfig
+    from training.core.device import Device
 
 _NO_CLIPPING = 1e30
 """A limit that no norm reaches: the norm itself is wanted all the same."""

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from training.backends.nxd_model import Piece
 from training.backends.optimizer import MOMENTS
 from training.backends.traced import AdamW
 from training.checkpoint.chunks import Chunk
+from training.models.llama.nxd_model import Piece
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from training.config import Optimizer
+from training.core.config import Optimizer
 
 if TYPE_CHECKING:
-    from training.config import TrainConfig
+    from training.core.config import TrainConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Of AdamW, as torch names them, and checkpoints."""

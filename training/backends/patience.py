@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from training.backends.beat import Report, beating
-from training.settings import COMPILES_AT_MOST_S
+from training.launcher.settings import COMPILES_AT_MOST_S
 
 _UNTIL_STEADY = 2
 """Steps that have all graphs of a job: in these, ranks also wait for others that compile."""

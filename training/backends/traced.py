@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.backends.optimizer import MOMENTS, is_decayed
-from training.config import Optimizer
+from training.core.config import Optimizer
 
 if TYPE_CHECKING:
-    from training.config import TrainConfig
+    from training.core.config import TrainConfig
 
 
 class AdamW(torch.optim.Optimizer):

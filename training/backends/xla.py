@@ -15,16 +15,16 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from training.backends.beat import beating
 from training.backends.native import with_optimizer
-from training.backends.network import Batch, Network, Score, place
 from training.backends.optimizer import Updates
 from training.backends.patience import Patience
 from training.backends.traced import TracedUpdates
-from training.checkpoint.ranks import Ranks
+from training.core.ranks import Ranks
+from training.models.network import Batch, Network, Score, place
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
-    from training.config import TrainConfig
-    from training.device import Device
+    from training.core.config import TrainConfig
+    from training.core.device import Device
 
 _BUCKET_MIB = 50
 """Of gradients that are reduced at once: the default of torch_xla on Neuron for this very call

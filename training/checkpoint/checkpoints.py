@@ -13,9 +13,9 @@ from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
 from training.checkpoint.folders import Folders
 from training.checkpoint.marker import CheckpointInfo
 from training.checkpoint.pending import Pending
-from training.checkpoint.ranks import Ranks
 from training.checkpoint.saving import Listener, Saver, reason_of
-from training.objects import Objects
+from training.core.ranks import Ranks
+from training.storage import Objects
 
 
 def _quiet(text: str) -> None:

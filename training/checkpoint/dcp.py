@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from training.checkpoint.errors import CheckpointDamaged
 from training.checkpoint.streams import FileSum, SummingStream, VerifiedStream
-from training.objects import Objects
+from training.storage import Objects
 
 METADATA = ".metadata"
 """The file that says which tensor is where."""

@@ -11,7 +11,7 @@ from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
 from training.checkpoint.marker import CheckpointInfo, now
 from training.checkpoint.retention import superfluous
 from training.checkpoint.streams import FileSum
-from training.objects import Objects, PreconditionFailed
+from training.storage import Objects, PreconditionFailed
 from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
 
 _FOLDER = re.compile(r"step-(\d{8,})")

@@ -18,8 +18,8 @@ from training.checkpoint.errors import CheckpointDamaged, SaveFailed
 from training.checkpoint.folders import Folders
 from training.checkpoint.marker import CheckpointInfo
 from training.checkpoint.pending import Pending
-from training.checkpoint.ranks import Ranks
-from training.objects import Objects
+from training.core.ranks import Ranks
+from training.storage import Objects
 from trainium_catalogue.contract import checkpoint_name
 
 _BEAT_S = 0.5

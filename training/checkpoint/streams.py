@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.checkpoint.errors import CheckpointDamaged
-from training.objects import ObjectMissing, Objects
+from training.storage import ObjectMissing, Objects
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Smallest part that can be verified by itself, and so the least that is read."""

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from training.checkpoint.dcp import Reader
 from training.checkpoint.errors import CheckpointUnusable
 from training.checkpoint.marker import CheckpointInfo
-from training.objects import Objects
+from training.storage import Objects
 
 OnBytes = Callable[[int], None]
 _PREFIXES = ("model.", "")

@@ -15,18 +15,18 @@ from moto.eks.models import eks_backends
 from typer.testing import Result
 
 from jobs.eks import scale_in
-from rehearsal.executor import events
-from rehearsal.kubernetes import Cluster, Settings, serve
-from rehearsal.kubernetes.resources import NODE, POD, VOLCANO_JOB
-from rehearsal.models import eks_scaling
-from rehearsal.models.eks_cluster import CLUSTER
+from tests.emulators.volcano_jobs import BASE, job
 from tests.jobs.conftest import ACCOUNT, REGION, Desk
-from tests.rehearsal.volcano_jobs import BASE, job
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, TAINT, pod_resources, service_account
 from trainium_constructs.eks.manifests import lustre_claim, lustre_volume
 from trainium_constructs.lustre import LustreMount
+from trainium_emulators.aws.cloudformation import eks_scaling
+from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
+from trainium_emulators.kubernetes import Cluster, Settings, serve
+from trainium_emulators.kubernetes.resources import NODE, POD, VOLCANO_JOB
+from trainium_emulators.nodes import events
 
 eks_scaling.install()
 INSTANCE_TYPE = find_instance_type("trn1.32xlarge")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from jobs.eks.pods import node_of
-from rehearsal.kubernetes.resources import POD
 from tests.jobs.eks.conftest import EksDesk, conforms
 from trainium_catalogue.contract import attempts_prefix
 from trainium_catalogue.kubernetes import NAMESPACE
+from trainium_emulators.kubernetes.resources import POD
 
 REASON = "node 1: rank 33: ended without a word (killed, crashed or out of memory)"
 

@@ -16,7 +16,7 @@ import yaml
 from urllib3.exceptions import HTTPError
 
 from jobs.eks.nodes import NodeGroup, Progress, wait_for_nodes
-from rehearsal.kubernetes import binaries
+from rehearsal import binaries
 from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
 from trainium_catalogue import contract
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from jobs.eks.describe import summarize
+from tests.emulators.volcano_jobs import job
 from tests.jobs.eks.conftest import EksDesk, conforms
-from tests.rehearsal.volcano_jobs import job
 
 
 def test_runs_of_both_are_in_one_list(eks: EksDesk) -> None:

@@ -12,10 +12,10 @@ from jobs.eks import scale_in
 from jobs.eks.nodes import NodeGroup, read_node_group
 from jobs.eks.scale_in import Cut, Use, choose
 from jobs.errors import Refusal
-from rehearsal.kubernetes.resources import NODE, POD
 from tests.jobs.eks.conftest import EksDesk, conforms
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.node_use import stamp
+from trainium_emulators.kubernetes.resources import NODE, POD
 
 SWEEP = ("submit", "all-reduce", "--on", "eks")
 

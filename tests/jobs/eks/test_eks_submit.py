@@ -143,7 +143,7 @@ def test_whoever_leaves_before_the_release_is_told_that_nodes_cost(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jobs.watch.watch", interrupted)
+    monkeypatch.setattr("jobs.output.watch.watch", interrupted)
     result = eks.run(*SWEEP, "--nodes", "1", "--name", "sweep", "--yes", "--follow", "--release")
 
     assert result.exit_code == 130

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from jobs.probes import PROBES
+from jobs.verify.probes import PROBES
 from tests.jobs.eks.conftest import EksDesk
 
 

@@ -11,12 +11,12 @@ from jobs.aws import Aws
 from jobs.eks.cluster import Cluster
 from jobs.eks.happenings import why_held
 from jobs.eks.pods import trouble
-from jobs.explain import explain_reason
-from rehearsal.kubernetes.objects import record_event
-from rehearsal.kubernetes.resources import EVENT, NODE, POD, VOLCANO_JOB
+from jobs.output.explain import explain_reason
 from tests.jobs.conftest import REGION
 from tests.jobs.eks.conftest import EksDesk
 from trainium_catalogue.kubernetes import NAMESPACE, NEURON_RESOURCE
+from trainium_emulators.kubernetes.objects import record_event
+from trainium_emulators.kubernetes.resources import EVENT, NODE, POD, VOLCANO_JOB
 
 GANG = "job-7f1c"
 NO_NEWS = "0/0 tasks in gang unschedulable: pod group is not ready, 2 minAvailable"

@@ -20,15 +20,16 @@ from kubernetes.client import ApiClient, Configuration
 from torchx import specs
 from torchx.schedulers.kubernetes_scheduler import create_scheduler
 
-from rehearsal.executor import events
-from rehearsal.kubernetes import Cluster, Settings, binaries, kubeconfig, serve
-from rehearsal.kubernetes.rbac import ADMIN, Caller
-from rehearsal.kubernetes.resources import ROLE, ROLE_BINDING
+from rehearsal import binaries
+from tests.emulators.volcano_jobs import BASE
 from tests.jobs.conftest import Desk
 from tests.jobs.eks.conftest import BELONGINGS, ROOT, EksDesk, eks_desk
-from tests.rehearsal.volcano_jobs import BASE
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, SUBMITTERS
 from trainium_constructs.eks.submitters import NAME, submitters
+from trainium_emulators.kubernetes import Cluster, Settings, kubeconfig, serve
+from trainium_emulators.kubernetes.rbac import ADMIN, Caller
+from trainium_emulators.kubernetes.resources import ROLE, ROLE_BINDING
+from trainium_emulators.nodes import events
 
 SERVICE = {
     "apiVersion": "v1",

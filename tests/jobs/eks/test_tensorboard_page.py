@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from rehearsal.browser import LOOK, BrowserError, look
-from rehearsal.kubernetes.resources import DEPLOYMENT
 from rehearsal.tensorboard import seen, url_in
 from tests.jobs.eks.conftest import ROOT, EksDesk
 from tests.training.llama.conftest import CONTEXT
-from training.metrics import StepRecord
-from training.metrics_files import RunFiles
-from training.objects import open_objects
+from training.storage import open_objects
+from training.trainer.metrics import StepRecord
+from training.trainer.metrics_files import RunFiles
 from trainium_catalogue.kubernetes import NAMESPACE, TAINT
+from trainium_emulators.kubernetes.resources import DEPLOYMENT
 
 LABELS = {"app.kubernetes.io/name": "tensorboard"}
 LOSSES = [*(6 / step for step in range(1, 21)), 0.2897]

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from jobs.batch.runs import Attempt, Job, Kind, Node, Shape
 from jobs.deployment import Deployment, EksTarget
+from jobs.eks.usage import NEURON_MONITOR, Usage
 from jobs.errors import Refusal
 from jobs.orchestrators import Orchestrator
-from jobs.probes import PROBES, Desk, account, cluster, hosts
-from jobs.runs import Attempt, Job, Kind, Node, Shape
 from jobs.services import Services
-from jobs.usage import NEURON_MONITOR, Usage
+from jobs.verify.probes import PROBES, Desk, account, cluster, hosts
 from tests.jobs.fakes import client_error
 from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
 from trainium_catalogue.instances import INSTANCE_TYPES

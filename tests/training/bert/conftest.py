@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.training.llama.conftest import Laptop
-from training.data.bert_shards import KIND, empty, facts, write_shard
-from training.data.ready import Ready, finish, store
-from training.objects import Objects
+from training.datasets.prepared.bert_shards import KIND, empty, facts, write_shard
+from training.datasets.prepared.ready import Ready, finish, store
+from training.storage import Objects
 
 SEQ_LEN, PREDICTIONS, VOCABULARY = 16, 3, 64
 TINY = (

@@ -15,15 +15,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import BertForPreTraining
 
 from tests.training.bert.conftest import TINY, VOCABULARY, write_shards
+from tests.training.checks.test_allreduce import validator
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import Laptop, write_dataset
-from tests.training.test_allreduce import validator
-from training.bert.data import IGNORED, random_batches
-from training.bert.model import Bert, bert_config, initial_weight, meta_model, restore
-from training.data.manifest import DatasetError
-from training.data.places import Place
-from training.export import ExportError, Order, export
-from training.runs import RunConfigError
+from training.datasets.manifest import DatasetError
+from training.datasets.places import Place
+from training.models.bert.data import IGNORED, random_batches
+from training.models.bert.model import Bert, bert_config, initial_weight, meta_model, restore
+from training.models.llama.export import ExportError, Order, export
+from training.trainer.runs import RunConfigError
 from trainium_catalogue.contract import checkpoint_name
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.shapes import BertShape

@@ -9,13 +9,13 @@ import torch
 
 from tests.training.llama import nxd_standin as standin
 from tests.training.llama.conftest import Laptop, LoneDevice
-from training.arguments import parse
 from training.backends import open_data_parallel
 from training.backends.xla import XlaBackend
-from training.bert.network import BertNetwork
-from training.config import TrainConfig
-from training.contract import DeviceKind
-from training.stopping import Stopped, StopSwitch
+from training.core.arguments import parse
+from training.core.config import TrainConfig
+from training.core.contract import DeviceKind
+from training.core.stopping import Stopped, StopSwitch
+from training.models.bert.network import BertNetwork
 from trainium_catalogue.contract import checkpoint_name
 
 STEPS = 6

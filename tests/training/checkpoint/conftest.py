@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.checkpoint.faulty import FaultyProxy, faulty_proxy
 from tests.training.s3_server import REGION, s3_server
-from training.objects import Objects, Patience, open_objects
+from training.storage import Objects, Patience, open_objects
 
 BUCKET = "training-bucket"
 QUICK = Patience(total_s=20, first_delay_s=0.01, longest_delay_s=0.05)

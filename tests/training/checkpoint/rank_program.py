@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from training.checkpoint import Checkpoints
-from training.objects import LocalObjects
+from training.storage import LocalObjects
 
 SIZES = {"column": (64, 48), "row": (32, 128), "norm": (40,)}
 LAYOUTS: dict[str, tuple[Placement, Placement]] = {

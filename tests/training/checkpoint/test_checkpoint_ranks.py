@@ -14,7 +14,7 @@ import torch
 from tests.training.checkpoint.rank_program import SIZES, whole
 from tests.training.ranks import results_of_ranks, start_ranks
 from training.checkpoint import Checkpoints
-from training.objects import LocalObjects
+from training.storage import LocalObjects
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 

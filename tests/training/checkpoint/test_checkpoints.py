@@ -18,7 +18,7 @@ from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, first_
 from tests.training.s3_server import REGION
 from training.checkpoint import CheckpointInfo, Checkpoints, CheckpointUnusable, SaveFailed
 from training.checkpoint.marker import CheckpointInfo as Info
-from training.objects import Objects, Patience, StorageUnavailable, open_objects
+from training.storage import Objects, Patience, StorageUnavailable, open_objects
 from trainium_catalogue.contract import CHECKPOINT_MARKER
 
 META = {"model": {"hidden_size": 64}, "tokenizer_sha256": "a" * 64, "world_size": 1}

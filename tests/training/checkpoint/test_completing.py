@@ -21,7 +21,7 @@ from tests.training.checkpoint.test_checkpoints import (
 from training.checkpoint import Checkpoints
 from training.checkpoint.dcp import Writer
 from training.checkpoint.streams import FileSum
-from training.objects import LocalObjects, Objects
+from training.storage import LocalObjects, Objects
 from trainium_catalogue.contract import CHECKPOINT_MARKER
 
 MARKER = f"step-00000010/{CHECKPOINT_MARKER}"

@@ -18,11 +18,11 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
-from training.data.places import Place
-from training.export import ExportError, Order, export
-from training.llama.model import llama_config
-from training.objects import LocalObjects, Objects
-from training.runs import RunConfig
+from training.datasets.places import Place
+from training.models.llama.export import ExportError, Order, export
+from training.models.llama.model import llama_config
+from training.storage import LocalObjects, Objects
+from training.trainer.runs import RunConfig
 from trainium_catalogue.plan import shape_of
 from trainium_catalogue.workloads import WORKLOADS
 

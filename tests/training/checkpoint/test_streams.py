@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from training.checkpoint.errors import CheckpointDamaged
 from training.checkpoint.streams import FileSum, SummingStream, VerifiedStream
-from training.objects import LocalObjects, Objects
+from training.storage import LocalObjects, Objects
 
 CHUNK = 16
 

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from training.checkpoint import Checkpoints
-from training.objects import open_objects
+from training.storage import open_objects
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from training.arguments import parse
-from training.contract import DeviceKind
-from training.data.manifest import Manifest, Shard, Source, Validation
-from training.objects import Objects, open_objects
-from training.progress import Progress, RunContext
-from training.results import Store
-from training.stopping import StopSwitch
+from training.core.arguments import parse
+from training.core.contract import DeviceKind
+from training.core.progress import Progress, RunContext
+from training.core.stopping import StopSwitch
+from training.datasets.manifest import Manifest, Shard, Source, Validation
+from training.storage import Objects, open_objects
+from training.storage.results import Store
 from training.workloads import Job
 
 TINY = (
@@ -154,7 +154,7 @@ class Laptop:
         **context: Any,
     ) -> None:
         """One job of ``run``."""
-        from training.pretraining import run as train
+        from training.trainer.pretraining import run as train
 
         shape = self.words if tiny else ()
         given = {word.partition("=")[0] for word in words}

@@ -12,12 +12,12 @@ import pytest
 
 from tests.training.llama.conftest import CONTEXT
 from tests.training.nodes import node_on
-from training import compile_cache
-from training.arguments import parse
-from training.compile_cache import CompileCache, cache_key, code_version
-from training.compile_graphs import Summary, compile_command, main
-from training.progress import ENV_SCRATCH, read_failures, read_states
-from training.settings import System, worker_environment
+from training.core.arguments import parse
+from training.core.progress import ENV_SCRATCH, read_failures, read_states
+from training.launcher import compile_cache
+from training.launcher.compile_cache import CompileCache, cache_key, code_version
+from training.launcher.compile_graphs import Summary, compile_command, main
+from training.launcher.settings import System, worker_environment
 from trainium_catalogue.parameters import Value
 from trainium_catalogue.training_parameters import GRAPH_PARAMETERS
 
@@ -58,7 +58,7 @@ def test_the_tool_gets_the_command_as_elements() -> None:
         node_on("trn1.32xlarge"), ["torchrun", "-m", "x y"], python="python", words=WORDS
     )
     assert command == [
-        "python", "-m", "training.compile_graphs", *WORDS, "--",
+        "python", "-m", "training.launcher.compile_graphs", *WORDS, "--",
         "neuron_parallel_compile", "torchrun", "-m", "x y",
     ]  # fmt: skip
 

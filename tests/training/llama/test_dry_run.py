@@ -7,8 +7,8 @@ import json
 import pytest
 
 from training.launch import main as launch
-from training.llama.dry_run import DoesNotFit, Memory, activation_bytes
-from training.llama.dry_run_report import DryRun, dry_run, main
+from training.models.llama.dry_run import DoesNotFit, Memory, activation_bytes
+from training.models.llama.dry_run_report import DryRun, dry_run, main
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.parameters import Value

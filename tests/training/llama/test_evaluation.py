@@ -15,15 +15,15 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.training.checks.test_allreduce import validator
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
-from tests.training.test_allreduce import validator
 from training.backends.native import NativeBackend
-from training.config import TrainConfig
-from training.data.manifest import DatasetError
-from training.llama.model import initial_weight, llama_config, meta_model, restore_buffers
-from training.objects import open_objects
-from training.stopping import Stopped, StopSwitch
+from training.core.config import TrainConfig
+from training.core.stopping import Stopped, StopSwitch
+from training.datasets.manifest import DatasetError
+from training.models.llama.model import initial_weight, llama_config, meta_model, restore_buffers
+from training.storage import open_objects
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from training.objects import StorageUnavailable
+from training.storage import StorageUnavailable
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop

@@ -18,7 +18,7 @@ from tests.nxd.record import PATH
 from tests.training.llama import nxd_standin as standin
 from tests.training.llama.conftest import LoneDevice
 from training.backends.nxd import NxdBackend
-from training.contract import DeviceKind
+from training.core.contract import DeviceKind
 
 GOLDEN: dict[str, Any] = json.loads(PATH.read_text())
 LOSS, NORM = 1e-3, 0.012

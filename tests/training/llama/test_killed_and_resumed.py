@@ -23,7 +23,7 @@ from tests.training.checkpoint.faulty import Fault, FaultyProxy, Plan, Request, 
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
 from tests.training.s3_server import REGION, s3_server
-from training.objects import Objects, open_objects
+from training.storage import Objects, open_objects
 from trainium_catalogue.contract import checkpoint_name
 
 if TYPE_CHECKING:

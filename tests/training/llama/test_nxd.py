@@ -17,18 +17,18 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from tests.training.llama import nxd_standin as standin
 from tests.training.llama.conftest import LoneDevice
-from training.arguments import parse
 from training.backends import beat
 from training.backends.nxd import NxdBackend
-from training.backends.nxd_model import Builder, Piece
 from training.backends.nxd_shards import _Shard
 from training.backends.traced import AdamW
 from training.checkpoint.chunks import Chunk
-from training.config import TrainConfig
-from training.contract import DeviceKind
-from training.llama.model import initial_weight
-from training.llama.parallel import Split, part_of
-from training.stopping import Stopped, StopSwitch
+from training.core.arguments import parse
+from training.core.config import TrainConfig
+from training.core.contract import DeviceKind
+from training.core.stopping import Stopped, StopSwitch
+from training.models.llama.model import initial_weight
+from training.models.llama.nxd_model import Builder, Piece
+from training.models.llama.parallel import Split, part_of
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.training.checks.test_allreduce import validator
 from tests.training.llama.conftest import write_dataset
-from tests.training.test_allreduce import validator
-from training.data.manifest import DatasetError
-from training.runlock import Holder, RunLock, RunLocked, RunLost
-from training.runs import RunConfigError
+from training.datasets.manifest import DatasetError
+from training.trainer.runlock import Holder, RunLock, RunLocked, RunLost
+from training.trainer.runs import RunConfigError
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -214,7 +214,7 @@ def test_a_second_job_under_a_run_that_is_trained_is_refused(
 def test_a_job_that_loses_the_runs_name_writes_nothing_more_about_it(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.run.RunLock", partial(RunLock, heartbeat_s=0.05))
+    monkeypatch.setattr("training.trainer.run.RunLock", partial(RunLock, heartbeat_s=0.05))
     objects = laptop.objects.at("runs/taken")
 
     def take(text: str) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
-from training.objects import open_objects
-from training.stopping import Stopped, StopSwitch
+from training.core.stopping import Stopped, StopSwitch
+from training.storage import open_objects
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.backends.optimizer import is_decayed
-from training.config import TrainConfig
-from training.llama.model import initial_weight, llama_config, meta_model
-from training.llama.parallel import Split, part_of, split_modules, tensor_parallel_plan
+from training.core.config import TrainConfig
+from training.models.llama.model import initial_weight, llama_config, meta_model
+from training.models.llama.parallel import Split, part_of, split_modules, tensor_parallel_plan
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.models import LLAMA_PRESETS
 from trainium_catalogue.parameters import Value

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.metrics import EvaluationRecord, StepRecord, Window
-from training.metrics_cloudwatch import Pacer, embedded_metrics, embedded_validation
-from training.metrics_reference import log_line, results_document
-from training.objects import LocalObjects
-from training.uploads import Uploads
+from training.storage import LocalObjects
+from training.storage.uploads import Uploads
+from training.trainer.metrics import EvaluationRecord, StepRecord, Window
+from training.trainer.metrics_cloudwatch import Pacer, embedded_metrics, embedded_validation
+from training.trainer.metrics_reference import log_line, results_document
 
 RECORD = StepRecord(
     step=12,

@@ -9,16 +9,23 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.checks.test_allreduce import validator
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import Laptop
-from tests.training.test_allreduce import validator
-from training.data.images import KIND, SPLITS, Pixels, images_name, labels_name, write_idx
-from training.data.places import Place
-from training.data.prepare import prepare_dataset
-from training.data.ready import Ready, finish, store
-from training.mnist.recipe import Digits, evaluation_batches
-from training.recipe import WrongOutcome
-from training.runs import RunConfigError
+from training.datasets.places import Place
+from training.datasets.prepared.images import (
+    KIND,
+    SPLITS,
+    Pixels,
+    images_name,
+    labels_name,
+    write_idx,
+)
+from training.datasets.prepared.prepare import prepare_dataset
+from training.datasets.prepared.ready import Ready, finish, store
+from training.models.mnist.recipe import Digits, evaluation_batches
+from training.trainer.recipe import WrongOutcome
+from training.trainer.runs import RunConfigError
 
 SMALL = ("--dataset=small", "--log-every=1")
 

@@ -1,0 +1,1 @@
+"""AWS on loopback: moto, and what moto lacks."""

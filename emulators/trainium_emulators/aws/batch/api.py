@@ -1,0 +1,219 @@
+"""Batch's job API over the scheduler, in place of moto's, which runs no multi-node jobs."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from moto.batch.exceptions import ClientException
+from moto.batch.responses import BatchResponse
+from moto.batch.utils import JobStatus
+
+from trainium_emulators.aws import refusals
+from trainium_emulators.aws.batch.job import ArrayJob, ContainerJob, Job, MultiNodeJob
+from trainium_emulators.aws.batch.overrides import (
+    InvalidOverride,
+    container_properties,
+    node_properties,
+)
+from trainium_emulators.aws.batch.scheduler import Scheduler
+from trainium_emulators.aws.cloudformation.account import StackAccount
+from trainium_emulators.aws.cloudformation.spi import Place
+from trainium_emulators.aws.refusals.kinds import DEFINITION, SUBMIT
+from trainium_emulators.aws.refusals.request import Request, from_api
+
+DEFAULT_LISTED = "RUNNING"
+PAGE = 100
+_SUBMITTED = (
+    "jobName", "jobQueue", "jobDefinition", "arrayProperties", "dependsOn", "parameters",
+    "containerOverrides", "nodeOverrides", "retryStrategy", "propagateTags", "timeout", "tags",
+    "shareIdentifier", "schedulingPriorityOverride",
+)  # fmt: skip
+_REGISTERED = (
+    "jobDefinitionName", "type", "parameters", "schedulingPriority", "containerProperties",
+    "nodeProperties", "retryStrategy", "propagateTags", "timeout", "tags", "platformCapabilities",
+)  # fmt: skip
+
+
+def install(scheduler: Scheduler) -> None:
+    """Answer the job calls of every region from ``scheduler``."""
+
+    def submit(self: BatchResponse) -> str:
+        return json.dumps(_submit(self, scheduler))
+
+    def describe(self: BatchResponse) -> str:
+        wanted = self._get_param("jobs") or []
+        return json.dumps({"jobs": list(_describe(scheduler, wanted))})
+
+    def list_jobs(self: BatchResponse) -> str:
+        return json.dumps(_list(self, scheduler))
+
+    def terminate(self: BatchResponse) -> str:
+        scheduler.terminate(_own_id(self._get_param("jobId")), self._get_param("reason"))
+        return "{}"
+
+    def register(self: BatchResponse) -> str:
+        _refuse(self, DEFINITION, from_api(_given(self, _REGISTERED)))
+        answer: str = _register(self)
+        return answer
+
+    BatchResponse.registerjobdefinition = register
+    BatchResponse.submitjob = submit
+    BatchResponse.describejobs = describe
+    BatchResponse.listjobs = list_jobs
+    BatchResponse.terminatejob = terminate
+    BatchResponse.canceljob = terminate
+
+
+_register = BatchResponse.registerjobdefinition
+
+
+def _given(request: BatchResponse, names: Iterable[str]) -> dict[str, Any]:
+    values = {name: request._get_param(name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _refuse(request: BatchResponse, on: str, properties: dict[str, Any]) -> None:
+    place = Place(account_id=request.current_account, region=request.region)
+    asked = Request(properties=properties, account=StackAccount(place))
+    for message in refusals.messages(on, asked):
+        raise ClientException(message)
+
+
+def _own_id(job_id: str) -> str:
+    """Id of the whole job, from its own id, a node's id or an ARN."""
+    return job_id.rpartition("/")[2].partition("#")[0]
+
+
+def _submit(request: BatchResponse, scheduler: Scheduler) -> dict[str, str]:
+    backend = request.batch_backend
+    name = request._get_param("jobName")
+    queue = backend.get_job_queue(request._get_param("jobQueue"))
+    if queue is None:
+        raise ClientException(f"Job queue {request._get_param('jobQueue')} does not exist")
+    definition = backend.get_job_definition(request._get_param("jobDefinition"))
+    if definition is None or definition.status != "ACTIVE":
+        raise ClientException(f"JobDefinition {request._get_param('jobDefinition')} is not active")
+    properties = _given(request, _SUBMITTED)
+    described = {"type": definition.type, "nodeProperties": definition.node_properties}
+    _refuse(
+        request, SUBMIT, {**properties, "definition": described, "queue": {"state": queue.state}}
+    )
+    timeout = request._get_param("timeout") or definition.timeout or {}
+    seconds = timeout.get("attemptDurationSeconds")
+    common: dict[str, Any] = {
+        "name": name,
+        "region": request.region,
+        "account_id": request.current_account,
+        "queue_arn": queue.arn,
+        "definition_arn": definition.arn,
+        "retry_strategy": request._get_param("retryStrategy") or definition.retry_strategy or {},
+        "timeout_s": None if seconds is None else int(seconds),
+        "tags": request._get_param("tags") or {},
+        "depends_on": _dependencies(request._get_param("dependsOn") or [], scheduler),
+    }
+    try:
+        job = _job(request, definition, common)
+    except InvalidOverride as refusal:
+        raise ClientException(str(refusal)) from None
+    scheduler.submit(job)
+    return {"jobId": job.job_id, "jobName": job.name, "jobArn": job.arn}
+
+
+def _job(request: BatchResponse, definition: Any, common: dict[str, Any]) -> Job:
+    size = (request._get_param("arrayProperties") or {}).get("size")
+    if definition.type == "multinode":
+        properties = node_properties(
+            definition.node_properties, request._get_param("nodeOverrides") or {}
+        )
+        return MultiNodeJob(properties=properties, **common)
+    properties = container_properties(
+        definition.container_properties, request._get_param("containerOverrides") or {}
+    )
+    if size is None:
+        return ContainerJob(properties=properties, **common)
+    parent = ArrayJob(**common)
+    parent.children = [
+        ContainerJob(
+            properties=properties,
+            job_id=f"{parent.job_id}:{index}",
+            array_index=index,
+            array_size=int(size),
+            **common,
+        )
+        for index in range(int(size))
+    ]
+    return parent
+
+
+def _dependencies(given: list[dict[str, str]], scheduler: Scheduler) -> tuple[str, ...]:
+    """Ids of the jobs that must succeed first."""
+    for entry in given:
+        if "type" in entry:
+            raise ClientException("the rehearsal does not understand types of dependencies")
+        if scheduler.get(_own_id(entry["jobId"])) is None:
+            raise ClientException(f"Job {entry['jobId']} does not exist")
+    return tuple(_own_id(entry["jobId"]) for entry in given)
+
+
+def _describe(scheduler: Scheduler, wanted: Iterable[str]) -> Iterable[dict[str, Any]]:
+    for text in wanted:
+        job = scheduler.get(_own_id(text))
+        if job is None:
+            continue
+        _, mark, index = text.partition("#")
+        if not mark:
+            yield job.describe()
+        elif isinstance(job, MultiNodeJob) and index.isdigit() and int(index) < job.num_nodes:
+            yield job.describe_node(int(index))
+
+
+def _list(request: BatchResponse, scheduler: Scheduler) -> dict[str, Any]:
+    """Filters replace the status, as the API reference says; newest first."""
+    parent = request._get_param("multiNodeJobId")
+    if parent is not None:
+        job = scheduler.get(_own_id(parent))
+        nodes = range(job.num_nodes) if isinstance(job, MultiNodeJob) else ()
+        return {"jobSummaryList": [job.node_summary(index) for index in nodes]}  # type: ignore[union-attr]
+    parent = request._get_param("arrayJobId")
+    if parent is not None:
+        array = scheduler.get(_own_id(parent))
+        status = request._get_param("jobStatus") or DEFAULT_LISTED
+        children = array.children if isinstance(array, ArrayJob) else []
+        entries = [child.summary() for child in children if child.status == status]
+        return {"jobSummaryList": entries}
+    queue = request.batch_backend.get_job_queue(request._get_param("jobQueue"))
+    if queue is None:
+        raise ClientException(f"Job queue {request._get_param('jobQueue')} does not exist")
+    # Children of an array are listed by their parent only.
+    jobs = [
+        job
+        for job in reversed(scheduler.jobs())
+        if job.queue_arn == queue.arn and ":" not in job.job_id
+    ]
+    filters = request._get_param("filters") or []
+    for entry in filters:
+        jobs = [job for job in jobs if _passes(job, entry)]
+    if not filters:
+        status = request._get_param("jobStatus") or DEFAULT_LISTED
+        jobs = [job for job in jobs if job.status == JobStatus(status).value]
+    start = int(request._get_param("nextToken") or 0)
+    size = int(request._get_param("maxResults") or PAGE)
+    page: dict[str, Any] = {"jobSummaryList": [job.summary() for job in jobs[start : start + size]]}
+    if start + size < len(jobs):
+        page["nextToken"] = str(start + size)
+    return page
+
+
+def _passes(job: Job, entry: dict[str, Any]) -> bool:
+    value = str(entry["values"][0])
+    match entry["name"]:
+        case "JOB_NAME":
+            if value.endswith("*"):
+                return job.name.lower().startswith(value[:-1].lower())
+            return job.name.lower() == value.lower()
+        case "AFTER_CREATED_AT":
+            return job.created_at > int(value)
+        case "BEFORE_CREATED_AT":
+            return job.created_at < int(value)
+        case other:
+            raise ClientException(f"the rehearsal does not understand the filter {other}")

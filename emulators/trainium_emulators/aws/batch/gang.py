@@ -1,0 +1,253 @@
+"""Runs one attempt after another of a job, with Batch's rules.
+
+AWS Batch user guide, multi-node parallel jobs: the main node starts first, children after it runs;
+the job has the main node's status; when the main node ends the children are stopped; a child that
+ends changes nothing; only the main node's failure leads to a retry. A job of one container is a
+gang of one.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainium_catalogue import contract
+from trainium_emulators.aws.batch.job import Job, MultiNodeJob, NodeAttempt, now_ms
+from trainium_emulators.aws.batch.logs import LogStream
+from trainium_emulators.aws.batch.retries import Outcome, retries
+from trainium_emulators.aws.cloudformation.spi import Place
+from trainium_emulators.nodes.environment import (
+    NodePlace,
+    from_pairs,
+    node_address,
+    rehearsal_extras,
+)
+from trainium_emulators.nodes.events import emit
+from trainium_emulators.nodes.faults import Fault
+from trainium_emulators.nodes.node import Engine, Node
+
+CONTAINER_EXITED = "Essential container in task exited"
+HOST_LOST = "Host EC2 (instance i-0e1e2e3e4e5e6e7e8) terminated."
+"""AWS Batch user guide, job retries: the status reason of an instance that went away, which on
+Spot happens by design."""
+TIMED_OUT = "Job attempt duration exceeded timeout"
+# Children never start at the same time as the main node, and Batch promises no order.
+CHILD_DELAY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How this server runs nodes."""
+
+    endpoint: str
+    processes_per_node: int
+    processes_of: Mapping[str, int] = field(default_factory=dict)
+    """Processes per node of single workloads, by their tag."""
+    addresses: str
+    """The first three numbers of the nodes' loopback addresses."""
+    stop_timeout_s: float
+    runnable_clock: float
+    """The queue's RUNNABLE time limit is divided by this."""
+    engine: Engine | None = None
+    lustre: Path | None = None
+    """Folder that stands for the deployment's file system; None: the job's own path is kept."""
+
+
+class Gang:
+    """The nodes of a job."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        settings: Settings,
+        place: Place,
+        compute_environment: str,
+        fault: Fault | None,
+        first_address: int = 0,
+    ):
+        self._job = job
+        self._settings = settings
+        self._place = place
+        self._compute_environment = compute_environment
+        self._fault = fault
+        self._first_address = first_address
+        self._host_lost = False
+        self._nodes: dict[int, Node] = {}
+
+    def run(self) -> None:
+        """Run attempts until the job has ended."""
+        job = self._job
+        while True:
+            outcome, final = self._attempt()
+            number = len(job.attempts)
+            if final or outcome.exit_code == 0:
+                break
+            if not retries(job.retry_strategy, outcome, attempt=number):
+                break
+            self._status("RUNNABLE", outcome.status_reason)
+        self._status("SUCCEEDED" if outcome.exit_code == 0 else "FAILED", outcome.status_reason)
+
+    def _status(self, status: str, reason: str = "") -> None:
+        job = self._job
+        job.status, job.status_reason = status, reason
+        if not job.is_active:
+            job.stopped_at = now_ms()
+        emit("job-status", job_id=job.job_id, status=status, reason=reason)
+
+    def _attempt(self) -> tuple[Outcome, bool]:
+        """One attempt: how the main node ended, and whether that is the end of the job."""
+        job = self._job
+        job.attempts.append([None] * job.num_nodes)
+        number = len(job.attempts)
+        self._status("STARTING")
+        self._nodes, self._host_lost = {}, False
+        self._start(job.main_index)
+        job.started_at = now_ms()
+        self._status("RUNNING")
+        started = time.monotonic()
+        injection = threading.Thread(target=self._inject, args=(number,), daemon=True)
+        injection.start()
+        waiting = [index for index in range(job.num_nodes) if index != job.main_index]
+        final, status_reason = False, CONTAINER_EXITED
+        while self._nodes[job.main_index].exit_code() is None:
+            self._note_ends()
+            if waiting and time.monotonic() - started > CHILD_DELAY_S:
+                self._start(waiting.pop(0))
+            elif job.terminate_reason is not None:
+                final, status_reason = True, job.terminate_reason
+                self._stop_all()
+            elif job.timeout_s is not None and time.monotonic() - started > job.timeout_s:
+                final, status_reason = True, TIMED_OUT
+                self._stop_all()
+            else:
+                time.sleep(0.05)
+        # A request to stop may come between the last look and the main node's end.
+        if job.terminate_reason is not None:
+            final, status_reason = True, job.terminate_reason
+        self._note_ends()
+        self._stop_all()
+        for node in self._nodes.values():
+            node.finish()
+        main = job.attempts[-1][job.main_index]
+        assert main is not None
+        if self._host_lost and not final:
+            # Nobody is left to report how the container ended.
+            main.exit_code, status_reason = None, HOST_LOST
+        main.status_reason = status_reason
+        return Outcome(exit_code=main.exit_code, status_reason=status_reason), final
+
+    def _start(self, index: int) -> None:
+        job = self._job
+        number = len(job.attempts)
+        container = job.container(index)
+        place = NodePlace(
+            job_id=job.job_id,
+            attempt=number,
+            index=index,
+            num_nodes=job.num_nodes,
+            main_index=job.main_index,
+            queue=job.queue_arn.rpartition("/")[2],
+            compute_environment=self._compute_environment,
+        )
+        settings = self._settings
+        given = from_pairs(container.get("environment", ()))
+        address = node_address(settings.addresses, self._first_address + index)
+        extras = rehearsal_extras(
+            endpoint=settings.endpoint,
+            processes_per_node=self._processes(),
+            address=address,
+        )
+        if contract.ENV_LUSTRE in given and settings.lustre is not None:
+            # Nobody can mount here.
+            settings.lustre.mkdir(parents=True, exist_ok=True)
+            extras[contract.ENV_LUSTRE] = str(settings.lustre)
+        main_address = node_address(settings.addresses, self._first_address + job.main_index)
+        environment = {
+            **given,
+            **job.environment(place, main_address=main_address),
+            **extras,
+        }
+        fault = self._fault if number == 1 else None
+        stream = self._open_stream(container)
+        node = Node(
+            command=container["command"],
+            environment=environment,
+            stream=stream,
+            engine=settings.engine,
+            open_files=fault.open_files(index) if fault else None,
+        )
+        job.attempts[-1][index] = NodeAttempt(log_stream=stream.name, started_at=now_ms())
+        self._nodes[index] = node
+        emit(
+            "node-started",
+            job_id=job.job_id,
+            run=job.name,
+            attempt=number,
+            node=index,
+            pid=node.pid,
+            address=address,
+            command=container["command"],
+            environment=extras,
+        )
+
+    def _processes(self) -> int:
+        """Workers of a node: those of its workload, for what Trainium would run."""
+        if not isinstance(self._job, MultiNodeJob):
+            return 1
+        workload = self._job.tags.get(contract.TAG_WORKLOAD, "")
+        return self._settings.processes_of.get(workload, self._settings.processes_per_node)
+
+    def _open_stream(self, container: dict[str, Any]) -> LogStream:
+        options = container["logConfiguration"]["options"]
+        name = f"{options['awslogs-stream-prefix']}/default/{uuid.uuid4().hex}"
+        return LogStream(place=self._place, group=options["awslogs-group"], stream=name)
+
+    def _note_ends(self) -> None:
+        """Record the nodes that have ended."""
+        job = self._job
+        for index, node in self._nodes.items():
+            record = job.attempts[-1][index]
+            code = node.exit_code()
+            if record is None or record.stopped_at is not None or code is None:
+                continue
+            record.exit_code, record.stopped_at = code, now_ms()
+            record.status_reason = CONTAINER_EXITED
+            emit(
+                "node-ended",
+                job_id=job.job_id,
+                attempt=len(job.attempts),
+                node=index,
+                exit_code=code,
+                reason=record.status_reason,
+            )
+
+    def _stop_all(self) -> None:
+        """Stop every node, side by side, as the agents of their hosts do."""
+        threads = [
+            threading.Thread(target=node.stop, args=(self._settings.stop_timeout_s,))
+            for node in self._nodes.values()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._note_ends()
+
+    def _note_loss(self) -> None:
+        """Before the signal: the main node's end is judged at once."""
+        assert self._fault is not None
+        self._host_lost = self._fault.takes_host
+
+    def _inject(self, number: int) -> None:
+        if self._fault is None or number != 1:
+            return
+        detail = self._fault.inject(
+            self._nodes, main_index=self._job.main_index, before=self._note_loss
+        )
+        if detail is not None:
+            emit("fault-injected", job_id=self._job.job_id, attempt=number,
+                 kind=self._fault.kind, detail=detail)  # fmt: skip

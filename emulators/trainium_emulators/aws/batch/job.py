@@ -1,0 +1,290 @@
+"""Jobs and their attempts, as DescribeJobs and ListJobs show them."""
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainium_emulators.nodes.environment import NodePlace, batch_environment, single_environment
+
+Json = dict[str, Any]
+
+ACTIVE = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
+
+
+def now_ms() -> int:
+    """Milliseconds since the epoch: Batch's clock."""
+    return int(time.time() * 1000)
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeAttempt:
+    """One node in one attempt."""
+
+    log_stream: str
+    started_at: int
+    stopped_at: int | None = None
+    exit_code: int | None = None
+    reason: str = ""
+    status_reason: str = ""
+
+    def container(self) -> Json:
+        """The ``container`` of an attempt."""
+        details: Json = {"logStreamName": self.log_stream}
+        if self.exit_code is not None:
+            details["exitCode"] = self.exit_code
+        if self.reason:
+            details["reason"] = self.reason
+        return details
+
+    def describe(self) -> Json:
+        """An entry of ``attempts``."""
+        entry: Json = {"container": self.container(), "startedAt": self.started_at}
+        if self.stopped_at is not None:
+            entry["stoppedAt"] = self.stopped_at
+        if self.status_reason:
+            entry["statusReason"] = self.status_reason
+        return entry
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """What all kinds of submitted jobs have."""
+
+    name: str
+    region: str
+    account_id: str
+    queue_arn: str
+    definition_arn: str
+    retry_strategy: Json
+    timeout_s: int | None
+    tags: dict[str, str]
+    depends_on: tuple[str, ...] = ()
+    """Ids of the jobs that must succeed first."""
+    job_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    status: str = "SUBMITTED"
+    status_reason: str = ""
+    created_at: int = field(default_factory=now_ms)
+    started_at: int | None = None
+    stopped_at: int | None = None
+    terminate_reason: str | None = None
+    attempts: list[list[NodeAttempt | None]] = field(default_factory=list)
+    """For each attempt, every node that was started; the last list is the current attempt."""
+
+    @property
+    def arn(self) -> str:
+        """The job's ARN."""
+        return f"arn:aws:batch:{self.region}:{self.account_id}:job/{self.job_id}"
+
+    @property
+    def is_active(self) -> bool:
+        """Neither succeeded nor failed."""
+        return self.status in ACTIVE
+
+    @property
+    def num_nodes(self) -> int:
+        """Containers of an attempt."""
+        return 1
+
+    @property
+    def main_index(self) -> int:
+        """Index of the container whose end is the job's."""
+        return 0
+
+    def container(self, index: int) -> Json:
+        """Properties of one container."""
+        raise TypeError(f"{type(self).__name__} has no containers")
+
+    def environment(self, place: NodePlace, *, main_address: str) -> dict[str, str]:
+        """What Batch sets in one container."""
+        return single_environment(place)
+
+    def describe(self) -> Json:
+        """An entry of DescribeJobs."""
+        return {
+            **self._common(),
+            **self._times(self.started_at, self.stopped_at),
+            "jobArn": self.arn,
+            "jobId": self.job_id,
+            "attempts": [
+                nodes[self.main_index].describe()  # type: ignore[union-attr]
+                for nodes in self.attempts
+                if (main := nodes[self.main_index]) is not None and main.stopped_at is not None
+            ],
+        }
+
+    def summary(self) -> Json:
+        """An entry of ListJobs."""
+        return _summary(self.describe())
+
+    def _common(self) -> Json:
+        detail: Json = {
+            "jobName": self.name,
+            "jobQueue": self.queue_arn,
+            "jobDefinition": self.definition_arn,
+            "status": self.status,
+            "createdAt": self.created_at,
+            "tags": self.tags,
+            "retryStrategy": self.retry_strategy,
+            "parameters": {},
+            "dependsOn": [{"jobId": other} for other in self.depends_on],
+            "platformCapabilities": ["EC2"],
+            "isTerminated": self.terminate_reason is not None,
+            "isCancelled": False,
+        }
+        if self.timeout_s is not None:
+            detail["timeout"] = {"attemptDurationSeconds": self.timeout_s}
+        if self.status_reason:
+            detail["statusReason"] = self.status_reason
+        return detail
+
+    @staticmethod
+    def _times(started_at: int | None, stopped_at: int | None) -> Json:
+        times = {"startedAt": started_at, "stoppedAt": stopped_at}
+        return {key: value for key, value in times.items() if value is not None}
+
+
+def _summary(detail: Json) -> Json:
+    keys = ("jobArn", "jobId", "jobName", "status", "statusReason", "createdAt", "startedAt",
+            "stoppedAt", "jobDefinition")  # fmt: skip
+    entry = {key: detail[key] for key in keys if key in detail}
+    last = detail.get("container", {})
+    if "exitCode" in last:
+        entry["container"] = {key: last[key] for key in ("exitCode", "reason") if key in last}
+    return entry
+
+
+@dataclass(slots=True, kw_only=True)
+class ContainerJob(Job):
+    """A job of one container, by itself or as a child of an array."""
+
+    properties: Json
+    """Container properties, with the overrides of the submission."""
+    array_index: int | None = None
+    array_size: int | None = None
+
+    def container(self, index: int) -> Json:
+        return self.properties
+
+    def environment(self, place: NodePlace, *, main_address: str) -> dict[str, str]:
+        environment = single_environment(place)
+        if self.array_index is not None:
+            environment |= {
+                "AWS_BATCH_JOB_ARRAY_INDEX": str(self.array_index),
+                "AWS_BATCH_JOB_ARRAY_SIZE": str(self.array_size),
+            }
+        return environment
+
+    def describe(self) -> Json:
+        last = self.attempts[-1][0] if self.attempts else None
+        detail = {
+            **Job.describe(self),
+            "container": {**self.properties, **(last.container() if last else {})},
+        }
+        if self.array_index is not None:
+            detail["arrayProperties"] = {"index": self.array_index}
+        return detail
+
+    def summary(self) -> Json:
+        entry = _summary(self.describe())
+        if self.array_index is not None:
+            entry["arrayProperties"] = {"index": self.array_index}
+        return entry
+
+
+@dataclass(slots=True, kw_only=True)
+class ArrayJob(Job):
+    """The parent of an array: it runs nothing itself.
+
+    AWS Batch user guide, array jobs and job states: the parent is PENDING from the first child
+    that is RUNNABLE to the end of the last, and failed when any child has.
+    """
+
+    children: list[ContainerJob] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether all children have."""
+        return not any(child.is_active for child in self.children)
+
+    def array_properties(self) -> Json:
+        """Size, and how many children are where."""
+        counts = dict.fromkeys((*ACTIVE, "SUCCEEDED", "FAILED"), 0)
+        for child in self.children:
+            counts[child.status] += 1
+        return {"size": len(self.children), "statusSummary": counts}
+
+    def describe(self) -> Json:
+        first = self.children[0].properties if self.children else {}
+        return {
+            **Job.describe(self),
+            "container": first,
+            "arrayProperties": self.array_properties(),
+        }
+
+    def summary(self) -> Json:
+        entry = _summary(self.describe())
+        return {**entry, "arrayProperties": {"size": len(self.children)}}
+
+
+@dataclass(slots=True, kw_only=True)
+class MultiNodeJob(Job):
+    """A gang of nodes."""
+
+    properties: Json
+    """Node properties with one container per node under ``nodes``."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the gang."""
+        return int(self.properties["numNodes"])
+
+    @property
+    def main_index(self) -> int:
+        """Index of the main node."""
+        return int(self.properties["mainNode"])
+
+    def container(self, index: int) -> Json:
+        return dict(self.properties["nodes"][index])
+
+    def environment(self, place: NodePlace, *, main_address: str) -> dict[str, str]:
+        return batch_environment(place, main_address=main_address)
+
+    def describe(self) -> Json:
+        """The job itself; its attempts are those of the main node."""
+        properties = {key: value for key, value in self.properties.items() if key != "nodes"}
+        return {**Job.describe(self), "nodeProperties": properties}
+
+    def describe_node(self, index: int) -> Json:
+        """A child job, ``<job id>#<index>``."""
+        started = [nodes[index] for nodes in self.attempts if nodes[index] is not None]
+        last = started[-1] if started else None
+        container = dict(self.properties["nodes"][index])
+        if last is not None:
+            container |= last.container()
+        return {
+            **self._common(),
+            **self._times(last.started_at if last else None, last.stopped_at if last else None),
+            "jobArn": f"{self.arn}#{index}",
+            "jobId": f"{self.job_id}#{index}",
+            "status": self._node_status(last),
+            "container": container,
+            "nodeDetails": {"nodeIndex": index, "isMainNode": index == self.main_index},
+            "attempts": [node.describe() for node in started if node and node.stopped_at],
+        }
+
+    def _node_status(self, last: NodeAttempt | None) -> str:
+        if last is None:
+            return "STARTING" if self.status == "RUNNING" else self.status
+        if last.stopped_at is None:
+            return "RUNNING"
+        return "SUCCEEDED" if last.exit_code == 0 else "FAILED"
+
+    def node_summary(self, index: int | None = None) -> Json:
+        """An entry of ListJobs: the job, or one of its nodes."""
+        detail = self.describe() if index is None else self.describe_node(index)
+        node = {"numNodes": self.num_nodes, **detail.get("nodeDetails", {})}
+        return {**_summary(detail), "nodeProperties": node}
+
+    def summary(self) -> Json:
+        return self.node_summary()

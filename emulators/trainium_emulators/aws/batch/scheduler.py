@@ -1,0 +1,263 @@
+"""Starts jobs as Batch does: queue by queue, in order, once the jobs they wait for have succeeded.
+
+All queues share one machine: a queue runs one gang at a time, and single containers as there are
+processors.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from moto.batch.models import batch_backends
+from moto.ssm.models import ssm_backends
+
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_emulators.aws.batch.gang import Gang, Settings
+from trainium_emulators.aws.batch.job import ArrayJob, Job, MultiNodeJob, now_ms
+from trainium_emulators.aws.cloudformation.spi import Place
+from trainium_emulators.nodes import faults
+from trainium_emulators.nodes.events import emit
+
+NEXT_FAULT = "/rehearsal/next-fault"
+"""SSM parameter by which a fault is armed: JSON with its ``kind``, and maybe ``run``, ``after``."""
+
+NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
+MAX_RESOURCE = "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE"
+DEPENDENCY_FAILED = "Dependent Job failed"
+
+EXPLAINED = {
+    NO_CAPACITY: NO_CAPACITY
+    + " - Service cannot fulfill the capacity requested for instance type [{type}]",
+    MAX_RESOURCE: MAX_RESOURCE
+    + " - The job needs {needed} vCPUs, the compute environment may have {allowed}",
+}
+_CONTAINERS_AT_ONCE = max(1, os.cpu_count() or 1)
+_FIRST_CONTAINER = 100
+"""Loopback addresses of single containers begin here, above those of every gang."""
+_ADDRESSES = 100
+
+
+class Scheduler:
+    """The jobs of one server."""
+
+    def __init__(self, settings: Callable[[], Settings]):
+        self._settings = settings
+        self._jobs: dict[str, Job] = {}
+        self._changed = threading.Condition()
+        self._queues: set[str] = set()
+        self._containers = threading.Semaphore(_CONTAINERS_AT_ONCE)
+        self._started = 0
+
+    def submit(self, job: Job) -> None:
+        """Queue a job, and with the parent of an array its children."""
+        children = job.children if isinstance(job, ArrayJob) else []
+        with self._changed:
+            for entry in (job, *children):
+                self._jobs[entry.job_id] = entry
+            emit("job-submitted", job_id=job.job_id, run=job.name, num_nodes=job.num_nodes)
+            if job.queue_arn not in self._queues:
+                self._queues.add(job.queue_arn)
+                arguments = (job.queue_arn,)
+                threading.Thread(target=self._serve, args=arguments, daemon=True).start()
+            self._changed.notify_all()
+
+    def jobs(self) -> list[Job]:
+        """Every job, in order of submission; children after their parent."""
+        return list(self._jobs.values())
+
+    def get(self, job_id: str) -> Job | None:
+        """The job of this id."""
+        return self._jobs.get(job_id)
+
+    def terminate(self, job_id: str, reason: str) -> None:
+        """Ask a job to end, and all children with their parent; an unknown one is ignored."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return
+        children = job.children if isinstance(job, ArrayJob) else []
+        for entry in (job, *children):
+            if entry.is_active and entry.terminate_reason is None:
+                entry.terminate_reason = reason
+        with self._changed:
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Terminate everything and wait for it."""
+        for job in self.jobs():
+            self.terminate(job.job_id, "the rehearsal's server stops")
+        while any(job.is_active for job in self.jobs()):
+            time.sleep(0.05)
+
+    def _serve(self, queue_arn: str) -> None:
+        """Start the jobs of one queue."""
+        while True:
+            with self._changed:
+                job = self._next(queue_arn)
+                if job is None:
+                    # Jobs of other queues end without a word to this one.
+                    self._changed.wait(0.2)
+                    continue
+                job.status = "RUNNABLE"
+            if isinstance(job, MultiNodeJob):
+                self._guarded(job, 0)
+                continue
+            self._containers.acquire()
+            self._started += 1
+            first_address = _FIRST_CONTAINER + self._started % _ADDRESSES
+            arguments = (job, first_address)
+            threading.Thread(target=self._run_container, args=arguments, daemon=True).start()
+
+    def _next(self, queue_arn: str) -> Job | None:
+        """The first job that may start; jobs that cannot are ended or left PENDING on the way."""
+        for job in self.jobs():
+            if job.queue_arn != queue_arn or job.status not in ("SUBMITTED", "PENDING"):
+                continue
+            if job.terminate_reason is not None and not isinstance(job, ArrayJob):
+                self._end(job, job.terminate_reason)
+                continue
+            if isinstance(job, ArrayJob):
+                self._follow_children(job)
+                continue
+            waits = self._waits(job)
+            if waits is None:
+                self._end(job, DEPENDENCY_FAILED)
+            elif waits:
+                self._show(job, "PENDING")
+            else:
+                self._show(job, "PENDING")
+                emit("job-status", job_id=job.job_id, status="RUNNABLE", reason="")
+                return job
+        return None
+
+    def _waits(self, job: Job) -> bool | None:
+        """Whether a job that it depends on is still to end; None when one has failed."""
+        others = [self._jobs[identity] for identity in job.depends_on]
+        if any(other.status == "FAILED" for other in others):
+            return None
+        return any(other.is_active for other in others)
+
+    def _follow_children(self, job: ArrayJob) -> None:
+        started = [child.started_at for child in job.children if child.started_at is not None]
+        job.started_at = min(started, default=None)
+        if not job.ended:
+            if any(child.status != "SUBMITTED" for child in job.children):
+                self._show(job, "PENDING")
+            return
+        failed = sum(child.status == "FAILED" for child in job.children)
+        job.status = "FAILED" if failed else "SUCCEEDED"
+        job.status_reason = job.terminate_reason or (
+            # AWS Batch user guide, array jobs.
+            "Array Child Job failed" if failed else ""
+        )
+        job.stopped_at = now_ms()
+        emit("job-status", job_id=job.job_id, status=job.status, reason=job.status_reason)
+        emit(
+            "job-ended", job_id=job.job_id, status=job.status, reason=job.status_reason, attempts=1
+        )
+
+    @staticmethod
+    def _show(job: Job, status: str) -> None:
+        if job.status != status:
+            job.status = status
+            emit("job-status", job_id=job.job_id, status=status, reason="")
+
+    def _run_container(self, job: Job, first_address: int) -> None:
+        try:
+            self._guarded(job, first_address)
+        finally:
+            self._containers.release()
+
+    def _guarded(self, job: Job, first_address: int) -> None:
+        try:
+            self._run(job, first_address)
+        except Exception as error:
+            # A mistake of ours must not leave a job RUNNING for ever.
+            self._end(job, f"the rehearsal failed: {type(error).__name__}: {error}")
+            raise
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _run(self, job: Job, first_address: int) -> None:
+        place = Place(account_id=job.account_id, region=job.region)
+        queue = batch_backends[job.account_id][job.region].get_job_queue(job.queue_arn)
+        environment = queue.environments[0]
+        fault = self._take_fault(place, job)
+        blocked = self._blocked(job, environment, fault)
+        if blocked and not self._wait_blocked(job, queue, *blocked):
+            return
+        if job.terminate_reason is not None:
+            self._end(job, job.terminate_reason)
+            return
+        Gang(
+            job,
+            settings=self._settings(),
+            place=place,
+            compute_environment=environment.name,
+            fault=fault,
+            first_address=first_address,
+        ).run()
+        emit("job-ended", job_id=job.job_id, status=job.status, reason=job.status_reason,
+             attempts=len(job.attempts))  # fmt: skip
+
+    def _take_fault(self, place: Place, job: Job) -> faults.Fault | None:
+        backend = ssm_backends[place.account_id][place.region]
+        parameter = backend.get_parameter(NEXT_FAULT)
+        if parameter is None:
+            return None
+        fault = faults.Fault.parse(parameter.value)
+        if fault.run not in (None, job.name):
+            return None
+        backend.delete_parameter(NEXT_FAULT)
+        return fault
+
+    @staticmethod
+    def _blocked(job: Job, environment: Any, fault: faults.Fault | None) -> tuple[str, str] | None:
+        """Batch's reason why the job cannot start, and its words."""
+        resources = environment.compute_resources
+        names = resources["instanceTypes"]
+        needed = _vcpus(job, names)
+        allowed = int(resources["maxvCpus"])
+        if needed > allowed:
+            text = EXPLAINED[MAX_RESOURCE].format(needed=needed, allowed=allowed)
+            return MAX_RESOURCE, text
+        if fault is not None and fault.kind == faults.NO_CAPACITY:
+            return NO_CAPACITY, EXPLAINED[NO_CAPACITY].format(type=", ".join(names))
+        return None
+
+    def _wait_blocked(self, job: Job, queue: Any, reason: str, text: str) -> bool:
+        """Stay RUNNABLE until the queue's time limit for this reason, or a request to stop."""
+        job.status_reason = text
+        emit("job-status", job_id=job.job_id, status=job.status, reason=text)
+        started = time.monotonic()
+        clock = self._settings().runnable_clock
+        limits = [
+            action
+            for action in getattr(queue, "job_state_time_limit_actions", [])
+            if action["state"] == "RUNNABLE" and action["reason"] == reason
+        ]
+        while job.terminate_reason is None:
+            waited = (time.monotonic() - started) * clock
+            if any(waited > float(limit["maxTimeSeconds"]) for limit in limits):
+                self._end(job, text)
+                return False
+            time.sleep(0.05)
+        return True
+
+    @staticmethod
+    def _end(job: Job, reason: str) -> None:
+        job.status, job.status_reason, job.stopped_at = "FAILED", reason, now_ms()
+        emit("job-status", job_id=job.job_id, status="FAILED", reason=reason)
+        emit("job-ended", job_id=job.job_id, status="FAILED", reason=reason,
+             attempts=len(job.attempts))  # fmt: skip
+
+
+def _vcpus(job: Job, instance_types: list[str]) -> int:
+    """vCPUs that the job needs at the same time: of whole nodes, or of its container."""
+    if isinstance(job, MultiNodeJob):
+        (name,) = instance_types
+        return INSTANCE_TYPES[name].vcpus_for(job.num_nodes)
+    requirements = job.container(0).get("resourceRequirements", ())
+    return sum(int(entry["value"]) for entry in requirements if entry["type"] == "VCPU")

@@ -1,0 +1,92 @@
+"""The account as moto has it, for the table of refusals: what the stacks made, by its names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from moto.cloudformation.exceptions import ValidationError
+from moto.cloudformation.models import cloudformation_backends
+
+from trainium_emulators.aws import refusals
+from trainium_emulators.aws.cloudformation.spi import Place, Properties
+from trainium_emulators.aws.refusals.kinds import TEMPLATE
+from trainium_emulators.aws.refusals.request import Request
+from trainium_emulators.aws.refusals.templates import TemplateAccount
+
+
+class StackAccount:
+    """Resources of all stacks of a place, those of the stack in the making too."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    @property
+    def account_id(self) -> str:
+        """Twelve digits."""
+        return self._place.account_id
+
+    @property
+    def region(self) -> str:
+        """Where the stacks are."""
+        return self._place.region
+
+    def find(self, kind: str, value: Any) -> Properties | None:
+        """Properties of the resource that an id, a name or an ARN stands for."""
+        for resource in self._resources(kind):
+            if value in _names(resource):
+                properties: Properties = resource.rehearsal_resolved
+                return properties
+        return None
+
+    def all(self, kind: str) -> list[Properties]:
+        """Properties of every resource of a type."""
+        return [resource.rehearsal_resolved for resource in self._resources(kind)]
+
+    def same(self, one: Any, other: Any) -> bool:
+        """Whether two values are one resource's names."""
+        if one is None or one == other:
+            return one is not None
+        return any({one, other} <= _names(resource) for resource in self._resources(None))
+
+    def _resources(self, kind: str | None) -> Iterator[Any]:
+        stacks = cloudformation_backends[self.account_id][self.region].stacks
+        for stack in list(stacks.values()):
+            # Looking a resource up would make it, where it is not there yet.
+            for resource in list(stack.resource_map._parsed_resources.values()):
+                own = getattr(resource, "rehearsal_kind", None)
+                if own is None or getattr(resource, "rehearsal_gone", False):
+                    continue
+                if kind is None or own == kind:
+                    yield resource
+
+
+def _names(resource: Any) -> set[str]:
+    """What a reference to a resource can resolve to."""
+    own = [getattr(resource, name, None) for name in ("physical_resource_id", "arn", "id")]
+    attributes = getattr(resource, "attributes", None)
+    values = attributes.values() if isinstance(attributes, dict) else ()
+    return {value for value in (*own, *values) if isinstance(value, str)}
+
+
+def refuse(
+    logical_id: str,
+    kind: str,
+    properties: Properties,
+    place: Place,
+    previous: Properties | None = None,
+) -> None:
+    """Fail with AWS's message, if AWS would not take the resource."""
+    request = Request(properties=properties, account=StackAccount(place), previous=previous)
+    for message in refusals.messages(kind, request):
+        raise ValidationError(message=f"{logical_id}: {message}")
+
+
+def refuse_template(name: str, template: Properties, place: Place) -> None:
+    """Fail with CloudFormation's message, if it would not take the template as a whole."""
+    account = TemplateAccount(
+        templates={name: template}, region=place.region, account_id=place.account_id
+    )
+    for _, request in account.whole():
+        for message in refusals.messages(TEMPLATE, request):
+            raise ValidationError(message=message)

@@ -1,0 +1,179 @@
+"""Batch: compute environments without a service role, job definitions, updates, deletes."""
+
+from typing import Any
+
+from moto.batch.models import JobDefinition, batch_backends
+from moto.batch.utils import lowercase_first_key
+from moto.cloudformation.exceptions import ValidationError
+from moto.core.common_models import CloudFormationModel
+from moto.ec2.models import ec2_backends
+from moto.iam.models import iam_backends
+
+from trainium_emulators.aws.cloudformation.spi import Change, Contribution, Place, Properties
+
+SERVICE = "batch.amazonaws.com"
+
+
+def _backend(place: Place) -> Any:
+    return batch_backends[place.account_id][place.region]
+
+
+def _service_linked_role(properties: Properties, place: Place) -> None:
+    """AWS creates the role with the first compute environment; moto asks for one by ARN."""
+    if "ServiceRole" in properties:
+        return
+    iam = iam_backends[place.account_id]["aws"]
+    path = f"/aws-service-role/{SERVICE}/"
+    existing = [role for role in iam.roles.values() if role.path == path]
+    role = existing[0] if existing else iam.create_service_linked_role(SERVICE, "", "")
+    properties["ServiceRole"] = role.arn
+
+
+def _complete_environment(properties: Properties, place: Place) -> None:
+    _service_linked_role(properties, place)
+    resources = properties["ComputeResources"]
+    if "SecurityGroupIds" not in resources:
+        # moto asks for groups, and starts instances with them; on AWS those of the launch template
+        # do. ``_forget_template_groups`` takes them out of what Batch describes.
+        resources["SecurityGroupIds"] = _template_groups(resources["LaunchTemplate"], place)
+        properties["GroupsOfTemplate"] = True
+
+
+def _template_groups(named: Properties, place: Place) -> list[str]:
+    """Groups of a launch template: its own, or else those of its interfaces."""
+    template = ec2_backends[place.account_id][place.region].get_launch_template(
+        named["LaunchTemplateId"]
+    )
+    data = template.latest_version().data
+    of_interfaces = {
+        group: None for nic in data.get("NetworkInterfaces", ()) for group in nic.get("Groups", ())
+    }
+    return list(data.get("SecurityGroupIds", of_interfaces))
+
+
+def _forget_template_groups(environment: Any, properties: Properties, _: Place) -> None:
+    """Batch describes no groups where it was given none."""
+    if "GroupsOfTemplate" in properties:
+        del environment.compute_resources["securityGroupIds"]
+
+
+class AnyJobDefinition(CloudFormationModel):
+    """AWS::Batch::JobDefinition: moto's own registration, with the type and time-out it drops."""
+
+    @staticmethod
+    def cloudformation_name_type() -> str:
+        return "JobDefinitionName"
+
+    @staticmethod
+    def cloudformation_type() -> str:
+        return "Rehearsal::Batch::JobDefinition"
+
+    @classmethod
+    def create_from_cloudformation_json(
+        cls,
+        resource_name: str,
+        cloudformation_json: Any,
+        account_id: str,
+        region_name: str,
+        **kwargs: Any,
+    ) -> Any:
+        properties = cloudformation_json["Properties"]
+        lowered = lowercase_first_key(
+            {
+                key: properties.get(key, {})
+                for key in ("RetryStrategy", "Timeout", "NodeProperties", "ContainerProperties")
+            }
+        )
+        return _backend(Place(account_id=account_id, region=region_name)).register_job_definition(
+            def_name=properties.get("JobDefinitionName", resource_name),
+            parameters=properties.get("Parameters", {}),
+            _type=properties["Type"],
+            tags=properties.get("Tags", {}),
+            retry_strategy=lowered["retryStrategy"],
+            container_properties=lowered["containerProperties"] or None,
+            node_properties=lowered["nodeProperties"] or None,
+            eks_properties=None,
+            timeout=lowered["timeout"],
+            platform_capabilities=properties.get("PlatformCapabilities", []),
+            propagate_tags=properties.get("PropagateTags", False),
+        )
+
+
+def get_arn(self: Any, attribute_name: str) -> str:
+    """Fn::GetAtt of a compute environment or a job queue: their only attribute is the ARN."""
+    if attribute_name not in ("ComputeEnvironmentArn", "JobQueueArn"):
+        raise ValidationError(message=f"no attribute {attribute_name} here")
+    return str(self.arn)
+
+
+def describe_with_nodes(definition: JobDefinition) -> dict[str, Any]:
+    """DescribeJobDefinitions as moto has it, with the node properties that it leaves out."""
+    described: dict[str, Any] = _describe(definition)
+    if definition.node_properties is not None:
+        described["nodeProperties"] = definition.node_properties
+    return described
+
+
+_describe = JobDefinition.describe
+
+
+def _keep_queue_extras(queue: Any, properties: Properties, place: Place) -> None:
+    """The queue's time limits, for the executor."""
+    queue.job_state_time_limit_actions = [
+        lowercase_first_key(action) for action in properties.get("JobStateTimeLimitActions", [])
+    ]
+
+
+def _update_environment(environment: Any, change: Change, _: Place) -> Any:
+    """In place: an environment that is replaced on AWS would have another ARN."""
+    change.refuse_others(
+        "AWS::Batch::ComputeEnvironment", frozenset({"ComputeResources", "State", "Tags"})
+    )
+    environment.compute_resources = lowercase_first_key(change.properties["ComputeResources"])
+    environment.state = change.properties.get("State", "ENABLED")
+    return environment
+
+
+def _update_queue(queue: Any, change: Change, place: Place) -> Any:
+    properties = change.properties
+    order = [lowercase_first_key(entry) for entry in properties["ComputeEnvironmentOrder"]]
+    _backend(place).update_job_queue(
+        queue.name, properties["Priority"], properties.get("State"), order, None
+    )
+    return queue
+
+
+def _update_definition(definition: Any, change: Change, place: Place) -> Any:
+    """A new revision; the old one is deregistered, as CloudFormation does."""
+    made = AnyJobDefinition.create_from_cloudformation_json(
+        definition.name,
+        {"Properties": change.properties},
+        account_id=place.account_id,
+        region_name=place.region,
+    )
+    _backend(place).deregister_job_definition(definition.arn)
+    return made
+
+
+CONTRIBUTION = Contribution(
+    models={"AWS::Batch::JobDefinition": AnyJobDefinition},
+    before={"AWS::Batch::ComputeEnvironment": _complete_environment},
+    after={
+        "AWS::Batch::ComputeEnvironment": _forget_template_groups,
+        "AWS::Batch::JobQueue": _keep_queue_extras,
+    },
+    update={
+        "AWS::Batch::ComputeEnvironment": _update_environment,
+        "AWS::Batch::JobQueue": _update_queue,
+        "AWS::Batch::JobDefinition": _update_definition,
+    },
+    delete={
+        "AWS::Batch::ComputeEnvironment": lambda env, _, place: _backend(
+            place
+        ).delete_compute_environment(env.arn),
+        "AWS::Batch::JobQueue": lambda queue, _, place: _backend(place).delete_job_queue(queue.arn),
+        "AWS::Batch::JobDefinition": lambda definition, _, place: _backend(
+            place
+        ).deregister_job_definition(definition.arn),
+    },
+)

@@ -1,0 +1,202 @@
+"""EKS: clusters whose endpoint is the API server of this machine, and their node groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from moto.cloudformation.exceptions import ValidationError
+from moto.ec2.models import ec2_backends
+from moto.eks.models import eks_backends
+
+from trainium_emulators.aws.cloudformation import eks_nodes
+from trainium_emulators.aws.cloudformation.eks_certificate import certificate_data
+from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
+from trainium_emulators.aws.cloudformation.spi import (
+    Change,
+    Contribution,
+    Place,
+    Properties,
+    Resource,
+)
+
+
+def _backend(place: Place) -> Any:
+    return eks_backends[place.account_id][place.region]
+
+
+def _lower(value: Any) -> Any:
+    """Names as the API has them, where CloudFormation has capitals."""
+    if isinstance(value, dict):
+        return {key[:1].lower() + key[1:]: _lower(entry) for key, entry in value.items()}
+    return [_lower(entry) for entry in value] if isinstance(value, list) else value
+
+
+# --- clusters ------------------------------------------------------------------------------------
+
+
+class Cluster(Resource):
+    """AWS::EKS::Cluster: its endpoint is the API server of this machine."""
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+        if _backend(place).clusters:
+            raise ValidationError(message="the rehearsal has one API server, hence one cluster")
+        network = _lower(properties["ResourcesVpcConfig"])
+        ec2 = ec2_backends[place.account_id][place.region]
+        (subnet,) = ec2.describe_subnets(subnet_ids=network["subnetIds"][:1])
+        # What EKS makes for the interfaces of control plane and nodes.
+        group = ec2.create_security_group(f"eks-cluster-sg-{name}", "cluster", subnet.vpc_id)
+        made = _backend(place).create_cluster(
+            name=properties.get("Name", name),
+            role_arn=properties["RoleArn"],
+            resources_vpc_config={
+                **network, "clusterSecurityGroupId": group.id, "vpcId": subnet.vpc_id
+            },
+            version=properties.get("Version"),
+            kubernetes_network_config=_lower(properties.get("KubernetesNetworkConfig")),
+            logging=_logging(properties),
+            encryption_config=_lower(properties.get("EncryptionConfig")),
+            tags={tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])},
+        )  # fmt: skip
+        made.endpoint = CLUSTER.running.endpoint
+        made.certificate_authority = {"data": certificate_data()}
+        return cls(
+            made.name,
+            {
+                "Arn": made.arn,
+                "CertificateAuthorityData": certificate_data(),
+                "ClusterSecurityGroupId": group.id,
+                "Endpoint": made.endpoint,
+                "OpenIdConnectIssuerUrl": made.identity["oidc"]["issuer"],
+            },
+        )
+
+
+def _logging(properties: Properties) -> Any:
+    """The types that are written, in the API's form."""
+    enabled = properties.get("Logging", {}).get("ClusterLogging", {}).get("EnabledTypes", [])
+    types = [entry["Type"] for entry in enabled]
+    return {"clusterLogging": [{"types": types, "enabled": True}]} if types else None
+
+
+def _update_cluster(cluster: Any, change: Change, place: Place) -> Any:
+    """Access to the endpoint, logging and tags; a new version would roll the nodes."""
+    change.refuse_others("AWS::EKS::Cluster", frozenset({"Logging", "ResourcesVpcConfig", "Tags"}))
+    made = _backend(place).describe_cluster(cluster.physical_resource_id)
+    made.logging = _logging(change.properties) or made.logging
+    made.resources_vpc_config |= _lower(change.properties["ResourcesVpcConfig"])
+    return cluster
+
+
+def _delete_cluster(cluster: Any, _: Properties, place: Place) -> None:
+    name = cluster.physical_resource_id
+    _backend(place).delete_cluster(name)
+    ec2_backends[place.account_id][place.region].delete_security_group(
+        group_id=cluster.attributes["ClusterSecurityGroupId"]
+    )
+
+
+# --- node groups ---------------------------------------------------------------------------------
+
+
+class Nodegroup(Resource):
+    """AWS::EKS::Nodegroup: its desired size is the number of Ready nodes."""
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+        cluster = properties["ClusterName"]
+        template = _launch_template(properties, place)
+        if not (properties.get("InstanceTypes") or template.get("InstanceType")):
+            raise ValidationError(
+                message=f"{name}: InstanceTypes or the launch template must say what instances "
+                "there are"
+            )
+        made = _backend(place).create_nodegroup(
+            cluster_name=cluster,
+            node_role=properties["NodeRole"],
+            # At most 63 characters, Amazon EKS API reference, CreateNodegroup.
+            nodegroup_name=properties.get("NodegroupName", name)[:63],
+            subnets=properties["Subnets"],
+            scaling_config=_scaling(properties),
+            disk_size=properties.get("DiskSize"),
+            instance_types=properties.get("InstanceTypes") or [template["InstanceType"]],
+            ami_type=properties.get("AmiType"),
+            labels=properties.get("Labels"),
+            taints=_taints(properties),
+            tags=properties.get("Tags"),
+            launch_template=_lower(properties.get("LaunchTemplate")),
+            capacity_type=properties.get("CapacityType"),
+            version=properties.get("Version") or _backend(place).describe_cluster(cluster).version,
+            release_version=properties.get("ReleaseVersion"),
+        )
+        made.node_repair_config = _lower(properties.get("NodeRepairConfig"))
+        made.update_config = _lower(properties.get("UpdateConfig"))
+        eks_nodes.match(made)
+        return cls(
+            f"{cluster}/{made.nodegroup_name}",
+            {
+                "Arn": made.arn,
+                "ClusterName": cluster,
+                "Id": f"{cluster}/{made.nodegroup_name}",
+                "NodegroupName": made.nodegroup_name,
+            },
+        )
+
+
+def _launch_template(properties: Properties, place: Place) -> dict[str, Any]:
+    """Data of the version that the node group names, or nothing."""
+    given = properties.get("LaunchTemplate")
+    if given is None:
+        return {}
+    ec2 = ec2_backends[place.account_id][place.region]
+    template = (
+        ec2.get_launch_template(given["Id"])
+        if "Id" in given
+        else ec2.get_launch_template_by_name(given["Name"])
+    )
+    data: dict[str, Any] = template.get_version(given.get("Version", "$Default")).data
+    return data
+
+
+def _scaling(properties: Properties) -> dict[str, int]:
+    """Sizes as numbers, in the order that EKS asks for."""
+    given = properties.get("ScalingConfig", {})
+    return {key: int(size) for key, size in _lower(given).items()}
+
+
+def _taints(properties: Properties) -> list[dict[str, str]]:
+    return [_lower(taint) for taint in properties.get("Taints", [])]
+
+
+def _update_nodegroup(group: Any, change: Change, place: Place) -> Any:
+    """Sizes, labels, taints, and what rolls the nodes: they are gone and come back."""
+    change.refuse_others(
+        "AWS::EKS::Nodegroup",
+        frozenset({"Labels", "LaunchTemplate", "ReleaseVersion", "ScalingConfig", "Tags",
+                   "Taints", "UpdateConfig", "Version"}),
+    )  # fmt: skip
+    cluster, _, name = group.physical_resource_id.partition("/")
+    made = _backend(place).describe_nodegroup(cluster, name)
+    eks_nodes.remove(made)
+    made.scaling_config = _scaling(change.properties)
+    made.labels = change.properties.get("Labels", {})
+    made.taints = _taints(change.properties)
+    made.release_version = change.properties.get("ReleaseVersion", made.release_version)
+    if template := _launch_template(change.properties, place):
+        made.launch_template |= _lower(change.properties["LaunchTemplate"])
+        made.instance_types = [template["InstanceType"]]
+    eks_nodes.match(made)
+    return group
+
+
+def _delete_nodegroup(group: Any, _: Properties, place: Place) -> None:
+    cluster, _, name = group.physical_resource_id.partition("/")
+    eks_nodes.remove(_backend(place).delete_nodegroup(cluster, name))
+
+
+CONTRIBUTION = Contribution(
+    models={"AWS::EKS::Cluster": Cluster, "AWS::EKS::Nodegroup": Nodegroup},
+    update={"AWS::EKS::Cluster": _update_cluster, "AWS::EKS::Nodegroup": _update_nodegroup},
+    replaced_by={"AWS::EKS::Nodegroup": frozenset({"Subnets"})},
+    delete={"AWS::EKS::Cluster": _delete_cluster, "AWS::EKS::Nodegroup": _delete_nodegroup},
+)

@@ -1,0 +1,351 @@
+"""Registers the models with moto, and makes moto refuse what nothing understands."""
+
+import copy
+import tomllib
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+
+from moto.batch.models import ComputeEnvironment, JobDefinition, JobQueue
+from moto.cloudformation import parsing
+from moto.cloudformation.exceptions import ValidationError
+from moto.cloudformation.models import CloudFormationBackend, Stack
+from moto.core.common_models import CloudFormationModel
+from moto.core.exceptions import ServiceException
+from moto.ec2.responses import EC2Response
+
+from trainium_emulators.aws.cloudformation import (
+    access,
+    batch,
+    ec2,
+    eks,
+    eks_api,
+    eks_belongings,
+    eks_manifests,
+    eks_scaling,
+    exports,
+    functions,
+    lustre,
+    parameters,
+    storage,
+)
+from trainium_emulators.aws.cloudformation.account import refuse, refuse_template
+from trainium_emulators.aws.cloudformation.spi import (
+    After,
+    Before,
+    Change,
+    Contribution,
+    Delete,
+    Place,
+    Update,
+)
+from trainium_emulators.aws.cloudformation.updates import (
+    depends_on,
+    resolved_properties,
+    update_stack_resources,
+)
+
+_CONTRIBUTIONS: tuple[Contribution, ...] = (
+    access.CONTRIBUTION,
+    batch.CONTRIBUTION,
+    ec2.CONTRIBUTION,
+    eks.CONTRIBUTION,
+    eks_belongings.CONTRIBUTION,
+    eks_manifests.CONTRIBUTION,
+    functions.CONTRIBUTION,
+    lustre.CONTRIBUTION,
+    parameters.CONTRIBUTION,
+    storage.CONTRIBUTION,
+)
+
+MODELS: Mapping[str, type[CloudFormationModel]] = {
+    name: model for c in _CONTRIBUTIONS for name, model in c.models.items()
+}
+BEFORE: Mapping[str, Before] = {name: f for c in _CONTRIBUTIONS for name, f in c.before.items()}
+AFTER: Mapping[str, After] = {name: f for c in _CONTRIBUTIONS for name, f in c.after.items()}
+UPDATE: Mapping[str, Update] = {name: f for c in _CONTRIBUTIONS for name, f in c.update.items()}
+DELETE: Mapping[str, Delete] = {name: f for c in _CONTRIBUTIONS for name, f in c.delete.items()}
+REPLACED_BY: Mapping[str, frozenset[str]] = {
+    name: keys for c in _CONTRIBUTIONS for name, keys in c.replaced_by.items()
+}
+
+UNDERSTOOD: Mapping[str, frozenset[str]] = {
+    name: frozenset(entry.get("honoured", []) + entry.get("accepted", []))
+    for name, entry in tomllib.loads(
+        (files("trainium_emulators.aws.cloudformation") / "properties.toml").read_text()
+    ).items()
+}
+"""Properties of each type that have an effect here, or are known to have none."""
+
+_WITHOUT_EFFECT = frozenset({"AWS::CDK::Metadata"})
+
+_UPDATED_BY_MOTO = frozenset(
+    {
+        "AWS::EC2::LaunchTemplate",
+        "AWS::Events::Rule",
+        "AWS::IAM::Policy",
+        "AWS::Lambda::Function",
+        "AWS::SSM::Parameter",
+        "AWS::StepFunctions::StateMachine",
+    }
+)
+"""Types whose update in moto keeps the resource and all that it does not change."""
+
+
+def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
+    """Why a resource cannot be rehearsed, or None."""
+    if resource_type not in UNDERSTOOD:
+        return (
+            f"the rehearsal has no model of {resource_type}; "
+            "add one to trainium_emulators/aws/cloudformation and its properties to properties.toml"
+        )
+    unknown = sorted(set(properties) - UNDERSTOOD[resource_type])
+    if unknown:
+        return (
+            f"the rehearsal does not understand {', '.join(unknown)} of {resource_type}; "
+            "honour it in trainium_emulators/aws/cloudformation or accept it in properties.toml"
+        )
+    return None
+
+
+def model_of(resource_type: str) -> type[CloudFormationModel] | None:
+    """Our model, or moto's; a type without either never gets here (``check_template``)."""
+    return MODELS.get(resource_type) or parsing.get_model_map().get(resource_type)
+
+
+def check_template(template: Mapping[str, Any], *, lenient: bool) -> None:
+    """Refuse a template with anything that nothing understands, before it creates a resource.
+
+    ``lenient`` is for the CDK's own bootstrap stack, which is not ours to rehearse.
+    """
+    for logical_id, resource in template.get("Resources", {}).items():
+        kind = resource["Type"]
+        found = (
+            None
+            if lenient or kind in _WITHOUT_EFFECT
+            else refusal_of(kind, resource.get("Properties", {}))
+        )
+        if found is None and kind not in _WITHOUT_EFFECT and model_of(kind) is None:
+            found = f"the rehearsal has no model of {kind}"
+        if found:
+            raise ValidationError(message=f"{logical_id}: {found}")
+
+
+def _create(
+    logical_id: str,
+    resource_json: dict[str, Any],
+    resources_map: parsing.ResourceMap,
+    account_id: str,
+    region_name: str,
+) -> Any:
+    kind = resource_json["Type"]
+    if kind in _WITHOUT_EFFECT:
+        return None
+    place = Place(account_id=account_id, region=region_name)
+    # moto makes what a resource refers to before it, not what it names in DependsOn.
+    for other in depends_on(resource_json):
+        _ = resources_map[other]
+    resolved = resolved_properties(resource_json, resources_map)
+    refuse(logical_id, kind, resolved, place)
+    properties = copy.deepcopy(resolved)
+    if kind in BEFORE:
+        BEFORE[kind](properties, place)
+    complete = {**resource_json, "Properties": properties}
+    resource = _moto_create(logical_id, complete, resources_map, account_id, region_name)
+    if resource is None:
+        return None
+    if kind in AFTER:
+        AFTER[kind](resource, properties, place)
+    # Deletes see what was created, whatever the references say by then.
+    resource.rehearsal_kind = kind
+    resource.rehearsal_properties = properties
+    resource.rehearsal_resolved = resolved
+    return resource
+
+
+_moto_create = parsing.parse_and_create_resource
+
+
+def _delete_resource(self: parsing.ResourceMap, resource: Any, resource_json: Any) -> None:
+    """Delete by our function, else by moto's; never in silence, unlike moto."""
+    kind = resource_json["Type"]
+    account_id, region = self._account_id, self._region_name
+    if kind in DELETE:
+        place = Place(account_id=account_id, region=region)
+        DELETE[kind](resource, resource.rehearsal_properties, place)
+    elif hasattr(resource, "delete"):
+        resource.delete(account_id, region)
+    else:
+        model = model_of(kind)
+        assert model is not None
+        deletes = model.delete_from_cloudformation_json
+        if hasattr(deletes, "__isabstractmethod__"):
+            raise ValidationError(message=f"the rehearsal cannot delete {kind}")
+        deletes(
+            resource.physical_resource_id,
+            {"Type": kind, "Properties": resource.rehearsal_properties},
+            account_id,
+            region,
+        )
+
+
+def _delete_stack_resources(self: parsing.ResourceMap) -> None:
+    """Delete in reverse order of creation; moto tries in random order until it works.
+
+    Entries stay: moto renders the outputs of deleted stacks again, and would make what they refer
+    to a second time.
+    """
+    for logical_id, resource in reversed(list(self._parsed_resources.items())):
+        template = self._resource_json_map.get(logical_id)
+        if template is None or resource is None or getattr(resource, "rehearsal_gone", False):
+            continue
+        if template.get("DeletionPolicy") == "Retain":
+            continue
+        self._delete_resource(resource, template)
+        resource.rehearsal_gone = True
+
+
+def _update(
+    logical_id: str,
+    resource_json: dict[str, Any],
+    resources_map: parsing.ResourceMap,
+    account_id: str,
+    region_name: str,
+) -> Any:
+    """Update by our function, else by moto's model where that is right; never by chance."""
+    kind = resource_json["Type"]
+    place = Place(account_id=account_id, region=region_name)
+    old = resources_map._parsed_resources[logical_id]
+    resolved = resolved_properties(resource_json, resources_map)
+    refuse(logical_id, kind, resolved, place, previous=old.rehearsal_resolved)
+    properties = copy.deepcopy(resolved)
+    if kind in BEFORE:
+        BEFORE[kind](properties, place)
+    changed = {
+        key
+        for key in {*resolved, *old.rehearsal_resolved}
+        if resolved.get(key) != old.rehearsal_resolved.get(key)
+    }
+    if changed & REPLACED_BY.get(kind, frozenset()):
+        made = _create(logical_id, resource_json, resources_map, account_id, region_name)
+        # They go when the whole update is done: until then others refer to them.
+        made.rehearsal_replaces = [old, *getattr(old, "rehearsal_replaces", ())]
+        return made
+    if kind in UPDATE:
+        resource = UPDATE[kind](old, Change(properties=properties, changed=changed), place)
+    elif kind in _UPDATED_BY_MOTO:
+        complete = {**resource_json, "Properties": properties}
+        resource = _moto_update(logical_id, complete, resources_map, account_id, region_name)
+    else:
+        raise ValidationError(
+            message=f"{logical_id}: the rehearsal cannot update {kind} in place; take it down first"
+        )
+    resource.cf_resource_type, resource.logical_resource_id = kind, logical_id
+    if kind in AFTER:
+        AFTER[kind](resource, properties, place)
+    resource.rehearsal_kind = kind
+    resource.rehearsal_properties = properties
+    resource.rehearsal_resolved = resolved
+    return resource
+
+
+_moto_update = parsing.parse_and_update_resource
+
+
+def _update_parameters(
+    self: CloudFormationBackend, instance: Any, incoming_params: list[dict[str, Any]]
+) -> dict[str, str]:
+    """moto knows only previous values that were given, not those that were defaults.
+
+    Of a Systems Manager parameter the previous value is its name, which is read anew
+    (CloudFormation user guide, supplied parameter types).
+    """
+    declared = instance.template_dict.get("Parameters", {})
+    defaults = {name: parameter.get("Default") for name, parameter in declared.items()}
+    known = {**defaults, **instance.parameters}
+    return {
+        parameter["ParameterKey"]: known[parameter["ParameterKey"]]
+        if parameter.get("UsePreviousValue")
+        else parameter["ParameterValue"]
+        for parameter in incoming_params
+    }
+
+
+def _checked(operation: Any) -> Any:
+    """A stack operation that checks its template first, and fails in words the CLI shows."""
+
+    def run(self: CloudFormationBackend, name: str, template: str, *args: Any, **kw: Any) -> Any:
+        if template:
+            parsed = Stack.parse_template(template)
+            check_template(parsed, lenient=name == "CDKToolkit")
+            refuse_template(
+                name, parsed, Place(account_id=self.account_id, region=self.region_name)
+            )
+        with _in_words_of_cloudformation():
+            return operation(self, name, template, *args, **kw)
+
+    return run
+
+
+def _update_stack(
+    self: CloudFormationBackend, name: str, template: str, *args: Any, **kw: Any
+) -> Stack:
+    """Update a stack unless an export is in use that goes or changes."""
+    stack = self.get_stack(name)
+    before = exports.values_of(stack)
+    if template:
+        kept = exports.names_in(Stack.parse_template(template), stack)
+        exports.refuse_deletion(self, stack, kept)
+    updated = _moto_update_stack(self, name, template, *args, **kw)
+    exports.refuse_change(self, stack, before)
+    exports.remember(self, stack, before)
+    return updated
+
+
+_moto_update_stack = CloudFormationBackend.update_stack
+_delete_stack = CloudFormationBackend.delete_stack
+
+
+def _checked_delete_stack(self: CloudFormationBackend, name: str) -> None:
+    with _in_words_of_cloudformation():
+        for stack in list(self.stacks.values()):
+            if name in (stack.name, stack.stack_id):
+                exports.refuse_deletion_of_stack(self, stack)
+        _delete_stack(self, name)
+
+
+@contextmanager
+def _in_words_of_cloudformation() -> Iterator[None]:
+    """Let the CLI read errors of every service, whatever form they have."""
+    try:
+        yield
+    except ServiceException:
+        raise
+    except Exception as error:
+        # An HTTP 500 would be retried by the CLI and then read as "already exists", and an
+        # answer in JSON not be read at all.
+        traceback.print_exc()
+        words = getattr(error, "description", "") or error
+        raise ValidationError(message=f"{type(error).__name__}: {words}") from error
+
+
+def install() -> None:
+    """Patch moto in this process."""
+    parsing.resource_class_from_type = model_of
+    parsing.parse_and_create_resource = _create
+    parsing.parse_and_update_resource = _update
+    parsing.ResourceMap._delete_resource = _delete_resource
+    parsing.ResourceMap.delete = _delete_stack_resources
+    parsing.ResourceMap.update = update_stack_resources
+    CloudFormationBackend._resolve_update_parameters = _update_parameters
+    CloudFormationBackend.create_stack = _checked(CloudFormationBackend.create_stack)
+    CloudFormationBackend.delete_stack = _checked_delete_stack
+    CloudFormationBackend.update_stack = _checked(_update_stack)
+    ComputeEnvironment.get_cfn_attribute = batch.get_arn
+    JobQueue.get_cfn_attribute = batch.get_arn
+    JobDefinition.describe = batch.describe_with_nodes
+    EC2Response.describe_placement_groups = ec2.describe_placement_groups
+    eks_api.install()
+    eks_scaling.install()

@@ -1,0 +1,57 @@
+"""What AWS refuses at create, update or submit time that neither cfn-lint nor moto knows.
+
+One table, a file for each service. It knows no emulator and no template of ours: a rule reads a
+``Request``, whose values and account come from a template (``templates``) or from an emulator.
+"""
+
+from __future__ import annotations
+
+from trainium_emulators.aws.refusals import (
+    access,
+    batch_environments,
+    batch_jobs,
+    batch_nodes,
+    batch_submissions,
+    ec2_groups,
+    ec2_network,
+    ec2_templates,
+    eks_access,
+    eks_clusters,
+    eks_nodes,
+    fsx,
+    stack,
+    storage,
+)
+from trainium_emulators.aws.refusals.refusal import Outcome, Refusal
+from trainium_emulators.aws.refusals.request import Request
+
+TABLE: tuple[Refusal, ...] = tuple(
+    row
+    for module in (
+        batch_environments,
+        batch_jobs,
+        batch_nodes,
+        batch_submissions,
+        ec2_templates,
+        ec2_groups,
+        ec2_network,
+        fsx,
+        eks_clusters,
+        eks_nodes,
+        eks_access,
+        storage,
+        access,
+        stack,
+    )
+    for row in module.ROWS
+)
+
+
+def messages(on: str, request: Request) -> list[str]:
+    """What AWS says against a request; what it would merely ignore is no message."""
+    return [
+        message
+        for row in TABLE
+        if row.on == on and row.outcome is not Outcome.IGNORED
+        for message in row.messages(request)
+    ]

@@ -1,0 +1,132 @@
+"""CloudFormation: what a template as a whole may not say; and Helm, which the stack calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from trainium_emulators.aws.refusals.kinds import CHART, TEMPLATE
+from trainium_emulators.aws.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
+from trainium_emulators.aws.refusals.request import PartialText, Request, duplicates, get, text
+
+GUIDE = "https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/"
+RELEASE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+"""Helm 3 and 4, pkg/chartutil/validate_name.go."""
+
+
+def _outputs(request: Request) -> dict[str, Any]:
+    outputs = request.get("Outputs", {})
+    return outputs if isinstance(outputs, dict) else {}
+
+
+def _export_names(request: Request) -> list[str]:
+    names = [text(get(output, "Export.Name")) for output in _outputs(request).values()]
+    return [name for name in names if name]
+
+
+def _exported_twice(request: Request) -> Iterable[Fill]:
+    again = duplicates(_export_names(request))
+    return when(bool(again), ", ".join(again))
+
+
+def _exported_lists(request: Request) -> Iterable[Fill]:
+    return when(any(isinstance(get(o, "Value"), list) for o in _outputs(request).values()))
+
+
+def _exported_size(request: Request) -> Iterable[Fill]:
+    for name, output in _outputs(request).items():
+        value = get(output, "Value")
+        if (
+            get(output, "Export") is not None
+            and isinstance(value, (str, PartialText))
+            and len(value.encode()) > 1024
+        ):
+            yield (name, len(value.encode()))
+
+
+def _names_fixed_twice(request: Request) -> Iterable[Fill]:
+    """The same physical name for two resources of a type in one stack."""
+    fixed = {
+        "AWS::Batch::ComputeEnvironment": "ComputeEnvironmentName",
+        "AWS::Batch::JobQueue": "JobQueueName",
+        "AWS::ECR::Repository": "RepositoryName",
+        "AWS::IAM::Role": "RoleName",
+        "AWS::Logs::LogGroup": "LogGroupName",
+        "AWS::S3::Bucket": "BucketName",
+        "AWS::SSM::Parameter": "Name",
+    }
+    named = [
+        (text(get(resource, "Type")), text(get(resource, f"Properties.{key}")))
+        for resource in request.get("Resources", {}).values()
+        if (key := fixed.get(text(get(resource, "Type"))))
+    ]
+    for _, name in duplicates(pair for pair in named if pair[1]):
+        yield (name,)
+
+
+ROWS = (
+    Refusal(
+        id="export-name",
+        on=TEMPLATE,
+        condition="An export's name with other characters than letters, digits, colons, hyphens.",
+        words="The Name field of every Export member must be specified and consist only of "
+        "alphanumeric characters, colons, or hyphens.",
+        source=GUIDE + "outputs-section-structure.html",
+        judge="pf-cfn-export-name-charset",
+        check=lambda r: when(
+            any(not re.fullmatch(r"[A-Za-z0-9:-]+", name) for name in _export_names(r))
+        ),
+    ),
+    Refusal(
+        id="export-twice",
+        on=TEMPLATE,
+        condition="Two exports of one name.",
+        words="The Outputs section contains duplicate Export names: [{}]. Specify a unique name "
+        "for each export.",
+        source=GUIDE + "using-cfn-stack-exports.html",
+        judge="pf-cfn-export-name-duplicate",
+        check=_exported_twice,
+    ),
+    Refusal(
+        id="export-size",
+        on=TEMPLATE,
+        condition="An exported value of more than 1,024 bytes.",
+        words="Cannot export output {} with length {}. Max length of 1024 exceeded.",
+        source=GUIDE + "using-cfn-stack-exports.html",
+        judge="pf-cfn-export-value-max",
+        check=_exported_size,
+    ),
+    Refusal(
+        id="output-list",
+        on=TEMPLATE,
+        condition="An output that is a list.",
+        words="Template format error: Every Value member must be a string.",
+        source=GUIDE + "outputs-section-structure.html",
+        judge="pf-cfn-export-value-list",
+        known_to=CFN_LINT,
+        check=_exported_lists,
+    ),
+    Refusal(
+        id="name-twice",
+        on=TEMPLATE,
+        condition="Two resources of a type with one name.",
+        words="{} already exists in stack",
+        verbatim=False,
+        source=GUIDE + "cfn-console-create-stack.html",
+        known_to=CFN_LINT | MOTO,
+        check=_names_fixed_twice,
+    ),
+    Refusal(
+        id="chart-release-name",
+        on=CHART,
+        condition="A name of a release that Helm does not take.",
+        words="invalid release name, must match regex and the length must not be longer than 53",
+        verbatim=False,
+        source="https://github.com/helm/helm/blob/main/pkg/chart/common/util/validate_name.go",
+        check=lambda r: when(
+            bool(r.text("Release"))
+            and (len(r.text("Release")) > 53 or not RELEASE_NAME.fullmatch(r.text("Release")))
+        ),
+    ),
+)

@@ -1,0 +1,158 @@
+"""The rehearsal's AWS: moto with our models and the multi-node executor, in one process.
+
+Prints one JSON object a line (emulators/trainium_emulators/nodes/events.py); ends with its parent.
+"""
+
+import argparse
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.core.config import default_user_config
+from moto.moto_server import threaded_moto_server
+from moto.server import ThreadedMotoServer
+from moto.ssm.models import Parameter, ssm_backends
+
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.kubernetes import LUSTRE_CLAIM, NAMESPACE
+from trainium_catalogue.releases import NEURON_RELEASES
+from trainium_emulators import kubernetes
+from trainium_emulators.aws.batch import api
+from trainium_emulators.aws.batch.gang import Settings
+from trainium_emulators.aws.batch.scheduler import NEXT_FAULT, Scheduler
+from trainium_emulators.aws.cloudformation import registry
+from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
+from trainium_emulators.aws.s3_faults import S3Faults
+from trainium_emulators.nodes.events import emit
+from trainium_emulators.nodes.faults import Fault
+from trainium_emulators.nodes.node import Engine
+
+AMI = "ami-0e1e2e3e4e5e6e7e8"
+"""Stands for every public host image."""
+
+
+def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
+    """Publish what AWS publishes: the ids of the dated host images."""
+    names = sorted({release.ecs_ami_ssm_parameter for release in NEURON_RELEASES.values()})
+    for region in regions:
+        for name in names:
+            # Only AWS may write below /aws, so not through the API.
+            parameter = Parameter(
+                account_id=account_id,
+                name=name,
+                value=AMI,
+                parameter_type="String",
+                description="",
+                allowed_pattern=None,
+                keyid=None,
+                last_modified_date=datetime.now(UTC),
+                version=1,
+                data_type="text",
+            )
+            ssm_backends[account_id][region]._parameters[name].append(parameter)
+    for name in names:
+        emit("seeded", name=name, value=AMI)
+
+
+def take_fault(run: str) -> Fault | None:
+    """The fault that is armed for a run, in whichever region, once."""
+    for backend in ssm_backends[DEFAULT_ACCOUNT_ID].values():
+        if (parameter := backend.get_parameter(NEXT_FAULT)) is None:
+            continue
+        fault = Fault.parse(parameter.value)
+        if fault.run in (None, run):
+            backend.delete_parameter(NEXT_FAULT)
+            return fault
+    return None
+
+
+def start_cluster(settings: Settings, claims: Path) -> kubernetes.Cluster:
+    """Start the Kubernetes cluster, whose pods run as Batch's nodes do, on the same files."""
+    cluster = kubernetes.serve(
+        kubernetes.Settings(
+            aws_endpoint=settings.endpoint,
+            processes_per_node=settings.processes_per_node,
+            processes_of=settings.processes_of,
+            addresses=settings.addresses,
+            engine=settings.engine,
+            take_fault=take_fault,
+            claims=claims,
+            count_nodes=True,
+        )
+    )
+    emit("kubernetes-ready", endpoint=cluster.endpoint)
+    return cluster
+
+
+def options(words: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m trainium_emulators.aws.server", description=__doc__
+    )
+    parser.add_argument("--port", type=int, default=0, help="0: a free one")
+    parser.add_argument("--processes-per-node", type=int, default=1)
+    parser.add_argument(
+        "--processes-of", action="append", default=[], metavar="WORKLOAD=N",
+        help="processes per node of one workload; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--addresses", default="127.0.0", help="nodes are <addresses>.2 and up")
+    parser.add_argument("--stop-timeout-s", type=float, default=120.0)
+    parser.add_argument("--runnable-clock", type=float, default=1.0)
+    parser.add_argument("--container-engine", default="podman")
+    parser.add_argument("--container-image")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str]) -> None:
+    """Serve until SIGTERM or the parent's end."""
+    given = options(words)
+    # No container engine: nodes are ours to run, and the one Lambda has a model.
+    default_user_config["lambda"] = {"use_docker": False}
+    registry.install()
+    settings: list[Settings] = []
+    files = tempfile.TemporaryDirectory(prefix="rehearsal-files-")
+    claims = Path(files.name)
+    scheduler = Scheduler(lambda: settings[0])
+    api.install(scheduler)
+    moto = threaded_moto_server.DomainDispatcherApplication
+    threaded_moto_server.DomainDispatcherApplication = lambda make: S3Faults(moto(make))
+    server = ThreadedMotoServer("127.0.0.1", given.port, verbose=False)
+    server.start()
+    endpoint = f"http://localhost:{server.get_host_and_port()[1]}"
+    image = given.container_image
+    settings.append(
+        Settings(
+            endpoint=endpoint,
+            processes_per_node=given.processes_per_node,
+            processes_of={
+                name: int(number)
+                for name, _, number in (pair.partition("=") for pair in given.processes_of)
+            },
+            addresses=given.addresses,
+            stop_timeout_s=given.stop_timeout_s,
+            runnable_clock=given.runnable_clock,
+            engine=Engine(program=given.container_engine, image=image) if image else None,
+            lustre=claims / NAMESPACE / LUSTRE_CLAIM,
+        )
+    )
+    CLUSTER.use(lambda: start_cluster(settings[0], claims))
+    regions = sorted({region for t in INSTANCE_TYPES.values() for region in t.zone_ids})
+    seed_public_parameters(DEFAULT_ACCOUNT_ID, regions)
+    emit("ready", endpoint=endpoint)
+    done = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: done.set())
+    done.wait()
+    scheduler.stop()
+    CLUSTER.stop()
+    server.stop()
+    files.cleanup()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

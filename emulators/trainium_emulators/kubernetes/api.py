@@ -1,0 +1,240 @@
+"""The API server: Kubernetes' REST conventions over the store.
+
+kubernetes.io/docs/reference/using-api/api-concepts says what lists, watches, patches and deletions
+look like; the tests hold it against the real kubectl, Python client and TorchX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from trainium_emulators.kubernetes import discovery, errors, rbac, schemas, streams, tables
+from trainium_emulators.kubernetes.portforward import forward_ports
+from trainium_emulators.kubernetes.requests import (
+    APPLY_PATCH,
+    Target,
+    find_target,
+    patched,
+    read_body,
+)
+from trainium_emulators.kubernetes.resources import POD, Json
+from trainium_emulators.kubernetes.shell import Runs, run_in_pod
+from trainium_emulators.kubernetes.store import Store
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+Identify = Callable[[str], rbac.Caller | None]
+"""Tells who sends a bearer token, empty where there is none; None for nobody it knows."""
+_CALLER: web.RequestKey[rbac.Caller] = web.RequestKey("caller", rbac.Caller)
+
+
+def application(
+    store: Store,
+    runs: Runs,
+    *,
+    token: str | None = None,
+    identify: Identify = rbac.everybody_is_admin,
+    authorizer: rbac.Authorizer | None = None,
+) -> web.Application:
+    """The server; with a token it answers nobody else."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            caller = identify(given) if token in (None, given) else None
+            if caller is None:
+                raise errors.ApiError(401, "Unauthorized", "Unauthorized")
+            groups = request.headers.getall("Impersonate-Group", [])
+            request[_CALLER] = rbac.impersonated(caller, request.headers, groups)
+            return await handler(request)
+        except errors.ApiError as error:
+            return web.json_response(error.status(), status=error.code)
+
+    async def version(request: web.Request) -> web.Response:
+        return web.json_response(discovery.version())
+
+    async def core_versions(request: web.Request) -> web.Response:
+        return web.json_response(discovery.core_versions())
+
+    async def groups(request: web.Request) -> web.Response:
+        return web.json_response(discovery.groups(store.kinds))
+
+    async def openapi_paths(request: web.Request) -> web.Response:
+        return web.json_response(discovery.openapi_paths(store.kinds))
+
+    api = Api(store, runs, authorizer or rbac.Authorizer(store))
+    app = web.Application(middlewares=[guard], client_max_size=16 * 2**20)
+    for path, handler in (
+        ("/version", version),
+        ("/api", core_versions),
+        ("/apis", groups),
+        ("/openapi/v3", openapi_paths),
+        ("/openapi/v3/{place:.*}", api.openapi),
+        ("/api/{version}", api.kinds),
+        ("/apis/{group}/{version}", api.kinds),
+    ):
+        app.router.add_get(path, handler)
+    app.router.add_route("*", "/{path:apis?/.*}", api.answer)
+    return app
+
+
+async def _json(body: Json) -> web.Response:
+    return web.json_response(body)
+
+
+class Api:
+    """The verbs."""
+
+    def __init__(self, store: Store, runs: Runs, authorizer: rbac.Authorizer) -> None:
+        self._store = store
+        self._runs = runs
+        self._authorizer = authorizer
+
+    async def openapi(self, request: web.Request) -> web.StreamResponse:
+        """Documents of one group."""
+        return await _json(discovery.openapi(self._store.kinds, request.match_info["place"]))
+
+    async def kinds(self, request: web.Request) -> web.StreamResponse:
+        """Kinds of one group."""
+        words = [request.match_info.get(key, "") for key in ("group", "version")]
+        found = discovery.resources(self._store.kinds, "/".join(filter(None, words)))
+        if found is None:
+            raise errors.no_such_path()
+        return await _json(found)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Everything about objects."""
+        target = find_target(request.path, self._store.kinds)
+        watching = streams.wants_watch(request)
+        accesses = rbac.wanted(request.method, target, watching=watching)
+        self._authorizer.check(request[_CALLER], accesses)
+        if target.kind == POD and target.part == "log":
+            return await streams.log(request, self._pod(target), self._runs)
+        if target.kind == POD and target.part == "exec":
+            return await run_in_pod(request, self._pod(target), self._runs)
+        if target.kind == POD and target.part == "portforward":
+            return await forward_ports(request, self._pod(target))
+        if target.part not in (None, "status"):
+            raise errors.no_such_path()
+        verb = {
+            "GET": self._get if target.name else self._list,
+            "POST": self._create,
+            "PUT": self._replace,
+            "PATCH": self._patch,
+            "DELETE": self._delete if target.name else self._delete_all,
+        }.get(request.method)
+        if verb is None:
+            raise errors.ApiError(405, "MethodNotAllowed", f"{request.method} is not supported")
+        return await verb(request, target)
+
+    def _pod(self, target: Target) -> Json:
+        assert target.namespace is not None and target.name is not None
+        return self._store.get(POD, target.namespace, target.name)
+
+    async def _get(self, request: web.Request, target: Target) -> web.StreamResponse:
+        assert target.namespace is not None and target.name is not None
+        entry = self._store.get(target.kind, target.namespace, target.name)
+        if streams.wants_table(request):
+            return await _json(tables.table(target.kind, [entry], version=self._store.version))
+        return await _json(entry)
+
+    async def _list(self, request: web.Request, target: Target) -> web.StreamResponse:
+        if streams.wants_watch(request):
+            return await streams.watch(request, self._store, target)
+        version = self._store.version
+        entries = self._selected(request, target)
+        if streams.wants_table(request):
+            return await _json(tables.table(target.kind, entries, version=version))
+        return await _json(
+            {
+                "kind": f"{target.kind.kind}List",
+                "apiVersion": target.kind.api_version,
+                "metadata": {"resourceVersion": str(version)},
+                "items": entries,
+            }
+        )
+
+    def _selected(self, request: web.Request, target: Target) -> list[Json]:
+        return self._store.list(
+            target.kind,
+            target.namespace,
+            labels=request.query.get("labelSelector", ""),
+            fields=request.query.get("fieldSelector", ""),
+        )
+
+    async def _create(self, request: web.Request, target: Target) -> web.StreamResponse:
+        body = await read_body(request)
+        namespace = target.namespace
+        if namespace is None:
+            namespace = body.get("metadata", {}).get("namespace", "default")
+        schemas.check(target.kind, body)
+        entry = self._store.create(
+            target.kind, namespace, body, dry_run=request.query.get("dryRun") == "All"
+        )
+        return web.json_response(entry, status=201)
+
+    async def _replace(self, request: web.Request, target: Target) -> web.StreamResponse:
+        body = await read_body(request)
+        return self._change(request, target, lambda old: body)
+
+    async def _patch(self, request: web.Request, target: Target) -> web.StreamResponse:
+        body = await read_body(request)
+        assert target.namespace is not None and target.name is not None
+        is_apply = request.content_type == APPLY_PATCH
+        if is_apply and self._store.find(target.kind, target.namespace, target.name) is None:
+            schemas.check(target.kind, body)
+            return web.json_response(
+                self._store.create(target.kind, target.namespace, body), status=201
+            )
+        return self._change(request, target, lambda old: patched(request.content_type, old, body))
+
+    def _change(
+        self, request: web.Request, target: Target, make: Callable[[Json], Json]
+    ) -> web.Response:
+        """Change the object, or only its status: neither path can change the other's part."""
+        assert target.namespace is not None and target.name is not None
+
+        def change(old: Json) -> Json:
+            new = make(old)
+            if target.part == "status":
+                version = new.get("metadata", {}).get("resourceVersion")
+                metadata = {**old["metadata"], "resourceVersion": version}
+                return {**old, "metadata": metadata, "status": new.get("status", {})}
+            schemas.check(target.kind, new)
+            return {**new, **{key: old[key] for key in ("status",) if key in old}}
+
+        if request.query.get("dryRun") == "All":
+            old = self._store.get(target.kind, target.namespace, target.name)
+            return web.json_response(change(old))
+        return web.json_response(
+            self._store.update(target.kind, target.namespace, target.name, change)
+        )
+
+    async def _delete(self, request: web.Request, target: Target) -> web.StreamResponse:
+        assert target.namespace is not None and target.name is not None
+        options = await read_body(request)
+        given = request.query.get("gracePeriodSeconds", options.get("gracePeriodSeconds"))
+        grace_s = None if given is None else int(given)
+        if options.get("dryRun") == ["All"] or request.query.get("dryRun") == "All":
+            return await _json(self._store.get(target.kind, target.namespace, target.name))
+        entry = self._store.delete(target.kind, target.namespace, target.name, grace_s=grace_s)
+        if target.kind == POD:
+            return await _json(entry)
+        details = {
+            "name": target.name,
+            "group": target.kind.group,
+            "kind": target.kind.plural,
+            "uid": entry["metadata"]["uid"],
+        }
+        body = {"kind": "Status", "apiVersion": "v1", "status": "Success", "details": details}
+        return await _json({**body, "metadata": {}})
+
+    async def _delete_all(self, request: web.Request, target: Target) -> web.StreamResponse:
+        for entry in self._selected(request, target):
+            metadata = entry["metadata"]
+            self._store.delete(target.kind, metadata.get("namespace", ""), metadata["name"])
+        return await _json({"kind": "Status", "apiVersion": "v1", "status": "Success"})

@@ -1,0 +1,122 @@
+"""The whole stand-in: API server, Volcano and kubelet, in threads of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+from aiohttp import web
+
+from trainium_catalogue.instances import InstanceType
+from trainium_emulators.kubernetes import nodes, rbac, schemas
+from trainium_emulators.kubernetes.admission import ADMISSIONS
+from trainium_emulators.kubernetes.api import application
+from trainium_emulators.kubernetes.deployments import Deployments
+from trainium_emulators.kubernetes.kubelet import Kubelet
+from trainium_emulators.kubernetes.podenv import ApiAccess
+from trainium_emulators.kubernetes.rbac import Authorizer
+from trainium_emulators.kubernetes.resources import NAMESPACE, POD, QUEUE, VOLCANO_JOB, Json
+from trainium_emulators.kubernetes.settings import Settings
+from trainium_emulators.kubernetes.store import Store
+from trainium_emulators.kubernetes.volcano import Volcano
+from trainium_emulators.kubernetes.volcano_scheduler import Scheduler
+
+_HOST = "127.0.0.1"
+_STOP_LIMIT_S = 30.0
+_PRESENT = ("default", "kube-system", "volcano-system")
+
+
+class Cluster:
+    """A cluster that runs."""
+
+    def __init__(self, settings: Settings, *, port: int = 0, token: str | None = None) -> None:
+        self.store = Store(ADMISSIONS)
+        for name in _PRESENT:
+            self.store.create(NAMESPACE, "", {"metadata": {"name": name}})
+        self.store.create(QUEUE, "", {"metadata": {"name": "default"}, "spec": {"weight": 1}})
+        self._folder = tempfile.TemporaryDirectory(prefix="rehearsal-claims-")
+        self.claims = settings.claims or Path(self._folder.name)
+        """Files of claims, in ``<namespace>/<claim>``; gone with the cluster."""
+        self._kubelet = Kubelet(self.store, settings, self.claims)
+        scheduler = Scheduler(self.store, self._kubelet, settings)
+        self._volcano = Volcano(self.store, self._kubelet, scheduler, settings)
+        self._deployments = Deployments(self.store, self._kubelet, scheduler)
+        self.authorizer = Authorizer(self.store)
+        self._app = application(
+            self.store,
+            self._kubelet,
+            token=token,
+            identify=lambda given: rbac.account_of(given) or settings.identify(given),
+            authorizer=self.authorizer,
+        )
+        self._loop = asyncio.new_event_loop()
+        bound: Future[int] = Future()
+        self._thread = threading.Thread(
+            target=self._serve, args=(port, bound), name="kubernetes", daemon=True
+        )
+        self._thread.start()
+        self.endpoint = f"http://{_HOST}:{bound.result()}"
+        accounts = Path(self._folder.name) / "service-accounts"
+        self._kubelet.api = ApiAccess(endpoint=self.endpoint, folder=accounts, token=token)
+        self._volcano.start()
+        self._deployments.start()
+
+    def apply(self, manifest: Json) -> Json:
+        """Create an object, or put the manifest's parts in place of those it has."""
+        kind = self.store.find_kind(manifest["apiVersion"], manifest["kind"])
+        metadata = manifest["metadata"]
+        schemas.check(kind, manifest)
+        namespace = metadata.get("namespace", "default") if kind.namespaced else ""
+        if self.store.find(kind, namespace, metadata["name"]) is None:
+            return self.store.create(kind, namespace, manifest)
+        return self.store.update(
+            kind,
+            namespace,
+            metadata["name"],
+            lambda old: {**old, **manifest, "metadata": {**old["metadata"], **metadata}},
+        )
+
+    def scale(self, group: str, instance_type: InstanceType, number: int) -> None:
+        """Have as many nodes in a node group."""
+        nodes.scale(self.store, nodes.trainium_group(group, instance_type), number)
+
+    def stop(self) -> None:
+        """End every pod, then the server."""
+        self._deployments.stop()
+        for job in self.store.list(VOLCANO_JOB):
+            metadata = job["metadata"]
+            self.store.delete(VOLCANO_JOB, metadata["namespace"], metadata["name"])
+        for pod in self.store.list(POD):
+            metadata = pod["metadata"]
+            self.store.delete(POD, metadata["namespace"], metadata["name"], grace_s=1)
+        deadline = time.monotonic() + _STOP_LIMIT_S
+        while self._kubelet.running() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._volcano.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._folder.cleanup()
+
+    def _serve(self, port: int, bound: Future[int]) -> None:
+        asyncio.set_event_loop(self._loop)
+        runner = web.AppRunner(self._app, access_log=None, shutdown_timeout=0.5)
+        try:
+            self._loop.run_until_complete(runner.setup())
+            site = web.TCPSite(runner, _HOST, port)
+            self._loop.run_until_complete(site.start())
+            bound.set_result(runner.addresses[0][1])
+        except OSError as error:
+            bound.set_exception(error)
+            return
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
+
+
+def serve(settings: Settings | None = None, *, port: int = 0, token: str | None = None) -> Cluster:
+    """Start a cluster on loopback; port 0 is a free one."""
+    return Cluster(settings or Settings(), port=port, token=token)

@@ -1,0 +1,90 @@
+"""The controller of Deployments: keeps their pods there, without ReplicaSets between."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import traceback
+
+from trainium_emulators.kubernetes import errors, objects
+from trainium_emulators.kubernetes.kubelet import Kubelet
+from trainium_emulators.kubernetes.resources import DEPLOYMENT, POD, Json
+from trainium_emulators.kubernetes.store import Store, owned_by
+from trainium_emulators.kubernetes.volcano_scheduler import Scheduler
+
+_TICK_S = 0.2
+_HASH = "pod-template-hash"
+
+
+class Deployments:
+    """One thread that looks after all of them."""
+
+    def __init__(self, store: Store, kubelet: Kubelet, scheduler: Scheduler) -> None:
+        self._store = store
+        self._kubelet = kubelet
+        self._scheduler = scheduler
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="deployments", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; pods are not touched."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while not self._stopping.wait(_TICK_S):
+            for deployment in self._store.list(DEPLOYMENT):
+                try:
+                    self._sync(deployment)
+                except errors.ApiError:
+                    continue  # it has gone, or is seen anew in the next round
+                except Exception:
+                    traceback.print_exc()
+
+    def _sync(self, deployment: Json) -> None:
+        """Have as many pods of the present template as wanted, and no others."""
+        metadata, spec = deployment["metadata"], deployment["spec"]
+        namespace = metadata["namespace"]
+        digest = hashlib.sha256(json.dumps(spec["template"], sort_keys=True).encode()).hexdigest()
+        pods = owned_by(self._store.list(POD, namespace), metadata["uid"])
+        wanted = [f"{metadata['name']}-{digest[:10]}-{i}" for i in range(spec.get("replicas", 1))]
+        for pod in pods:
+            if pod["metadata"]["name"] not in wanted and not objects.is_leaving(pod):
+                self._store.delete(POD, namespace, pod["metadata"]["name"])
+        present = {pod["metadata"]["name"] for pod in pods}
+        # As with the strategy Recreate: the old ones go first.
+        if present <= set(wanted):
+            for name in wanted:
+                if name not in present:
+                    self._store.create(POD, namespace, _pod(deployment, name, digest[:10]))
+        for pod in self._scheduler.bind_each(owned_by(self._store.list(POD), metadata["uid"])):
+            self._kubelet.start(pod)
+        ready = sum(pod["status"].get("phase") == "Running" for pod in pods)
+        status = {
+            "replicas": len(pods),
+            "readyReplicas": ready,
+            "availableReplicas": ready,
+            "updatedReplicas": ready,
+            "observedGeneration": metadata["generation"],
+        }
+        if deployment.get("status") != status:
+            self._store.set_status(DEPLOYMENT, namespace, metadata["name"], status)
+
+
+def _pod(deployment: Json, name: str, digest: str) -> Json:
+    template = deployment["spec"]["template"]
+    metadata = template.get("metadata") or {}
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {**(metadata.get("labels") or {}), _HASH: digest},
+            "annotations": metadata.get("annotations") or {},
+            "ownerReferences": objects.owner(deployment),
+        },
+        "spec": template["spec"],
+    }

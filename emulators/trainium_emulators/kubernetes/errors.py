@@ -1,0 +1,94 @@
+"""Refusals, in the form of Kubernetes' ``Status``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainium_emulators.kubernetes.resources import Json, Kind
+
+
+class ApiError(Exception):
+    """A request that is refused."""
+
+    def __init__(self, code: int, reason: str, message: str, details: Json | None = None):
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.details = details or {}
+
+    def status(self) -> Json:
+        """Body of the answer."""
+        return {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": str(self),
+            "reason": self.reason,
+            "details": self.details,
+            "code": self.code,
+        }
+
+
+def not_found(kind: Kind, name: str) -> ApiError:
+    """There is no such object."""
+    details = {"name": name, "group": kind.group, "kind": kind.plural}
+    return ApiError(404, "NotFound", f'{kind.reference} "{name}" not found', details)
+
+
+def already_exists(kind: Kind, name: str) -> ApiError:
+    """There is one of that name."""
+    details = {"name": name, "group": kind.group, "kind": kind.plural}
+    return ApiError(409, "AlreadyExists", f'{kind.reference} "{name}" already exists', details)
+
+
+def conflict(kind: Kind, name: str) -> ApiError:
+    """Somebody else has changed it since it was read."""
+    details = {"name": name, "group": kind.group, "kind": kind.plural}
+    message = (
+        f'Operation cannot be fulfilled on {kind.reference} "{name}": the object has been '
+        "modified; please apply your changes to the latest version and try again"
+    )
+    return ApiError(409, "Conflict", message, details)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One thing that is wrong with an object."""
+
+    field: str
+    reason: str
+    """``FieldValueRequired`` and the like (apimachinery, meta/v1, CauseType)."""
+    message: str
+
+
+def invalid(kind: Kind, name: str, *causes: Cause) -> ApiError:
+    """It is not a legal object of its kind (apimachinery, errors.NewInvalid)."""
+    details = {
+        "name": name,
+        "group": kind.group,
+        "kind": kind.kind,
+        # What kubectl shows; it leaves the message out.
+        "causes": [
+            {"reason": each.reason, "message": each.message, "field": each.field} for each in causes
+        ],
+    }
+    texts = [f"{each.field}: {each.message}" for each in causes]
+    why = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+    qualified = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
+    return ApiError(422, "Invalid", f'{qualified} "{name}" is invalid: {why}', details)
+
+
+def denied(webhook: str, why: str) -> ApiError:
+    """An admission webhook's words (apiserver, plugin/webhook/errors)."""
+    return ApiError(400, "BadRequest", f'admission webhook "{webhook}" denied the request: {why}')
+
+
+def forbidden(kind: Kind, name: str, why: str) -> ApiError:
+    """A built-in admission plugin's words (apiserver, admission.NewForbidden)."""
+    return ApiError(403, "Forbidden", f'{kind.reference} "{name}" is forbidden: {why}')
+
+
+def no_such_path() -> ApiError:
+    """The server knows no such kind."""
+    return ApiError(404, "NotFound", "the server could not find the requested resource")

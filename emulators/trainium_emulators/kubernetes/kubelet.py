@@ -1,0 +1,233 @@
+"""Runs the pods that are bound to nodes, each as a process group of its own (or a container)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from trainium_catalogue import kubernetes
+from trainium_emulators.kubernetes import errors, objects
+from trainium_emulators.kubernetes.pod_run import Output, Run, container_status, last_words
+from trainium_emulators.kubernetes.podenv import (
+    ApiAccess,
+    Unresolved,
+    container_command,
+    container_environment,
+)
+from trainium_emulators.kubernetes.resources import POD, Json
+from trainium_emulators.kubernetes.settings import Settings
+from trainium_emulators.kubernetes.store import Store, now
+from trainium_emulators.nodes.environment import node_address, rehearsal_extras
+from trainium_emulators.nodes.faults import Fault
+from trainium_emulators.nodes.node import Node, image_environment
+
+MARK = "REHEARSAL_POD"
+"""Variable by which a pod's processes are known from all others."""
+_FIRST_ADDRESS = 200
+"""Above the addresses of Batch's nodes and containers."""
+_ADDRESSES = 50
+_POLL_S = 0.05
+_RESTART_S = 0.5
+
+
+class Kubelet:
+    """Of every node of the cluster."""
+
+    def __init__(self, store: Store, settings: Settings, claims: Path) -> None:
+        """``claims`` is the folder that has one for each claim that pods mount."""
+        self._store = store
+        self._settings = settings
+        self._claims = claims
+        self.api: ApiAccess | None = None
+        """How pods reach the API server, once it listens."""
+        self._runs: dict[str, Run] = {}
+        self._addresses = 0
+
+    def take_address(self) -> str:
+        """A loopback address for the next pod; the oldest one's when all have been used."""
+        self._addresses += 1
+        index = _FIRST_ADDRESS + self._addresses % _ADDRESSES
+        return node_address(self._settings.addresses, index)
+
+    def start(self, pod: Json, *, index: int = 0, fault: Fault | None = None) -> None:
+        """Run a bound pod, which has its address."""
+        uid = pod["metadata"]["uid"]
+        run = Run(pod=pod, index=index, output=Output(name=uid), fault=fault)
+        self._runs[uid] = run
+        threading.Thread(target=self._live, args=(run,), daemon=True).start()
+
+    def nodes(self, job: str, attempt: int) -> Mapping[int, Node]:
+        """Running nodes of one attempt of a job, by their place."""
+        return {
+            run.index: run.node
+            for run in list(self._runs.values())
+            if run.node is not None and (run.job, run.attempt) == (job, attempt)
+        }
+
+    def running(self) -> bool:
+        """Whether any pod does."""
+        return any(not run.ended for run in list(self._runs.values()))
+
+    # --- what the API server asks ---------------------------------------------------------------
+    def lines(self, uid: str) -> list[tuple[float, str]]:
+        """Output of a pod so far; the list grows."""
+        run = self._runs.get(uid)
+        return run.output.lines if run else []
+
+    def has_ended(self, uid: str) -> bool:
+        """Whether a pod writes no more; one that has not started may yet."""
+        run = self._runs.get(uid)
+        return run is not None and run.ended
+
+    def environment(self, uid: str) -> tuple[Mapping[str, str], Path] | None:
+        """Environment and folder of a pod that runs as processes."""
+        run = self._runs.get(uid)
+        if run is None or run.node is None or run.ended or self._settings.engine is not None:
+            return None
+        return {**image_environment(), **run.environment}, run.node.folder
+
+    # --- one pod's life -------------------------------------------------------------------------
+    def _live(self, run: Run) -> None:
+        policy = run.pod["spec"].get("restartPolicy", "Always")
+        while True:
+            try:
+                code, reason = self._run_container(run)
+            except Unresolved as error:
+                self._wait_unresolved(run, str(error))
+                return
+            again = policy == "Always" or (policy == "OnFailure" and code != 0)
+            current = self._current(run)
+            if not again or reason or current is None or objects.is_leaving(current):
+                break
+            run.restarts += 1
+            time.sleep(_RESTART_S)
+        run.ended = True
+        self._report(run, phase="Failed" if code or reason else "Succeeded", code=code,
+                     reason=reason)  # fmt: skip
+        current = self._current(run)
+        if current is not None and objects.is_leaving(current):
+            self._remove(run)
+
+    def _run_container(self, run: Run) -> tuple[int, str]:
+        """Run the container to its end: its exit code, and why the pod was ended if it was."""
+        node = self._start_container(run)
+        deadline_s = run.pod["spec"].get("activeDeadlineSeconds")
+        started_s = time.monotonic()
+        reason = ""
+        self._report(run, phase="Running")
+        while node.exit_code() is None:
+            current = self._current(run)
+            if current is None:
+                node.stop(0)
+            elif objects.is_leaving(current):
+                node.stop(current["metadata"]["deletionGracePeriodSeconds"])
+            elif deadline_s is not None and time.monotonic() - started_s > deadline_s:
+                reason = "DeadlineExceeded"
+                node.stop(run.pod["spec"].get("terminationGracePeriodSeconds", 30))
+            else:
+                time.sleep(_POLL_S)
+        code = node.exit_code()
+        assert code is not None
+        node.finish()
+        run.tell("node-ended", exit_code=code, reason=reason or "the container ended")
+        return code, reason
+
+    def _start_container(self, run: Run) -> Node:
+        settings = self._settings
+        address = run.pod["status"]["podIP"]
+        processes = settings.processes_of.get(
+            run.label(kubernetes.LABEL_WORKLOAD), settings.processes_per_node
+        )
+        extras = rehearsal_extras(
+            endpoint=settings.aws_endpoint, processes_per_node=processes, address=address
+        )
+        if not settings.aws_endpoint:
+            del extras["AWS_ENDPOINT_URL"]
+        given = container_environment(self._store, run.pod, self._claims)
+        command = container_command(run.pod, given, self._claims, self.api)
+        run.environment = {
+            "HOSTNAME": run.pod["metadata"]["name"],
+            **given,
+            **extras,
+            MARK: run.pod["metadata"]["uid"],
+        }
+        run.node = Node(
+            command=command,
+            environment=run.environment,
+            stream=run.output,
+            engine=settings.engine,
+            open_files=run.fault.open_files(run.index) if run.fault else None,
+            marks=(MARK,),
+        )
+        run.tell(
+            "node-started",
+            run=run.label(kubernetes.LABEL_RUN) or run.job,
+            pid=run.node.pid,
+            address=address,
+            command=command,
+            environment=extras,
+        )
+        return run.node
+
+    def _current(self, run: Run) -> Json | None:
+        """The pod as it is now; None when it has gone, or another has its name."""
+        metadata = run.pod["metadata"]
+        found = self._store.find(POD, metadata["namespace"], metadata["name"])
+        same = found is not None and found["metadata"]["uid"] == metadata["uid"]
+        return found if same else None
+
+    def _report(self, run: Run, *, phase: str, code: int | None = None, reason: str = "") -> None:
+        """Write the pod's status."""
+        if self._current(run) is None:
+            return
+        running = phase == "Running"
+        started = run.pod["status"].setdefault("startTime", now())
+        if running:
+            state: Json = {"running": {"startedAt": started}}
+        else:
+            words = reason or ("Completed" if code == 0 else "Error")
+            state = {
+                "terminated": {
+                    "exitCode": code,
+                    "reason": words,
+                    "startedAt": started,
+                    "finishedAt": now(),
+                    "containerID": f"rehearsal://{run.pod['metadata']['uid']}",
+                    **last_words(run, code),
+                }
+            }
+        status: Json = {
+            "phase": phase,
+            "startTime": started,
+            "containerStatuses": [container_status(run, state, ready=running)],
+            # No probe is asked: a container that runs is ready.
+            "conditions": [
+                {"type": "PodScheduled", "status": "True"},
+                {"type": "Ready", "status": "True" if running else "False"},
+            ],
+        }
+        if reason:
+            status["reason"] = reason
+        metadata = run.pod["metadata"]
+        self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
+
+    def _wait_unresolved(self, run: Run, why: str) -> None:
+        """Stay as a real pod does, until somebody deletes it."""
+        metadata = run.pod["metadata"]
+        state = {"waiting": {"reason": "CreateContainerConfigError", "message": why}}
+        status = {"containerStatuses": [container_status(run, state, ready=False)]}
+        self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
+        while (current := self._current(run)) is not None:
+            if objects.is_leaving(current):
+                self._remove(run)
+            time.sleep(_POLL_S)
+        run.ended = True
+
+    def _remove(self, run: Run) -> None:
+        metadata = run.pod["metadata"]
+        try:
+            self._store.remove(POD, metadata["namespace"], metadata["name"])
+        except errors.ApiError:
+            return  # somebody was faster

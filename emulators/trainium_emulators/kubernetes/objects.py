@@ -1,0 +1,212 @@
+"""Objects that Volcano's controllers make for a job."""
+
+from __future__ import annotations
+
+import copy
+
+from trainium_catalogue.kubernetes import LABEL_RUN
+from trainium_emulators.kubernetes.resources import EVENT, Json
+from trainium_emulators.kubernetes.scheduling import job_requests
+from trainium_emulators.kubernetes.store import Store, now
+
+JOB_NAME = "volcano.sh/job-name"
+JOB_VERSION = "volcano.sh/job-version"
+RETRY_COUNT = "volcano.sh/job-retry-count"
+TASK = "volcano.sh/task-spec"
+QUEUE_NAME = "volcano.sh/queue-name"
+
+
+def is_alive(pod: Json) -> bool:
+    """Whether a pod has not ended."""
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def is_leaving(pod: Json) -> bool:
+    """Whether a pod is being removed."""
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def run_of(job: Json) -> str:
+    """The run that a job is for; its own name without a label."""
+    labels = job["metadata"].get("labels") or {}
+    return str(labels.get(LABEL_RUN, job["metadata"]["name"]))
+
+
+def age(job: Json) -> tuple[str, str]:
+    """Sorts older jobs first, as the scheduler does: by the second, then by uid."""
+    return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
+
+
+def counted_by_task(pods: list[Json]) -> Json:
+    """The part of a job's status that counts the phases of each task's pods."""
+    tasks: dict[str, Json] = {}
+    for pod in pods:
+        if not is_leaving(pod):
+            task = pod["metadata"]["annotations"][TASK]
+            phases = tasks.setdefault(task, {"phase": {}})["phase"]
+            phase = pod["status"]["phase"]
+            phases[phase] = phases.get(phase, 0) + 1
+    return {"taskStatusCount": tasks}
+
+
+def owner(job: Json) -> list[Json]:
+    """``ownerReferences`` of what belongs to the job."""
+    reference = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return [reference]
+
+
+def group_name(job: Json) -> str:
+    """Name of the job's pod group."""
+    return f"{job['metadata']['name']}-{job['metadata']['uid']}"
+
+
+def pod_group(job: Json) -> Json:
+    """The gang, as the scheduler sees it (createOrUpdatePodGroup)."""
+    spec = job["spec"]
+    # Volcano's is a resource list of quantities; plain numbers are quantities too.
+    wanted = {name: f"{float(amount):.0f}" for name, amount in job_requests(job).items()}
+    return {
+        "metadata": {
+            "name": group_name(job),
+            "ownerReferences": owner(job),
+            "labels": job["metadata"].get("labels", {}),
+        },
+        "spec": {
+            "minMember": spec["minAvailable"],
+            "minTaskMember": {task["name"]: task["minAvailable"] for task in spec["tasks"]},
+            "minResources": wanted,
+            "queue": spec["queue"],
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+def hosts(job: Json) -> dict[str, str]:
+    """Data of the svc plugin's ConfigMap (plugins/svc/svc.go, GenerateHosts)."""
+    name = job["metadata"]["name"]
+    data = {}
+    for task in job["spec"]["tasks"]:
+        names = [f"{name}-{task['name']}-{i}.{name}" for i in range(task["replicas"])]
+        key = task["name"].replace("-", "_")
+        data[f"{key}.host"] = "\n".join(names)
+        data[f"VC_{key.upper()}_HOSTS"] = ",".join(names)
+        data[f"VC_{key.upper()}_NUM"] = str(len(names))
+    return data
+
+
+def config_map(job: Json) -> Json:
+    """Host names of all tasks."""
+    name = f"{job['metadata']['name']}-svc"
+    return {"metadata": {"name": name, "ownerReferences": owner(job)}, "data": hosts(job)}
+
+
+def service(job: Json) -> Json:
+    """The headless service under which pods have host names."""
+    name = job["metadata"]["name"]
+    early = "--publish-not-ready-addresses" in job["spec"].get("plugins", {}).get("svc", ())
+    selector = {JOB_NAME: name, "volcano.sh/job-namespace": job["metadata"]["namespace"]}
+    return {
+        "metadata": {"name": name, "ownerReferences": owner(job)},
+        "spec": {
+            "clusterIP": "None",
+            "selector": selector,
+            "publishNotReadyAddresses": early,
+        },
+    }
+
+
+def pod(job: Json, task: Json, index: int) -> Json:
+    """A pod of a task (createJobPod, and the plugins env and svc)."""
+    template = copy.deepcopy(task["template"])
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    metadata, spec = template.get("metadata") or {}, template["spec"]
+    common = {
+        "volcano.sh/task-index": str(index),
+        JOB_NAME: name,
+        TASK: task["name"],
+        QUEUE_NAME: job["spec"]["queue"],
+    }
+    annotations = {
+        **(metadata.get("annotations") or {}),
+        **common,
+        "scheduling.k8s.io/group-name": group_name(job),
+        JOB_VERSION: str(job["status"].get("version", 0)),
+        RETRY_COUNT: str(job["status"].get("retryCount", 0)),
+        "volcano.sh/template-uid": f"{name}-{task['name']}",
+    }
+    labels = {**(metadata.get("labels") or {}), **common, "volcano.sh/job-namespace": namespace}
+    plugins = job["spec"].get("plugins", {})
+    for container in spec["containers"]:
+        container["env"] = [*(container.get("env") or ()), *_plugin_variables(job, plugins, index)]
+    pod_name = f"{name}-{task['name']}-{index}"
+    if "svc" in plugins:
+        spec.setdefault("hostname", pod_name)
+        spec.setdefault("subdomain", name)
+    spec.setdefault("schedulerName", job["spec"]["schedulerName"])
+    return {
+        "metadata": {
+            "name": pod_name,
+            "ownerReferences": owner(job),
+            "annotations": annotations,
+            "labels": labels,
+        },
+        "spec": spec,
+    }
+
+
+def _plugin_variables(job: Json, plugins: Json, index: int) -> list[Json]:
+    found: list[Json] = []
+    if "env" in plugins:
+        found += [{"name": n, "value": str(index)} for n in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
+    if "svc" in plugins:
+        name = f"{job['metadata']['name']}-svc"
+        found += [
+            {"name": key, "valueFrom": {"configMapKeyRef": {"name": name, "key": key}}}
+            for key in hosts(job)
+            if key.startswith("VC_")
+        ]
+    return found
+
+
+def record_event(store: Store, about: Json, *, reason: str, message: str, type_: str) -> None:
+    """Write an Event, or count the one that says the same once more."""
+    metadata = about["metadata"]
+    namespace = metadata.get("namespace", "default")
+    name = f"{metadata['name']}.{abs(hash((metadata['uid'], reason, message))):x}"
+    moment = now()
+    old = store.find(EVENT, namespace, name)
+    if old is not None:
+        # As often as a second, which is how often Volcano looks.
+        if old["lastTimestamp"] != moment:
+            again = {"count": old["count"] + 1, "lastTimestamp": moment}
+            store.update(EVENT, namespace, name, lambda entry: {**entry, **again})
+        return
+    reference = {
+        "apiVersion": about["apiVersion"],
+        "kind": about["kind"],
+        "name": metadata["name"],
+        "namespace": namespace,
+        "uid": metadata["uid"],
+    }
+    store.create(
+        EVENT,
+        namespace,
+        {
+            "metadata": {"name": name},
+            "involvedObject": reference,
+            "reason": reason,
+            "message": message,
+            "type": type_,
+            "count": 1,
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "source": {"component": "volcano"},
+        },
+    )

@@ -1,0 +1,172 @@
+"""The environment and the command of a pod's container, as the kubelet resolves them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainium_emulators.kubernetes import rbac
+from trainium_emulators.kubernetes.resources import CONFIG_MAP, POD, Json
+from trainium_emulators.kubernetes.store import Store
+
+_ANNOTATED = re.compile(r"metadata\.(annotations|labels)\['(.+)'\]")
+_REFERENCE = re.compile(r"\$(\$)?\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_ALL_ADDRESSES = "0.0.0.0"
+_HOSTS = re.compile(r"VC_.+_HOSTS")
+_API = "https://kubernetes.default.svc"
+_CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiAccess:
+    """How a pod reaches the API server of this machine."""
+
+    endpoint: str
+    folder: Path
+    """Where service accounts have folders, for pods that mount a token."""
+    token: str | None = None
+    """The one token that the server takes, if it takes no others."""
+
+    def credentials(self, pod: Json) -> Path:
+        """Folder with the token of the pod's service account."""
+        namespace = pod["metadata"]["namespace"]
+        account = pod["spec"].get("serviceAccountName") or "default"
+        own = self.folder / str(namespace) / str(account)
+        own.mkdir(parents=True, exist_ok=True)
+        token = self.token or rbac.service_account(namespace, account)
+        (own / "token").write_text(token, encoding="utf-8")
+        return own
+
+
+class Unresolved(ValueError):
+    """A reference in a pod leads nowhere: the container cannot be made."""
+
+
+def container_environment(store: Store, pod: Json, claims: Path) -> dict[str, str]:
+    """Every variable of the first container.
+
+    What a pod has to itself is put in words instead: the host names that Volcano lists become
+    addresses, as nobody can add names to the resolver of this machine, and the mount points of
+    claims become folders below ``claims``, as nobody can mount here.
+    """
+    mounts = _mounts(pod, claims)
+    environment: dict[str, str] = {}
+    for entry in pod["spec"]["containers"][0].get("env") or ():
+        name = entry["name"]
+        if "valueFrom" in entry:
+            value = _looked_up(store, pod, entry["valueFrom"])
+        else:
+            value = expanded(entry.get("value") or "", environment)
+        if value is None:
+            continue
+        value = _moved(value, mounts)
+        if _HOSTS.fullmatch(name):
+            value = ",".join(_address(store, pod, host) for host in value.split(","))
+        environment[name] = value
+    return environment
+
+
+def _address(store: Store, pod: Json, host: str) -> str:
+    """What the cluster's DNS answers for a pod behind a headless service; unknown names stay."""
+    name, _, domain = host.partition(".")
+    for other in store.list(POD, pod["metadata"]["namespace"]):
+        spec = other["spec"]
+        if (spec.get("hostname"), spec.get("subdomain")) == (name, domain):
+            return str(other["status"].get("podIP", host))
+    return host
+
+
+def container_command(
+    pod: Json, environment: Mapping[str, str], claims: Path, api: ApiAccess | None = None
+) -> list[str]:
+    """Command and arguments; what the image would start is not known here.
+
+    A program that listens on all of its pod's addresses gets the one that the pod has here, and
+    one that calls the API server the server's own.
+    """
+    container = pod["spec"]["containers"][0]
+    words: Sequence[str] = [*(container.get("command") or ()), *(container.get("args") or ())]
+    if not words:
+        raise Unresolved("the container has no command, and the rehearsal has no image")
+    mounts = _mounts(pod, claims)
+    if api is not None and pod["spec"].get("automountServiceAccountToken", True):
+        mounts = {**mounts, _CREDENTIALS: api.credentials(pod)}
+    server = _API if api is None else api.endpoint
+    own = str(pod["status"].get("podIP", _ALL_ADDRESSES))
+    return [
+        _moved(expanded(word, environment), mounts)
+        .replace(_ALL_ADDRESSES, own)
+        .replace(_API, server)
+        for word in words
+    ]
+
+
+def _mounts(pod: Json, claims: Path) -> dict[str, Path]:
+    """Folders of the claims that the container mounts, by mount point."""
+    names = {
+        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in pod["spec"].get("volumes") or ()
+        if "persistentVolumeClaim" in volume
+    }
+    mounts = {}
+    for mount in pod["spec"]["containers"][0].get("volumeMounts") or ():
+        if mount["name"] in names:
+            folder = claims / pod["metadata"]["namespace"] / names[mount["name"]]
+            folder.mkdir(parents=True, exist_ok=True)
+            mounts[mount["mountPath"]] = folder
+    return mounts
+
+
+def _moved(text: str, mounts: Mapping[str, Path]) -> str:
+    """Put the folder for a mount point that begins a path."""
+    for point, folder in mounts.items():
+        text = re.sub(rf"(?<![^=:,]){re.escape(point)}(?=[/:,]|$)", str(folder), text)
+    return text
+
+
+def expanded(text: str, environment: Mapping[str, str]) -> str:
+    """Put variables for ``$(NAME)``; unknown ones stay, ``$$(NAME)`` is an escape."""
+
+    def value(found: re.Match[str]) -> str:
+        if found[1]:
+            return f"$({found[2]})"
+        return environment.get(found[2], found[0])
+
+    return _REFERENCE.sub(value, text)
+
+
+def _looked_up(store: Store, pod: Json, source: Json) -> str | None:
+    if "fieldRef" in source:
+        return _field(pod, source["fieldRef"]["fieldPath"])
+    if "configMapKeyRef" in source:
+        reference = source["configMapKeyRef"]
+        found = store.find(CONFIG_MAP, pod["metadata"]["namespace"], reference["name"])
+        value = (found or {}).get("data", {}).get(reference["key"])
+        if value is None and not reference.get("optional"):
+            raise Unresolved(
+                f"couldn't find key {reference['key']} in ConfigMap "
+                f"{pod['metadata']['namespace']}/{reference['name']}"
+            )
+        return None if value is None else str(value)
+    raise Unresolved(f"the rehearsal does not understand {', '.join(source)}")
+
+
+def _field(pod: Json, path: str) -> str:
+    """The downward API (kubernetes.io/docs/concepts/workloads/pods/downward-api)."""
+    if found := _ANNOTATED.fullmatch(path):
+        # A missing annotation is an empty value, not an error.
+        return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
+    values: dict[str, str] = {
+        "metadata.name": pod["metadata"]["name"],
+        "metadata.namespace": pod["metadata"]["namespace"],
+        "metadata.uid": pod["metadata"]["uid"],
+        "spec.nodeName": pod["spec"].get("nodeName", ""),
+        "spec.serviceAccountName": pod["spec"].get("serviceAccountName", "default"),
+        "status.podIP": pod.get("status", {}).get("podIP", ""),
+        "status.hostIP": pod.get("status", {}).get("hostIP", ""),
+    }
+    if path not in values:
+        raise Unresolved(f"the downward API has no {path}")
+    return values[path]

@@ -1,0 +1,195 @@
+"""Who calls the API server, and what they may do: Kubernetes' RBAC over the store's own roles.
+
+From kubernetes.io/docs/reference/access-authn-authz (authorization, RBAC, user impersonation) and,
+for connections to pods, pkg/registry/core/pod/rest of 1.35, where a websocket's GET needs the
+right to create as well (feature gate AuthorizePodWebsocketUpgradeCreatePermission).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from trainium_emulators.kubernetes import errors
+from trainium_emulators.kubernetes.requests import Target
+from trainium_emulators.kubernetes.resources import (
+    CLUSTER_ROLE,
+    CLUSTER_ROLE_BINDING,
+    ROLE,
+    ROLE_BINDING,
+    Json,
+)
+from trainium_emulators.kubernetes.store import Store
+
+MASTERS = "system:masters"
+"""The group that no role binds and no rule stops."""
+_CONNECTIONS = ("exec", "portforward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """A user with groups, as an authenticator tells them."""
+
+    name: str
+    groups: frozenset[str] = frozenset()
+
+
+ADMIN = Caller(name="rehearsal", groups=frozenset({MASTERS}))
+"""Who calls where nobody asks."""
+
+
+_ACCOUNT = "system:serviceaccount:"
+
+
+def service_account(namespace: str, name: str) -> str:
+    """Name of a service account as a user; here also its token."""
+    return f"{_ACCOUNT}{namespace}:{name}"
+
+
+def account_of(token: str) -> Caller | None:
+    """The service account whose token this is; it has no rights but those that roles give it."""
+    if not token.startswith(_ACCOUNT):
+        return None
+    namespace = token.removeprefix(_ACCOUNT).partition(":")[0]
+    groups = {"system:serviceaccounts", f"system:serviceaccounts:{namespace}"}
+    return Caller(name=token, groups=frozenset({*groups, "system:authenticated"}))
+
+
+def everybody_is_admin(token: str) -> Caller | None:
+    """The authenticator of a cluster that its user has for herself."""
+    return ADMIN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """One thing that a request wants to do."""
+
+    verb: str
+    group: str
+    resource: str
+    """With its part: ``pods/log``."""
+    namespace: str
+    """Empty: of the whole cluster."""
+    name: str = ""
+
+
+def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]:
+    """What a request asks for; all of it has to be allowed."""
+    resource = target.kind.plural + (f"/{target.part}" if target.part else "")
+
+    def access(verb: str) -> Access:
+        return Access(
+            verb=verb,
+            group=target.kind.group,
+            resource=resource,
+            namespace=target.namespace or "",
+            name=target.name or "",
+        )
+
+    verb = {
+        "GET": "get" if target.name else ("watch" if watching else "list"),
+        "POST": "create",
+        "PUT": "update",
+        "PATCH": "patch",
+        "DELETE": "delete" if target.name else "deletecollection",
+    }.get(method, method.lower())
+    if target.part in _CONNECTIONS and method == "GET":
+        return access("get"), access("create")
+    return (access(verb),)
+
+
+def impersonated(caller: Caller, headers: Mapping[str, str], groups: Iterable[str]) -> Caller:
+    """The user that an administrator wants to be taken for, as with ``kubectl --as``."""
+    name = headers.get("Impersonate-User")
+    if name is None:
+        return caller
+    if MASTERS not in caller.groups:
+        raise errors.ApiError(
+            403, "Forbidden", f'User "{caller.name}" cannot impersonate resource "users"'
+        )
+    return Caller(name=name, groups=frozenset(groups))
+
+
+class Authorizer:
+    """Decides by the roles that are in the store, and keeps what was asked by whom."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._asked: set[tuple[str, Access]] = set()
+
+    def check(self, caller: Caller, accesses: Iterable[Access]) -> None:
+        """Refuse what is not allowed."""
+        for access in accesses:
+            with self._lock:
+                self._asked.add((caller.name, access))
+            if not self._allows(caller, access):
+                raise _forbidden(caller, access)
+
+    def asked_by(self, name: str) -> frozenset[Access]:
+        """Everything that a user has asked for, allowed or not."""
+        with self._lock:
+            return frozenset(access for caller, access in self._asked if caller == name)
+
+    def _allows(self, caller: Caller, access: Access) -> bool:
+        if MASTERS in caller.groups:
+            return True
+        return any(covers(rule, access) for rule in self._rules(caller, access.namespace))
+
+    def _rules(self, caller: Caller, namespace: str) -> Iterator[Json]:
+        bindings = self._store.list(CLUSTER_ROLE_BINDING)
+        if namespace:
+            bindings += self._store.list(ROLE_BINDING, namespace)
+        for binding in bindings:
+            if not any(_is(caller, subject) for subject in binding.get("subjects") or ()):
+                continue
+            reference = binding["roleRef"]
+            role = (
+                self._store.find(ROLE, namespace, reference["name"])
+                if reference["kind"] == ROLE.kind
+                else self._store.find(CLUSTER_ROLE, "", reference["name"])
+            )
+            yield from (role or {}).get("rules") or ()
+
+
+def _is(caller: Caller, subject: Json) -> bool:
+    match subject["kind"]:
+        case "User":
+            return bool(subject["name"] == caller.name)
+        case "Group":
+            return subject["name"] in caller.groups
+        case _:
+            account = f"system:serviceaccount:{subject.get('namespace')}:{subject['name']}"
+            return account == caller.name
+
+
+def covers(rule: Json, access: Access) -> bool:
+    """Whether a rule of a role allows an access; names stand for single objects, so never lists."""
+    names = rule.get("resourceNames") or ()
+    return (
+        _has(rule.get("verbs"), access.verb)
+        and _has(rule.get("apiGroups"), access.group)
+        and _has(rule.get("resources"), access.resource)
+        and (not names or access.name in names)
+    )
+
+
+def _has(words: Iterable[str] | None, word: str) -> bool:
+    return any(each in ("*", word) for each in words or ())
+
+
+def _forbidden(caller: Caller, access: Access) -> errors.ApiError:
+    """As the API server says it (apiserver, endpoints/handlers/responsewriters, ForbiddenMessage
+    and errors.NewForbidden)."""
+    plural = access.resource.partition("/")[0]
+    qualified = f"{plural}.{access.group}" if access.group else plural
+    named = f'{qualified} "{access.name}"' if access.name else qualified
+    place = f'in the namespace "{access.namespace}"' if access.namespace else "at the cluster scope"
+    return errors.ApiError(
+        403,
+        "Forbidden",
+        f'{named} is forbidden: User "{caller.name}" cannot {access.verb} resource '
+        f'"{access.resource}" in API group "{access.group}" {place}',
+        {"name": access.name, "group": access.group, "kind": plural},
+    )

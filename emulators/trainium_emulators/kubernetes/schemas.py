@@ -1,0 +1,195 @@
+"""The API server's judgement of an object by itself: its schema, its names and its labels.
+
+Built-in kinds are judged by Kubernetes' own OpenAPI schemas, which kubernetes-validate carries;
+Volcano's by what ``volcano_schemas`` says of its definitions. Messages are those of the API server:
+apimachinery (util/validation, runtime/serializer) and kube-openapi (validation/errors).
+
+A server drops fields that it does not know and sends a warning, unless it is asked to be strict, as
+kubectl does. Programs do not read the warning, so this one is always strict.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import Any
+
+import jsonschema
+from kubernetes_validate import utils
+from referencing import Registry, Resource
+
+from trainium_emulators.kubernetes import errors, volcano_schemas
+from trainium_emulators.kubernetes.resources import Json, Kind
+
+VERSION = "1.35"
+_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_NAME}(\.{_NAME})*")
+_LABEL = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_MAX_NAME, _MAX_LABEL = 253, 63
+# Whose names are path segments, not names in DNS (rbac/validation, ValidateRBACName).
+_FREE_NAMES = ("rbac.authorization.k8s.io",)
+
+
+def check(kind: Kind, entry: Json) -> None:
+    """Refuse what is no object of its kind; a status is not looked at, only its owner writes it."""
+    spec = {key: value for key, value in entry.items() if key != "status"}
+    spec |= {"apiVersion": kind.api_version, "kind": kind.kind}
+    found = sorted(_mistakes(kind, spec), key=lambda each: [str(part) for part in each.path])
+    unknown = [_unknown(each) for each in found if each.validator == "additionalProperties"]
+    if unknown:
+        fields = ", ".join(f'unknown field "{name}"' for names in unknown for name in names)
+        message = (
+            f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: '
+            f"strict decoding error: {fields}"
+        )
+        raise errors.ApiError(400, "BadRequest", message)
+    for mistake in found:
+        if mistake.validator == "type" and not kind.is_custom:
+            raise errors.ApiError(400, "BadRequest", _unreadable(kind, mistake))
+    causes = [*(_cause(each) for each in found), *_of_metadata(kind, spec.get("metadata") or {})]
+    if causes:
+        raise errors.invalid(kind, (spec.get("metadata") or {}).get("name", ""), *causes)
+
+
+def _mistakes(kind: Kind, entry: Json) -> Iterator[Any]:
+    validator = _validator(kind)
+    if validator is None:
+        return
+    for mistake in validator.iter_errors(entry):
+        yield from _innermost(mistake)
+    if kind == volcano_schemas.JOB:
+        for index, task in enumerate((entry.get("spec") or {}).get("tasks") or ()):
+            if isinstance(task, dict) and isinstance(task.get("template"), dict):
+                for mistake in _of_file("podtemplatespec-v1.json").iter_errors(task["template"]):
+                    for inner in _innermost(mistake):
+                        inner.path.extendleft(["template", index, "tasks", "spec"])
+                        yield inner
+
+
+def _innermost(mistake: Any) -> Iterable[Any]:
+    """What is wrong inside where one of several forms is allowed, which is mostly null or it."""
+    if not mistake.context:
+        return (mistake,)
+    deepest = max(len(each.absolute_path) for each in mistake.context)
+    return [each for each in mistake.context if len(each.absolute_path) == deepest][:1]
+
+
+@cache
+def _validator(kind: Kind) -> Any:
+    """None for a kind that nobody has described."""
+    if kind in volcano_schemas.SCHEMAS:
+        return jsonschema.Draft202012Validator(volcano_schemas.SCHEMAS[kind])
+    group = kind.group.partition(".")[0]
+    name = "-".join(filter(None, [kind.kind.lower(), group, kind.version]))
+    try:
+        return _of_file(f"{name}.json")
+    except FileNotFoundError:
+        return None
+
+
+@cache
+def _of_file(name: str) -> Any:
+    folder = f"kubernetes-json-schema/v{VERSION}.0-local-strict"
+    schema = utils.schema_contents(f"{folder}/{name}", VERSION)
+    definitions = utils.schema_contents(f"{folder}/_definitions.json", VERSION)
+    registry: Any = Resource.from_contents(schema) @ Registry()
+    registry = Resource.from_contents(definitions) @ registry
+    return jsonschema.Draft202012Validator(schema, registry=registry)
+
+
+def _path(mistake: Any, *more: str) -> str:
+    text = ""
+    for part in (*mistake.absolute_path, *more):
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def _unknown(mistake: Any) -> list[str]:
+    known = mistake.schema.get("properties", {})
+    return [_path(mistake, name) for name in mistake.instance if name not in known]
+
+
+def _unreadable(kind: Kind, mistake: Any) -> str:
+    return (
+        f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: json: cannot '
+        f"unmarshal {_json_type(mistake.instance)} into Go struct field {kind.kind}."
+        f"{_path(mistake)} of type {_go_type(mistake.validator_value)}"
+    )
+
+
+def _json_type(value: object) -> str:
+    names = {dict: "object", list: "array", str: "string", bool: "bool", type(None): "null"}
+    return names.get(type(value), "number")
+
+
+def _go_type(wanted: str | list[str]) -> str:
+    name = wanted if isinstance(wanted, str) else next(each for each in wanted if each != "null")
+    return {"integer": "int32", "boolean": "bool", "array": "[]", "object": "map"}.get(name, name)
+
+
+def _cause(mistake: Any) -> errors.Cause:
+    path, value, limit = _path(mistake), json.dumps(mistake.instance), mistake.validator_value
+    body = f"{path} in body"
+    match mistake.validator:
+        case "required":
+            missing = next(name for name in limit if name not in mistake.instance)
+            return errors.Cause(
+                field=_path(mistake, missing), reason="FieldValueRequired", message="Required value"
+            )
+        case "type":
+            shown = f'"{_json_type(mistake.instance)}"'
+            message = f"Invalid value: {shown}: {body} must be of type {limit}: {shown}"
+            return errors.Cause(field=path, reason="FieldValueTypeInvalid", message=message)
+        case "enum":
+            known = ", ".join(json.dumps(each) for each in sorted(limit))
+            message = f"Unsupported value: {value}: supported values: {known}"
+            return errors.Cause(field=path, reason="FieldValueNotSupported", message=message)
+        case "maxLength":
+            message = f"Too long: may not be more than {limit} bytes"
+            return errors.Cause(field=path, reason="FieldValueTooLong", message=message)
+        case "minimum":
+            why = f"{body} should be greater than or equal to {limit}"
+        case "maximum":
+            why = f"{body} should be less than or equal to {limit}"
+        case "pattern":
+            why = f"{body} should match '{limit}'"
+        case "minItems":
+            value, why = str(len(mistake.instance)), f"{body} should have at least {limit} items"
+        case _:
+            why = mistake.message
+    return _wrong(path, value, why)
+
+
+def _wrong(field: str, value: str, why: str) -> errors.Cause:
+    return errors.Cause(
+        field=field, reason="FieldValueInvalid", message=f"Invalid value: {value}: {why}"
+    )
+
+
+def _of_metadata(kind: Kind, metadata: Json) -> Iterator[errors.Cause]:
+    """Names and labels, whose form no schema tells."""
+    name = str(metadata.get("name") or "")
+    shown = json.dumps(name)
+    if name and kind.group not in _FREE_NAMES:
+        if len(name) > _MAX_NAME:
+            yield _wrong("metadata.name", shown, f"must be no more than {_MAX_NAME} bytes")
+        elif not _SUBDOMAIN.fullmatch(name):
+            yield _wrong(
+                "metadata.name",
+                shown,
+                "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric "
+                "characters, '-' or '.', and must start and end with an alphanumeric character",
+            )
+    for value in (metadata.get("labels") or {}).values():
+        if len(value) > _MAX_LABEL:
+            why = f"must be no more than {_MAX_LABEL} bytes"
+            yield _wrong("metadata.labels", json.dumps(value), why)
+        elif value and not _LABEL.fullmatch(value):
+            yield _wrong(
+                "metadata.labels",
+                json.dumps(value),
+                "a valid label must be an empty string or consist of alphanumeric characters, "
+                "'-', '_' or '.', and must start and end with an alphanumeric character",
+            )

@@ -1,0 +1,245 @@
+"""The cluster's objects: versioned, watched, and deleted with their owners."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from trainium_emulators.kubernetes import errors, selectors
+from trainium_emulators.kubernetes.resources import (
+    BUILT_IN,
+    DEFINITION,
+    NAMESPACE,
+    POD,
+    Json,
+    Kind,
+    defined_kinds,
+)
+
+Admission = Callable[["Store", Json], Json]
+"""Completes an object that is about to be created, or raises."""
+
+
+def now() -> str:
+    """Time as Kubernetes writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One event of a watch."""
+
+    version: int
+    type: str
+    """``ADDED``, ``MODIFIED`` or ``DELETED``."""
+    kind: Kind
+    entry: Json
+
+
+Listener = Callable[[Change], None]
+
+
+class Store:
+    """Objects by kind, namespace and name; every method may be called from any thread."""
+
+    def __init__(self, admissions: dict[Kind, Admission] | None = None) -> None:
+        self.kinds: list[Kind] = list(BUILT_IN)
+        self._admissions = admissions or {}
+        self._lock = threading.RLock()
+        self._objects: dict[tuple[Kind, str, str], Json] = {}
+        self._version = 1
+        self._history: list[Change] = []
+        self._listeners: list[Listener] = []
+
+    @property
+    def version(self) -> int:
+        """Version of the newest change."""
+        return self._version
+
+    def find_kind(self, api_version: str, kind: str) -> Kind:
+        """The kind of a manifest."""
+        for known in self.kinds:
+            if (known.api_version, known.kind) == (api_version, kind):
+                return known
+        message = f'no matches for kind "{kind}" in version "{api_version}"'
+        raise errors.ApiError(404, "NotFound", message)
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Json:
+        """A copy of one object."""
+        with self._lock:
+            entry = self._objects.get((kind, namespace, name))
+            if entry is None:
+                raise errors.not_found(kind, name)
+            return copy.deepcopy(entry)
+
+    def find(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        """A copy of one object, or None."""
+        try:
+            return self.get(kind, namespace, name)
+        except errors.ApiError:
+            return None
+
+    def list(
+        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+    ) -> list[Json]:
+        """Copies of the selected objects by namespace and name; None: of every namespace."""
+        with self._lock:
+            found = [
+                copy.deepcopy(entry)
+                for (its_kind, its_namespace, _), entry in sorted(
+                    self._objects.items(), key=lambda item: item[0][1:]
+                )
+                if its_kind == kind and namespace in (None, its_namespace)
+            ]
+        return [entry for entry in found if selectors.matches(entry, labels=labels, fields=fields)]
+
+    def create(self, kind: Kind, namespace: str, entry: Json, *, dry_run: bool = False) -> Json:
+        """Add an object; returns it as it is kept."""
+        entry = copy.deepcopy(entry)
+        metadata = entry.setdefault("metadata", {})
+        if "name" not in metadata and "generateName" in metadata:
+            metadata["name"] = metadata["generateName"] + secrets.token_hex(3)[:5]
+        if not metadata.get("name"):
+            cause = errors.Cause(
+                field="metadata.name",
+                reason="FieldValueRequired",
+                message="Required value: name or generateName is required",
+            )
+            raise errors.invalid(kind, "", cause)
+        entry |= {"apiVersion": kind.api_version, "kind": kind.kind}
+        if kind.namespaced:
+            metadata["namespace"] = namespace
+        metadata |= {"uid": str(uuid.uuid4()), "creationTimestamp": now(), "generation": 1}
+        with self._lock:
+            self._refuse_create(kind, namespace, metadata)
+            if kind in self._admissions:
+                entry = self._admissions[kind](self, entry)
+            if dry_run:
+                return entry
+            if kind == DEFINITION:
+                self.kinds += [new for new in defined_kinds(entry) if new not in self.kinds]
+            return self._keep("ADDED", kind, entry)
+
+    def _refuse_create(self, kind: Kind, namespace: str, metadata: Json) -> None:
+        if (kind, namespace, metadata["name"]) in self._objects:
+            raise errors.already_exists(kind, metadata["name"])
+        if kind.namespaced and (NAMESPACE, "", namespace) not in self._objects:
+            raise errors.not_found(NAMESPACE, namespace)
+        owners = {owner["uid"] for owner in metadata.get("ownerReferences", ())}
+        present = {entry["metadata"]["uid"] for entry in self._objects.values()} if owners else ()
+        if owners.difference(present):
+            # The garbage collector would delete it again.
+            raise errors.ApiError(404, "NotFound", f"the owner of {metadata['name']} has gone")
+
+    def update(
+        self, kind: Kind, namespace: str, name: str, change: Callable[[Json], Json | None]
+    ) -> Json:
+        """Put what ``change`` makes of an object (or changes in it) in its place."""
+        with self._lock:
+            old = self.get(kind, namespace, name)
+            new = copy.deepcopy(old)
+            new = change(new) or new
+            metadata, kept = new["metadata"], old["metadata"]
+            expected = metadata.get("resourceVersion")
+            if expected not in (None, "", kept["resourceVersion"]):
+                raise errors.conflict(kind, name)
+            for key in ("name", "namespace", "uid", "creationTimestamp", "generation",
+                        "deletionTimestamp", "deletionGracePeriodSeconds"):  # fmt: skip
+                if key in kept:
+                    metadata[key] = kept[key]
+            metadata["resourceVersion"] = kept["resourceVersion"]
+            if new == old:
+                return old
+            if new.get("spec") != old.get("spec"):
+                metadata["generation"] = kept["generation"] + 1
+            return self._keep("MODIFIED", kind, new)
+
+    def set_status(self, kind: Kind, namespace: str, name: str, status: Json) -> None:
+        """Put parts of an object's status; an object that has gone is none of our business."""
+
+        def change(entry: Json) -> None:
+            entry["status"] = {**entry.get("status", {}), **status}
+
+        try:
+            self.update(kind, namespace, name, change)
+        except errors.ApiError as error:
+            if error.code != 404:
+                raise
+
+    def delete(self, kind: Kind, namespace: str, name: str, *, grace_s: int | None = None) -> Json:
+        """Remove an object and what it owns; a pod that runs is only marked.
+
+        Its kubelet then stops it, and calls ``remove``. Without any grace it goes at once.
+        """
+        with self._lock:
+            entry = self.get(kind, namespace, name)
+            ended = entry.get("status", {}).get("phase") in ("Succeeded", "Failed")
+            if kind == POD and "nodeName" in entry["spec"] and not ended and grace_s != 0:
+                given = entry["spec"].get("terminationGracePeriodSeconds", 30)
+                entry["metadata"].setdefault("deletionTimestamp", now())
+                entry["metadata"]["deletionGracePeriodSeconds"] = (
+                    given if grace_s is None else grace_s
+                )
+                return self._keep("MODIFIED", kind, entry)
+            return self.remove(kind, namespace, name)
+
+    def remove(self, kind: Kind, namespace: str, name: str) -> Json:
+        """Remove an object at once; what it owns is deleted as ``delete`` does it."""
+        with self._lock:
+            entry = self._objects.pop((kind, namespace, name), None)
+            if entry is None:
+                raise errors.not_found(kind, name)
+            self._announce("DELETED", kind, entry)
+            uid = entry["metadata"]["uid"]
+            for key, other in list(self._objects.items()):
+                owners = other["metadata"].get("ownerReferences", ())
+                inside = kind == NAMESPACE and key[1] == name
+                if key in self._objects and (inside or any(o["uid"] == uid for o in owners)):
+                    self.delete(*key)
+            return entry
+
+    def listen(self, listener: Listener, *, since: int | None = None) -> Callable[[], None]:
+        """Call ``listener`` at every change after version ``since``; returns how to stop it.
+
+        It is called under the store's lock and must return at once.
+        """
+        with self._lock:
+            for change in self._history if since is not None else ():
+                if since is not None and change.version > since:
+                    listener(change)
+            self._listeners.append(listener)
+
+        def stop() -> None:
+            with self._lock:
+                self._listeners.remove(listener)
+
+        return stop
+
+    def _keep(self, type_: str, kind: Kind, entry: Json) -> Json:
+        """Put an object in its place and tell the listeners."""
+        metadata = entry["metadata"]
+        self._objects[kind, metadata.get("namespace", ""), metadata["name"]] = entry
+        self._announce(type_, kind, entry)
+        return copy.deepcopy(entry)
+
+    def _announce(self, type_: str, kind: Kind, entry: Json) -> None:
+        self._version += 1
+        entry["metadata"]["resourceVersion"] = str(self._version)
+        change = Change(version=self._version, type=type_, kind=kind, entry=copy.deepcopy(entry))
+        self._history.append(change)
+        for listener in list(self._listeners):
+            listener(change)
+
+
+def owned_by(entries: Iterable[Json], uid: str) -> list[Json]:
+    """Those of which the object with ``uid`` is an owner."""
+    return [
+        entry
+        for entry in entries
+        if any(o["uid"] == uid for o in entry["metadata"].get("ownerReferences", ()))
+    ]

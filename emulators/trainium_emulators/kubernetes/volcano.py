@@ -1,0 +1,251 @@
+"""Volcano's controller and scheduler: turns jobs into gangs of pods, and restarts or ends them.
+
+What it decides is in ``volcano_rules`` and ``scheduling``; the order of effects follows Volcano
+1.15.1 (pkg/controllers/job/job_controller_actions.go, syncJob and killPods).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from trainium_emulators.kubernetes import errors, objects, parts
+from trainium_emulators.kubernetes.kubelet import Kubelet
+from trainium_emulators.kubernetes.resources import COMMAND, POD, VOLCANO_JOB, Json
+from trainium_emulators.kubernetes.settings import Settings
+from trainium_emulators.kubernetes.store import Change, Store, owned_by
+from trainium_emulators.kubernetes.volcano_rules import (
+    FINISHED,
+    KILLED,
+    Counts,
+    action_for,
+    changed_status,
+    next_phase,
+    retained,
+)
+from trainium_emulators.kubernetes.volcano_scheduler import Scheduler
+from trainium_emulators.nodes.events import emit
+from trainium_emulators.nodes.faults import Fault
+from trainium_emulators.nodes.node import wait_for
+
+DELETED = "Deleted"
+"""Told of a job that is there no more; not a phase of Volcano's."""
+ENDED = (*FINISHED, DELETED)
+_TICK_S = 0.1
+_START_LIMIT_S = 30.0
+
+
+class Volcano:
+    """One thread that looks after all jobs."""
+
+    def __init__(
+        self, store: Store, kubelet: Kubelet, scheduler: Scheduler, settings: Settings
+    ) -> None:
+        self._store = store
+        self._kubelet = kubelet
+        self._settings = settings
+        self._scheduler = scheduler
+        self._changes: queue.Queue[Change | None] = queue.Queue()
+        self._phases: dict[str, str] = {}
+        self._removed: set[str] = set()
+        self._told: dict[str, str] = {}
+        self._thread = threading.Thread(target=self._serve, name="volcano", daemon=True)
+        self._stop_listening = store.listen(self._changes.put)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; pods are not touched."""
+        self._stop_listening()
+        self._changes.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                change = self._changes.get(timeout=_TICK_S)
+            except queue.Empty:
+                pass
+            else:
+                if change is None:
+                    return
+                if not _done(self._on_change, change):
+                    self._changes.put(change)
+                if not self._changes.empty():
+                    continue
+            # The scheduler takes the older job first (Volcano 1.15.1, framework, JobOrderFn).
+            for job in sorted(self._store.list(VOLCANO_JOB), key=objects.age):
+                _done(self._sync, job)
+
+    # --- events ---------------------------------------------------------------------------------
+    def _on_change(self, change: Change) -> None:
+        metadata = change.entry["metadata"]
+        if change.kind == VOLCANO_JOB and change.type == "ADDED":
+            emit("job-submitted", job_id=metadata["name"], run=objects.run_of(change.entry),
+                 num_nodes=len(change.entry["spec"]["tasks"]))  # fmt: skip
+        elif change.kind == VOLCANO_JOB and change.type == "DELETED":
+            self._tell(change.entry, DELETED)
+        elif change.kind == COMMAND and change.type == "ADDED":
+            # Before it is carried out: not more than once, and also when there is no such job.
+            if self._store.find(COMMAND, metadata["namespace"], metadata["name"]) is not None:
+                self._store.delete(COMMAND, metadata["namespace"], metadata["name"])
+            target = change.entry["target"]["name"]
+            job = self._store.get(VOLCANO_JOB, metadata["namespace"], target)
+            self._act(job, change.entry["action"], "")
+        elif change.kind == POD:
+            self._on_pod(change)
+
+    def _on_pod(self, change: Change) -> None:
+        """What pods do, as the events that policies are about."""
+        pod = change.entry
+        uid, annotations = pod["metadata"]["uid"], pod["metadata"].get("annotations") or {}
+        phase = pod.get("status", {}).get("phase", "Pending")
+        before = self._phases.get(uid)
+        owners = pod["metadata"].get("ownerReferences", ())
+        if not owners or objects.JOB_NAME not in annotations:
+            return
+        name = annotations[objects.JOB_NAME]
+        job = self._store.find(VOLCANO_JOB, pod["metadata"]["namespace"], name)
+        if job is None or job["metadata"]["uid"] != owners[0]["uid"]:
+            return
+        event, code = "", 0
+        if change.type == "DELETED":
+            event = "PodEvicted"
+        elif phase == "Failed" and before != "Failed":
+            event = "PodFailed"
+            for status in pod["status"].get("containerStatuses", ())[:1]:
+                code = status["state"].get("terminated", {}).get("exitCode", 0)
+        outdated = int(annotations[objects.JOB_VERSION]) < job["status"].get("version", 0)
+        if not event or outdated or uid in self._removed:
+            self._phases[uid] = phase
+            return
+        task = annotations[objects.TASK]
+        action = action_for(job, task=task, event=event, exit_code=code)
+        if action is not None:
+            ended = f" with exit code {code}" if code else ""
+            self._act(job, action, f"{pod['metadata']['name']}: {event}{ended}")
+        self._phases[uid] = phase
+
+    def _act(self, job: Json, action: str, why: str) -> None:
+        """Execute an action in the phase that the job is in (state/*.go)."""
+        phase = job["status"].get("state", {}).get("phase", "Pending")
+        if action == "ResumeJob":
+            if phase in ("Aborting", "Aborted"):
+                self._kill(job, "Restarting", why)
+        elif phase in ("Pending", "Running"):
+            self._kill(job, KILLED[action], why)
+
+    # --- phases ---------------------------------------------------------------------------------
+    def _sync(self, job: Json) -> None:
+        """Bring one job forward."""
+        phase = job.get("status", {}).get("state", {}).get("phase")
+        if phase is None:
+            self._set(job, "Pending", {"minAvailable": job["spec"]["minAvailable"], "version": 0,
+                                       "retryCount": 0})  # fmt: skip
+            return
+        pods = self._pods(job)
+        if phase in ("Pending", "Running"):
+            parts.ensure(self._store, job)
+            if self._scheduler.let_in(job):
+                # Also one that has gone without a policy that would say anything of it.
+                parts.create_pods(self._store, job, pods)
+                self._start(job, self._scheduler.bind(job, self._pods(job)))
+        elif phase in FINISHED and parts.remain(self._store, job, pods):
+            # What goes with the pods: the gang's share of the queue. Also of a job whose phase
+            # TorchX has written, which is how it cancels one.
+            self._kill(job, phase, "")
+        pods = self._pods(job)
+        if not self._changes.empty():
+            return  # what these pods have done is first a matter of the policies
+        counts = Counts.of(pods)
+        self._set(
+            job, next_phase(job, counts), {**counts.status(), **objects.counted_by_task(pods)}
+        )
+
+    def _pods(self, job: Json) -> list[Json]:
+        namespace = job["metadata"]["namespace"]
+        return owned_by(self._store.list(POD, namespace), job["metadata"]["uid"])
+
+    def _kill(self, job: Json, phase: str, why: str) -> None:
+        """End the attempt: remove its pods, and what the plugins made for it."""
+        status: Json = {"version": job["status"].get("version", 0) + 1}
+        kept = retained(job, phase)
+        if phase == "Restarting":
+            status["retryCount"] = job["status"].get("retryCount", 0) + 1
+        # Before the pods go, so that their end is known for a consequence.
+        self._set(job, phase, status, why)
+        for pod in self._pods(job):
+            if pod["status"]["phase"] not in kept and not objects.is_leaving(pod):
+                self._removed.add(pod["metadata"]["uid"])
+                self._store.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
+        parts.remove(self._store, job)
+
+    def _set(self, job: Json, phase: str, status: Json, why: str = "") -> None:
+        """Write a status."""
+        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        old = job.get("status", {})
+        status = changed_status(old, phase, status)
+        if why:
+            objects.record_event(
+                self._store, job, reason="ExecuteAction", message=why, type_="Normal"
+            )
+        if status != old:
+
+            def change(entry: Json) -> Json:
+                # As read: a status that somebody else has written must not be lost.
+                return {**entry, "metadata": {**job["metadata"]}, "status": status}
+
+            job |= self._store.update(VOLCANO_JOB, namespace, name, change)
+        self._tell(job, phase, why)
+
+    def _tell(self, job: Json, phase: str, why: str = "") -> None:
+        """Say once that a job is in a phase, also one that a client has written."""
+        uid, name = job["metadata"]["uid"], job["metadata"]["name"]
+        before = self._told.get(uid)
+        if before == phase:
+            return
+        self._told[uid] = phase
+        emit("job-status", job_id=name, status=phase, reason=why)
+        if phase in ENDED and before not in ENDED:
+            made = 1 + job.get("status", {}).get("retryCount", 0)
+            attempts = min(made, job["spec"]["maxRetry"])
+            emit("job-ended", job_id=name, status=phase, reason=why, attempts=attempts)
+
+    # --- pods -----------------------------------------------------------------------------------
+    def _start(self, job: Json, pods: list[Json]) -> None:
+        """Hand the gang's pods to the kubelet, and provoke the fault that is armed for the run."""
+        fault = self._settings.take_fault(objects.run_of(job)) if pods else None
+        order = [task["name"] for task in job["spec"]["tasks"]]
+        for pod in pods:
+            index = order.index(pod["metadata"]["annotations"][objects.TASK])
+            self._kubelet.start(pod, index=index, fault=fault)
+        if fault is not None:
+            attempt = 1 + job["status"].get("retryCount", 0)
+            arguments = (job["metadata"]["name"], attempt, fault, len(pods))
+            threading.Thread(target=self._inject, args=arguments, daemon=True).start()
+
+    def _inject(self, name: str, attempt: int, fault: Fault, size: int) -> None:
+        wait_for(lambda: len(self._kubelet.nodes(name, attempt)) == size, _START_LIMIT_S)
+        detail = fault.inject(self._kubelet.nodes(name, attempt), main_index=0)
+        if detail is not None:
+            emit("fault-injected", job_id=name, attempt=attempt, kind=fault.kind, detail=detail)
+
+
+def _done(step: Callable[[Any], None], argument: object) -> bool:
+    """Take a step; false when somebody has changed the job meanwhile, and it must be seen anew."""
+    try:
+        step(argument)
+    except errors.ApiError as error:
+        if error.reason == "Conflict":
+            return False
+        # What is looked at may go at any time.
+        if error.code != 404:
+            traceback.print_exc()
+    except Exception:
+        traceback.print_exc()
+    return True

@@ -1,0 +1,206 @@
+"""Volcano's rules for jobs, without effects: what is admitted, what an event does, what follows.
+
+From the source of Volcano 1.15.1: pkg/webhooks/admission/jobs, pkg/controllers/job (applyPolicies
+in job_controller_util.go, the states in state/).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainium_emulators.kubernetes import errors
+from trainium_emulators.kubernetes.resources import QUEUE, Json
+from trainium_emulators.kubernetes.store import Store, now
+
+DEFAULT_MAX_RETRY = 3
+FINISHED = ("Completed", "Failed", "Terminated", "Aborted")
+KILLED: Mapping[str, str] = {
+    "RestartJob": "Restarting",
+    "AbortJob": "Aborting",
+    "TerminateJob": "Terminating",
+    "CompleteJob": "Completing",
+}
+"""Actions that end an attempt, and the phase in which its pods are being removed."""
+_SETTLED = {"Aborting": "Aborted", "Terminating": "Terminated", "Completing": "Completed"}
+_EVENTS = ("*", "PodFailed", "PodEvicted", "PodPending", "Unknown", "TaskCompleted", "TaskFailed")
+_PLUGINS = ("svc", "env", "ssh")
+_MAX_NAME_CHARACTERS = 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Pods of a job by phase; those that are being removed are counted only there."""
+
+    pending: int = 0
+    running: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    terminating: int = 0
+
+    @classmethod
+    def of(cls, pods: Sequence[Json]) -> Counts:
+        """Count."""
+        phases = [
+            "terminating"
+            if "deletionTimestamp" in pod["metadata"]
+            else pod.get("status", {}).get("phase", "Pending").lower()
+            for pod in pods
+        ]
+        return cls(**{name: phases.count(name) for name in set(phases)})
+
+    def status(self) -> Json:
+        """As a job's status has them."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def replicas(job: Json) -> int:
+    """Pods of a job."""
+    return sum(task["replicas"] for task in job["spec"]["tasks"])
+
+
+def admit(store: Store, job: Json) -> Json:
+    """Fill in defaults, and refuse what Volcano's webhooks refuse."""
+    job = copy.deepcopy(job)
+    spec = job["spec"]
+    spec["queue"] = spec.get("queue") or "default"
+    spec["maxRetry"] = spec.get("maxRetry") or DEFAULT_MAX_RETRY
+    spec.setdefault("schedulerName", "volcano")
+    for number, task in enumerate(spec.get("tasks", ())):
+        task.setdefault("name", f"default{number}")
+        task.setdefault("replicas", 1)
+        task.setdefault("minAvailable", task["replicas"])
+    if not spec.get("tasks"):
+        raise errors.denied("validatejob.volcano.sh", "No task specified in job spec")
+    spec["minAvailable"] = spec.get("minAvailable") or sum(
+        task["minAvailable"] for task in spec["tasks"]
+    )
+    why = [*_refusals(job), *_queue_refusals(store, spec["queue"])]
+    if why:
+        raise errors.denied("validatejob.volcano.sh", "; ".join(why))
+    job.pop("status", None)
+    return job
+
+
+def _refusals(job: Json) -> list[str]:
+    spec = job["spec"]
+    names = [task["name"] for task in spec["tasks"]]
+    why = [f"duplicated task name {name}" for name in names if names.count(name) > 1]
+    if replicas(job) < spec["minAvailable"]:
+        why.append("job 'minAvailable' should not be greater than total replicas in tasks")
+    for policies in (spec.get("policies", ()), *(t.get("policies", ()) for t in spec["tasks"])):
+        why += _policy_refusals(policies)
+    pods = [f"{job['metadata']['name']}-{name}-{number}" for number, name in enumerate(names)]
+    why += [
+        f"create pod with name {name} validate failed "
+        f"[name part must be no more than {_MAX_NAME_CHARACTERS} characters]"
+        for name in pods
+        if len(name) > _MAX_NAME_CHARACTERS
+    ]
+    why += [
+        f"unable to find job plugin: {name}"
+        for name in spec.get("plugins", {})
+        if name not in _PLUGINS
+    ]
+    return why
+
+
+def _policy_refusals(policies: Sequence[Json]) -> list[str]:
+    why, events, codes = [], list[str](), list[int]()
+    for policy in policies:
+        own = _events(policy)
+        if bool(own) == ("exitCode" in policy):
+            why.append("either event and exitCode should be specified, and not both")
+        if policy.get("exitCode") == 0:
+            why.append("0 is not a valid error code")
+        why += [f"invalid policy event {event}" for event in own if event not in _EVENTS]
+        if policy.get("action") not in (*KILLED, "ResumeJob"):
+            why.append(f"the rehearsal does not understand the action {policy.get('action')}")
+        if "timeout" in policy:
+            why.append("the rehearsal does not understand timeouts of policies")
+        events += own
+        codes += [policy["exitCode"]] if "exitCode" in policy else []
+    why += [f"duplicate event {e} across different policy" for e in events if events.count(e) > 1]
+    why += [f"duplicate exitCode {code}" for code in codes if codes.count(code) > 1]
+    return why
+
+
+def _queue_refusals(store: Store, name: str) -> list[str]:
+    queue = store.find(QUEUE, "", name)
+    if queue is None:
+        return [f'unable to find job queue: queue.scheduling.volcano.sh "{name}" not found']
+    state = queue.get("status", {}).get("state")
+    if state != "Open":
+        return [
+            f"can only submit job to queue with state `Open`, queue `{name}` status is `{state}`"
+        ]
+    return []
+
+
+def _events(policy: Json) -> list[str]:
+    return [*policy.get("events", ()), *filter(None, [policy.get("event")])]
+
+
+def action_for(job: Json, *, task: str, event: str, exit_code: int = 0) -> str | None:
+    """What the first policy that applies says, the task's before the job's; None: nothing."""
+    tasks = [entry for entry in job["spec"]["tasks"] if entry["name"] == task]
+    for policies in (*(entry.get("policies", ()) for entry in tasks), job["spec"].get("policies")):
+        for policy in policies or ():
+            events = _events(policy)
+            if event in events or "*" in events or policy.get("exitCode") == exit_code != 0:
+                return str(policy["action"])
+    return None
+
+
+def next_phase(job: Json, counts: Counts) -> str:
+    """Phase that follows from the pods alone."""
+    spec, status = job["spec"], job["status"]
+    phase = str(status["state"]["phase"])
+    total = replicas(job)
+    if phase == "Restarting":
+        # An attempt is a retry too many when maxRetry attempts have been made.
+        if status.get("retryCount", 0) >= spec["maxRetry"]:
+            return "Failed"
+        return "Pending" if total - counts.terminating >= spec["minAvailable"] else phase
+    if phase in _SETTLED:
+        alive = counts.terminating + counts.pending + counts.running
+        return phase if alive else _SETTLED[phase]
+    if phase == "Pending":
+        started = counts.running + counts.succeeded + counts.failed
+        return "Running" if started >= spec["minAvailable"] else phase
+    if phase == "Running" and counts.succeeded + counts.failed == total:
+        least = spec.get("minSuccess", spec["minAvailable"])
+        return "Completed" if counts.succeeded >= least else "Failed"
+    if phase == "Running" and counts.pending > total - spec["minAvailable"]:
+        return "Pending"
+    return phase
+
+
+def changed_status(old: Json, phase: str, changes: Json) -> Json:
+    """A job's status with changes and a phase.
+
+    Whatever changes, the time of the phase's condition is that of the newest change, not that of
+    the phase's beginning (syncJob).
+    """
+    status = {**old, **changes}
+    same_phase = old.get("state", {}).get("phase") == phase
+    if same_phase and (status == old or "version" in changes):
+        return status
+    moment = now()
+    status["state"] = {"phase": phase, "lastTransitionTime": moment}
+    status["conditions"] = [
+        *(c for c in old.get("conditions", ()) if c["status"] != phase),
+        {"status": phase, "lastTransitionTime": moment},
+    ]
+    return status
+
+
+def retained(job: Json, phase: str) -> tuple[str, ...]:
+    """Phases of the pods that stay when a job is killed: for their logs.
+
+    Pods of an attempt that is followed by another are removed whatever their phase; before the
+    last retry they are kept (killPods, lastRetry).
+    """
+    last = job["status"].get("retryCount", 0) >= job["spec"]["maxRetry"] - 1
+    return () if phase == "Restarting" and not last else ("Succeeded", "Failed")

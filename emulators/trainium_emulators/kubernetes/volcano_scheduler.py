@@ -1,0 +1,210 @@
+"""Volcano's scheduler: lets gangs in, and binds all pods of one or none.
+
+What it decides is in ``scheduling``; see there for the sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from trainium_emulators.kubernetes import objects
+from trainium_emulators.kubernetes.kubelet import Kubelet
+from trainium_emulators.kubernetes.resources import CLAIM, NODE, POD, POD_GROUP, QUEUE, Json
+from trainium_emulators.kubernetes.scheduling import (
+    Amounts,
+    Nodes,
+    Queue,
+    amounts,
+    job_requests,
+    placed,
+    pod_requests,
+    refusal,
+    total,
+)
+from trainium_emulators.kubernetes.settings import Settings
+from trainium_emulators.kubernetes.store import Store, now
+from trainium_emulators.kubernetes.volumes import UNBOUND, is_bound
+
+
+class Scheduler:
+    """Of all queues."""
+
+    def __init__(self, store: Store, kubelet: Kubelet, settings: Settings) -> None:
+        self._store = store
+        self._kubelet = kubelet
+        self._settings = settings
+
+    def let_in(self, job: Json) -> bool:
+        """Whether the gang may have pods: the scheduler's enqueue action."""
+        namespace = job["metadata"]["namespace"]
+        group = self._store.get(POD_GROUP, namespace, objects.group_name(job))
+        if group["status"]["phase"] != "Pending":
+            return True
+        queue = job["spec"]["queue"]
+        inside = [g for g in self._store.list(POD_GROUP) if g["status"]["phase"] == "Inqueue"]
+        why = refusal(
+            job_requests(job),
+            queue=Queue(
+                capability=amounts(self._store.get(QUEUE, "", queue)["spec"].get("capability")),
+                used=total(
+                    pod_requests(pod["spec"])
+                    for pod in self._bound_pods()
+                    if pod["metadata"].get("labels", {}).get(objects.QUEUE_NAME) == queue
+                    and not objects.is_leaving(pod)
+                ),
+                waiting=_wanted(group for group in inside if group["spec"]["queue"] == queue),
+            ),
+            nodes=self._nodes(_wanted(inside)),
+        )
+        if why is not None:
+            objects.record_event(
+                self._store, group, reason="Unschedulable", message=why, type_="Normal"
+            )
+            return False
+        name = group["metadata"]["name"]
+        self._store.set_status(POD_GROUP, namespace, name, {"phase": "Inqueue"})
+        return True
+
+    def _nodes(self, waiting: Amounts) -> Nodes | None:
+        if not self._settings.count_nodes:
+            return None
+        return Nodes(
+            allocatable=total(amounts(n["status"]["allocatable"]) for n in self._store.list(NODE)),
+            used=total(pod_requests(pod["spec"]) for pod in self._bound_pods()),
+            waiting=waiting,
+        )
+
+    def _bound_pods(self) -> list[Json]:
+        return [p for p in self._store.list(POD) if "nodeName" in p["spec"] and objects.is_alive(p)]
+
+    def bind(self, job: Json, pods: list[Json]) -> list[Json]:
+        """Give every pod of the gang a node and an address; nothing when there is no room."""
+        namespace = job["metadata"]["namespace"]
+        # One that is on its way out counts for nothing until another has its name.
+        if sum(not objects.is_leaving(pod) for pod in pods) < job["spec"]["minAvailable"]:
+            return []
+        pods = _unbound(pods)
+        if not pods:
+            return []
+        order = [task["name"] for task in job["spec"]["tasks"]]
+        pods.sort(key=lambda pod: order.index(pod["metadata"]["annotations"][objects.TASK]))
+        lost = self._lost_claims(pods)
+        names = [] if lost else self._nodes_for(pods)
+        if len(names) < len(pods):
+            self._note_unschedulable(job, pods, missing=len(pods) - len(names), why=lost)
+            return []
+        bound = [self._bound(pod, name) for pod, name in zip(pods, names, strict=True)]
+        condition = {
+            "type": "Scheduled",
+            "status": "True",
+            "reason": "tasks in gang are ready to be scheduled",
+            "lastTransitionTime": now(),
+        }
+        status = {"phase": "Running", "conditions": [condition]}
+        self._store.set_status(POD_GROUP, namespace, objects.group_name(job), status)
+        return bound
+
+    def _lost_claims(self, pods: list[Json]) -> str:
+        """The predicate on volumes: a claim that is not there, or has no volume, keeps a pod from
+        every node."""
+        for pod in pods:
+            for volume in pod["spec"].get("volumes") or ():
+                name = volume.get("persistentVolumeClaim", {}).get("claimName")
+                if not name:
+                    continue
+                claim = self._store.find(CLAIM, pod["metadata"]["namespace"], name)
+                if claim is None:
+                    return f'persistentvolumeclaim "{name}" not found'
+                if not is_bound(claim):
+                    return UNBOUND
+        return ""
+
+    def bind_each(self, pods: list[Json]) -> list[Json]:
+        """Bind pods that belong to no gang, as many as there is room for: the default scheduler."""
+        return [
+            self._bound(pod, name)
+            for pod in _unbound(pods)
+            if not self._lost_claims([pod])
+            for name in self._nodes_for([pod])
+        ]
+
+    def _nodes_for(self, pods: list[Json]) -> list[str]:
+        if not self._settings.count_nodes:
+            return [f"node-{index}" for index in range(len(pods))]
+        used: dict[str, Amounts] = {}
+        for pod in self._store.list(POD):
+            if objects.is_alive(pod) and "nodeName" in pod["spec"]:
+                name = pod["spec"]["nodeName"]
+                used[name] = total([used.get(name, {}), pod_requests(pod["spec"])])
+        return placed(pods, self._store.list(NODE), used)
+
+    def _bound(self, pod: Json, node: str) -> Json:
+        address = self._kubelet.take_address()
+
+        def change(entry: Json) -> None:
+            entry["spec"]["nodeName"] = node
+            entry["status"] |= {
+                "podIP": address,
+                "podIPs": [{"ip": address}],
+                "hostIP": address,
+                "startTime": now(),
+                "conditions": [{"type": "PodScheduled", "status": "True"}],
+            }
+
+        metadata = pod["metadata"]
+        return self._store.update(POD, metadata["namespace"], metadata["name"], change)
+
+    def _note_unschedulable(
+        self, job: Json, pods: list[Json], *, missing: int, why: str = ""
+    ) -> None:
+        """OnSessionClose of plugins/gang, the cache's taskUnschedulable for each pod, and the job
+        controller's recordPodGroupEvent."""
+        size = len(pods)
+        message = (
+            f"{missing}/{size} tasks in gang unschedulable: pod group is not ready, "
+            f"{size} Pending, {job['spec']['minAvailable']} minAvailable; "
+            f"Pending: {size} Unschedulable"
+        ) + (f". Origin reason is: {why}" if why else "")
+        namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+        group = self._store.get(POD_GROUP, namespace, objects.group_name(job))
+        if any(c["message"] == message for c in group["status"].get("conditions", ())):
+            return
+        condition = {
+            "type": "Unschedulable",
+            "status": "True",
+            "reason": "NotEnoughResources",
+            "message": message,
+            "lastTransitionTime": now(),
+        }
+        self._store.set_status(
+            POD_GROUP, namespace, group["metadata"]["name"], {"conditions": [condition]}
+        )
+        scheduled = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": why or "all nodes are unavailable",
+        }
+        for pod in pods:
+            self._store.set_status(
+                POD, namespace, pod["metadata"]["name"], {"conditions": [scheduled]}
+            )
+        words = f"PodGroup {namespace}:{name} unschedulable, reason: {message}"
+        objects.record_event(
+            self._store, job, reason="PodGroupPending", message=words, type_="Warning"
+        )
+
+
+def _wanted(groups: Iterable[Json]) -> Amounts:
+    return total(amounts(group["spec"]["minResources"]) for group in groups)
+
+
+def _unbound(pods: list[Json]) -> list[Json]:
+    """Pods that wait for a node."""
+    return [
+        pod
+        for pod in pods
+        if pod["status"]["phase"] == "Pending"
+        and "nodeName" not in pod["spec"]
+        and not objects.is_leaving(pod)
+    ]

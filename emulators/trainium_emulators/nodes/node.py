@@ -1,0 +1,178 @@
+"""One node: a process group of its own, or a container."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A container engine and the image that nodes run in."""
+
+    program: str
+    image: str
+
+
+class Stream(Protocol):
+    """Where a node's output goes."""
+
+    name: str
+
+    def write(self, line: str) -> None:
+        """Append one line, now."""
+
+
+_BATCH_MARKS = ("AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_ATTEMPT", "AWS_ENDPOINT_URL")
+
+
+def pump(source: IO[str], stream: Stream, lines: list[str]) -> None:
+    """Copy a node's output to its stream until it ends; ``lines`` lets others look for a line."""
+    for line in source:
+        text = line.rstrip("\n")
+        # CloudWatch takes no empty messages.
+        stream.write(text or " ")
+        lines.append(text)
+
+
+def image_environment() -> dict[str, str]:
+    """What the image would set: the way to Python and to the code."""
+    return {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
+        "HOME": str(Path.home()),
+        "LANG": "C.UTF-8",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'constructs'}",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+class Node:
+    """A running node."""
+
+    def __init__(
+        self,
+        *,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        stream: Stream,
+        engine: Engine | None,
+        open_files: int | None = None,
+        marks: Sequence[str] = _BATCH_MARKS,
+    ):
+        self.stream = stream
+        self.lines: list[str] = []
+        self._environment = dict(environment)
+        # Variables by which its processes are known from all others.
+        self._marks = marks
+        self._engine = engine
+        self._name = f"rehearsal-{stream.name.rpartition('/')[2]}"
+        self._folder = tempfile.TemporaryDirectory(prefix="rehearsal-node-")
+        if engine is None:
+            limit = f"ulimit -n {open_files}; " if open_files is not None else ""
+            arguments = ["sh", "-c", f'{limit}exec "$@"', "sh", *command]
+            full = {**image_environment(), **environment}
+        else:
+            arguments = self._container_command(engine, command, open_files)
+            full = image_environment()
+        self._process = subprocess.Popen(
+            arguments,
+            env=full,
+            cwd=self._folder.name,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._pump = threading.Thread(
+            target=pump, args=(self._process.stdout, stream, self.lines), daemon=True
+        )
+        self._pump.start()
+
+    def _container_command(
+        self, engine: Engine, command: Sequence[str], open_files: int | None
+    ) -> list[str]:
+        # An engine cannot give more than its own hard limit.
+        nofile = open_files or min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        return [
+            *(engine.program, "run", "--rm", "--init", "--network=host", "--shm-size=1g"),
+            *(f"--name={self._name}", f"--ulimit=nofile={nofile}:{nofile}"),
+            "--ulimit=nproc=4096:4096",
+            *(f"--env={name}={value}" for name, value in self._environment.items()),
+            engine.image,
+            *command,
+        ]
+
+    @property
+    def folder(self) -> Path:
+        """Its working directory."""
+        return Path(self._folder.name)
+
+    def exit_code(self) -> int | None:
+        """As the container's status: 128 + signal when it was killed; None while it runs."""
+        code = self._process.poll()
+        return None if code is None else code if code >= 0 else 128 - code
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the node's first process, as an engine does."""
+        if self._process.poll() is not None:
+            return
+        if self._engine is None:
+            os.kill(self.pid, number)
+        else:
+            subprocess.run(
+                [self._engine.program, "kill", f"--signal={number.name}", self._name],
+                capture_output=True,
+            )
+
+    def stop(self, timeout_s: float) -> None:
+        """SIGTERM, then SIGKILL after the stop time-out, like the ECS agent."""
+        self.send(signal.SIGTERM)
+        deadline = time.monotonic() + timeout_s
+        while self.exit_code() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.send(signal.SIGKILL)
+        self._process.wait()
+
+    def finish(self) -> None:
+        """Nothing of the node outlives it: a container's processes end with it."""
+        for process in self._survivors():
+            process.kill()
+        self._pump.join(timeout=5)
+        self._folder.cleanup()
+
+    def _survivors(self) -> list[psutil.Process]:
+        mark = {key: self._environment[key] for key in self._marks}
+        found = []
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+            except psutil.Error:
+                continue
+            if all(environment.get(key) == value for key, value in mark.items()):
+                found.append(process)
+        return found
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Poll until ``condition`` holds; false when the time ran out."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()

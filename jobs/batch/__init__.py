@@ -1,0 +1,1 @@
+"""Jobs on AWS Batch: submitted, described, explained, stopped."""

@@ -1,0 +1,140 @@
+"""The VPC's default security group, which tasks of multi-node Batch jobs carry, before a job.
+
+Batch lets nobody name another group beside EFA interfaces (docs.aws.amazon.com/batch/latest/
+userguide/mnp-ce.html), and accounts that follow a benchmark take that group's rules away (Security
+Hub EC2.2, AWS Config vpc-default-security-group-closed). Nodes would start, cost, and never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from jobs.aws import Ec2Client
+from jobs.deployment import Deployment
+from jobs.errors import Refusal, error_code
+from jobs.orchestrators import Orchestrator
+from jobs.submit.request import JobRequest
+from trainium_catalogue.workloads import Hardware
+
+Rule = Mapping[str, Any]
+
+_PORTS = (1024, 65535)
+"""Launchers and workers listen on ports of their own and on whatever the kernel gives them."""
+_ANYWHERE = "0.0.0.0/0"
+
+
+class Admits(StrEnum):
+    """Whether a group lets its members reach each other, in one direction."""
+
+    YES = "yes"
+    NO = "no"
+    SOME_ADDRESSES = "some addresses"
+    """By ranges; whether they hold the nodes' subnet is not known here."""
+
+
+def check_default_group(
+    client: Callable[[], Ec2Client],
+    target: Deployment,
+    request: JobRequest,
+    note: Callable[[str], None],
+) -> None:
+    """Refuse a multi-node Batch job whose tasks could not reach each other.
+
+    What cannot be looked at is said in one line, and the job goes on.
+    """
+    on_batch = request.orchestrator is Orchestrator.BATCH and request.hardware is Hardware.TRAINIUM
+    if not on_batch or request.num_nodes < 2 or target.vpc is None:
+        return
+    unknown = f"the default security group of {target.vpc} was not looked at"
+    try:
+        group = _find(client(), target.vpc)
+    except Exception as error:
+        # A check that protects must not stop what would work: whatever AWS or the way there says.
+        reason = error_code(error) or type(error).__name__
+        note(f"{unknown} ({reason} of ec2:DescribeSecurityGroups): it must admit itself on TCP")
+        return
+    if group is None:
+        note(f"{unknown}: this account sees none; it must admit itself on TCP")
+        return
+    _check_name(target, str(group["GroupId"]))
+    _check_rules(target, group, note)
+
+
+def _find(ec2: Ec2Client, vpc: str) -> Rule | None:
+    filters = [
+        {"Name": "vpc-id", "Values": [vpc]},
+        {"Name": "group-name", "Values": ["default"]},
+    ]
+    groups: Sequence[Rule] = ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
+    return groups[0] if groups else None
+
+
+def _check_name(target: Deployment, group_id: str) -> None:
+    named = target.default_security_group
+    if named is not None and named != group_id:
+        change = target.redeploy_command(default_security_group_id=group_id)
+        raise Refusal(
+            "not-the-default-group",
+            f"trainium:default_security_group_id={named} is not the default security group of "
+            f"{target.vpc}, which is {group_id}: tasks carry that one whatever is named; look at "
+            f"its rules, and deploy again with `{change}` and the other -c settings it was "
+            "deployed with",
+        )
+
+
+def _check_rules(target: Deployment, group: Rule, note: Callable[[str], None]) -> None:
+    group_id = str(group["GroupId"])
+    found = {
+        "in": admits_itself(group_id, group.get("IpPermissions", ())),
+        "out": admits_itself(group_id, group.get("IpPermissionsEgress", ())),
+    }
+    closed = [direction for direction, admits in found.items() if admits is Admits.NO]
+    if closed:
+        rules = "; ".join(_remedy(group_id, target.region, direction) for direction in closed)
+        raise Refusal(
+            "closed-default-group",
+            f"security group {group_id}, the default one of {target.vpc}, does not admit itself "
+            f"{' and '.join(closed)}: tasks of a multi-node Batch job carry it and could not reach "
+            f"each other; add what is missing: {rules}; if a policy of the account removes such "
+            "rules, exempt this group first",
+        )
+    if Admits.SOME_ADDRESSES in found.values():
+        note(
+            f"security group {group_id}, the default one of {target.vpc}, admits address ranges: "
+            "they must hold the nodes' subnet"
+        )
+
+
+def admits_itself(group_id: str, rules: Sequence[Rule]) -> Admits:
+    """Whether rules of one direction let all that a job needs pass to the group itself."""
+    wide = [rule for rule in rules if _is_wide(rule)]
+    for rule in wide:
+        groups = {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())}
+        ranges = {entry.get("CidrIp") for entry in rule.get("IpRanges", ())}
+        if group_id in groups or _ANYWHERE in ranges:
+            return Admits.YES
+    by_address = any(rule.get("IpRanges") or rule.get("PrefixListIds") for rule in wide)
+    return Admits.SOME_ADDRESSES if by_address else Admits.NO
+
+
+def _is_wide(rule: Rule) -> bool:
+    if rule["IpProtocol"] == "-1":
+        return True
+    low, high = _PORTS
+    return bool(
+        rule["IpProtocol"] == "tcp"
+        and rule.get("FromPort", high) <= low
+        and rule.get("ToPort", low) >= high
+    )
+
+
+def _remedy(group_id: str, region: str, direction: str) -> str:
+    action = {"in": "ingress", "out": "egress"}[direction]
+    start = f"aws ec2 authorize-security-group-{action} --region {region}"
+    itself = f"'IpProtocol=tcp,FromPort=0,ToPort=65535,UserIdGroupPairs=[{{GroupId={group_id}}}]'"
+    https = " 'IpProtocol=tcp,FromPort=443,ToPort=443,IpRanges=[{CidrIp=0.0.0.0/0}]'"
+    rules = itself + (https if direction == "out" else "")
+    # In quotes, because a shell such as zsh takes brackets for a pattern.
+    return f"{start} --group-id {group_id} --ip-permissions {rules}"

@@ -1,0 +1,66 @@
+"""A session on a host of Batch, through AWS Systems Manager."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+
+from jobs.aws import BatchClient, EcsClient, ManagedInstancesClient
+from jobs.batch.runs import Job
+from jobs.deployment import Deployment
+from jobs.errors import Refusal
+
+PROGRAMS = ("aws", "session-manager-plugin")
+
+
+def find_host(batch: BatchClient, ecs: EcsClient, job: Job, node: int) -> str:
+    """Id of the instance that a node of a running job is on."""
+    part = (job.shape.part_ids(job.job_id) or [job.job_id])[node]
+    described = batch.describe_jobs(jobs=[part])["jobs"]
+    arn = ((described[0].get("container") or {}) if described else {}).get("containerInstanceArn")
+    if not arn or job.ended:
+        raise Refusal(
+            "no-host",
+            f"node {node} of run {job.run} is on no host ({job.status}); a shell needs a node that "
+            f"is RUNNING: python -m jobs status {job.run}",
+        )
+    # arn:aws:ecs:region:account:container-instance/CLUSTER/ID
+    cluster = arn.split("/")[1]
+    found = ecs.describe_container_instances(cluster=cluster, containerInstances=[arn])
+    return str(found["containerInstances"][0]["ec2InstanceId"])
+
+
+def check_session(
+    instances: ManagedInstancesClient, deployment: Deployment, instance_id: str
+) -> None:
+    """Refuse a host that takes no sessions."""
+    wanted = [{"Key": "InstanceIds", "Values": [instance_id]}]
+    known = instances.describe_instance_information(Filters=wanted)["InstanceInformationList"]
+    if any(item.get("PingStatus") == "Online" for item in known):
+        return
+    raise Refusal(
+        "no-sessions",
+        f"host {instance_id} takes no sessions: deployment {deployment.name!r} allows none, or its "
+        f"agent is not up yet; deploy again with `{deployment.redeploy_command(node_shell='true')}`"
+        " and the other -c settings it was deployed with",
+    )
+
+
+def session_command(instance_id: str, region: str, command: Sequence[str]) -> list[str]:
+    """What the AWS CLI is told."""
+    words = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id]
+    if not command:
+        return words
+    parameters = json.dumps({"command": [shlex.join(command)]})
+    document = "AWS-StartInteractiveCommand"
+    return [*words, "--document-name", document, "--parameters", parameters]
+
+
+def missing_programs(words: Sequence[str], missing: Sequence[str]) -> Refusal:
+    """The refusal where a session cannot be started."""
+    return Refusal(
+        "no-session-manager",
+        f"{' and '.join(missing)} is not installed here; install the AWS CLI with its Session "
+        f"Manager plugin, or run elsewhere: {shlex.join(words)}",
+    )

@@ -1,0 +1,186 @@
+"""Reading log streams: every line once, and several streams merged by time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from jobs.aws import LogsClient
+from jobs.batch.runs import Job
+from jobs.errors import error_code, is_transient
+
+_PAGES_PER_READ = 20  # so that one chatty node does not starve the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line that a node printed."""
+
+    timestamp_ms: int
+    node: int
+    attempt: int
+    message: str
+
+
+@dataclass(slots=True, kw_only=True)
+class LogStream:
+    """One node's stream of one attempt, and how far it has been read."""
+
+    name: str
+    node: int
+    attempt: int
+    caught_up: bool = False
+    """The last read came to the end of what there was, which may be nothing."""
+    _token: str | None = None
+
+    def read_into(self, merger: Merger, logs: LogsClient, log_group: str) -> None:
+        """Hand everything new to ``merger``.
+
+        The token moves together with the lines of its page, so an error between two pages
+        (throttling, a lost connection) neither loses nor repeats any.
+        """
+        self.caught_up = False
+        for _ in range(_PAGES_PER_READ):
+            page = self._page(logs, log_group)
+            if page is None:
+                self.caught_up = True
+                return
+            token = page["nextForwardToken"]
+            if token == self._token:
+                # "If you have reached the end of the stream, it returns the same token you
+                # passed in" (GetLogEvents API reference); an empty page alone is not the end.
+                self.caught_up = True
+                return
+            self._token = token
+            for event in page["events"]:
+                merger.add(
+                    LogLine(
+                        timestamp_ms=int(event["timestamp"]),
+                        node=self.node,
+                        attempt=self.attempt,
+                        message=str(event["message"]).rstrip("\r\n"),
+                    ),
+                    stream=self.name,
+                )
+
+    def _page(self, logs: LogsClient, log_group: str) -> Any:
+        """Read one page; None while the stream does not exist yet."""
+        token = {} if self._token is None else {"nextToken": self._token}
+        try:
+            return logs.get_log_events(
+                logGroupName=log_group, logStreamName=self.name, startFromHead=True, **token
+            )
+        except Exception as error:
+            # Batch names the stream when the task starts; CloudWatch has it with its first line.
+            if error_code(error) == "ResourceNotFoundException":
+                return None
+            raise
+
+
+@dataclass(slots=True)
+class Merger:
+    """Merges lines by time while they arrive.
+
+    A line is held for one round of reading, so that lines of other nodes that are older but were
+    read later still come before it. Lines of one stream never overtake each other.
+    """
+
+    _held: list[tuple[int, int, int, LogLine]] = field(default_factory=list)
+    _newest_ms: dict[str, int] = field(default_factory=dict)
+    _horizon_ms: int | None = None
+    _count: int = 0
+
+    def add(self, line: LogLine, *, stream: str) -> None:
+        """Take a line, in the order of its stream."""
+        order_ms = max(line.timestamp_ms, self._newest_ms.get(stream, line.timestamp_ms))
+        self._newest_ms[stream] = order_ms
+        self._count += 1
+        heapq.heappush(self._held, (order_ms, line.node, self._count, line))
+
+    def end_round(self) -> Iterator[LogLine]:
+        """Give the lines that were held for a round, and what is older than they are."""
+        horizon_ms = self._horizon_ms
+        self._horizon_ms = max((entry[0] for entry in self._held), default=None)
+        if horizon_ms is None:
+            return
+        while self._held and self._held[0][0] <= horizon_ms:
+            yield heapq.heappop(self._held)[3]
+
+    def flush(self) -> Iterator[LogLine]:
+        """Give everything."""
+        while self._held:
+            yield heapq.heappop(self._held)[3]
+
+
+class Phase(Enum):
+    """What is read in a round."""
+
+    LIVE = "live"
+    """The newest attempt and the one before it; older streams were read to their end."""
+    SETTLING = "settling"
+    """Everything, for lines may still come."""
+    LAST = "last"
+    """Only what the round before could not read to its end."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Streams:
+    """All streams of one job, found as its nodes start and read round by round."""
+
+    logs: LogsClient
+    log_group: str
+    only_node: int | None = None
+    merger: Merger = field(default_factory=Merger)
+    phase: Phase = Phase.LIVE
+    _streams: dict[str, LogStream] = field(default_factory=dict)
+
+    def note(self, job: Job) -> None:
+        """Take over the streams that the nodes of ``job`` have by now."""
+        for node in job.nodes:
+            if self.only_node is not None and node.index != self.only_node:
+                continue
+            for attempt in node.attempts:
+                if attempt.log_stream and attempt.log_stream not in self._streams:
+                    self._streams[attempt.log_stream] = LogStream(
+                        name=attempt.log_stream, node=node.index, attempt=attempt.number
+                    )
+
+    def in_use(self) -> list[LogStream]:
+        """Streams that the next round reads."""
+        newest = max((stream.attempt for stream in self._streams.values()), default=1)
+        return [
+            stream
+            for stream in self._streams.values()
+            if not stream.caught_up
+            or self.phase is Phase.SETTLING
+            or (self.phase is Phase.LIVE and stream.attempt >= newest - 1)
+        ]
+
+    def read(self, troubles: list[BaseException]) -> int:
+        """Read one round; return how many streams answered. Transient errors go to ``troubles``."""
+        answered = 0
+        for stream in self.in_use():
+            try:
+                stream.read_into(self.merger, self.logs, self.log_group)
+                answered += 1
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                troubles.append(error)
+        return answered
+
+    def read_all(self, job: Job) -> list[LogLine]:
+        """Read what there is, sorted by time."""
+        self.note(job)
+        for stream in self._streams.values():
+            while not stream.caught_up:
+                stream.read_into(self.merger, self.logs, self.log_group)
+        return list(self.merger.flush())
+
+    @property
+    def caught_up(self) -> bool:
+        """Everything that exists has been read to its end."""
+        return all(stream.caught_up for stream in self._streams.values())

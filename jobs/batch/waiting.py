@@ -1,0 +1,95 @@
+"""Why a job waits although Batch says nothing: a look at its queue and compute environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jobs.aws import BatchClient
+from jobs.batch.reasons import Explanation
+from jobs.batch.runs import Job, Kind
+from jobs.deployment import Deployment
+
+
+def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explanation:
+    """Return the first thing that is wrong, or what usually is."""
+    on_cpu = job.shape.kind is not Kind.NODES
+    queue_name = deployment.cpu_job_queue if on_cpu else deployment.job_queue
+    assert queue_name is not None
+    queues = batch.describe_job_queues(jobQueues=[queue_name])["jobQueues"]
+    environment_names: list[str] = []
+    for queue in queues:
+        if queue.get("state") != "ENABLED" or queue.get("status") == "INVALID":
+            return _broken("job queue", queue)
+        environment_names += [
+            item["computeEnvironment"] for item in queue.get("computeEnvironmentOrder", ())
+        ]
+    if not on_cpu:
+        assert deployment.compute_environment is not None
+        environment_names = [deployment.compute_environment]
+    environments = batch.describe_compute_environments(computeEnvironments=environment_names)[
+        "computeEnvironments"
+    ]
+    for environment in environments:
+        if environment.get("state") != "ENABLED" or environment.get("status") == "INVALID":
+            return _broken("compute environment", environment)
+    if on_cpu:
+        return Explanation(
+            pattern="",
+            meaning="queue and compute environment are in order; an instance takes some minutes",
+            remedy=(
+                "if it lasts, there may be no Spot capacity for the deployment's "
+                "cpu_instance_types (deploy with more of them, or without Spot), or the account's "
+                "quota of standard instances is used up"
+            ),
+        )
+    return _for_nodes(deployment, job, environments)
+
+
+def waits_for(batch: BatchClient, job: Job) -> Explanation | None:
+    """Which jobs have to succeed before this one starts, and how they stand."""
+    described = batch.describe_jobs(jobs=list(job.depends_on))["jobs"]
+    if not described:
+        return None
+    waiting = [f"run {item['jobName']} ({item['status']})" for item in described]
+    runs = " and ".join(f"`python -m jobs logs {item['jobName']} --follow`" for item in described)
+    return Explanation(
+        pattern="",
+        meaning=f"it starts when {' and '.join(waiting)} has succeeded",
+        remedy=f"follow that with {runs}",
+    )
+
+
+def _for_nodes(
+    deployment: Deployment, job: Job, environments: Sequence[Mapping[str, Any]]
+) -> Explanation:
+    vcpus = deployment.instance_type.vcpus_for(job.num_nodes)
+    for environment in environments:
+        most = environment.get("computeResources", {}).get("maxvCpus")
+        if most is not None and most < vcpus:
+            return Explanation(
+                pattern="",
+                meaning=f"the job needs {vcpus} vCPUs, the compute environment may have {most}",
+                remedy=f"deploy again: {deployment.redeploy_command(max_nodes=job.num_nodes)}",
+            )
+    return Explanation(
+        pattern="",
+        meaning="queue and compute environment are in order; hosts take 5 to 10 minutes to start",
+        remedy=(
+            f"if it lasts, check that the account's vCPU quota for running On-Demand Trn "
+            f"instances (L-2C3B7624) covers {vcpus}, that earlier jobs of the queue are not ahead, "
+            "and the activity of the Auto Scaling group that Batch made; a host that does not "
+            "become ready ends itself after five minutes and is replaced, its console says why "
+            "(`aws ec2 get-console-output --latest --instance-id ...`), and a job that hosts are "
+            "up for in vain is cancelled after half an hour or a little more"
+        ),
+    )
+
+
+def _broken(what: str, item: Mapping[str, Any]) -> Explanation:
+    reason = item.get("statusReason") or "no reason given"
+    return Explanation(
+        pattern="",
+        meaning=f"the {what} is {item.get('state')} and {item.get('status')}: {reason}",
+        remedy="enable it or deploy again with `cdk deploy --all`",
+    )

@@ -1,0 +1,93 @@
+"""A training run as the bucket shows it: what it is, how far it came, which checkpoints it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.bucket.objects import Bucket
+from trainium_catalogue import contract
+from trainium_catalogue.workloads import Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """``run.json``."""
+
+    run: str
+    workload: str
+    values: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """The complete checkpoints of a run."""
+
+    uri: str
+    steps: tuple[int, ...]
+    """From the oldest to the newest."""
+    are_seen: bool = True
+    """False where they are in a folder of the nodes, which the desk does not see."""
+
+    @property
+    def newest(self) -> int | None:
+        """Optimizer steps of the newest one."""
+        return self.steps[-1] if self.steps else None
+
+
+def read_run(bucket: Bucket, run: str) -> TrainingRun | None:
+    """The run of that name; None before its first job has begun."""
+    document = bucket.document(contract.run_key(run, contract.RUN_CONFIG))
+    if document is None or "workload" not in document:
+        return None
+    return TrainingRun(run=run, workload=document["workload"], values=document.get("values", {}))
+
+
+def read_checkpoints(bucket: Bucket, run: str, values: Mapping[str, Any]) -> Checkpoints:
+    """Which checkpoints of a run are complete, wherever its ``checkpoint-uri`` puts them."""
+    uri = str(values.get("checkpoint-uri", ""))
+    where, prefix = bucket, contract.run_prefix(run, "checkpoints")
+    if uri.startswith("/"):
+        return Checkpoints(uri=f"{uri.rstrip('/')}/{run}", steps=(), are_seen=False)
+    if uri:
+        name, _, path = uri.removeprefix("s3://").partition("/")
+        prefix = "/".join([part for part in path.split("/") if part] + [run]) + "/"
+        where = Bucket(client=bucket.client, name=name)
+    steps = [
+        step
+        for name in where.names(prefix)
+        if (step := _step(name)) is not None
+        and where.head(f"{prefix}{name}/{contract.CHECKPOINT_MARKER}") is not None
+    ]
+    return Checkpoints(uri=f"s3://{where.name}/{prefix}", steps=tuple(sorted(steps)))
+
+
+def read_status(bucket: Bucket, run: str) -> dict[str, Any] | None:
+    """``results/status.json``: how far training is.
+
+    An attempt that goes on from a checkpoint knows of none until it has saved one of its own: its
+    ``last_checkpoint_step`` is then that of the newest complete one, without a time.
+    """
+    status = bucket.document(contract.run_key(run, contract.RUN_STATUS))
+    if status is None or status.get("last_checkpoint_step") is not None:
+        return status
+    stored = read_run(bucket, run)
+    if stored is None:
+        return status
+    try:
+        step = read_checkpoints(bucket, run, stored.values).newest
+    except Exception:  # they may be in a bucket that only the nodes may read
+        return status
+    return {**status, "last_checkpoint_step": step}
+
+
+def known_runs(bucket: Bucket) -> list[str]:
+    """Names below ``runs/``."""
+    return bucket.names(contract.RUNS_PREFIX)
+
+
+def _step(name: str) -> int | None:
+    _, _, digits = name.partition("step-")
+    step = int(digits) if digits.isdigit() else None
+    return step if step is not None and contract.checkpoint_name(step) == name else None

@@ -1,0 +1,174 @@
+"""The documents that ``--json`` prints; docs/schemas/jobs-*.schema.json describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from jobs.batch.reasons import Explanation
+from jobs.batch.runs import Attempt, Job, RunSummary
+from jobs.batch.streams import LogLine
+from jobs.deployment import Deployment
+from jobs.output.explain import explain
+from jobs.submit.prepared import Prepared
+from jobs.submit.request import ESTIMATE_NOTE
+from trainium_catalogue import contract
+from trainium_catalogue.workloads import Hardware
+
+Document = dict[str, Any]
+
+
+def outcome(job: Job) -> Document:
+    """How a job stands: its attempts and its nodes."""
+    last = job.ending
+    found = explain(
+        exit_code=last.exit_code if last and job.ended else None,
+        reasons=(job.status_reason, last.reason if last else None),
+    )
+    return {
+        "status": job.status,
+        "status_reason": job.status_reason,
+        "explanation": _explanation(found),
+        "created_at_ms": job.created_at_ms,
+        "started_at_ms": job.started_at_ms,
+        "stopped_at_ms": job.stopped_at_ms,
+        "kind": job.shape.kind,
+        "orchestrator": job.orchestrator,
+        "num_nodes": job.num_nodes,
+        "depends_on": list(job.depends_on),
+        "max_attempts": job.max_attempts,
+        "attempts": [_attempt(attempt) for attempt in job.attempts],
+        "nodes": [
+            {
+                "node": node.index,
+                "status": node.status,
+                "status_reason": node.status_reason,
+                "pod": node.name,
+                "attempts": [_attempt(attempt) for attempt in node.attempts],
+            }
+            for node in job.nodes
+        ],
+    }
+
+
+def status_document(deployment: Deployment, job: Job, training: Document | None) -> Document:
+    """What ``status --json`` prints; ``training`` is the run's status.json."""
+    return {
+        **_where(deployment, job.run, job.job_id),
+        "workload": job.workload,
+        **outcome(job),
+        "training": training,
+    }
+
+
+def forgotten_document(deployment: Deployment, run: str, training: Document) -> Document:
+    """What ``status --json`` prints of a run whose jobs Batch has forgotten."""
+    return {
+        **_where(deployment, run, None),
+        "workload": training.get("workload"),
+        "status": None,
+        "training": training,
+    }
+
+
+def list_document(deployment: Deployment, runs: Iterable[RunSummary]) -> Document:
+    """What ``list --json`` prints."""
+    return {
+        "deployment": deployment.name,
+        "region": deployment.region,
+        "runs": [asdict(summary) for summary in runs],
+    }
+
+
+def submit_document(
+    deployment: Deployment,
+    ready: Prepared,
+    *,
+    action: str,
+    job_id: str | None,
+    compile_id: str | None,
+    status: str | None,
+    job: Job | None,
+    payloads: Sequence[Document],
+) -> Document:
+    """What ``submit --json`` prints; ``payloads`` are those of the compile job and of the job."""
+    request, first = ready.request, ready.compile_request
+    on_cpu = request.hardware is Hardware.CPU
+    return {
+        **_where(deployment, request.run, job_id),
+        "action": action,
+        "status": job.status if job else status,
+        "workload": request.workload,
+        "hardware": request.hardware,
+        "orchestrator": request.orchestrator,
+        "nodes": request.num_nodes,
+        "time_limit_hours": request.time_limit_hours,
+        "instance_type": None if on_cpu else deployment.instance_type.name,
+        "estimate": {
+            "usd_per_node_hour": request.usd_per_node_hour,
+            "usd_at_time_limit": round(request.usd_at_time_limit, 2),
+            "max_attempts": contract.ATTEMPTS,
+            "note": ESTIMATE_NOTE,
+        },
+        "plan": None if ready.plan.document is None else dict(ready.plan.document),
+        "compile": None
+        if first is None
+        else {
+            "run": first.run,
+            "job_id": compile_id,
+            "time_limit_hours": first.time_limit_hours,
+            "usd_at_time_limit": round(first.usd_at_time_limit, 2),
+            "payload": payloads[0],
+        },
+        "payload": payloads[-1],
+        "outcome": outcome(job) if job else None,
+    }
+
+
+def logs_document(
+    deployment: Deployment, run: str, job_id: str, *, lines: Iterable[LogLine], job: Job | None
+) -> Document:
+    """What ``logs --json`` prints."""
+    return {
+        **_where(deployment, run, job_id),
+        "log_group": deployment.log_group,
+        "lines": [asdict(line) for line in lines],
+        "outcome": outcome(job) if job else None,
+    }
+
+
+def stop_document(
+    deployment: Deployment, summary: RunSummary, *, action: str, reason: str | None, job: Job | None
+) -> Document:
+    """What ``stop --json`` prints."""
+    return {
+        **_where(deployment, summary.run, summary.job_id),
+        "action": action,
+        "reason": reason,
+        "ended": job.ended if job else summary.ended,
+        "outcome": outcome(job) if job else None,
+    }
+
+
+def refused_document(code: str, message: str) -> Document:
+    """What any command prints with ``--json`` when it refuses."""
+    return {"refused": code, "message": message}
+
+
+def _where(deployment: Deployment, run: str, job_id: str | None) -> Document:
+    return {
+        "deployment": deployment.name,
+        "region": deployment.region,
+        "run": run,
+        "job_id": job_id,
+    }
+
+
+def _attempt(attempt: Attempt) -> Document:
+    found = explain(exit_code=attempt.exit_code, reasons=(attempt.status_reason, attempt.reason))
+    return {**asdict(attempt), "meaning": found.meaning if found else None}
+
+
+def _explanation(found: Explanation | None) -> Document | None:
+    return {"meaning": found.meaning, "remedy": found.remedy} if found else None

@@ -1,0 +1,59 @@
+"""Why a job waits or ended, in plain words: reasons first, then exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from jobs.batch.reasons import REASONS, Explanation
+from jobs.eks.reasons import CLUSTER_REASONS
+from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
+
+KNOWN_REASONS = (*REASONS, *CLUSTER_REASONS)
+# What Batch writes when a container simply ended: the exit code says the rest.
+_NO_NEWS = ("Essential container in task exited*", "Task stopped by user*")
+
+
+def explain_reason(reason: str | None) -> Explanation | None:
+    """Find the meaning of a reason; None when the table has nothing to say."""
+    if not reason:
+        return None
+    for explanation in KNOWN_REASONS:
+        if fnmatchcase(reason, explanation.pattern):
+            return explanation
+    return None
+
+
+def explain_exit(exit_code: int | None) -> Explanation | None:
+    """Find the meaning of a node's exit code; None when there is none."""
+    if exit_code is None:
+        return None
+    try:
+        ending = EXIT_CODES[ExitCode(exit_code)]
+    except ValueError:
+        if exit_code > 128:
+            return Explanation(
+                pattern=str(exit_code),
+                meaning=f"ended by signal {exit_code - 128}",
+                remedy="read the last lines of the node's log",
+            )
+        return Explanation(
+            pattern=str(exit_code),
+            meaning="not a code of the launcher",
+            remedy="read the last lines of the node's log",
+        )
+    return Explanation(pattern=str(exit_code), meaning=ending.meaning, remedy=ending.remedy)
+
+
+def explain(*, exit_code: int | None, reasons: Iterable[str | None]) -> Explanation | None:
+    """Explain an ending: what Batch or ECS say first, then the exit code."""
+    for reason in reasons:
+        found = explain_reason(reason)
+        if found is not None:
+            return found
+    return explain_exit(exit_code)
+
+
+def is_news(reason: str | None) -> bool:
+    """Whether a reason tells more than that the container ended."""
+    return bool(reason) and not any(fnmatchcase(str(reason), quiet) for quiet in _NO_NEWS)

@@ -1,0 +1,177 @@
+"""What people read: log lines with node labels, and tables."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jobs.batch.reasons import Explanation
+from jobs.batch.runs import Attempt, Job, Kind
+from jobs.batch.streams import LogLine
+from jobs.output.explain import explain, explain_exit, is_news
+from jobs.output.follow import (
+    AttemptBegan,
+    AttemptEnded,
+    Ended,
+    Event,
+    StatusChanged,
+    StillWaiting,
+    Trouble,
+)
+from trainium_catalogue.contract import run_prefix
+from trainium_catalogue.exit_codes import RETRIED
+
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
+_NO_REASON = "{} gives no reason"
+
+
+class Screen:
+    """Where lines of nodes go, and where remarks about them go."""
+
+    def __init__(self, *, part: str = "node", lines_to: TextIO | None = None) -> None:
+        self._part = part
+        self._lines_to = lines_to or sys.stdout
+        self._lines = Console(file=self._lines_to, highlight=False, soft_wrap=True)
+        self._remarks = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+    def event(self, event: Event) -> None:
+        """Show one event of a follower."""
+        if isinstance(event, LogLine):
+            self.line(event)
+        elif not isinstance(event, Ended):
+            self.remark(describe_event(event))
+
+    def line(self, line: LogLine) -> None:
+        """Show one line of a node."""
+        label = node_label(line, self._part)
+        if self._lines.is_terminal:
+            text = Text(f"{label} ", style=_COLOURS[line.node % len(_COLOURS)])
+            self._lines.print(text.append_text(Text.from_ansi(line.message)))
+        else:
+            # A pipe or a file gets what the node wrote, unchanged.
+            self._lines_to.write(f"{label} {line.message}\n")
+            self._lines_to.flush()
+
+    def remark(self, text: str) -> None:
+        """Say something about the job."""
+        self._remarks.print(Text(f"{datetime.now():%H:%M:%S} ", style="dim").append(text))
+
+    def table(self, table: Table) -> None:
+        """Show a table on standard error, after the lines."""
+        self._remarks.print(table)
+
+
+def node_label(line: LogLine, part: str = "node") -> str:
+    """``node 1 |`` or ``child 1 |``, with the attempt when it is not the first."""
+    attempt = f", attempt {line.attempt}" if line.attempt > 1 else ""
+    return f"{part} {line.node}{attempt} |"
+
+
+def describe_event(
+    event: StatusChanged | AttemptEnded | AttemptBegan | StillWaiting | Trouble,
+) -> str:
+    """One remark about what happened."""
+    match event:
+        case StatusChanged(status=status, reason=reason, explanation=waits):
+            found = waits or explain(exit_code=None, reasons=(reason,))
+            said = f": {reason}" if is_news(reason) else ""
+            return f"{status}{said}{f' - {found.meaning}; {found.remedy}' if found else ''}"
+        case AttemptEnded(attempt=attempt, max_attempts=most, orchestrator=by):
+            of = f" of {most}" if most else ""
+            ending = describe_ending(attempt)
+            return f"attempt {attempt.number}{of} ended, {ending}; {by.who} makes another one"
+        case AttemptBegan(number=number):
+            return f"attempt {number}"
+        case StillWaiting(seconds=seconds, explanation=found, orchestrator=by, status=status):
+            why = f": {event.reason}" if event.reason else f" and {by.who} gives no reason"
+            said = f": {found.meaning}; {found.remedy}" if found else ""
+            return f"still {status} after {duration(seconds)}{why}{said}"
+        case Trouble(message=message):
+            return f"no answer, trying on: {message}"
+
+
+def describe_ending(attempt: Attempt) -> str:
+    """How an attempt ended, in a few words."""
+    parts = [] if attempt.exit_code is None else [f"exit code {attempt.exit_code}"]
+    reasons = attempt.status_reason, attempt.reason
+    parts += [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
+    found = explain(exit_code=attempt.exit_code, reasons=reasons)
+    if found:
+        parts.append(found.meaning)
+    return ", ".join(parts) or "no exit code"
+
+
+def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
+    """The last sentence about a run; ``cause`` is its launcher's own, where it is known."""
+    if job.succeeded:
+        success = f"run {job.run} succeeded{_took(job, ' after')}"
+        if job.shape.kind is not Kind.NODES:
+            # Data and export jobs write none, and say in their log what they made and where.
+            return success
+        return f"{success}; results are in s3://{bucket}/{run_prefix(job.run, 'results')}"
+    if not job.ended:
+        return f"run {job.run} is {job.status}"
+    ending = job.ending
+    code = ending.exit_code if ending else None
+    reasons = job.status_reason, ending.reason if ending else None
+    said = [] if code is None else [f"exit code {code}"]
+    said += [str(reason) for reason in dict.fromkeys((*reasons, cause)) if is_news(reason)]
+    found = explain(exit_code=code, reasons=reasons)
+    if found and code in RETRIED and found == explain_exit(code):
+        # What the table tells of such a code is that another attempt follows: none does any more.
+        said += [] if cause else [found.meaning]
+        said.append("no attempt is left; when the cause is gone, submit the run again to go on")
+    elif found:
+        said += [found.meaning, found.remedy]
+    failed = f"run {job.run} failed{_took(job, ' after')}"
+    return f"{failed}: {'; '.join(said) or _NO_REASON.format(job.orchestrator.who)}"
+
+
+def describe_status(job: Job, waiting: Explanation | None) -> str:
+    """Where a job stands, and why it waits when it does."""
+    of = f" of {job.max_attempts}" if job.max_attempts else ""
+    # The children of an array are retried one by one: the table shows their attempts.
+    is_array = job.shape.kind is Kind.ARRAY
+    attempt = "" if job.ended or is_array else f", attempt {len(job.attempts) + 1}{of}"
+    size = job.shape.kind.sized(job.num_nodes)
+    lines = [f"run {job.run}: {job.status}, {size}{attempt}, job {job.job_id}"]
+    lines.append(f"submitted {timestamp(job.created_at_ms)}{_took(job, ', took')}")
+    # Volcano's index is the rank, so nobody has to read logs to find it.
+    if job.nodes and job.nodes[0].name is not None:
+        lines.append(f"rank 0 is pod {job.nodes[0].name}")
+    found = waiting or explain(exit_code=None, reasons=(job.status_reason,))
+    if not job.ended and is_news(job.status_reason):
+        lines.append(str(job.status_reason))
+    if not job.ended and found:
+        lines.append(f"{found.meaning}; {found.remedy}")
+    return "\n".join(lines)
+
+
+def timestamp(milliseconds: int | None) -> str:
+    """Local date and time."""
+    if not milliseconds:
+        return ""
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``3 min 5 s`` or ``2 h 10 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _took(job: Job, word: str) -> str:
+    """How long it ran, which of several attempts only the last one tells."""
+    if job.started_at_ms is None or job.stopped_at_ms is None:
+        return ""
+    last = f" of attempt {len(job.attempts)}" if len(job.attempts) > 1 else ""
+    return f"{word} {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}{last}"

@@ -1,0 +1,119 @@
+"""Tables that a person reads: the nodes of a job, the runs of a deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from jobs.batch.runs import Attempt, Job, RunSummary
+from jobs.output.explain import explain, explain_exit, is_news
+from jobs.output.show import duration, timestamp
+from trainium_catalogue.workloads import Hardware
+
+_STATUS_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
+_BORDERS = 3
+"""Characters beside each column."""
+_REASON = 24
+"""Characters in which a reason reads well."""
+
+
+def node_table(job: Job) -> Table:
+    """Nodes, attempts and how each ended; of attempts whose pods are gone, how the job's did."""
+    table = Table()
+    for heading in (job.shape.kind.part, "attempt", "status", "exit code", "reason"):
+        table.add_column(heading, justify="left" if heading in ("status", "reason") else "right")
+    seen = {attempt.number for node in job.nodes for attempt in node.attempts}
+    for attempt in job.attempts:
+        if attempt.number not in seen:
+            table.add_row("all", str(attempt.number), *_ending("FAILED", attempt))
+    for node in job.nodes:
+        for attempt in node.attempts:
+            status = node.status if attempt is node.last else "FAILED"
+            table.add_row(str(node.index), str(attempt.number), *_ending(status, attempt))
+        if not node.attempts:
+            table.add_row(str(node.index), "", _status(node.status), "", node.status_reason or "")
+    return table
+
+
+def runs_table(runs: Sequence[RunSummary], *, width: int) -> tuple[Table, list[str]]:
+    """The runs of a deployment, and the columns that ``width`` characters have no room for.
+
+    Names are what one copies: rather than cut one, columns are left out; only a name that does
+    not fit by itself is folded.
+    """
+    columns: dict[str, list[str | Text]] = {
+        "run": [run.run for run in runs],
+        "status": [_status(run.status) for run in runs],
+        "nodes": [_size(run) for run in runs],
+        "submitted": [timestamp(run.created_at_ms) for run in runs],
+        "last attempt": [_took(run) for run in runs],
+        "reason": [reason_of(run) for run in runs],
+    }
+    if not any(columns["reason"]):
+        del columns["reason"]
+    left_out: list[str] = []
+    for heading in ("last attempt", "submitted", "nodes", "reason"):
+        if _width(columns) > width and heading in columns:
+            del columns[heading]
+            left_out.append(heading)
+    table = Table()
+    for heading in columns:
+        is_number = heading in ("nodes", "last attempt")
+        table.add_column(
+            heading,
+            justify="right" if is_number else "left",
+            overflow="fold",
+            no_wrap=heading != "reason" and _width(columns) <= width,
+        )
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*row)
+    return table, left_out
+
+
+def reason_of(run: RunSummary) -> str:
+    """Why it waits or failed, as far as the list knows."""
+    if is_news(run.status_reason):
+        return str(run.status_reason)
+    found = explain_exit(run.exit_code) if run.status == "FAILED" else None
+    return "" if found is None else f"exit code {run.exit_code}: {found.meaning}"
+
+
+def _width(columns: dict[str, list[str | Text]]) -> int:
+    """Characters of a table, at least."""
+    cells = (
+        min(longest, _REASON) if heading == "reason" else longest
+        for heading, values in columns.items()
+        for longest in [max(len(heading), *map(len, values))]
+    )
+    return sum(cells) + _BORDERS * len(columns) + 1
+
+
+def _took(run: RunSummary) -> str:
+    if not run.started_at_ms or not run.stopped_at_ms:
+        return ""
+    return duration((run.stopped_at_ms - run.started_at_ms) / 1000)
+
+
+def _size(run: RunSummary) -> str:
+    if run.hardware is Hardware.CPU:
+        return "CPU" if run.num_nodes in (None, 1) else f"{run.num_nodes} x CPU"
+    return str(run.num_nodes or "")
+
+
+def _ending(status: str, attempt: Attempt) -> tuple[Text, str, str]:
+    code = "" if attempt.exit_code is None else str(attempt.exit_code)
+    return _status(status), code, _why(attempt)
+
+
+def _why(attempt: Attempt) -> str:
+    """Why an attempt ended, without its exit code."""
+    reasons = attempt.status_reason, attempt.reason
+    said = [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
+    found = explain(exit_code=attempt.exit_code, reasons=reasons)
+    return "; ".join([*said, *([found.meaning] if found else [])])
+
+
+def _status(status: str) -> Text:
+    return Text(status, style=_STATUS_COLOURS.get(status, ""))

@@ -1,0 +1,183 @@
+"""What the probes of the desk look at: the account, the deployment, its jobs and its bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from jobs.aws import Aws
+from jobs.batch.runs import Job
+from jobs.bucket.objects import Bucket
+from jobs.bucket.training_run import read_status
+from jobs.deployment import Deployment, EksTarget
+from jobs.eks.cluster import Cluster
+from jobs.errors import Refusal, is_denied, is_transient
+from jobs.services import Services
+from trainium_catalogue.contract import RUNS_PREFIX, TAG_DEPLOYMENT, run_prefix
+from trainium_catalogue.probing import Missing, Place, Probes
+from trainium_catalogue.releases import NeuronRelease, find_release
+
+_NEWEST_JOBS = 20
+_MOST_RUNS = 200
+"""That are looked into; a run costs a few requests."""
+
+
+@dataclass
+class Desk:
+    """The deployment, seen by whoever runs the command; nothing here is changed."""
+
+    aws: Aws
+    target: Deployment
+    services: Services
+    """Where its jobs are."""
+    job: Job | None = None
+    """Of the run of ``verify``, while Batch or the cluster still knows it."""
+    _clients: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    def client(self, service: str) -> Any:
+        """A boto3 client; a probe calls nothing but Describe, Get, Head and List."""
+        if service not in self._clients:
+            self._clients[service] = self.aws.reading(service)
+        return self._clients[service]
+
+    @property
+    def there(self) -> frozenset[str]:
+        """What a probe may need and finds here."""
+        facts = {
+            "AWS": not self.aws.is_emulated,
+            "Batch": self.target.compute_environment is not None,
+            "EKS": self.target.eks is not None,
+            "a run of verify": self.job is not None,
+        }
+        return frozenset(name for name, holds in facts.items() if holds)
+
+    @property
+    def bucket(self) -> Bucket:
+        """The deployment's."""
+        return Bucket(client=self.client("s3"), name=self.target.bucket)
+
+    @property
+    def release(self) -> NeuronRelease:
+        """What the deployment runs."""
+        return find_release(self.target.neuron_release)
+
+    @property
+    def eks(self) -> EksTarget:
+        """The cluster's names."""
+        if self.target.eks is None:
+            raise Missing("EKS")
+        return self.target.eks
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The cluster's API."""
+        return Cluster(self.aws, self.eks.cluster, self.eks.namespace)
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """The compute environment of the nodes."""
+        found = self.client("batch").describe_compute_environments(
+            computeEnvironments=[self.target.compute_environment]
+        )["computeEnvironments"]
+        if not found:
+            raise Missing("the compute environment")
+        environment: Mapping[str, Any] = found[0]
+        return environment
+
+    @property
+    def resources(self) -> Mapping[str, Any]:
+        """What the environment starts, and with which settings."""
+        found: Mapping[str, Any] = self.environment.get("computeResources") or {}
+        return found
+
+    @cached_property
+    def node_group(self) -> Mapping[str, Any]:
+        """The node group of the Trainium nodes."""
+        found: Mapping[str, Any] = self.client("eks").describe_nodegroup(
+            clusterName=self.eks.cluster, nodegroupName=self.eks.node_group
+        )["nodegroup"]
+        return found
+
+    @cached_property
+    def subnets(self) -> list[Mapping[str, Any]]:
+        """Those of the nodes."""
+        ids = (
+            self.resources.get("subnets")
+            if self.target.compute_environment is not None
+            else self.node_group.get("subnets")
+        )
+        if not ids:
+            raise Missing("subnets of the nodes")
+        return list(self.client("ec2").describe_subnets(SubnetIds=list(ids))["Subnets"])
+
+    @cached_property
+    def hosts(self) -> list[Mapping[str, Any]]:
+        """Instances of the nodes, newest first; EC2 shows one for about an hour after its end."""
+        pages = self.client("ec2").describe_instances(
+            Filters=[
+                {"Name": f"tag:{TAG_DEPLOYMENT}", "Values": [self.target.name]},
+                {"Name": "instance-type", "Values": [self.target.instance_type.name]},
+            ]
+        )["Reservations"]
+        found = [instance for page in pages for instance in page["Instances"]]
+        if not found:
+            raise Missing("a host, running or ended within the hour")
+        return sorted(found, key=lambda instance: str(instance.get("LaunchTime")), reverse=True)
+
+    @property
+    def running_hosts(self) -> list[Mapping[str, Any]]:
+        """Those that run now."""
+        found = [host for host in self.hosts if host["State"]["Name"] == "running"]
+        if not found:
+            raise Missing("a host that runs now")
+        return found
+
+    @cached_property
+    def consoles(self) -> dict[str, str]:
+        """What the hosts printed while they started, by instance id."""
+        found = {}
+        for host in self.hosts:
+            said = self.client("ec2").get_console_output(InstanceId=host["InstanceId"])
+            # The end of it only, on some types and times; EC2 keeps 64 KB.
+            if text := said.get("Output"):
+                found[str(host["InstanceId"])] = str(text)
+        if not found:
+            raise Missing("console output of a host")
+        return found
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """The newest jobs that have ended, with their attempts."""
+        ended = [pair for pair in self.services.runs() if pair[1].ended]
+        newest = sorted(ended, key=lambda pair: pair[1].created_at_ms, reverse=True)[:_NEWEST_JOBS]
+        found = [service.describe(each.job_id, each.shape) for service, each in newest]
+        return [job for job in found if job is not None]
+
+    @cached_property
+    def runs(self) -> list[str]:
+        """Names of runs that left something in the bucket."""
+        return self.bucket.names(RUNS_PREFIX)[:_MOST_RUNS]
+
+    @cached_property
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        """How far each training run came."""
+        found = {run: read_status(self.bucket, run) for run in self.runs}
+        return {run: status for run, status in found.items() if status}
+
+    def result(self, run: str, name: str) -> dict[str, Any] | None:
+        """A document below the run's results."""
+        return self.bucket.document(f"{run_prefix(run, 'results')}{name}")
+
+
+def _missing(error: Exception) -> str | None:
+    """What is missing, of an error that says nothing about the claim."""
+    if is_denied(error):
+        return f"permission for {getattr(error, 'operation_name', None) or 'the cluster'}"
+    if isinstance(error, Refusal):
+        return error.message
+    return "an answer, which did not come in time" if is_transient(error) else None
+
+
+PROBES: Probes[Desk] = Probes(Place.DESK, missing=_missing)

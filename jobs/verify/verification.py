@@ -1,0 +1,184 @@
+"""The record of a verification: findings of nodes and desk joined, and the rows they make."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jobs.bucket.objects import Bucket
+from jobs.deployment import Deployment
+from jobs.errors import Refusal
+from jobs.verify.claims import Claim, read_claims
+from trainium_catalogue.contract import CONTRACT_VERSION, run_prefix
+from trainium_catalogue.probing import (
+    NODE_RECORD,
+    RECORD,
+    SCHEMA,
+    Finding,
+    Place,
+    State,
+    is_intact,
+    sealed,
+)
+
+Record = Mapping[str, Any]
+NO_PROBE = "no probe"
+_OF_NODES = ("run", "job_id", "num_nodes", "num_ranks", "device")
+_WORST_FIRST = (State.CRASHED, State.RED, State.GREEN, State.NOT_RUN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A claim that a probe may settle, or that is open without one."""
+
+    claim: Claim
+    state: str
+    """Of its probe, or ``no probe``."""
+    seen: str
+    expected: str
+
+    @property
+    def is_bad(self) -> bool:
+        """Somebody has to look."""
+        return self.state in (State.RED, State.CRASHED)
+
+
+def key_of(run: str, name: str = RECORD) -> str:
+    """Where a run's record lies in the bucket."""
+    return f"{run_prefix(run, 'results')}{name}"
+
+
+def parse_record(data: bytes, where: str) -> Record:
+    """Read a record; refuses what is none, and what was changed after it was written."""
+    try:
+        document = json.loads(data)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or "findings" not in document:
+        raise Refusal(
+            "no-record",
+            f"{where} is no record of a verification; name a run, a file or an object that "
+            "`python -m jobs verify` wrote",
+        )
+    if document.get("schema") != SCHEMA:
+        raise Refusal(
+            "record-schema",
+            f"{where} has the form {document.get('schema')}, this checkout reads {SCHEMA}; use the "
+            "checkout that wrote it",
+        )
+    if not is_intact(document):
+        raise Refusal(
+            "record-changed",
+            f"{where} is not what was written: its checksum does not fit; run "
+            "`python -m jobs verify` again, which writes it anew",
+        )
+    return document
+
+
+def read_record(place: str, bucket: Bucket | None) -> Record:
+    """The record in a file, at an address or key of the bucket, or of a run."""
+    path = Path(place)
+    if path.is_file():
+        return parse_record(path.read_bytes(), place)
+    assert bucket is not None
+    if "/" not in place:
+        keys = [key_of(place), key_of(place, NODE_RECORD)]
+        where = bucket
+    else:
+        name, _, key = place.removeprefix("s3://").partition("/")
+        is_address = place.startswith("s3://")
+        where = Bucket(client=bucket.client, name=name) if is_address else bucket
+        keys = [key if is_address else place]
+    for key in keys:
+        if (data := where.read(key)) is not None:
+            return parse_record(data, f"s3://{where.name}/{key}")
+    raise Refusal(
+        "no-record",
+        f"there is no record {place!r}: neither a file nor {' nor '.join(keys)} in {where.name}; "
+        "submit `python -m jobs submit verify --nodes 1 --follow`, then `python -m jobs verify`",
+    )
+
+
+def joined(
+    target: Deployment,
+    desk: Iterable[Finding],
+    *,
+    nodes: Record | None,
+    earlier: Record | None,
+    emulated: bool,
+    run: str | None,
+    job_id: str | None,
+) -> dict[str, Any]:
+    """One record of what nodes and desk found.
+
+    Some probes have to look while the job runs: what an ``earlier`` record of the same job knows,
+    and this time was not to be seen, is kept.
+    """
+    same_job = earlier is not None and earlier["job_id"] == (nodes["job_id"] if nodes else job_id)
+    known = _by_id(earlier) if earlier is not None and same_job else {}
+    of_desk = [
+        known.get((finding.id, Place.DESK), finding) if finding.state is State.NOT_RUN else finding
+        for finding in desk
+    ]
+    of_nodes = [Finding.read(document) for document in nodes["findings"]] if nodes else []
+    about = {name: nodes[name] for name in _OF_NODES} if nodes else dict.fromkeys(_OF_NODES)
+    return sealed(
+        {
+            "schema": SCHEMA,
+            "contract_version": CONTRACT_VERSION,
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "deployment": target.name,
+            "region": target.region,
+            "emulated": emulated,
+            **about,
+            "run": run,
+            "job_id": about["job_id"] or job_id,
+            "instance_type": target.instance_type.name,
+            "neuron_release": target.neuron_release,
+            "findings": [finding.document() for finding in (*of_nodes, *of_desk)],
+        }
+    )
+
+
+def _by_id(record: Record) -> dict[tuple[str, Place], Finding]:
+    found = [Finding.read(document) for document in record["findings"]]
+    return {(finding.id, finding.place): finding for finding in found}
+
+
+def rows_of(record: Record, claims: Sequence[Claim] | None = None) -> list[Row]:
+    """A row for every claim that has a probe or is open."""
+    found = _by_id(record)
+    rows = []
+    for claim in read_claims() if claims is None else claims:
+        if claim.probe:
+            rows.append(_row(claim, [found.get((claim.id, place)) for place in claim.probe]))
+        elif claim.open:
+            rows.append(Row(claim=claim, state=NO_PROBE, seen=claim.why, expected=""))
+    return rows
+
+
+def _row(claim: Claim, findings: Sequence[Finding | None]) -> Row:
+    there = [finding for finding in findings if finding is not None]
+    if not there:
+        where = "a run of verify" if Place.NODE in claim.probe else "`python -m jobs verify`"
+        return Row(claim=claim, state=State.NOT_RUN, seen=f"needs {where}", expected="")
+    worst = min(there, key=lambda finding: _WORST_FIRST.index(finding.state))
+    seen = f"needs {', '.join(worst.needs)}" if worst.state is State.NOT_RUN else worst.seen
+    return Row(claim=claim, state=worst.state, seen=seen, expected=worst.expected)
+
+
+def counts(rows: Iterable[Row]) -> dict[str, int]:
+    """How many rows ended how, the states in a fixed order."""
+    counted = {str(state): 0 for state in (*State, NO_PROBE)}
+    for row in rows:
+        counted[row.state] += 1
+    return counted
+
+
+def is_good(rows: Iterable[Row]) -> bool:
+    """Nothing is red or crashed."""
+    return not any(row.is_bad for row in rows)

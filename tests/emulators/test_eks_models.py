@@ -1,0 +1,404 @@
+"""EKS as moto is taught it: a real stack against the real server and its Kubernetes cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.exceptions
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+Json = dict[str, Any]
+TRUST = {
+    "Version": "2012-10-17",
+    "Statement": [
+        {
+            "Effect": "Allow",
+            "Principal": {"Service": "pods.eks.amazonaws.com"},
+            "Action": ["sts:AssumeRole", "sts:TagSession"],
+        }
+    ],
+}
+TOKEN = {"ServiceToken": "arn:aws:lambda:us-west-2:123456789012:function:x"}
+NAMESPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "trainium"}}
+ACCOUNT = {
+    "apiVersion": "v1",
+    "kind": "ServiceAccount",
+    "metadata": {"name": "job-mnist", "namespace": "trainium"},
+}
+
+
+@dataclass
+class Server:
+    """A rehearsal's server of this module's own."""
+
+    process: subprocess.Popen[str]
+    endpoint: str
+    events: list[Json] = field(default_factory=list)
+
+    def client(self, service: str) -> Any:
+        return boto3.client(
+            service, endpoint_url=self.endpoint, region_name="us-west-2",
+            aws_access_key_id="x", aws_secret_access_key="x",
+        )  # fmt: skip
+
+    def wait(self, name: str) -> Json:
+        """The next event of a name."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.append(json.loads(line))
+            if self.events[-1]["event"] == name:
+                return self.events[-1]
+        raise AssertionError(f"no {name}")
+
+    def create(self, name: str, resources: Json) -> None:
+        template = json.dumps({"Resources": resources})
+        self.client("cloudformation").create_stack(StackName=name, TemplateBody=template)
+
+    def update(self, name: str, resources: Json) -> None:
+        template = json.dumps({"Resources": resources})
+        self.client("cloudformation").update_stack(StackName=name, TemplateBody=template)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "trainium_emulators.aws.server"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        started = Server(process, "")
+        started.endpoint = started.wait("ready")["endpoint"]
+        started.create("cluster", cluster())
+        yield started
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def kubernetes(server: Server) -> str:
+    """Address of the API server, as EKS gives it."""
+    described = server.client("eks").describe_cluster(name="training")["cluster"]
+    return str(described["endpoint"])
+
+
+def listed(kubernetes: str, path: str) -> list[Json]:
+    with urllib.request.urlopen(f"{kubernetes}{path}") as answer:
+        return list(json.load(answer)["items"])
+
+
+def resource(kind: str, /, **properties: Any) -> Json:
+    return {"Type": kind, "Properties": properties}
+
+
+def of(kind: str, /, **properties: Any) -> Json:
+    """Something of the cluster."""
+    return resource(kind, ClusterName={"Ref": "Cluster"}, **properties)
+
+
+def manifest(*objects: Json, cluster: Any = None) -> Json:
+    return resource(
+        "Custom::AWSCDK-EKS-KubernetesResource",
+        ClusterName=cluster or {"Ref": "Cluster"}, Manifest=json.dumps(objects), **TOKEN,
+    )  # fmt: skip
+
+
+def chart(**changes: Any) -> Json:
+    properties = {
+        "ClusterName": "training", "Release": "volcano", "Chart": "volcano", "Version": "1.15.1",
+        "Repository": "https://volcano-sh.github.io/helm-charts", "Namespace": "volcano-system",
+        **TOKEN,
+    }  # fmt: skip
+    return resource("Custom::AWSCDK-EKS-HelmChart", **{**properties, **changes})
+
+
+def group(**changes: Any) -> Json:
+    properties = {
+        "NodeRole": {"Fn::GetAtt": ["Role", "Arn"]},
+        "Subnets": [{"Ref": "Subnet"}],
+        "AmiType": "AL2023_x86_64_NEURON",
+        "LaunchTemplate": {"Id": {"Ref": "Template"}, "Version": "1"},
+        "ScalingConfig": {"MinSize": 0, "DesiredSize": 1, "MaxSize": 2},
+        "Taints": [{"Key": "aws.amazon.com/neuron", "Value": "true", "Effect": "NO_SCHEDULE"}],
+        "Labels": {"trainium/group": "training"},
+    }
+    return of("AWS::EKS::Nodegroup", **{**properties, **changes})
+
+
+def cluster(**changes: Any) -> Json:
+    """Resources of a small deployment."""
+    resources = {
+        "Vpc": resource("AWS::EC2::VPC", CidrBlock="10.0.0.0/16"),
+        "Subnet": resource(
+            "AWS::EC2::Subnet",
+            VpcId={"Ref": "Vpc"}, CidrBlock="10.0.0.0/24", AvailabilityZoneId="usw2-az1",
+        ),
+        "Second": resource(
+            "AWS::EC2::Subnet",
+            VpcId={"Ref": "Vpc"}, CidrBlock="10.0.1.0/24", AvailabilityZoneId="usw2-az2",
+        ),
+        "Role": resource("AWS::IAM::Role", AssumeRolePolicyDocument=TRUST),
+        "Template": resource(
+            "AWS::EC2::LaunchTemplate", LaunchTemplateData={"InstanceType": "trn1.32xlarge"}
+        ),
+        "Cluster": resource(
+            "AWS::EKS::Cluster",
+            Name="training", Version="1.35", RoleArn={"Fn::GetAtt": ["Role", "Arn"]},
+            ResourcesVpcConfig={"SubnetIds": [{"Ref": "Subnet"}, {"Ref": "Second"}]},
+            AccessConfig={"AuthenticationMode": "API"},
+        ),
+        "Provider": resource(
+            "AWS::IAM::OIDCProvider",
+            Url={"Fn::GetAtt": ["Cluster", "OpenIdConnectIssuerUrl"]},
+        ),
+        "Group": group(),
+        "Agent": of("AWS::EKS::Addon", AddonName="eks-pod-identity-agent"),
+        "Admin": of("AWS::EKS::AccessEntry", PrincipalArn="arn:aws:iam::123456789012:role/me"),
+        "Identity": of(
+            "AWS::EKS::PodIdentityAssociation",
+            Namespace="trainium", ServiceAccount="job-mnist",
+            RoleArn={"Fn::GetAtt": ["Role", "Arn"]},
+        ),
+        "Ready": resource("AWS::SSM::Parameter", Type="String", Value="ready"),
+        "Namespace": manifest(NAMESPACE),
+        "Account": {**manifest(ACCOUNT), "DependsOn": ["Namespace"]},
+        "Volcano": {**chart(), "DependsOn": ["Account"]},
+    }  # fmt: skip
+    return {**resources, **changes}
+
+
+def refusal(server: Server, wrong: Json) -> str:
+    """Why a stack with one wrong resource is not made."""
+    with pytest.raises(botocore.exceptions.ClientError) as error:
+        server.create(f"wrong-{uuid.uuid4()}", {"Wrong": wrong})
+    return str(error.value)
+
+
+def test_the_cluster_is_described_with_the_address_of_the_api_server(server: Server) -> None:
+    described = server.client("eks").describe_cluster(name="training")["cluster"]
+
+    assert described["status"] == "ACTIVE"
+    assert described["endpoint"].startswith("http://127.0.0.1:")
+    assert described["resourcesVpcConfig"]["clusterSecurityGroupId"].startswith("sg-")
+
+
+def test_what_belongs_to_a_cluster_can_be_listed(server: Server) -> None:
+    eks = server.client("eks")
+
+    assert eks.list_addons(clusterName="training")["addons"] == ["eks-pod-identity-agent"]
+    entries = eks.list_access_entries(clusterName="training")["accessEntries"]
+    assert entries == ["arn:aws:iam::123456789012:role/me"]
+    (identity,) = eks.list_pod_identity_associations(clusterName="training")["associations"]
+    assert (identity["namespace"], identity["serviceAccount"]) == ("trainium", "job-mnist")
+
+
+def test_a_node_group_has_its_launch_templates_instance_type_on_ready_nodes(
+    kubernetes: str,
+) -> None:
+    (node,) = listed(kubernetes, "/api/v1/nodes")
+
+    labels = node["metadata"]["labels"]
+    assert labels["node.kubernetes.io/instance-type"] == "trn1.32xlarge"
+    assert labels["trainium/group"] == "training"
+    assert node["spec"]["taints"][0]["effect"] == "NoSchedule"
+    assert node["status"]["allocatable"]["aws.amazon.com/neuron"] == "16"
+    assert {"type": "Ready", "status": "True"} in node["status"]["conditions"]
+
+
+def test_a_group_that_is_scaled_has_other_nodes(server: Server, kubernetes: str) -> None:
+    eks = server.client("eks")
+    (name,) = eks.list_nodegroups(clusterName="training")["nodegroups"]
+
+    def scaled(size: int) -> int:
+        eks.update_nodegroup_config(
+            clusterName="training", nodegroupName=name, scalingConfig={"desiredSize": size}
+        )
+        return len(listed(kubernetes, "/api/v1/nodes"))
+
+    assert [scaled(2), scaled(0), scaled(1)] == [2, 0, 1]
+    with pytest.raises(botocore.exceptions.ClientError, match="the maximum 2"):
+        scaled(3)
+
+
+@pytest.fixture
+def busy(server: Server, kubernetes: str) -> Iterator[str]:
+    """Name of the one busy node of a group of two: the second."""
+    eks = server.client("eks")
+    (name,) = eks.list_nodegroups(clusterName="training")["nodegroups"]
+
+    def scale(size: int) -> None:
+        eks.update_nodegroup_config(
+            clusterName="training", nodegroupName=name, scalingConfig={"desiredSize": size}
+        )
+
+    scale(2)
+    node = names(kubernetes)[1]
+    pod = {
+        "metadata": {"name": "busy"},
+        "spec": {"nodeName": node, "containers": [{"name": "x", "command": ["sleep", "60"]}]},
+    }
+    request = urllib.request.Request(
+        f"{kubernetes}/api/v1/namespaces/default/pods",
+        data=json.dumps(pod).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    urllib.request.urlopen(request).close()
+    yield node
+    delete = urllib.request.Request(
+        f"{kubernetes}/api/v1/namespaces/default/pods/busy?gracePeriodSeconds=0", method="DELETE"
+    )
+    with contextlib.suppress(urllib.error.HTTPError):
+        urllib.request.urlopen(delete).close()
+    scale(1)
+
+
+def names(kubernetes: str) -> list[str]:
+    return [node["metadata"]["name"] for node in listed(kubernetes, "/api/v1/nodes")]
+
+
+def auto_scaling_group(server: Server) -> Json:
+    """The one behind the node group, found as on AWS."""
+    eks = server.client("eks")
+    (name,) = eks.list_nodegroups(clusterName="training")["nodegroups"]
+    group = eks.describe_nodegroup(clusterName="training", nodegroupName=name)["nodegroup"]
+    (behind,) = group["resources"]["autoScalingGroups"]
+    (found,) = server.client("autoscaling").describe_auto_scaling_groups(
+        AutoScalingGroupNames=[behind["name"]]
+    )["AutoScalingGroups"]
+    return dict(found)
+
+
+def test_a_plain_smaller_number_may_cost_a_busy_node(
+    server: Server, kubernetes: str, busy: str
+) -> None:
+    group = auto_scaling_group(server)
+    server.client("autoscaling").set_desired_capacity(
+        AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=1
+    )
+
+    assert busy not in names(kubernetes)
+    assert len(names(kubernetes)) == 1
+
+
+def test_an_instance_that_is_chosen_goes_and_no_other(
+    server: Server, kubernetes: str, busy: str
+) -> None:
+    (idle,) = (
+        node for node in listed(kubernetes, "/api/v1/nodes") if node["metadata"]["name"] != busy
+    )
+    instance = idle["spec"]["providerID"].rpartition("/")[2]
+    server.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=instance, ShouldDecrementDesiredCapacity=True
+    )
+
+    assert names(kubernetes) == [busy]
+    assert auto_scaling_group(server)["DesiredCapacity"] == 1
+
+
+def test_an_instance_that_goes_without_decrement_is_replaced(
+    server: Server, kubernetes: str, busy: str
+) -> None:
+    before = [each["InstanceId"] for each in auto_scaling_group(server)["Instances"]]
+    server.client("autoscaling").terminate_instance_in_auto_scaling_group(
+        InstanceId=before[0], ShouldDecrementDesiredCapacity=False
+    )
+    after = [each["InstanceId"] for each in auto_scaling_group(server)["Instances"]]
+
+    assert len(after) == 2
+    assert before[0] not in after
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "words"),
+    [
+        ("set_desired_capacity", {"DesiredCapacity": 3}, "above max value 2"),
+        ("set_desired_capacity", {"DesiredCapacity": -1}, "below min value 0"),
+        (
+            "terminate_instance_in_auto_scaling_group",
+            {"InstanceId": "i-0", "ShouldDecrementDesiredCapacity": True},
+            "No managed instance found for instance ID: i-0",
+        ),
+    ],
+)
+def test_an_auto_scaling_group_refuses_what_aws_refuses(
+    server: Server, operation: str, arguments: Json, words: str
+) -> None:
+    if "DesiredCapacity" in arguments:
+        name = auto_scaling_group(server)["AutoScalingGroupName"]
+        arguments = {"AutoScalingGroupName": name, **arguments}
+    with pytest.raises(botocore.exceptions.ClientError, match=words):
+        getattr(server.client("autoscaling"), operation)(**arguments)
+
+
+def test_manifests_are_applied_in_order(kubernetes: str) -> None:
+    accounts = listed(kubernetes, "/api/v1/namespaces/trainium/serviceaccounts")
+
+    assert [account["metadata"]["name"] for account in accounts] == ["job-mnist"]
+
+
+def test_a_changed_manifest_takes_away_what_it_no_longer_has(
+    server: Server, kubernetes: str
+) -> None:
+    other = {**ACCOUNT, "metadata": {"name": "job-bert", "namespace": "trainium"}}
+    changed = {**manifest(other), "DependsOn": ["Namespace"]}
+
+    server.update("cluster", cluster(Account=changed))
+
+    accounts = listed(kubernetes, "/api/v1/namespaces/trainium/serviceaccounts")
+    assert [account["metadata"]["name"] for account in accounts] == ["job-bert"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (chart(Version=""), "no version"),
+        (chart(Repository=""), "neither repository nor oci"),
+        (chart(Release="Volcano"), "invalid release name"),
+        (chart(Colour="red"), "Colour"),
+        (manifest({**NAMESPACE, "spec": {"colour": "red"}}, cluster="training"), "colour"),
+        (manifest({"kind": "Other", "metadata": {}}, cluster="training"), "apiVersion"),
+        (
+            manifest({**ACCOUNT, "metadata": {"name": "x", "namespace": "y"}}, cluster="training"),
+            '"y" not found',
+        ),
+        (
+            resource("AWS::EKS::Nodegroup", ClusterName="training", NodeRole="arn", Subnets=[],
+                     InstanceTypes=["m5.xlarge"],
+                     ScalingConfig={"MinSize": 2, "DesiredSize": 1, "MaxSize": 2}),
+            "minSize can't be greater than desiredSize",
+        ),
+        (
+            resource("AWS::EKS::PodIdentityAssociation", ClusterName="training", RoleArn="arn",
+                     Namespace="trainium", ServiceAccount="job-mnist"),
+            "Association already exists",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_cluster_would_refuse_fails_the_deployment(
+    server: Server, wrong: Json, named: str
+) -> None:
+    assert named in refusal(server, wrong)
+
+
+def test_deleting_the_stack_leaves_nothing(server: Server, kubernetes: str) -> None:
+    server.client("cloudformation").delete_stack(StackName="cluster")
+
+    names = [item["metadata"]["name"] for item in listed(kubernetes, "/api/v1/namespaces")]
+    assert listed(kubernetes, "/api/v1/nodes") == []
+    assert "trainium" not in names
+    assert server.client("eks").list_clusters()["clusters"] == []
+    assert server.client("iam").list_open_id_connect_providers()["OpenIDConnectProviderList"] == []
+    server.process.terminate()
+    with pytest.raises(AssertionError):
+        server.wait("nothing")
+    actions = [event["action"] for event in server.events if event["event"] == "helm-release"]
+    assert actions == ["installed", "uninstalled"]

@@ -1,0 +1,44 @@
+"""A node gets what Batch would give it, and the documented extras."""
+
+import pytest
+
+from trainium_emulators.nodes.environment import (
+    NodePlace,
+    batch_environment,
+    node_address,
+    rehearsal_extras,
+)
+
+MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
+
+
+def place(index: int) -> NodePlace:
+    """Node ``index`` of four."""
+    return NodePlace(
+        job_id="job", attempt=2, index=index, num_nodes=4, main_index=0, queue="q",
+        compute_environment="ce",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("index", "expected"), [(0, False), (1, True), (3, True)])
+def test_only_children_know_the_main_nodes_address(index: int, expected: bool) -> None:
+    environment = batch_environment(place(index), main_address="127.0.0.2")
+
+    assert (MAIN_ADDRESS in environment) is expected
+
+
+def test_a_nodes_job_id_carries_its_index() -> None:
+    environment = batch_environment(place(3), main_address="127.0.0.2")
+
+    assert environment["AWS_BATCH_JOB_ID"] == "job#3"
+    assert environment["AWS_BATCH_JOB_ATTEMPT"] == "2"
+
+
+def test_extras_never_replace_what_batch_sets() -> None:
+    extras = rehearsal_extras(endpoint="http://localhost:1", processes_per_node=1, address="a")
+
+    assert not set(extras) & set(batch_environment(place(1), main_address="a"))
+
+
+def test_nodes_leave_the_machines_own_address_alone() -> None:
+    assert node_address("127.0.0", 0) == "127.0.0.2"

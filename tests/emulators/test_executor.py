@@ -1,0 +1,247 @@
+"""Batch's rules for containers, arrays and dependencies: real jobs on the real server."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.exceptions
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+Json = dict[str, Any]
+SCRIPT = 'env | grep AWS_BATCH_JOB; echo working; sleep "$SECONDS_"; exit "$CODE"'
+HOST_LOST = [
+    {"action": "RETRY", "onStatusReason": "Host EC2*"},
+    {"action": "EXIT", "onReason": "*"},
+]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A queue of ordinary instances, and one container definition."""
+
+    endpoint: str
+    clients: dict[str, Any] = field(default_factory=dict)
+
+    def client(self, service: str) -> Any:
+        if service not in self.clients:
+            self.clients[service] = boto3.client(
+                service, endpoint_url=self.endpoint, region_name="us-west-2",
+                aws_access_key_id="x", aws_secret_access_key="x",
+            )  # fmt: skip
+        return self.clients[service]
+
+    def prepare(self) -> None:
+        iam, ec2, batch = self.client("iam"), self.client("ec2"), self.client("batch")
+        role = iam.create_role(RoleName="r", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+        profile = iam.create_instance_profile(InstanceProfileName="p")["InstanceProfile"]["Arn"]
+        environment = batch.create_compute_environment(
+            computeEnvironmentName="cpu",
+            type="MANAGED",
+            serviceRole=role,
+            computeResources={
+                "type": "EC2",
+                "minvCpus": 0,
+                "maxvCpus": 4,
+                "instanceTypes": ["m6i.4xlarge"],
+                "instanceRole": profile,
+                "subnets": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
+                "securityGroupIds": [
+                    ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
+                ],
+            },
+        )["computeEnvironmentArn"]
+        order = [{"order": 1, "computeEnvironment": environment}]
+        batch.create_job_queue(
+            jobQueueName="cpu", state="ENABLED", priority=1, computeEnvironmentOrder=order
+        )
+        self.client("logs").create_log_group(logGroupName="group")
+        options = {"awslogs-group": "group", "awslogs-stream-prefix": "jobs"}
+        batch.register_job_definition(
+            jobDefinitionName="script",
+            type="container",
+            containerProperties={
+                "image": "x",
+                "command": ["sh", "-c", SCRIPT],
+                "environment": [
+                    {"name": "CODE", "value": "0"},
+                    {"name": "SECONDS_", "value": "0"},
+                ],
+                "resourceRequirements": [
+                    {"type": "VCPU", "value": "1"},
+                    {"type": "MEMORY", "value": "512"},
+                ],
+                "logConfiguration": {"logDriver": "awslogs", "options": options},
+            },
+            retryStrategy={"attempts": 2},
+        )
+
+    def submit(self, name: str = "job", *, environment: Json | None = None, **given: Any) -> str:
+        pairs = [{"name": key, "value": str(v)} for key, v in (environment or {}).items()]
+        answer = self.client("batch").submit_job(
+            jobName=name,
+            jobQueue="cpu",
+            jobDefinition="script",
+            containerOverrides={"environment": pairs},
+            **given,
+        )
+        return str(answer["jobId"])
+
+    def describe(self, job_id: str) -> Json:
+        (job,) = self.client("batch").describe_jobs(jobs=[job_id])["jobs"]
+        return dict(job)
+
+    def end(self, job_id: str) -> Json:
+        """Wait for the end of a job."""
+        deadline = time.monotonic() + 30
+        while (job := self.describe(job_id))["status"] not in ("SUCCEEDED", "FAILED"):
+            assert time.monotonic() < deadline, job
+            time.sleep(0.05)
+        return job
+
+    def log(self, job: Json) -> list[str]:
+        events = self.client("logs").get_log_events(
+            logGroupName="group", logStreamName=job["container"]["logStreamName"]
+        )["events"]
+        return [event["message"] for event in events]
+
+
+@pytest.fixture(scope="module")
+def batch() -> Iterator[Batch]:
+    """A server of this module's own."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "trainium_emulators.aws.server", "--addresses", "127.0.46"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdout is not None
+        events = (json.loads(line) for line in server.stdout)
+        try:
+            made = Batch(next(event["endpoint"] for event in events if event["event"] == "ready"))
+            made.prepare()
+            yield made
+        finally:
+            server.terminate()
+
+
+def test_a_container_job_runs_with_batchs_environment_and_its_own(batch: Batch) -> None:
+    job = batch.end(batch.submit(environment={"CODE": 0}))
+
+    assert (job["status"], job["attempts"][0]["container"]["exitCode"]) == ("SUCCEEDED", 0)
+    assert {f"AWS_BATCH_JOB_ID={job['jobId']}", "AWS_BATCH_JOB_ATTEMPT=1"} <= set(batch.log(job))
+
+
+def test_a_failed_container_is_retried_as_often_as_its_strategy_says(batch: Batch) -> None:
+    job = batch.end(batch.submit(environment={"CODE": 3}))
+
+    codes = [attempt["container"]["exitCode"] for attempt in job["attempts"]]
+    assert (job["status"], codes) == ("FAILED", [3, 3])
+
+
+def test_a_submission_may_bring_a_retry_strategy_of_its_own(batch: Batch) -> None:
+    strategy = {"attempts": 3, "evaluateOnExit": [{"action": "EXIT", "onExitCode": "3"}]}
+
+    job = batch.end(batch.submit(environment={"CODE": 3}, retryStrategy=strategy))
+
+    assert len(job["attempts"]) == 1
+
+
+def test_a_lost_host_leaves_no_exit_code_and_leads_to_another_attempt(batch: Batch) -> None:
+    fault = {"kind": "lose-host", "run": "spot", "after": "working"}
+    batch.client("ssm").put_parameter(
+        Name="/rehearsal/next-fault", Value=json.dumps(fault), Type="String"
+    )
+    strategy = {"attempts": 2, "evaluateOnExit": HOST_LOST}
+
+    other = batch.end(batch.submit("other"))
+    job = batch.end(batch.submit("spot", environment={"SECONDS_": 1}, retryStrategy=strategy))
+
+    assert len(other["attempts"]) == 1
+    first, second = job["attempts"]
+    assert "exitCode" not in first["container"]
+    assert first["statusReason"].startswith("Host EC2")
+    assert second["container"]["exitCode"] == 0
+
+
+def test_an_array_runs_a_child_for_each_index(batch: Batch) -> None:
+    parent = batch.end(batch.submit("array", arrayProperties={"size": 3}))
+
+    children = [batch.describe(f"{parent['jobId']}:{index}") for index in range(3)]
+    assert parent["status"] == "SUCCEEDED"
+    assert parent["arrayProperties"]["statusSummary"]["SUCCEEDED"] == 3
+    for index, child in enumerate(children):
+        said = set(batch.log(child))
+        assert {
+            f"AWS_BATCH_JOB_ID={parent['jobId']}:{index}",
+            f"AWS_BATCH_JOB_ARRAY_INDEX={index}",
+            "AWS_BATCH_JOB_ARRAY_SIZE=3",
+        } <= said
+        assert child["arrayProperties"]["index"] == index
+
+
+def test_children_are_listed_by_their_parent_only(batch: Batch) -> None:
+    parent = batch.end(batch.submit("listed", arrayProperties={"size": 2}))
+    client = batch.client("batch")
+
+    children = client.list_jobs(arrayJobId=parent["jobId"], jobStatus="SUCCEEDED")
+    filters = [{"name": "JOB_NAME", "values": ["listed"]}]
+    jobs = client.list_jobs(jobQueue="cpu", filters=filters)
+
+    assert len(children["jobSummaryList"]) == 2
+    assert [job["jobId"] for job in jobs["jobSummaryList"]] == [parent["jobId"]]
+    assert jobs["jobSummaryList"][0]["arrayProperties"]["size"] == 2
+
+
+def test_an_array_fails_when_a_child_does(batch: Batch) -> None:
+    job = batch.end(batch.submit(environment={"CODE": 3}, arrayProperties={"size": 2}))
+
+    assert (job["status"], job["arrayProperties"]["statusSummary"]["FAILED"]) == ("FAILED", 2)
+
+
+def test_terminating_an_array_ends_all_its_children(batch: Batch) -> None:
+    job_id = batch.submit(environment={"SECONDS_": 60}, arrayProperties={"size": 3})
+
+    batch.client("batch").terminate_job(jobId=job_id, reason="enough")
+
+    assert batch.end(job_id)["statusReason"] == "enough"
+    assert {batch.end(f"{job_id}:{index}")["status"] for index in range(3)} == {"FAILED"}
+
+
+def test_a_job_waits_for_the_one_it_depends_on(batch: Batch) -> None:
+    first = batch.submit("first", environment={"SECONDS_": 1})
+    second = batch.submit("second", dependsOn=[{"jobId": first}])
+    time.sleep(0.5)
+    waiting = batch.describe(second)
+
+    ended = batch.end(second)
+
+    assert (waiting["status"], ended["status"]) == ("PENDING", "SUCCEEDED")
+    assert ended["startedAt"] >= batch.describe(first)["stoppedAt"]
+
+
+def test_a_job_fails_with_the_one_it_depends_on(batch: Batch) -> None:
+    first = batch.submit("first", environment={"CODE": 3})
+
+    job = batch.end(batch.submit("second", dependsOn=[{"jobId": first}]))
+
+    assert (job["status"], job["statusReason"]) == ("FAILED", "Dependent Job failed")
+    assert job["attempts"] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"arrayProperties": {"size": 1}}, "between 2 and 10000"),
+        ({"dependsOn": [{"jobId": "nothing"}]}, "does not exist"),
+        ({"timeout": {"attemptDurationSeconds": 1}}, "at least 60"),
+        ({"nodeOverrides": {"numNodes": 2}}, "nodeOverrides"),
+    ],
+)
+def test_what_batch_refuses_is_refused_here(batch: Batch, given: Json, named: str) -> None:
+    with pytest.raises(botocore.exceptions.ClientError, match=named):
+        batch.submit(**given)

@@ -1,0 +1,289 @@
+"""The real kubectl, Python client and TorchX against the API server's stand-in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config, watch
+from kubernetes.client.exceptions import ApiException
+from torchx import specs
+from torchx.schedulers.kubernetes_scheduler import create_scheduler
+
+from rehearsal import binaries
+from tests.emulators.volcano_jobs import BASE, job
+from trainium_catalogue.kubernetes import NAMESPACE, QUEUE
+from trainium_emulators.kubernetes import Cluster, Settings, kubeconfig, serve
+from trainium_emulators.kubernetes.resources import CONFIG_MAP, DEFINITION, VOLCANO_JOB
+
+Json = dict[str, Any]
+SLEEP = ["sh", "-c", "echo working; sleep 60"]
+
+
+@dataclass(frozen=True)
+class Kubectl:
+    """kubectl with the kubeconfig of a cluster."""
+
+    config: Path
+
+    def __call__(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [binaries.kubectl(), *words],
+            input=stdin, capture_output=True, text=True, timeout=60,
+            env={"KUBECONFIG": str(self.config), "HOME": str(self.config.parent)},
+        )  # fmt: skip
+
+    def ok(self, *words: str, stdin: str | None = None) -> str:
+        done = self(*words, stdin=stdin)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    running = serve(Settings(addresses="127.0.93"))
+    for manifest in BASE:
+        running.apply(manifest)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def kubectl(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
+    return Kubectl(kubeconfig.write(tmp_path_factory.mktemp("kube") / "config", cluster.endpoint))
+
+
+@pytest.fixture(scope="module")
+def api(kubectl: Kubectl) -> client.ApiClient:
+    return config.new_client_from_config(str(kubectl.config))
+
+
+@pytest.fixture(scope="module")
+def gang(cluster: Cluster, kubectl: Kubectl) -> str:
+    """A job that runs, submitted with kubectl."""
+    kubectl.ok("apply", "-f", "-", stdin=yaml.safe_dump(job("gang", SLEEP)))
+    ready = ("wait", "--for=jsonpath={.status.state.phase}=Running", "vcjob/gang", "--timeout=20s")
+    kubectl.ok(*ready)
+    return "gang"
+
+
+def test_kubectl_shows_a_job_and_its_pods(kubectl: Kubectl, gang: str) -> None:
+    lines = [line.split() for line in kubectl.ok("get", "pods,vcjob").splitlines()]
+
+    assert lines[0] == ["NAME", "READY", "STATUS", "RESTARTS", "AGE"]
+    assert lines[1][:4] == ["pod/gang-node-0-0", "1/1", "Running", "0"]
+    assert lines[4] == ["NAME", "STATUS", "MINAVAILABLE", "RUNNINGS", "AGE"]
+    assert lines[5][:4] == ["job.batch.volcano.sh/gang", "Running", "2", "2"]
+
+
+def test_kubectl_selects_by_labels_and_fields(kubectl: Kubectl, gang: str) -> None:
+    labels = kubectl.ok("get", "pods", "-o", "name", "-l", "volcano.sh/job-name in (gang),!other")
+    fields = kubectl.ok("get", "pods", "-o", "name", "--field-selector=metadata.name=gang-node-1-0")
+
+    assert labels.split() == ["pod/gang-node-0-0", "pod/gang-node-1-0"]
+    assert fields.split() == ["pod/gang-node-1-0"]
+
+
+def test_kubectl_applies_an_object_once(kubectl: Kubectl) -> None:
+    manifest: Json = {
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "settings", "namespace": NAMESPACE}, "data": {"a": "1", "b": "2"},
+    }  # fmt: skip
+    words = ("apply", "-f", "-")
+    first = kubectl.ok(*words, stdin=json.dumps(manifest))
+    second = kubectl.ok(*words, stdin=json.dumps(manifest))
+    del manifest["data"]["a"]
+    third = kubectl.ok(*words, stdin=json.dumps(manifest))
+
+    answers = [text.split()[-1] for text in (first, second, third)]
+    assert answers == ["created", "unchanged", "configured"]
+    found = kubectl.ok("get", "cm", "settings", "-o", "jsonpath={.data}")
+    assert json.loads(found) == {"b": "2"}
+
+
+def test_kubectl_follows_a_log(kubectl: Kubectl, gang: str) -> None:
+    assert kubectl.ok("logs", "gang-node-0-0", "--tail=1") == "working\n"
+
+
+def test_kubectl_runs_a_command_in_a_pod(kubectl: Kubectl, gang: str) -> None:
+    done = kubectl("exec", "-i", "gang-node-1-0", "--", "sh", "-c",
+                   "cat; echo $TRAINIUM_NODE_INDEX; exit 3", stdin="in ")  # fmt: skip
+
+    assert (done.returncode, done.stdout) == (3, "in 1\n")
+
+
+def test_kubectl_describes_a_pod(kubectl: Kubectl, gang: str) -> None:
+    text = kubectl.ok("describe", "pod", "gang-node-0-0")
+
+    assert "Controlled By:  Job/gang" in text
+
+
+def test_kubectl_deletes_what_a_namespace_holds(kubectl: Kubectl, cluster: Cluster) -> None:
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "short"}})
+    inside = {"name": "inside", "namespace": "short"}
+    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": inside})
+
+    kubectl.ok("delete", "namespace", "short")
+
+    assert cluster.store.list(CONFIG_MAP, "short") == []
+
+
+def test_a_kind_that_nobody_defined_is_unknown_until_it_is(
+    kubectl: Kubectl, cluster: Cluster
+) -> None:
+    names = {"kind": "ServiceMonitor", "plural": "servicemonitors"}
+    before = kubectl("get", "servicemonitors")
+    cluster.apply(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
+            "spec": {
+                "group": "monitoring.coreos.com",
+                "scope": "Namespaced",
+                "names": names,
+                "versions": [{"name": "v1", "served": True, "storage": True}],
+            },
+        }
+    )
+
+    assert "doesn't have a resource type" in before.stderr
+    assert kubectl("get", "servicemonitors").returncode == 0
+    cluster.store.delete(DEFINITION, "", "servicemonitors.monitoring.coreos.com")
+
+
+def test_the_python_client_watches_from_a_version_on(
+    api: client.ApiClient, cluster: Cluster
+) -> None:
+    core = client.CoreV1Api(api)
+    version = core.list_namespaced_config_map(NAMESPACE).metadata.resource_version
+    body = {"metadata": {"name": "watched", "labels": {"a": "b"}}}
+
+    def change() -> None:
+        time.sleep(0.2)
+        cluster.store.create(CONFIG_MAP, NAMESPACE, body)
+        core.patch_namespaced_config_map("watched", NAMESPACE, {"data": {"x": "y"}})
+        core.delete_namespaced_config_map("watched", NAMESPACE)
+
+    threading.Thread(target=change).start()
+    stream = watch.Watch().stream(
+        core.list_namespaced_config_map, NAMESPACE, label_selector="a=b",
+        resource_version=version, timeout_seconds=2,
+    )  # fmt: skip
+
+    assert [event["type"] for event in stream] == ["ADDED", "MODIFIED", "DELETED"]
+
+
+def test_an_outdated_replacement_is_a_conflict(api: client.ApiClient, cluster: Cluster) -> None:
+    core = client.CoreV1Api(api)
+    core.create_namespaced_config_map(NAMESPACE, {"metadata": {"name": "contended"}})
+    old = core.read_namespaced_config_map("contended", NAMESPACE)
+    core.patch_namespaced_config_map("contended", NAMESPACE, {"data": {"x": "y"}})
+    old.data = {"x": "z"}
+
+    with pytest.raises(ApiException) as error:
+        core.replace_namespaced_config_map("contended", NAMESPACE, old)
+
+    assert (error.value.status, json.loads(error.value.body)["reason"]) == (409, "Conflict")
+
+
+def test_without_its_token_a_client_is_turned_away() -> None:
+    running = serve(token="secret")
+    try:
+        # Not kubectl: it sends no token where there is no TLS.
+        codes = [
+            status_of(f"{running.endpoint}/api/v1/nodes", token) for token in ("secret", "other")
+        ]
+    finally:
+        running.stop()
+
+    assert codes == [200, 401]
+
+
+def status_of(url: str, token: str) -> int:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.fixture(scope="module")
+def torchx(api: client.ApiClient) -> Any:
+    return create_scheduler("rehearsal", client=api)
+
+
+def app(seconds: float) -> specs.AppDef:
+    role = specs.Role(
+        name="node", image="x", num_replicas=2, entrypoint="sh",
+        args=["-c", f"echo here; sleep {seconds}"],
+        resource=specs.Resource(cpu=1, gpu=0, memMB=2048),
+    )  # fmt: skip
+    return specs.AppDef(name="two", roles=[role])
+
+
+def submit(torchx: Any, seconds: float) -> str:
+    info = torchx.submit_dryrun(app(seconds), {"queue": QUEUE, "namespace": NAMESPACE})
+    return str(torchx.schedule(info))
+
+
+def wait_for_state(torchx: Any, app_id: str, state: specs.AppState) -> Any:
+    deadline = time.monotonic() + 20
+    while (found := torchx.describe(app_id)).state != state:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+    return found
+
+
+def test_torchx_submits_describes_and_reads_a_job(torchx: Any) -> None:
+    app_id = submit(torchx, 0)
+
+    found = wait_for_state(torchx, app_id, specs.AppState.SUCCEEDED)
+
+    assert [replica.id for replica in found.roles_statuses[0].replicas] == [0, 1]
+    assert [line.split()[-1] for line in torchx.log_iter(app_id, "node", 1)] == ["here"]
+
+
+def test_torchx_cancels_and_deletes_a_job(torchx: Any, cluster: Cluster) -> None:
+    app_id = submit(torchx, 60)
+    wait_for_state(torchx, app_id, specs.AppState.RUNNING)
+
+    torchx.cancel(app_id)
+    wait_for_state(torchx, app_id, specs.AppState.CANCELLED)
+    torchx.delete(app_id)
+
+    assert cluster.store.find(VOLCANO_JOB, NAMESPACE, app_id.partition(":")[2]) is None
+
+
+def test_the_server_is_a_program_too(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "trainium_emulators.kubernetes.server"],
+        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        env={"PYTHONPATH": "constructs:emulators"},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        kubectl = Kubectl(kubeconfig.write(tmp_path / "config", ready["endpoint"]))
+        names = kubectl.ok("get", "ns", "-o", "name").split()
+        process.terminate()
+
+    assert "namespace/volcano-system" in names
+    assert process.returncode == 0
+
+
+def test_helm_is_there_too() -> None:
+    done = subprocess.run([binaries.helm(), "version"], capture_output=True, text=True)
+
+    assert "version.BuildInfo" in done.stdout

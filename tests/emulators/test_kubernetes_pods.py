@@ -1,0 +1,216 @@
+"""Deployments, claims and forwarded ports of the cluster's stand-in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+from kubernetes.stream import portforward
+
+from tests.emulators.volcano_jobs import BASE, end, events, job
+from trainium_catalogue.kubernetes import NAMESPACE
+from trainium_emulators.kubernetes import Cluster, Settings, kubeconfig, serve
+from trainium_emulators.kubernetes.resources import CLAIM, DEPLOYMENT, POD, VOLUME
+
+Json = dict[str, Any]
+PORT = 6106
+LABELS = {"app": "files"}
+
+
+def deployment(directory: str) -> Json:
+    """A server of files that are on a claim."""
+    container = {
+        "name": "files",
+        "image": "x",
+        "command": ["python", "-m", "http.server"],
+        "args": ["--bind=0.0.0.0", f"--directory={directory}", str(PORT)],
+        "volumeMounts": [{"name": "shared", "mountPath": "/fsx"}],
+    }
+    volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "lustre"}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "files", "namespace": NAMESPACE},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": LABELS},
+            "template": {
+                "metadata": {"labels": LABELS},
+                "spec": {"containers": [container], "volumes": [volume]},
+            },
+        },
+    }
+
+
+def volume(name: str, **spec: Any) -> Json:
+    offer = {"capacity": {"storage": "1200Gi"}, "accessModes": ["ReadWriteMany"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": name},
+        "spec": {**offer, "storageClassName": "", **spec},
+    }
+
+
+def claim(name: str, **spec: Any) -> Json:
+    wanted = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {
+            **wanted, "volumeName": name, "resources": {"requests": {"storage": "1200Gi"}}, **spec
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    running = serve(Settings(addresses="127.0.95"))
+    for manifest in BASE:
+        running.apply(manifest)
+    running.apply(volume("lustre"))
+    running.apply(claim("lustre"))
+    running.apply(deployment("/fsx/runs"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def core(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> client.CoreV1Api:
+    path = kubeconfig.write(tmp_path_factory.mktemp("kube") / "config", cluster.endpoint)
+    return client.CoreV1Api(config.new_client_from_config(str(path)))
+
+
+def wait(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def pods(cluster: Cluster) -> list[Json]:
+    return cluster.store.list(POD, NAMESPACE, labels="app=files")
+
+
+def ready(cluster: Cluster) -> int:
+    status = cluster.store.get(DEPLOYMENT, NAMESPACE, "files").get("status", {})
+    return int(status.get("readyReplicas", 0))
+
+
+def test_a_deployment_keeps_its_pod(cluster: Cluster) -> None:
+    wait(lambda: ready(cluster) == 1)
+    (before,) = pods(cluster)
+
+    cluster.store.delete(POD, NAMESPACE, before["metadata"]["name"], grace_s=0)
+    wait(lambda: (found := pods(cluster)) and found[0]["metadata"]["uid"] != uid(before))
+
+    assert len(pods(cluster)) == 1
+
+
+def uid(pod: Json) -> str:
+    return str(pod["metadata"]["uid"])
+
+
+def get(core: client.CoreV1Api, name: str, path: str) -> bytes:
+    """Through a forwarded port."""
+    forward = portforward(
+        core.connect_get_namespaced_pod_portforward, name, NAMESPACE, ports=str(PORT)
+    )
+    connection = forward.socket(PORT)
+    connection.setblocking(True)
+    connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+    answer = b""
+    while data := connection.recv(4096):
+        answer += data
+    return answer
+
+
+def test_a_forwarded_port_leads_to_what_a_job_wrote_on_the_claim(
+    cluster: Cluster, core: client.CoreV1Api
+) -> None:
+    volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "lustre"}}
+    writer = job("writer", ["sh", "-c", "mkdir -p $WHERE/runs && echo loss > $WHERE/runs/x"],
+                 nodes=1, environment={"WHERE": "/fsx"}, volumes=[volume])  # fmt: skip
+    container = writer["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
+    container["volumeMounts"] = [{"name": "shared", "mountPath": "/fsx"}]
+    cluster.apply(writer)
+    written = cluster.claims / NAMESPACE / "lustre" / "runs" / "x"
+    wait(written.exists)
+    wait(lambda: ready(cluster) == 1)
+    (pod,) = pods(cluster)
+    wait(lambda: listens(pod["status"]["podIP"]))
+
+    answer = get(core, pod["metadata"]["name"], "/x")
+
+    assert answer.startswith(b"HTTP/1.0 200") and answer.endswith(b"loss\n")
+
+
+def listens(address: str) -> bool:
+    lines = Path("/proc/net/tcp").read_text().splitlines()
+    own = "".join(f"{int(part):02X}" for part in reversed(address.split("."))) + f":{PORT:04X}"
+    return any(own in line and " 0A " in line for line in lines)
+
+
+def test_a_deployment_that_is_deleted_takes_its_pod_with_it(cluster: Cluster) -> None:
+    cluster.store.delete(DEPLOYMENT, NAMESPACE, "files")
+
+    wait(lambda: not pods(cluster))
+
+
+def phase(cluster: Cluster, name: str) -> str:
+    return str(cluster.store.get(CLAIM, NAMESPACE, name)["status"]["phase"])
+
+
+def test_a_claim_without_its_volume_is_pending_and_so_are_its_pods(cluster: Cluster) -> None:
+    cluster.apply(claim("later"))
+    mounted = {"name": "shared", "persistentVolumeClaim": {"claimName": "later"}}
+    cluster.apply(job("mounts", ["true"], volumes=[mounted]))
+    wait(lambda: events(cluster, "mounts"))
+    conditions = [
+        pod["status"]["conditions"][0]["message"]
+        for pod in cluster.store.list(POD, NAMESPACE, labels="volcano.sh/job-name=mounts")
+    ]
+
+    assert phase(cluster, "later") == "Pending"
+    assert set(conditions) == {"pod has unbound immediate PersistentVolumeClaims"}
+    cluster.apply(volume("later"))
+    assert phase(cluster, "later") == "Bound"
+    assert end(cluster, "mounts")["state"]["phase"] == "Completed"
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        {"capacity": {"storage": "100Gi"}},
+        {"accessModes": ["ReadWriteOnce"]},
+        {"storageClassName": "gp3"},
+        {"claimRef": {"name": "another", "namespace": NAMESPACE}},
+    ],
+    ids=lambda offer: next(iter(offer)),
+)
+def test_a_volume_that_does_not_fit_is_not_bound(cluster: Cluster, offer: Json) -> None:
+    cluster.apply(volume("unfit", **offer))
+    cluster.apply(claim("unfit"))
+    found = phase(cluster, "unfit")
+    cluster.store.delete(CLAIM, NAMESPACE, "unfit")
+    cluster.store.delete(VOLUME, "", "unfit")
+
+    assert found == "Pending"
+
+
+def test_a_volume_has_one_claim(cluster: Cluster) -> None:
+    cluster.apply(claim("second", volumeName="lustre"))
+
+    assert phase(cluster, "second") == "Pending"
+    cluster.store.delete(CLAIM, NAMESPACE, "second")
+
+
+def test_kubectl_says_how_a_claim_stands(core: client.CoreV1Api) -> None:
+    found = core.read_namespaced_persistent_volume_claim("lustre", NAMESPACE)
+
+    assert (found.status.phase, found.spec.volume_name) == ("Bound", "lustre")

@@ -1,0 +1,191 @@
+"""What the cluster's stand-in decides without effects: patches, selectors, quantities, words."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.emulators.volcano_jobs import job
+from trainium_catalogue.instances import find_instance_type
+from trainium_emulators.kubernetes.nodes import trainium_resources
+from trainium_emulators.kubernetes.patches import merged, operated, strategic
+from trainium_emulators.kubernetes.podenv import container_command, expanded
+from trainium_emulators.kubernetes.scheduling import placed, quantity
+from trainium_emulators.kubernetes.selectors import matches
+from trainium_emulators.kubernetes.volcano_rules import action_for
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("base", "patch", "result"),
+    [
+        # RFC 7396, appendix A.
+        ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
+        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+        ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+        (["a", "b"], ["c", "d"], ["c", "d"]),
+        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+        ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+    ],
+)
+def test_a_merge_patch_does_what_the_rfc_says(base: Any, patch: Any, result: Any) -> None:
+    assert merged(base, patch) == result
+
+
+@given(JSON, JSON)
+def test_a_merge_patch_changes_nothing_the_second_time(base: Any, patch: Any) -> None:
+    once = merged(base, patch)
+
+    assert merged(once, patch) == once
+
+
+def test_a_strategic_patch_merges_lists_by_their_key() -> None:
+    base = {"containers": [{"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]}]}
+    patch = {
+        "$setElementOrder/containers": [{"name": "a"}, {"name": "b"}],
+        "containers": [
+            {"name": "a", "env": [{"name": "Y", "value": "2"}, {"name": "X", "$patch": "delete"}]},
+            {"name": "b", "args": ["replaced", "whole"]},
+        ],
+    }
+
+    assert strategic(base, patch) == {
+        "containers": [
+            {"name": "a", "image": "1", "env": [{"name": "Y", "value": "2"}]},
+            {"name": "b", "args": ["replaced", "whole"]},
+        ]
+    }
+
+
+def test_a_json_patch_adds_replaces_and_removes() -> None:
+    operations = [
+        {"op": "add", "path": "/labels/a~1b", "value": "1"},
+        {"op": "replace", "path": "/list/0", "value": "x"},
+        {"op": "add", "path": "/list/-", "value": "z"},
+        {"op": "remove", "path": "/gone"},
+    ]
+
+    result = operated({"labels": {}, "list": ["a"], "gone": 1}, operations)
+
+    assert result == {"labels": {"a/b": "1"}, "list": ["x", "z"]}
+
+
+@pytest.mark.parametrize(
+    ("labels", "fields", "expected"),
+    [
+        ("app=a", "", True),
+        ("app==a,tier!=x", "", True),
+        ("app in (b, c)", "", False),
+        ("app notin (b,c),app", "", True),
+        ("!app", "", False),
+        ("!tier", "", True),
+        ("", "metadata.name=one,status.phase!=Failed", True),
+        ("", "spec.nodeName=", True),
+        ("", "spec.nodeName=x", False),
+    ],
+)
+def test_selectors_read_as_kubernetes_writes_them(labels: str, fields: str, expected: bool) -> None:
+    entry = {"metadata": {"name": "one", "labels": {"app": "a"}}, "status": {"phase": "Running"}}
+
+    assert matches(entry, labels=labels, fields=fields) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("2", 2), ("500m", Fraction(1, 2)), ("1Gi", 2**30), ("1.5k", 1500), (16, 16)],
+)
+def test_quantities_have_their_units(text: str | int, number: Fraction) -> None:
+    assert quantity(text) == number
+
+
+def test_references_expand_as_in_the_pods_documentation() -> None:
+    environment = {"NAME": "value"}
+
+    assert expanded("$(NAME) $(OTHER) $$(NAME) $NAME", environment) == (
+        "value $(OTHER) $(NAME) $NAME"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "pods"),
+    [("trn1.2xlarge", "31775Mi", "58"), ("trn2.3xlarge", "130387Mi", "30")],
+)
+def test_a_node_keeps_memory_for_its_kubelet(name: str, memory: str, pods: str) -> None:
+    """255 MiB, 11 for each pod, and 100 below which pods are evicted (amazon-eks-ami, nodeadm)."""
+    offered = trainium_resources(find_instance_type(name))
+
+    assert (offered["memory"], offered["pods"]) == (memory, pods)
+
+
+def test_a_claim_is_a_folder_and_all_addresses_are_the_pods(tmp_path: Path) -> None:
+    pod = {
+        "metadata": {"namespace": "n"},
+        "status": {"podIP": "127.0.0.9"},
+        "spec": {
+            "containers": [
+                {
+                    "command": ["serve", "--dir=/fsx/runs", "/fsxother", "--host=0.0.0.0"],
+                    "volumeMounts": [{"name": "v", "mountPath": "/fsx"}],
+                }
+            ],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "lustre"}}],
+        },
+    }
+
+    words = container_command(pod, {}, tmp_path)
+
+    assert words == ["serve", f"--dir={tmp_path}/n/lustre/runs", "/fsxother", "--host=127.0.0.9"]
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "action"),
+    [
+        ("PodFailed", 1, "TerminateJob"),
+        ("PodFailed", 64, "TerminateJob"),
+        ("PodFailed", 70, "RestartJob"),
+        ("PodFailed", 137, "RestartJob"),
+        ("PodFailed", 143, "RestartJob"),
+        ("PodEvicted", 0, "RestartJob"),
+        ("TaskCompleted", 0, None),
+    ],
+)
+def test_the_first_policy_that_applies_decides(event: str, code: int, action: str | None) -> None:
+    assert action_for(job("x", []), task="node-0", event=event, exit_code=code) == action
+
+
+def test_the_tasks_own_policies_go_before_the_jobs() -> None:
+    manifest = job("x", [])
+    manifest["spec"]["tasks"][0]["policies"] = [{"event": "PodFailed", "action": "AbortJob"}]
+
+    assert action_for(manifest, task="node-0", event="PodFailed", exit_code=1) == "AbortJob"
+
+
+@given(st.integers(1, 6), st.integers(0, 6))
+def test_whole_node_pods_get_a_node_each_or_are_left_over(pods: int, nodes: int) -> None:
+    requests = {"resources": {"limits": {"aws.amazon.com/neuron": "16"}}}
+    pod = {"spec": {"containers": [requests]}}
+    room = {"aws.amazon.com/neuron": "16"}
+    found = placed(
+        [pod] * pods,
+        [
+            {"metadata": {"name": f"n{i}"}, "spec": {}, "status": {"allocatable": room}}
+            for i in range(nodes)
+        ],
+        {},
+    )
+
+    assert found == [f"n{i}" for i in range(min(pods, nodes))]

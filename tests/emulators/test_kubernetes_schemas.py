@@ -1,0 +1,252 @@
+"""What the API server's stand-in refuses because it is no object of its kind."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tarfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.emulators.test_kubernetes_api import Kubectl
+from tests.emulators.volcano_jobs import BASE, job
+from tests.jobs.eks.test_volcano_job import made
+from tests.stacks.cluster_objects import objects_of, with_cluster
+from trainium_catalogue.charts import VOLCANO_VERSION
+from trainium_catalogue.kubernetes import NAMESPACE
+from trainium_emulators.kubernetes import Cluster, Settings, errors, schemas, serve, volcano_schemas
+from trainium_emulators.kubernetes.resources import BUILT_IN, Kind
+
+Json = dict[str, Any]
+CHARTS_FOLDER = os.environ.get("HELM_CHARTS_DIR")
+SERVICE: Json = {
+    "apiVersion": "v1",
+    "kind": "Service",
+    "metadata": {"name": "web"},
+    "spec": {"ports": [{"port": 80}]},
+}
+
+
+def changed(manifest: Json, *path: str | int, to: Any) -> Json:
+    """A copy with another value in one place."""
+    result = copy.deepcopy(manifest)
+    *before, last = path
+    inside: Any = result
+    for part in before:
+        inside = inside[part]
+    inside[last] = to
+    return result
+
+
+def kind_of(manifest: Json) -> Kind:
+    (found,) = (
+        each
+        for each in BUILT_IN
+        if (each.api_version, each.kind) == (manifest["apiVersion"], manifest["kind"])
+    )
+    return found
+
+
+def refusal(manifest: Json) -> tuple[int, str]:
+    """Status and message of the answer."""
+    with pytest.raises(errors.ApiError) as caught:
+        schemas.check(kind_of(manifest), manifest)
+    return caught.value.code, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "code", "message"),
+    [
+        (
+            changed(SERVICE, "spec", "prots", to=[]),
+            400,
+            'Service in version "v1" cannot be handled as a Service: strict decoding error: '
+            'unknown field "spec.prots"',
+        ),
+        (
+            changed(SERVICE, "spec", "ports", 0, "port", to="eighty"),
+            400,
+            'Service in version "v1" cannot be handled as a Service: json: cannot unmarshal string '
+            "into Go struct field Service.spec.ports[0].port of type int32",
+        ),
+        (
+            changed(SERVICE, "spec", "ports", 0, to={"name": "http"}),
+            422,
+            'Service "web" is invalid: spec.ports[0].port: Required value',
+        ),
+        (
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "Web_1"}},
+            422,
+            'metadata.name: Invalid value: "Web_1": a lowercase RFC 1123 subdomain must consist of',
+        ),
+        (
+            changed(SERVICE, "metadata", "labels", to={"trainium/run": "-a"}),
+            422,
+            'metadata.labels: Invalid value: "-a": a valid label must be an empty string or',
+        ),
+        (
+            changed(SERVICE, "metadata", "labels", to={"trainium/run": "a" * 64}),
+            422,
+            "must be no more than 63 bytes",
+        ),
+    ],
+)
+def test_a_built_in_object_is_judged_by_kubernetes_own_schema(
+    manifest: Json, code: int, message: str
+) -> None:
+    found, said = refusal(manifest)
+
+    assert found == code
+    assert message in said
+
+
+JOB = job("gang", ["true"])
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "code", "message"),
+    [
+        (
+            ("spec", "minAvailable"),
+            "2",
+            422,
+            'spec.minAvailable in body must be of type integer: "',
+        ),
+        (("spec", "minAvailable"), -1, 422, "should be greater than or equal to 0"),
+        (("spec", "maxRetries"), 3, 400, 'strict decoding error: unknown field "spec.maxRetries"'),
+        (("spec", "queue"), "My Queue", 422, "spec.queue in body should match '^[a-z0-9]"),
+        (("spec", "tasks", 0, "name"), "n" * 64, 422, "Too long: may not be more than 63 bytes"),
+        (("spec", "plugins", "env"), "all", 422, "spec.plugins.env in body must be of type array"),
+        (
+            ("spec", "policies"),
+            [{"event": "PodLost", "action": "RestartJob"}],
+            422,
+            'spec.policies[0].event: Unsupported value: "PodLost": supported values: "*", "Command',
+        ),
+        (
+            ("spec", "tasks", 0, "template", "spec", "hostNetwrok"),
+            True,
+            400,
+            'unknown field "spec.tasks[0].template.spec.hostNetwrok"',
+        ),
+        (
+            ("spec", "tasks", 0, "template", "spec", "containers", 0, "env", 0, "value"),
+            1,
+            422,
+            "spec.tasks[0].template.spec.containers[0].env[0].value in body must be of type",
+        ),
+    ],
+)
+def test_a_volcano_job_is_judged_by_its_definition(
+    path: tuple[str | int, ...], value: Any, code: int, message: str
+) -> None:
+    found, said = refusal(changed(JOB, *path, to=value))
+
+    assert found == code
+    assert message in said
+    assert code == 400 or said.startswith('Job.batch.volcano.sh "gang" is invalid: ')
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    wrong = changed(changed(JOB, "spec", "minAvailable", to=-1), "spec", "maxRetry", to=-1)
+
+    assert refusal(wrong)[1].count("should be greater than or equal to 0") == 2
+
+
+def test_what_the_cli_sends_is_what_the_definition_takes() -> None:
+    sent = made(lustre_claim="lustre")
+
+    schemas.check(volcano_schemas.JOB, sent)
+    assert refusal(changed(sent, "spec", "ttlSecondsAfterFinished", to="7d"))[0] == 422
+
+
+def test_what_the_stack_applies_is_what_the_api_server_takes() -> None:
+    applied = objects_of(with_cluster(eks_submitter_arns="arn:aws:iam::111122223333:role/research"))
+
+    for each in applied:
+        schemas.check(kind_of(each), each)
+    assert {each["kind"] for each in applied} >= {"Role", "Queue", "DaemonSet", "ResourceQuota"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    running = serve(Settings(addresses="127.0.86"))
+    for manifest in BASE:
+        running.apply(manifest)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def kubectl(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
+    from trainium_emulators.kubernetes import kubeconfig
+
+    return Kubectl(kubeconfig.write(tmp_path_factory.mktemp("kube") / "config", cluster.endpoint))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        (changed(SERVICE, "spec", "ports", 0, to={"name": "x"}), "ports[0].port: Required value"),
+        (changed(SERVICE, "spec", "prots", to=[]), 'unknown field "spec.prots"'),
+        (changed(JOB, "spec", "minAvailable", to="2"), "must be of type integer"),
+    ],
+)
+def test_kubectl_shows_why_nothing_was_made(kubectl: Kubectl, manifest: Json, said: str) -> None:
+    done = kubectl("create", "-f", "-", stdin=yaml.safe_dump(manifest))
+
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_a_change_is_judged_like_a_new_object(kubectl: Kubectl, cluster: Cluster) -> None:
+    cluster.apply({**SERVICE, "metadata": {"name": "web", "namespace": NAMESPACE}})
+    patch = '{"spec": {"ports": [{"port": "eighty"}]}}'
+    done = kubectl("patch", "service", "web", "--type=merge", "-p", patch)
+
+    assert done.returncode == 1
+    assert "cannot unmarshal string" in done.stderr
+
+
+@pytest.mark.skipif(CHARTS_FOLDER is None, reason="HELM_CHARTS_DIR names no folder with charts")
+@pytest.mark.parametrize("kind", volcano_schemas.SCHEMAS, ids=lambda kind: kind.plural)
+def test_every_rule_is_one_of_the_real_definitions(kind: Kind) -> None:
+    archive = Path(CHARTS_FOLDER or "") / f"volcano-{VOLCANO_VERSION}.tgz"
+    name = f"/{kind.group}_{kind.plural}.yaml"
+    with tarfile.open(archive) as chart:
+        files = [m.name for m in chart.getmembers() if m.name.endswith(name)]
+        content = chart.extractfile(files[0])
+        assert content is not None
+        (version,) = yaml.safe_load(content)["spec"]["versions"]
+    real = version["schema"]["openAPIV3Schema"]
+
+    assert version["name"] == kind.version
+    assert list(differences(volcano_schemas.SCHEMAS[kind], real, "")) == []
+
+
+def differences(ours: Mapping[str, Any], real: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Where ours says something that the real one does not say."""
+    for rule in ("minimum", "maxLength", "minLength", "pattern", "minItems", "enum", "required"):
+        if ours.get(rule) and ours[rule] != real.get(rule) and set(ours[rule]) != set(
+            real.get(rule, ())
+        ):  # fmt: skip
+            yield f"{path}: {rule} is {real.get(rule)}"
+    if ours.get("type") == "integer" and ours["maximum"] != real.get("maximum", 2**31 - 1):
+        yield f"{path}: maximum is {real.get('maximum')}"
+    if isinstance(ours.get("type"), str) and ours["type"] != real.get("type"):
+        yield f"{path}: type is {real.get('type')}"
+    if isinstance(ours.get("items"), Mapping):
+        yield from differences(ours["items"], real["items"], f"{path}[]")
+    if isinstance(ours.get("additionalProperties"), Mapping):
+        yield from differences(
+            ours["additionalProperties"], real["additionalProperties"], f"{path}.*"
+        )
+    for name, each in ours.get("properties", {}).items():
+        if name not in real["properties"]:
+            yield f"{path}.{name}: unknown"
+        else:
+            yield from differences(each, real["properties"][name], f"{path}.{name}")

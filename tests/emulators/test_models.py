@@ -1,0 +1,319 @@
+"""What moto is taught: real stacks against the real server."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.exceptions
+import pytest
+from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
+
+from trainium_emulators.aws.cloudformation.registry import (
+    DELETE,
+    MODELS,
+    REPLACED_BY,
+    UNDERSTOOD,
+    refusal_of,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+MANIFEST = json.dumps(
+    {
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
+        "config": {},
+        "layers": [],
+    }
+)
+Client = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """Clients of a server of this module's own."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "trainium_emulators.aws.server"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as server:  # fmt: skip
+        assert server.stdout is not None
+        events = (json.loads(line) for line in server.stdout)
+        endpoint = next(event["endpoint"] for event in events if event["event"] == "ready")
+
+        def make(service: str) -> Any:
+            return boto3.client(
+                service, endpoint_url=endpoint, region_name="us-west-2",
+                aws_access_key_id="x", aws_secret_access_key="x",
+            )  # fmt: skip
+
+        yield make
+        server.terminate()
+
+
+def create(client: Client, name: str, resources: dict[str, Any]) -> dict[str, str]:
+    """Create a stack; physical ids by logical id."""
+    cloudformation = client("cloudformation")
+    template = json.dumps({"Resources": resources})
+    cloudformation.create_stack(StackName=name, TemplateBody=template)
+    described = cloudformation.describe_stack_resources(StackName=name)["StackResources"]
+    return {entry["LogicalResourceId"]: entry["PhysicalResourceId"] for entry in described}
+
+
+@pytest.mark.parametrize(
+    ("kind", "properties", "named"),
+    [
+        ("AWS::Batch::JobQeue", {}, "AWS::Batch::JobQeue"),
+        ("AWS::Batch::JobQueue", {"Priority": 1, "Colour": "red"}, "Colour"),
+    ],
+)
+def test_what_nothing_understands_fails_the_deployment(
+    client: Client, kind: str, properties: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(botocore.exceptions.ClientError, match=f"Wrong: .*{named}"):
+        create(client, "wrong", {"Wrong": {"Type": kind, "Properties": properties}})
+
+
+def test_a_refused_template_creates_nothing(client: Client) -> None:
+    before = len(client("ec2").describe_vpcs()["Vpcs"])
+    resources = {
+        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.0.0.0/16"}},
+        "Wrong": {"Type": "AWS::Nothing::AtAll"},
+    }
+
+    with pytest.raises(botocore.exceptions.ClientError):
+        create(client, "half", resources)
+
+    assert len(client("ec2").describe_vpcs()["Vpcs"]) == before
+
+
+def test_every_model_and_deleter_has_its_properties_listed() -> None:
+    assert set(MODELS) | set(DELETE) <= set(UNDERSTOOD)
+
+
+def test_what_is_replaced_here_is_replaced_on_aws() -> None:
+    """The judge is CloudFormation's registry, as cfn-lint carries it."""
+    wrong = {
+        (kind, name)
+        for kind, names in REPLACED_BY.items()
+        for name in names
+        if f"/properties/{name}"
+        not in PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-west-2", kind).schema[
+            "createOnlyProperties"
+        ]
+    }
+
+    assert REPLACED_BY
+    assert wrong == set()
+
+
+def test_a_known_resource_is_not_refused() -> None:
+    assert refusal_of("AWS::EC2::PlacementGroup", {"Strategy": "cluster"}) is None
+
+
+def test_a_security_group_has_the_egress_rules_of_the_template_only(client: Client) -> None:
+    https = {"CidrIp": "0.0.0.0/0", "FromPort": 443, "ToPort": 443, "IpProtocol": "tcp"}
+    resources = {
+        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.1.0.0/16"}},
+        "Group": {
+            "Type": "AWS::EC2::SecurityGroup",
+            "Properties": {
+                "GroupDescription": "x", "VpcId": {"Ref": "Vpc"}, "SecurityGroupEgress": [https],
+            },
+        },
+    }  # fmt: skip
+
+    made = create(client, "egress", resources)
+
+    groups = client("ec2").describe_security_groups(
+        Filters=[{"Name": "vpc-id", "Values": [made["Vpc"]]}]
+    )
+    (group,) = [g for g in groups["SecurityGroups"] if g["GroupName"] != "default"]
+    assert [rule.get("ToPort") for rule in group["IpPermissionsEgress"]] == [443]
+
+
+def test_a_new_vpc_has_a_default_group_as_ec2_makes_it(client: Client) -> None:
+    vpc = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.3.0.0/16"}}
+
+    made = create(client, "default-group", {"Vpc": vpc})
+
+    group = default_group(client, made["Vpc"])
+    (inside,), (outside,) = group["IpPermissions"], group["IpPermissionsEgress"]
+    assert [pair["GroupId"] for pair in inside["UserIdGroupPairs"]] == [group["GroupId"]]
+    assert (inside["IpProtocol"], outside["IpProtocol"]) == ("-1", "-1")
+    assert [entry["CidrIp"] for entry in outside["IpRanges"]] == ["0.0.0.0/0"]
+
+
+def default_group(client: Client, vpc_id: str) -> dict[str, Any]:
+    """The default security group of a VPC."""
+    named = [
+        {"Name": "vpc-id", "Values": [vpc_id]},
+        {"Name": "group-name", "Values": ["default"]},
+    ]
+    (group,) = client("ec2").describe_security_groups(Filters=named)["SecurityGroups"]
+    found: dict[str, Any] = group
+    return found
+
+
+def default_group_rule(direction: str, **rule: Any) -> dict[str, Any]:
+    """A rule of the default group of the VPC "Vpc"."""
+    group = {"Fn::GetAtt": ["Vpc", "DefaultSecurityGroup"]}
+    itself = {key: group if value == "itself" else value for key, value in rule.items()}
+    kind = f"AWS::EC2::SecurityGroup{direction}"
+    return {"Type": kind, "Properties": {"GroupId": group, **itself}}
+
+
+def test_a_rule_that_the_default_group_has_is_a_duplicate(client: Client) -> None:
+    resources = {
+        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.4.0.0/16"}},
+        "In": default_group_rule("Ingress", IpProtocol="-1", SourceSecurityGroupId="itself"),
+    }
+
+    with pytest.raises(botocore.exceptions.ClientError, match="Duplicate"):
+        create(client, "duplicate", resources)
+
+
+def test_a_stated_rule_out_takes_the_one_that_ec2_made_away(client: Client) -> None:
+    resources = {
+        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.5.0.0/16"}},
+        "Out": default_group_rule("Egress", IpProtocol="-1", DestinationSecurityGroupId="itself"),
+    }
+
+    made = create(client, "stated-egress", resources)
+
+    group = default_group(client, made["Vpc"])
+    (outside,) = group["IpPermissionsEgress"]
+    assert [pair["GroupId"] for pair in outside["UserIdGroupPairs"]] == [group["GroupId"]]
+    assert outside.get("IpRanges", []) == []
+
+
+def test_an_environment_without_groups_is_described_without_groups(client: Client) -> None:
+    # Batch takes the groups of the launch template's interfaces, and describes none of its own.
+    ec2, iam, batch = client("ec2"), client("iam"), client("batch")
+    group = ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
+    iam.create_instance_profile(InstanceProfileName="nodes")
+    profile = iam.get_instance_profile(InstanceProfileName="nodes")["InstanceProfile"]["Arn"]
+    nic = {"DeviceIndex": 0, "InterfaceType": "efa", "Groups": [group]}
+    compute = {
+        "Type": "EC2", "InstanceRole": profile, "InstanceTypes": ["trn1.32xlarge"],
+        "MinvCpus": 0, "MaxvCpus": 256,
+        "Subnets": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
+        "LaunchTemplate": {
+            "LaunchTemplateId": {"Ref": "Node"},
+            "Version": {"Fn::GetAtt": ["Node", "LatestVersionNumber"]},
+        },
+    }  # fmt: skip
+    resources = {
+        "Node": {
+            "Type": "AWS::EC2::LaunchTemplate",
+            "Properties": {"LaunchTemplateData": {"NetworkInterfaces": [nic]}},
+        },
+        "Environment": {
+            "Type": "AWS::Batch::ComputeEnvironment",
+            "Properties": {"Type": "MANAGED", "ComputeResources": compute},
+        },
+    }
+    described = []
+
+    create(client, "efa", resources)
+    described += batch.describe_compute_environments()["computeEnvironments"]
+    compute["MaxvCpus"] = 512
+    client("cloudformation").update_stack(
+        StackName="efa", TemplateBody=json.dumps({"Resources": resources})
+    )
+    described += batch.describe_compute_environments()["computeEnvironments"]
+    client("cloudformation").delete_stack(StackName="efa")
+
+    shown = [environment["computeResources"] for environment in described]
+    assert [each["maxvCpus"] for each in shown] == [256, 512]
+    assert all("securityGroupIds" not in each for each in shown)
+    assert batch.describe_compute_environments()["computeEnvironments"] == []
+
+
+def test_a_zone_id_places_a_subnet(client: Client) -> None:
+    subnet = {"VpcId": {"Ref": "Vpc"}, "CidrBlock": "10.2.0.0/24", "AvailabilityZoneId": "usw2-az4"}
+    made = create(
+        client,
+        "zone",
+        {
+            "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.2.0.0/16"}},
+            "Subnet": {"Type": "AWS::EC2::Subnet", "Properties": subnet},
+        },
+    )
+
+    (described,) = client("ec2").describe_subnets(SubnetIds=[made["Subnet"]])["Subnets"]
+    assert described["AvailabilityZoneId"] == "usw2-az4"
+
+
+def test_a_nat_gateway_takes_its_interface_along(client: Client) -> None:
+    resources = {
+        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.3.0.0/16"}},
+        "Subnet": {
+            "Type": "AWS::EC2::Subnet",
+            "Properties": {"VpcId": {"Ref": "Vpc"}, "CidrBlock": "10.3.0.0/24"},
+        },
+        "Address": {"Type": "AWS::EC2::EIP", "Properties": {"Domain": "vpc"}},
+        "Gateway": {
+            "Type": "AWS::EC2::NatGateway",
+            "Properties": {
+                "SubnetId": {"Ref": "Subnet"},
+                "AllocationId": {"Fn::GetAtt": ["Address", "AllocationId"]},
+            },
+        },
+    }
+    create(client, "nat", resources)
+
+    client("cloudformation").delete_stack(StackName="nat")
+
+    assert client("ec2").describe_network_interfaces()["NetworkInterfaces"] == []
+    assert client("ec2").describe_addresses()["Addresses"] == []
+
+
+def test_auto_delete_really_empties_the_bucket(client: Client) -> None:
+    bucket = {"VersioningConfiguration": {"Status": "Enabled"}}
+    empties = {"ServiceToken": "arn", "BucketName": {"Ref": "Bucket"}}
+    made = create(
+        client,
+        "bucket",
+        {
+            "Bucket": {"Type": "AWS::S3::Bucket", "Properties": bucket},
+            "Empties": {"Type": "Custom::S3AutoDeleteObjects", "Properties": empties},
+        },
+    )
+    client("s3").put_object(Bucket=made["Bucket"], Key="a", Body=b"1")
+    client("s3").put_object(Bucket=made["Bucket"], Key="a", Body=b"2")
+
+    client("cloudformation").delete_stack(StackName="bucket")
+
+    assert client("s3").list_buckets()["Buckets"] == []
+
+
+@pytest.mark.parametrize(("empties", "left"), [(True, 0), (False, 1)])
+def test_a_repository_with_images_goes_only_when_it_empties_itself(
+    client: Client, empties: bool, left: int
+) -> None:
+    name = f"images-{empties}".lower()
+    properties = {"RepositoryName": name, "EmptyOnDelete": empties}
+    create(client, name, {"R": {"Type": "AWS::ECR::Repository", "Properties": properties}})
+    client("ecr").put_image(repositoryName=name, imageManifest=MANIFEST, imageTag="1")
+
+    try:
+        client("cloudformation").delete_stack(StackName=name)
+    except botocore.exceptions.ClientError as error:
+        assert "images" in str(error)
+
+    repositories = client("ecr").describe_repositories()["repositories"]
+    assert len([r for r in repositories if r["repositoryName"] == name]) == left
+
+
+def test_placement_groups_can_be_listed_until_they_are_deleted(client: Client) -> None:
+    group = {"Type": "AWS::EC2::PlacementGroup", "Properties": {"Strategy": "cluster"}}
+    create(client, "placement", {"Group": group})
+    listed = client("ec2").describe_placement_groups()["PlacementGroups"]
+
+    client("cloudformation").delete_stack(StackName="placement")
+
+    assert [entry["Strategy"] for entry in listed] == ["cluster"]
+    assert client("ec2").describe_placement_groups()["PlacementGroups"] == []

@@ -1,0 +1,69 @@
+"""A submission's overrides are applied, or refused, as Batch does."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainium_emulators.aws.batch.overrides import InvalidOverride, node_properties
+
+
+def definition(*targets: str, num_nodes: int = 2) -> dict[str, Any]:
+    """Node properties with one container per range."""
+    container = {"command": ["old"], "environment": [{"name": "A", "value": "1"}]}
+    return {
+        "numNodes": num_nodes,
+        "mainNode": 0,
+        "nodeRangeProperties": [{"targetNodes": t, "container": container} for t in targets],
+    }
+
+
+@given(st.integers(1, 64))
+def test_an_open_range_takes_any_number_of_nodes(num_nodes: int) -> None:
+    nodes = node_properties(definition("0:"), {"numNodes": num_nodes})["nodes"]
+
+    assert len(nodes) == num_nodes
+
+
+def test_a_closed_range_refuses_another_number_of_nodes() -> None:
+    with pytest.raises(InvalidOverride, match="numNodes=3 needs a node range with an open upper"):
+        node_properties(definition("0:1"), {"numNodes": 3})
+
+
+def test_ranges_must_cover_all_nodes() -> None:
+    with pytest.raises(InvalidOverride, match="do not cover"):
+        node_properties(definition("1:"), {})
+
+
+def test_an_override_reaches_the_nodes_of_its_range_only() -> None:
+    override = {"targetNodes": "1:", "containerOverrides": {"command": ["new"]}}
+
+    nodes = node_properties(definition("0:"), {"nodePropertyOverrides": [override]})["nodes"]
+
+    assert [node["command"] for node in nodes] == [["old"], ["new"]]
+
+
+def test_environment_overrides_are_merged_by_name() -> None:
+    given_environment = [{"name": "A", "value": "2"}, {"name": "B", "value": "3"}]
+    override = {"targetNodes": "0:", "containerOverrides": {"environment": given_environment}}
+
+    nodes = node_properties(definition("0:"), {"nodePropertyOverrides": [override]})["nodes"]
+
+    assert nodes[0]["environment"] == given_environment
+
+
+def test_an_override_that_nothing_understands_is_refused() -> None:
+    override = {"targetNodes": "0:", "containerOverrides": {"instanceType": "trn2.48xlarge"}}
+
+    with pytest.raises(InvalidOverride, match="instanceType"):
+        node_properties(definition("0:"), {"nodePropertyOverrides": [override]})
+
+
+def test_a_definition_is_not_changed_by_a_submission() -> None:
+    properties = definition("0:")
+    override = {"targetNodes": "0:", "containerOverrides": {"command": ["new"]}}
+
+    node_properties(properties, {"numNodes": 5, "nodePropertyOverrides": [override]})
+
+    assert properties == definition("0:")

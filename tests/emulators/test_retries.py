@@ -1,0 +1,68 @@
+"""The executor retries as Batch's user guide says."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainium_emulators.aws.batch.retries import Outcome, matches, retries
+
+RULES: dict[str, Any] = {
+    "attempts": 3,
+    "evaluateOnExit": [
+        {"onStatusReason": "Host EC2*", "action": "RETRY"},
+        {"onExitCode": "75", "action": "RETRY"},
+        {"onReason": "*", "action": "EXIT"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "expected"),
+    [
+        ("75", "75", True),
+        ("7*", "75", True),
+        ("75", "175", False),
+        ("Host EC2*", "Host EC2 (instance i-0) terminated.", True),
+        ("Host EC2*", "the Host EC2 is gone", False),
+        ("*", "", True),
+    ],
+)
+def test_a_pattern_matches_the_whole_text_or_its_beginning(
+    pattern: str, text: str, expected: bool
+) -> None:
+    assert matches(pattern, text) is expected
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected"),
+    [
+        (Outcome(exit_code=75), True),
+        (Outcome(exit_code=1), False),
+        (Outcome(exit_code=None, status_reason="Host EC2 (instance i-0) terminated."), True),
+        (Outcome(exit_code=0), False),
+    ],
+)
+def test_the_first_rule_that_matches_decides(outcome: Outcome, expected: bool) -> None:
+    assert retries(RULES, outcome, attempt=1) is expected
+
+
+def test_all_patterns_of_a_rule_must_match() -> None:
+    rule = {"onExitCode": "75", "onReason": "gone*", "action": "EXIT"}
+    strategy = {"attempts": 2, "evaluateOnExit": [rule]}
+
+    assert not retries(strategy, Outcome(exit_code=75, reason="gone away"), attempt=1)
+    assert retries(strategy, Outcome(exit_code=75, reason="other"), attempt=1)
+
+
+@given(st.integers(1, 255))
+def test_what_matches_no_rule_is_retried(exit_code: int) -> None:
+    strategy = {"attempts": 2, "evaluateOnExit": []}
+
+    assert retries(strategy, Outcome(exit_code=exit_code), attempt=1)
+
+
+@given(st.integers(1, 255), st.integers(1, 10))
+def test_no_attempt_comes_after_the_last(exit_code: int, attempts: int) -> None:
+    assert not retries({"attempts": attempts}, Outcome(exit_code=exit_code), attempt=attempts)

@@ -1,0 +1,284 @@
+"""Gangs of real processes under the stand-in for Volcano and the kubelet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.emulators.volcano_jobs import (
+    BASE,
+    end,
+    events,
+    job,
+    output,
+    pods,
+    run,
+    start,
+    state,
+    wait,
+)
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.kubernetes import NAMESPACE
+from trainium_emulators.kubernetes import Cluster, Settings, errors, serve
+from trainium_emulators.kubernetes.kubelet import MARK
+from trainium_emulators.kubernetes.resources import COMMAND, CONFIG_MAP, POD, SERVICE, VOLCANO_JOB
+from trainium_emulators.nodes.faults import Fault
+
+Json = dict[str, Any]
+SLEEP = ["sh", "-c", "echo working; sleep 60"]
+FAULTS: list[Fault] = []
+
+
+def take_fault(run: str) -> Fault | None:
+    return FAULTS.pop() if FAULTS and FAULTS[0].run == run else None
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    running = serve(Settings(addresses="127.0.91", take_fault=take_fault))
+    for manifest in BASE:
+        running.apply(manifest)
+    yield running
+    running.stop()
+
+
+def variables(cluster: Cluster, pod: Json) -> dict[str, str]:
+    return dict(line.partition("=")[::2] for line in output(cluster, pod))
+
+
+def process_of(pod: Json) -> psutil.Process:
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == pod["metadata"]["uid"]:
+                return process
+        except psutil.Error:
+            continue
+    raise AssertionError("no such process")
+
+
+@pytest.fixture(scope="module")
+def completed(cluster: Cluster) -> tuple[Json, list[Json]]:
+    """A job that went well, and its pods."""
+    status = run(cluster, "good", ["env"], environment={"GREETING": "from $(TRAINIUM_JOB_ID)"})
+    return status, pods(cluster, "good")
+
+
+def test_a_gang_completes_when_every_pod_has_succeeded(
+    completed: tuple[Json, list[Json]],
+) -> None:
+    status, _ = completed
+
+    assert (status["state"]["phase"], status["succeeded"], status["retryCount"]) == (
+        "Completed", 2, 0,
+    )  # fmt: skip
+    assert [entry["status"] for entry in status["conditions"]] == [
+        "Pending", "Running", "Completed",
+    ]  # fmt: skip
+    assert status["taskStatusCount"]["node-1"] == {"phase": {"Succeeded": 1}}
+
+
+def test_pods_are_named_after_job_task_and_index(completed: tuple[Json, list[Json]]) -> None:
+    names = [pod["metadata"]["name"] for pod in completed[1]]
+
+    assert names == ["good-node-0-0", "good-node-1-0"]
+
+
+def test_every_pod_knows_the_address_of_the_main_one(
+    cluster: Cluster, completed: tuple[Json, list[Json]]
+) -> None:
+    main, child = completed[1]
+    found = variables(cluster, child)
+
+    assert found[found["TRAINIUM_MAIN_HOST_FROM"]] == main["status"]["podIP"]
+    assert found["TRAINIUM_NODE_ADDRESS"] == child["status"]["podIP"] != main["status"]["podIP"]
+
+
+def test_references_in_the_environment_are_resolved(
+    cluster: Cluster, completed: tuple[Json, list[Json]]
+) -> None:
+    found = variables(cluster, completed[1][0])
+
+    assert (found["GREETING"], found["TRAINIUM_ATTEMPT"]) == ("from good", "0")
+    assert (found["TRAINIUM_DEVICE"], found["VC_TASK_INDEX"]) == ("cpu", "0")
+
+
+def test_a_lost_pod_restarts_the_whole_gang(cluster: Cluster) -> None:
+    once = 'echo attempt $TRAINIUM_ATTEMPT; test "$TRAINIUM_ATTEMPT" = 1 || sleep 60'
+    start(cluster, "lost", ["sh", "-c", once])
+    first = pods(cluster, "lost")
+
+    os.kill(process_of(first[1]).pid, signal.SIGKILL)
+    status = end(cluster, "lost")
+
+    assert (status["state"]["phase"], status["retryCount"]) == ("Completed", 1)
+    assert [output(cluster, pod) for pod in pods(cluster, "lost")] == [["attempt 1"]] * 2
+    assert "lost-node-1-0: PodFailed with exit code 137" in events(cluster, "lost")
+
+
+def test_a_pod_that_is_evicted_restarts_the_gang_whatever_its_exit_code(cluster: Cluster) -> None:
+    code = 'trap "exit 143" TERM; echo up; test "$TRAINIUM_ATTEMPT" = 1 || { sleep 60 & wait; }'
+    start(cluster, "drained", ["sh", "-c", code])
+
+    cluster.store.delete(POD, NAMESPACE, "drained-node-0-0")
+    status = end(cluster, "drained")
+
+    assert (status["state"]["phase"], status["retryCount"]) == ("Completed", 1)
+
+
+def test_an_error_of_the_workload_ends_the_job_and_its_log_stays(cluster: Cluster) -> None:
+    fail = 'test "$TRAINIUM_NODE_INDEX" = 0 && sleep 60; echo Traceback; exit 1'
+
+    status = run(cluster, "wrong", ["sh", "-c", fail])
+
+    assert (status["state"]["phase"], status["retryCount"], status["failed"]) == (
+        "Terminated", 0, 1,
+    )  # fmt: skip
+    (left,) = pods(cluster, "wrong")
+    assert output(cluster, left) == ["Traceback"]
+    terminated = left["status"]["containerStatuses"][0]["state"]["terminated"]
+    assert (terminated["exitCode"], terminated["reason"]) == (1, "Error")
+
+
+def test_a_job_fails_after_as_many_attempts_as_max_retry_says(cluster: Cluster) -> None:
+    status = run(cluster, "unlucky", ["sh", "-c", "exit 75"], nodes=1)
+
+    assert (status["state"]["phase"], status["retryCount"]) == ("Failed", 3)
+
+
+def test_an_armed_fault_hits_the_first_attempt(cluster: Cluster) -> None:
+    FAULTS.append(Fault(kind="kill-child", run="struck", after="working"))
+    once = 'echo working; test "$TRAINIUM_ATTEMPT" = 1 || sleep 60'
+
+    status = run(cluster, "struck", ["sh", "-c", once])
+
+    assert (status["state"]["phase"], status["retryCount"]) == ("Completed", 1)
+
+
+def test_a_job_that_is_deleted_leaves_nothing(cluster: Cluster) -> None:
+    start(cluster, "gone", SLEEP, terminationGracePeriodSeconds=1)
+    processes = [process_of(pod) for pod in pods(cluster, "gone")]
+
+    cluster.store.delete(VOLCANO_JOB, NAMESPACE, "gone")
+    wait(lambda: not pods(cluster, "gone"))
+
+    wait(lambda: not any(process.is_running() for process in processes), 5)
+    names = [
+        e["metadata"]["name"] for kind in (CONFIG_MAP, SERVICE) for e in cluster.store.list(kind)
+    ]
+    assert not [name for name in names if name.startswith("gone")]
+
+
+def test_a_command_aborts_a_job(cluster: Cluster) -> None:
+    start(cluster, "unwanted", SLEEP)
+    target = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "unwanted"}
+
+    cluster.store.create(
+        COMMAND, NAMESPACE, {"metadata": {"name": "c"}, "action": "AbortJob", "target": target}
+    )
+
+    assert end(cluster, "unwanted")["state"]["phase"] == "Aborted"
+    assert not pods(cluster, "unwanted")
+
+
+def test_a_pod_past_its_deadline_is_ended_and_says_so(cluster: Cluster) -> None:
+    manifest = job("late", SLEEP, nodes=1, activeDeadlineSeconds=1)
+    manifest["spec"]["maxRetry"] = 1
+    cluster.apply(manifest)
+
+    assert end(cluster, "late")["state"]["phase"] == "Failed"
+    (left,) = pods(cluster, "late")
+    assert left["status"]["reason"] == "DeadlineExceeded"
+
+
+def test_a_gang_too_big_for_its_queue_gets_no_pods_and_says_why(cluster: Cluster) -> None:
+    resources = {"limits": {"aws.amazon.com/neuron": "16"}}
+    cluster.apply(job("big", SLEEP, nodes=3, resources=resources))
+
+    wait(lambda: events(cluster, "big"))
+
+    assert events(cluster, "big") == [
+        "queue resource quota insufficient: insufficient aws.amazon.com/neuron"
+    ]
+    assert (state(cluster, "big")["state"]["phase"], pods(cluster, "big")) == ("Pending", [])
+    cluster.store.delete(VOLCANO_JOB, NAMESPACE, "big")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"queue": "other"}, 'queue.scheduling.volcano.sh "other" not found'),
+        ({"minAvailable": 3}, "should not be greater than total replicas"),
+        ({"policies": [{"exitCode": 0, "action": "AbortJob"}]}, "0 is not a valid error code"),
+        # Its definition, before a webhook is asked: of the API server's three steps (mutation,
+        # schema, validation) the second.
+        ({"policies": [{"event": "Lost", "action": "AbortJob"}]}, r'Unsupported value: "Lost"'),
+        ({"policies": [{"action": "AbortJob"}]}, "either event and exitCode should be specified"),
+        ({"plugins": {"smoke": []}}, "unable to find job plugin: smoke"),
+        ({"tasks": []}, "spec.tasks in body should have at least 1 items"),
+    ],
+)
+def test_what_volcanos_webhooks_refuse_is_refused(
+    cluster: Cluster, change: Json, message: str
+) -> None:
+    manifest = job("refused", SLEEP)
+    manifest["spec"] |= change
+
+    with pytest.raises(errors.ApiError, match=message):
+        cluster.apply(manifest)
+
+
+@pytest.fixture(scope="module")
+def counted() -> Iterator[Cluster]:
+    """A cluster whose pods need nodes."""
+    running = serve(Settings(addresses="127.0.92", count_nodes=True))
+    for manifest in BASE:
+        running.apply(manifest)
+    yield running
+    running.stop()
+
+
+def test_a_gang_waits_until_there_are_nodes_for_all_of_it(counted: Cluster) -> None:
+    type_ = INSTANCE_TYPES["trn1.32xlarge"]
+    pod: Json = {
+        "resources": {"limits": {"aws.amazon.com/neuron": "16"}},
+        "nodeSelector": {"node.kubernetes.io/instance-type": type_.name},
+    }
+    counted.scale("trainium", type_, 1)
+    counted.apply(job("patient", ["true"], **pod))
+    wait(lambda: events(counted, "patient"))
+    before = pods(counted, "patient")
+
+    counted.scale("trainium", type_, 2)
+
+    assert end(counted, "patient")["state"]["phase"] == "Completed"
+    assert before == []
+    assert events(counted, "patient")[0].startswith("resource in cluster is overused: overused")
+    names = {pod["spec"]["nodeName"] for pod in pods(counted, "patient")}
+    assert names == {"trainium-0", "trainium-1"}
+
+
+def test_a_gang_that_no_node_tolerates_stays_pending(counted: Cluster) -> None:
+    counted.scale("trainium", INSTANCE_TYPES["trn1.32xlarge"], 2)
+    counted.apply(job("unfit", ["true"], nodes=1, tolerations=[]))
+
+    wait(lambda: any("unschedulable" in text for text in events(counted, "unfit")))
+
+    assert [pod["status"]["phase"] for pod in pods(counted, "unfit")] == ["Pending"]
+
+
+def test_the_launcher_reduces_over_two_pods(cluster: Cluster) -> None:
+    words = ["all-reduce", "--max-bytes", "4096", "--iterations", "2"]
+
+    cluster.apply(job("sum", [sys.executable, "-m", "training.launch", *words]))
+    status = end(cluster, "sum", 120)
+
+    main, child = pods(cluster, "sum")
+    assert status["state"]["phase"] == "Completed", output(cluster, main)
+    assert any("node 0 of 2 (main)" in line for line in output(cluster, main))
+    assert any("exit 0" in line for line in output(cluster, child))

@@ -1,0 +1,147 @@
+"""Every fault of the Batch rehearsal on a cluster, with the real launcher in the pods.
+
+Launchers and workers take seconds to start, so that all jobs run at the same time, and one job
+bears a fault in each of its attempts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.emulators.volcano_jobs import BASE, end, events, job, output, pods, run, wait
+from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.kubernetes import NAMESPACE
+from trainium_emulators.kubernetes import Cluster, Settings, serve
+from trainium_emulators.kubernetes.resources import (
+    COMMAND,
+    CONFIG_MAP,
+    POD,
+    POD_GROUP,
+    SERVICE,
+    VOLCANO_JOB,
+)
+from trainium_emulators.nodes.faults import Fault
+
+Json = dict[str, Any]
+UNLUCKY, WRONG = "unlucky", "wrong"
+FAULTS = [
+    Fault(kind=kind, run=UNLUCKY) for kind in ("preflight-failure", "hang-child", "kill-main")
+]
+ALL_REDUCE = (
+    *(sys.executable, "-m", "training.launch", "all-reduce", "--max-bytes", "65536"),
+    *("--seconds-per-size", "2", "--total-seconds", "60", "--iterations", "100000"),
+    *("--peer-timeout-s", "5", "--join-timeout-s", "120", "--stop-grace-s", "3"),
+)
+
+
+def take_fault(run: str) -> Fault | None:
+    return FAULTS.pop(0) if FAULTS and FAULTS[0].run == run else None
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    running = serve(Settings(addresses="127.0.96", take_fault=take_fault))
+    for manifest in BASE:
+        running.apply(manifest)
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def ended(cluster: Cluster) -> dict[str, Json]:
+    """How each job ended."""
+    cluster.apply(job(UNLUCKY, list(ALL_REDUCE)))
+    cluster.apply(job(WRONG, [*ALL_REDUCE, "--inject-error-rank", "1"]))
+    return {name: end(cluster, name, 180) for name in (WRONG, UNLUCKY)}
+
+
+def test_preflight_a_hung_node_and_a_killed_main_node_each_cost_one_attempt(
+    cluster: Cluster, ended: dict[str, Json]
+) -> None:
+    assert (ended[UNLUCKY]["state"]["phase"], ended[UNLUCKY]["retryCount"]) == ("Failed", 3)
+    assert FAULTS == []
+    codes = [int(text.rpartition(" ")[2]) for text in events(cluster, UNLUCKY) if "exit" in text]
+    # Whether the frozen launcher's guardian or its peer is the first to give up is open.
+    assert {ExitCode.PREFLIGHT, ExitCode.KILLED} <= set(codes)
+    assert set(codes) <= {ExitCode.PREFLIGHT, ExitCode.KILLED, ExitCode.HOST}
+
+
+def test_a_python_error_is_not_tried_again(cluster: Cluster, ended: dict[str, Json]) -> None:
+    assert (ended[WRONG]["state"]["phase"], ended[WRONG]["retryCount"]) == ("Terminated", 0)
+    assert any(f"exit code {ExitCode.WORKLOAD:d}" in text for text in events(cluster, WRONG))
+
+
+def test_a_job_that_has_ended_gives_its_share_of_the_queue_back(cluster: Cluster) -> None:
+    whole = {"limits": {"aws.amazon.com/neuron": "16"}}
+    run(cluster, "before", ["true"], resources=whole)
+
+    assert run(cluster, "after", ["true"], resources=whole)["state"]["phase"] == "Completed"
+    wait(lambda: not cluster.store.list(POD_GROUP, NAMESPACE))
+    made = [e for kind in (CONFIG_MAP, SERVICE) for e in cluster.store.list(kind, NAMESPACE)]
+    assert made == []
+    assert len(pods(cluster, "before")) == 2
+
+
+def test_a_pod_that_no_policy_is_about_is_made_again(cluster: Cluster) -> None:
+    manifest = job("plain", ["sh", "-c", "echo $HOSTNAME; sleep 60"])
+    manifest["spec"]["policies"] = []
+    cluster.apply(manifest)
+    wait(lambda: (found := pods(cluster, "plain")) and all(output(cluster, p) for p in found))
+    first, other = (pod["metadata"]["uid"] for pod in pods(cluster, "plain"))
+
+    cluster.store.delete(POD, NAMESPACE, "plain-node-0-0", grace_s=0)
+    wait(lambda: first not in (found := uids(cluster, "plain")) and len(found) == 2)
+    wait(lambda: output(cluster, pods(cluster, "plain")[0]) == ["plain-node-0-0"])
+
+    assert other in uids(cluster, "plain")
+    cluster.store.delete(VOLCANO_JOB, NAMESPACE, "plain")
+
+
+def uids(cluster: Cluster, name: str) -> list[str]:
+    return [pod["metadata"]["uid"] for pod in pods(cluster, name)]
+
+
+def test_a_claim_that_is_missing_keeps_the_whole_gang_waiting_and_says_so(
+    cluster: Cluster,
+) -> None:
+    volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "lost"}}
+    cluster.apply(job("unmounted", ["true"], volumes=[volume]))
+    wait(lambda: any("lost" in text for text in events(cluster, "unmounted")))
+
+    conditions = [pod["status"]["conditions"][0] for pod in pods(cluster, "unmounted")]
+    assert {(c["status"], c["message"]) for c in conditions} == {
+        ("False", 'persistentvolumeclaim "lost" not found')
+    }
+    cluster.store.delete(VOLCANO_JOB, NAMESPACE, "unmounted")
+
+
+def test_pods_that_are_refused_leave_an_event(cluster: Cluster) -> None:
+    cluster.apply(job("stranger", ["true"], serviceAccountName="job-x"))
+
+    wait(lambda: events(cluster, "stranger"))
+    assert 'serviceaccount "job-x" not found' in events(cluster, "stranger")[0]
+    cluster.store.delete(VOLCANO_JOB, NAMESPACE, "stranger")
+
+
+def test_a_failed_containers_last_words_are_kept_when_asked_for(cluster: Cluster) -> None:
+    manifest = job("spoken", ["sh", "-c", "echo first; echo last; exit 1"], nodes=1)
+    container = manifest["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
+    container["terminationMessagePolicy"] = "FallbackToLogsOnError"
+    cluster.apply(manifest)
+    end(cluster, "spoken")
+
+    (left,) = pods(cluster, "spoken")
+    assert left["status"]["containerStatuses"][0]["state"]["terminated"]["message"] == "first\nlast"
+
+
+def test_a_command_for_a_job_that_is_not_there_is_used_up(cluster: Cluster) -> None:
+    target = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "nobody"}
+    cluster.store.create(
+        COMMAND, NAMESPACE, {"metadata": {"name": "c"}, "action": "AbortJob", "target": target}
+    )
+
+    wait(lambda: cluster.store.find(COMMAND, NAMESPACE, "c") is None)

@@ -1,0 +1,109 @@
+"""The probes of all nodes become one record that shows when it was changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.training.checks.probes.conftest import MakeNode
+from training.checks.probes.survey import look, merged, record, waiting
+from trainium_catalogue.probing import (
+    Finding,
+    Missing,
+    Place,
+    Probes,
+    Seen,
+    State,
+    is_intact,
+)
+
+SCHEMA = Path(__file__).resolve().parents[4] / "docs/schemas/verification-record.schema.json"
+
+
+def finding(state: State, seen: str = "", name: str = "claim", *needs: str) -> Finding:
+    return Finding(
+        id=name, place=Place.NODE, state=state, seen=seen, expected="", needs=tuple(needs)
+    )
+
+
+def probes() -> Probes[int]:
+    made: Probes[int] = Probes(Place.NODE)
+
+    @made.probe("doubled", "twice", needs=("a number",))
+    def doubled(number: int) -> Seen:
+        return Seen(ok=number == 2, seen=f"{number}\n", expected="2")
+
+    @made.probe("broken")
+    def broken(number: int) -> Seen:
+        raise RuntimeError(f"no\nway: {'x' * 500}")
+
+    @made.probe("absent")
+    def absent(number: int) -> Seen:
+        raise Missing("a device")
+
+    return made
+
+
+@pytest.mark.parametrize(("number", "state"), [(2, State.GREEN), (3, State.RED)])
+def test_one_function_may_look_for_several_claims(number: int, state: State) -> None:
+    found = [probes().run(name, number, {"a number"}) for name in ("doubled", "twice")]
+
+    assert [(f.id, f.state, f.seen) for f in found] == [
+        ("doubled", state, str(number)),
+        ("twice", state, str(number)),
+    ]
+
+
+def test_a_crash_is_one_line_and_no_exception() -> None:
+    found = probes().run("broken", 1, ())
+
+    assert found.state is State.CRASHED
+    assert found.seen.startswith("RuntimeError: no way: xxx")
+    assert "\n" not in found.seen and len(found.seen) <= 300
+
+
+def test_what_is_missing_is_said() -> None:
+    assert probes().run("doubled", 2, ()).needs == ("a number",)
+    assert probes().run("absent", 2, ()).needs == ("a device",)
+    assert probes().run("absent", 2, ()).state is State.NOT_RUN
+
+
+def test_the_worst_node_speaks_for_all() -> None:
+    by_node = [
+        [finding(State.GREEN, "fine"), finding(State.NOT_RUN), finding(State.GREEN, "fine")],
+        [finding(State.RED, "no route"), finding(State.GREEN, "told"), finding(State.GREEN, "too")],
+    ]
+
+    found = merged(by_node)
+
+    assert [(f.state, f.seen) for f in found] == [
+        (State.RED, "node 1: no route"),
+        (State.GREEN, "told"),
+        (State.GREEN, "fine"),
+    ]
+
+
+def test_probes_that_wait_for_a_check_are_known() -> None:
+    found = [
+        finding(State.NOT_RUN, "", "later", "neuron", "check sums"),
+        finding(State.NOT_RUN, "", "never", "neuron"),
+        finding(State.GREEN, "", "done"),
+    ]
+
+    assert waiting(found) == ["later"]
+
+
+def test_a_record_has_the_documented_form_and_a_checksum(make_node: MakeNode) -> None:
+    node = make_node()
+    reported: list[str] = []
+    document: dict[str, Any] = record(node, look(node, reported.append, ["node-dns"]))
+
+    jsonschema.validate(json.loads(json.dumps(document)), json.loads(SCHEMA.read_text()))
+    assert reported == ["probing: node-dns"]
+    assert is_intact(document)
+    document["findings"][0]["state"] = "green"
+    assert not is_intact(document)

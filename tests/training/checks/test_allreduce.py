@@ -1,0 +1,264 @@
+"""The all-reduce workload: what it writes, and what it finds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from referencing import Registry, Resource
+
+from tests.training.s3_server import s3_client, s3_server
+from training.checks.allreduce.allreduce import BelowBar, WrongSum, run
+from training.checks.allreduce.sweep import BARS, rank_pattern, sum_pattern
+from training.checks.payload import compare, tile
+from training.core.arguments import parse
+from training.core.contract import DeviceKind
+from training.core.device import Device
+from training.core.progress import Progress, RunContext
+from training.storage.results import Store
+from training.workloads import Job
+from trainium_catalogue.contract import run_prefix
+
+if TYPE_CHECKING:
+    from tests.training.conftest import Cluster
+
+SCHEMAS = Path(__file__).resolve().parents[3] / "docs" / "schemas"
+
+
+def validator(name: str) -> Draft202012Validator:
+    documents = {file.name: json.loads(file.read_text()) for file in SCHEMAS.glob("*.schema.json")}
+    resources = [(key, Resource.from_contents(text)) for key, text in documents.items()]
+    registry: Registry[Any] = Registry().with_resources(resources)
+    return Draft202012Validator(documents[name], registry=registry)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """An S3 endpoint with a bucket."""
+    with s3_server("results") as url:
+        yield url
+
+
+def test_results_and_metrics_of_two_nodes_reach_the_bucket(cluster: Cluster, endpoint: str) -> None:
+    extra = {
+        "TRAINIUM_BUCKET": "results",
+        "TRAINIUM_INSTANCE_TYPE": "trn1.32xlarge",
+        "TRAINIUM_NEURON_RELEASE": "2.28.0",
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "none",
+        "AWS_SECRET_ACCESS_KEY": "none",
+    }
+
+    cluster.start("--min-bytes=1024", "--max-bytes=262144", extra=extra)
+
+    assert cluster.end(within_s=60) == {0: 0, 1: 0}, cluster.all_logs()
+    s3 = s3_client(endpoint)
+    result_key = f"{run_prefix('test-run', 'results')}all-reduce.json"
+    result = json.load(s3.get_object(Bucket="results", Key=result_key)["Body"])
+    validator("all-reduce-result.schema.json").validate(result)
+    assert (result["status"], result["bar"]["status"]) == ("passed", "not applicable")
+    assert [size["bytes"] for size in result["sizes"]] == [1024, 4096, 16384, 65536, 262144]
+    metrics_key = f"{run_prefix('test-run', 'metrics')}all-reduce.jsonl"
+    body = s3.get_object(Bucket="results", Key=metrics_key)["Body"].read().decode()
+    lines = [json.loads(line) for line in body.splitlines()]
+    for line in lines:
+        validator("metrics-line.schema.json").validate(line)
+    assert [line["event"] for line in lines] == ["start", *["size"] * 5, "end"]
+    assert f"written: s3://results/{result_key}" in cluster.log(0)
+    assert not (cluster.folder / "build").exists()
+
+
+def test_a_missing_bucket_is_an_error_of_the_workload(cluster: Cluster, endpoint: str) -> None:
+    extra = {
+        "TRAINIUM_BUCKET": "missing",
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "none",
+        "AWS_SECRET_ACCESS_KEY": "none",
+    }
+
+    cluster.start("--max-bytes=1024", extra=extra)
+
+    assert cluster.end(within_s=60) == {0: 1, 1: 1}, cluster.all_logs()
+    assert "NoSuchBucket" in cluster.log(1)
+
+
+def identity(values: torch.Tensor) -> torch.Tensor:
+    return values
+
+
+@dataclass
+class LoneDevice:
+    """A group of one rank, whose sums may be spoilt."""
+
+    kind: DeviceKind = DeviceKind.CPU
+    rank: int = 0
+    num_ranks: int = 1
+    spoil: Any = identity
+    sums: list[int] = field(default_factory=list)
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
+        self.sums.append(tensor.numel())
+        tensor.copy_(self.spoil(tensor))
+
+    def synchronize(self) -> None:
+        return
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def close(self) -> None:
+        return
+
+
+ALONE = RunContext(
+    run="alone",
+    deployment="default",
+    job_id="local",
+    attempt=1,
+    node_index=0,
+    num_nodes=1,
+    processes_per_node=1,
+    device="cpu",
+    instance_type=None,
+    neuron_release=None,
+    bucket=None,
+    region=None,
+    endpoint_url=None,
+    lustre=None,
+    array_index=0,
+    array_size=1,
+    hang_limit_s=600,
+)
+
+
+def run_alone(
+    folder: Path, device: Device, *words: str, context: RunContext = ALONE
+) -> dict[str, Any]:
+    """Run the workload on one rank; returns its result, which is written even when it raises."""
+    store = Store(root=folder, run="alone", workload="all-reduce", attempt=1, bucket=None)
+    request = parse(["all-reduce", *words])
+    job = Job(
+        context=context,
+        values=request.values,
+        given=request.given,
+        device=device,
+        progress=Progress(folder, local_rank=0, rank=0),
+        store=store,
+    )
+    run(job)
+    return result_of(folder)
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    document = json.loads((folder / "runs/alone/results/all-reduce.json").read_text())
+    validator("all-reduce-result.schema.json").validate(document)
+    assert isinstance(document, dict)
+    return document
+
+
+def to_bf16(values: torch.Tensor) -> torch.Tensor:
+    if values.dtype != torch.float32:
+        return values
+    return values.to(torch.bfloat16).to(torch.float32)
+
+
+def test_arithmetic_in_bf16_is_found_out(tmp_path: Path) -> None:
+    def spoil(values: torch.Tensor) -> torch.Tensor:
+        return to_bf16(hand_out_sums_of_64(values))
+
+    device = LoneDevice(num_ranks=64, spoil=spoil)
+
+    with pytest.raises(WrongSum, match="fp32 is wrong in"):
+        run_alone(tmp_path, device, "--max-bytes=4096")
+
+    result = result_of(tmp_path)
+    assert (result["status"], result["sizes"]) == ("failed", [])
+    assert [check["correct"] for check in result["checks"]] == [True, True, False]
+
+
+def test_one_wrong_element_is_found_and_named(tmp_path: Path) -> None:
+    def spoil(values: torch.Tensor) -> torch.Tensor:
+        wrong = values.clone()
+        if len(wrong) > 1000:
+            wrong[777] += 1
+        return wrong
+
+    with pytest.raises(WrongSum, match="element 777 is "):
+        run_alone(tmp_path, LoneDevice(spoil=spoil), "--max-bytes=4096")
+
+
+def test_the_sweep_ends_when_its_time_is_used_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def slow(values: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)
+        return values
+
+    result = run_alone(
+        tmp_path,
+        LoneDevice(spoil=slow),
+        "--max-bytes=65536",
+        "--total-seconds=1",
+        "--seconds-per-size=0.3",
+        "--size-factor=2",
+    )
+
+    assert result["skipped_sizes"][-1] == 2**16
+    assert result["duration_s"] < 3
+    assert "total-seconds is used up" in capsys.readouterr().out
+
+
+def hand_out_sums_of_64(values: torch.Tensor) -> torch.Tensor:
+    """What 64 ranks would get; counts, times and zeros stay as they are."""
+    if values.numel() <= 20 or not values.any():
+        return values
+    return tile(sum_pattern(64), values.numel(), values.dtype)
+
+
+@pytest.mark.parametrize("require", [False, True])
+def test_low_bandwidth_fails_the_job_only_on_request(
+    require: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The published bar is at 1 GiB; the same rule at a size that a test can afford.
+    low = replace(BARS[0], num_bytes=4096, busbw_gib_per_s=1e9)
+    monkeypatch.setattr("training.checks.allreduce.sweep.BARS", (low,))
+    device = LoneDevice(num_ranks=64, spoil=hand_out_sums_of_64)
+    context = replace(
+        ALONE, device="xla", instance_type="trn1.32xlarge", num_nodes=2, processes_per_node=32
+    )
+    words = ["--max-bytes=4096", *(["--require-bar"] if require else [])]
+
+    with pytest.raises(BelowBar) if require else nullcontext():
+        run_alone(tmp_path, device, *words, context=context)
+
+    result = result_of(tmp_path)
+    assert result["bar"]["status"] == "below"
+    assert result["status"] == ("failed" if require else "passed")
+
+
+@given(st.integers(1, 3000), st.sets(st.integers(0, 2999), max_size=5))
+def test_comparison_counts_exactly_the_wrong_elements(length: int, places: set[int]) -> None:
+    pattern = rank_pattern(3)
+    found = tile(pattern, length, torch.float32)
+    inside = sorted(place for place in places if place < length)
+    found[inside] += 1
+
+    wrong, example = compare(found, pattern)
+
+    assert wrong == len(inside)
+    assert (f"element {inside[0]} is" in example) if inside else example == ""

@@ -1,0 +1,86 @@
+"""The check that ends the image's build: it knows all imports, and says which one is missing."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.checks import health
+
+ROOT = Path(__file__).resolve().parents[3]
+TRAINING = ROOT / "training"
+OURS = {"training", "trainium_catalogue"}
+
+
+def imported(source: str) -> set[str]:
+    """Packages of other projects that a module imports anywhere but for types."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(source)]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+        waiting += ast.iter_child_nodes(node)
+    return found - OURS - sys.stdlib_module_names
+
+
+def test_every_package_that_training_imports_is_looked_at() -> None:
+    wanted = {name for path in TRAINING.rglob("*.py") for name in imported(path.read_text())}
+
+    known = {name.partition(".")[0] for name in (*health.MODULES, *health.NEURON_MODULES)}
+    assert wanted - known == set()
+
+
+def test_every_file_that_is_no_code_is_looked_for() -> None:
+    files = {path for path in TRAINING.rglob("*") if path.is_file() and path.suffix == ".json"}
+
+    assert files == {Path(path) for path in health.DATA}
+
+
+def test_a_module_that_is_missing_is_named_with_the_reason() -> None:
+    assert health.failed_imports(["json", "no_such_module"]) == [
+        "no_such_module cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
+    ]
+
+
+def test_a_module_that_ends_the_process_while_it_is_imported_is_a_problem() -> None:
+    def leave(name: str) -> None:
+        raise SystemExit(3)
+
+    assert health.failed_imports(["leaving"], leave) == [
+        "leaving cannot be imported: SystemExit: 3"
+    ]
+
+
+def test_an_image_without_a_file_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(health, "DATA", (Path("/nowhere/golden.json"),))
+    monkeypatch.setattr(health, "MODULES", ("json",))
+
+    assert health.main() == 1
+    assert "health: /nowhere/golden.json is missing" in capsys.readouterr().err
+
+
+def test_this_machine_is_healthy_and_says_its_versions() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "training.checks.health"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "health: transformers 4." in done.stdout
+    assert "workloads can be imported; this image trains on CPUs alone" in done.stdout

@@ -1,0 +1,220 @@
+"""Checks of verify on this process's ranks, and the defects that they have to see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import transformers.models.llama.modeling_llama as hugging_face
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from training.backends import native, open_backend, open_data_parallel
+from training.backends.native import NativeBackend
+from training.backends.optimizer import clip as clip_right
+from training.checks.verify import data_parallel
+from training.checks.verify.data import tokens
+from training.checks.verify.llama import LlamaChecks
+from training.checks.verify.run import Run
+from training.checks.verify.settings import Tolerance, config_for
+from training.models.bert.network import BertNetwork
+from training.models.llama import network
+from training.models.llama.model import llama_config
+from training.models.llama.network import LlamaNetwork
+from training.storage import Objects
+
+Patch = pytest.MonkeyPatch
+
+
+def llama(
+    objects: Objects,
+    device: Any,
+    tolerance: Tolerance,
+    *,
+    tensor_parallel: int = 0,
+    count_graphs: Callable[[], int | None] = lambda: None,
+) -> LlamaChecks:
+    """All ranks: the checks of a Llama of which nothing has been trained."""
+    config = config_for(device.num_ranks, tensor_parallel)
+    backend = open_backend(config, device, peak_flops=None)
+    run = Run(config, backend, tokens, objects, count_graphs=count_graphs)
+    return LlamaChecks(run, tolerance)
+
+
+def whole_models(
+    objects: Objects, device: Any, tolerance: Tolerance
+) -> dict[str, tuple[bool, str]]:
+    """All ranks: what is found of the models without tensor parallelism, by name."""
+    found = {}
+    for case in data_parallel.CASES:
+        config = case.config(device.num_ranks)
+        backend = open_data_parallel(config, device, case.network(config), peak_flops=None)
+        run = Run(config, backend, case.batches, objects.at(case.name))
+        found[case.name] = data_parallel.look(case, run, tolerance)
+    return found
+
+
+# --- Defects, each of which a release of Neuron or a change here could bring --------------------
+
+
+class _Unsummed(torch.autograd.Function):
+    """A replicated tensor whose gradient, a part on each rank, is taken for the whole."""
+
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, mesh: Any) -> Any:
+        return DTensor.from_local(tensor, mesh, run_check=False)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        return gradients[0].to_local(), None
+
+
+def lose_sum_of_input_gradients(patch: Patch) -> None:
+    """What NxD's column-parallel layers do with their default ``reduce_dtype``."""
+
+    def prepare(layouts: Any, wanted: Any, module: Any, inputs: Any, mesh: Any) -> Any:
+        return _Unsummed.apply(inputs[0], mesh)  # type: ignore[no-untyped-call]
+
+    patch.setattr(ColwiseParallel, "_prepare_input_fn", staticmethod(prepare))
+
+
+def sum_over_data_ranks(patch: Patch) -> None:
+    """Gradients are summed where they should be averaged."""
+
+    def summing(parameters: Any, limit: float) -> torch.Tensor:
+        held = list(parameters)
+        for parameter in held:
+            mesh = parameter.grad.device_mesh
+            parameter.grad.mul_(mesh["data"].size())
+        return clip_right(held, limit)
+
+    patch.setattr(native, "clip", summing)
+
+
+def take_one_ranks_data(patch: Patch) -> None:
+    """Gradients are those of one data-parallel rank's share."""
+    patch.setattr(NativeBackend, "data_rank", property(lambda _: 0, lambda *_: None), raising=False)
+
+
+def clip_by_local_norm(patch: Patch) -> None:
+    """Each rank clips by the norm of what it holds."""
+
+    def clip(parameters: Any, limit: float) -> torch.Tensor:
+        held = list(parameters)
+        parts = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in held]
+        norm: torch.Tensor = get_total_norm(parts)
+        for parameter in held:
+            clip_grads_with_norm_([parameter], limit, norm)
+        return norm
+
+    patch.setattr(native, "clip", clip)
+
+
+def swap_ranks_of_a_model(patch: Patch) -> None:
+    """Rank 0 of a model has the part of its rank 1, and the other way round."""
+    fill = native._fill
+
+    def swapped(parameter: torch.Tensor, whole: torch.Tensor) -> None:
+        if isinstance(parameter, DTensor):
+            for placement in parameter.placements:
+                if placement.is_shard():
+                    parts = whole.chunk(2, dim=placement.dim)  # type: ignore[attr-defined]
+                    whole = torch.cat([parts[1], parts[0]], dim=placement.dim)  # type: ignore[attr-defined]
+        fill(parameter, whole)
+
+    patch.setattr(native, "_fill", swapped)
+
+
+def forget_positions(patch: Patch) -> None:
+    """Rotary embeddings turn nothing."""
+    restore = LlamaNetwork.restore
+
+    def unturned(self: LlamaNetwork, model: Any, device: torch.device) -> None:
+        restore(self, model, device)
+        model.model.rotary_emb.register_forward_hook(
+            lambda module, given, found: (torch.ones_like(found[0]), torch.zeros_like(found[1]))
+        )
+
+    patch.setattr(LlamaNetwork, "restore", unturned)
+
+
+def look_ahead(patch: Patch) -> None:
+    """Attention is without its causal mask."""
+    patch.setattr(network, "llama_config", partial(llama_config, attention="eager"))
+    loss = LlamaNetwork.loss
+
+    def unmasked(self: LlamaNetwork, model: Any, batch: torch.Tensor) -> torch.Tensor:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(hugging_face, "create_causal_mask", lambda **given: None)
+            return loss(self, model, batch)
+
+    patch.setattr(LlamaNetwork, "loss", unmasked)
+
+
+def decay_norms(patch: Patch) -> None:
+    """Weight decay applies to every parameter."""
+    patch.setattr("training.backends.optimizer.is_decayed", lambda name: True)
+
+
+def see_padding(patch: Patch) -> None:
+    """BERT attends to what fills a sequence up."""
+    loss = BertNetwork.loss
+
+    def unmasked(self: BertNetwork, model: Any, batch: Any) -> torch.Tensor:
+        everything = torch.ones_like(batch["attention_mask"])
+        return loss(self, model, {**batch, "attention_mask": everything})
+
+    patch.setattr(BertNetwork, "loss", unmasked)
+
+
+def _after_load(patch: Patch, change: Callable[[NativeBackend], None]) -> None:
+    load = NativeBackend.load
+
+    def changed(backend: NativeBackend, *given: Any) -> Any:
+        info = load(backend, *given)
+        with torch.no_grad():
+            change(backend)
+        return info
+
+    patch.setattr(NativeBackend, "load", changed)
+
+
+def resume_without_moments(patch: Patch) -> None:
+    """A resumed run begins with moments of 0."""
+
+    def forget(backend: NativeBackend) -> None:
+        state = backend.state_dict()["optimizer"]
+        for kind in state.values():
+            for moment in kind.values():
+                moment.zero_()
+
+    _after_load(patch, forget)
+
+
+def resume_from_initial_weights(patch: Patch) -> None:
+    """Master weights are cut from the model as it was built."""
+
+    def reset(backend: NativeBackend) -> None:
+        for name, weight in backend._model.named_parameters():
+            weight.copy_(backend._network.initial_weight(name, weight.size()))
+
+    _after_load(patch, reset)
+
+
+def resume_from_bf16_weights(patch: Patch) -> None:
+    """Master weights are cut from the weights that are computed with."""
+
+    def cut(backend: NativeBackend) -> None:
+        for weight in backend._model.parameters():
+            weight.copy_(weight.to(torch.bfloat16))
+
+    _after_load(patch, cut)
+
+
+def resume_counting_from_zero(patch: Patch) -> None:
+    """Bias corrections of a resumed run are those of its beginning."""
+    _after_load(patch, lambda backend: backend._optimizer.restore_step(0))

@@ -1,0 +1,206 @@
+"""The verify workload: what it passes, and what it finds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.llama import nxd_standin
+from tests.training.llama.conftest import CONTEXT, LoneDevice, Watched
+from training.checks.allreduce.sweep import sum_pattern
+from training.checks.payload import tile
+from training.checks.probes import PROBES
+from training.checks.verify import llama, verification
+from training.checks.verify.outcome import deviations
+from training.checks.verify.settings import BF16, FP32, STEPS
+from training.checks.verify.verification import Verification, VerificationFailed, run
+from training.core.arguments import parse
+from training.core.contract import DeviceKind
+from training.storage.results import Store
+from training.workloads import IMPLEMENTATIONS, Job
+from trainium_catalogue.probing import Place, Probes, Seen, is_intact
+from trainium_catalogue.verify_rules import CHECKS
+
+
+def job(folder: Path, *words: str, device: LoneDevice | None = None) -> Job:
+    device = device or LoneDevice()
+    request = parse(["verify", *words])
+    return Job(
+        context=replace(CONTEXT, run="check", device=device.kind.value),
+        values=request.values,
+        given=request.given,
+        device=device,
+        progress=Watched(folder, lambda text: None),
+        store=Store(root=folder, run="check", workload="verify", attempt=1, bucket=None),
+    )
+
+
+def result(folder: Path) -> dict[str, Any]:
+    document = json.loads((folder / "runs/check/results/verify.json").read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which every check has passed."""
+    folder = tmp_path_factory.mktemp("verify")
+    run(job(folder))
+    return folder
+
+
+def test_a_cpu_passes_every_check(passed: Path) -> None:
+    document = result(passed)
+    assert document["status"] == "passed"
+    assert [name for name, check in document["checks"].items() if check["ok"]] == [
+        "sums", "gradients", "parity", "resume", "data-parallel", "cache",
+    ]  # fmt: skip
+
+
+def test_the_committed_losses_are_those_of_the_reference_and_of_this_code(passed: Path) -> None:
+    found = [(step["loss"], step["grad_norm"]) for step in result(passed)["steps"]]
+    # Else: python -m training.checks.verify.llama > training/checks/verify/golden.json
+    assert len(found) == STEPS
+    assert deviations(found, llama.golden()) == pytest.approx((0.0, 0.0), abs=1e-4)
+
+
+def test_the_loss_falls_far_more_than_the_tolerance() -> None:
+    losses = [loss for loss, _ in llama.golden()]
+    assert losses[-1] < losses[0] * (1 - 100 * BF16.loss)
+    assert FP32.loss < BF16.loss
+
+
+def test_a_resumed_cpu_repeats_its_steps_exactly(passed: Path) -> None:
+    detail = result(passed)["checks"]["resume"]["detail"]
+    assert "the next 4 losses and norms are off by 0.0e+00" in detail
+
+
+def test_only_the_checks_that_are_named_are_made_in_their_own_order(tmp_path: Path) -> None:
+    run(job(tmp_path, "--checks=cache,sums"))
+    assert list(result(tmp_path)["checks"]) == ["sums", "cache"]
+
+
+def test_a_check_that_is_not_there_is_refused_before_any_worker_starts() -> None:
+    values = parse(["verify", "--checks=sums,speed"]).values
+    with pytest.raises(ValueError, match="names 'speed'; there are sums, gradients, parity"):
+        IMPLEMENTATIONS["verify"].check(values, 2)
+
+
+def test_the_catalogue_names_the_checks_that_there_are(tmp_path: Path) -> None:
+    assert tuple(Verification(job(tmp_path)).checks) == CHECKS
+
+
+def test_a_check_that_cannot_be_made_here_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="graphs cannot be made: on cpu nothing counts"):
+        run(job(tmp_path, "--checks=graphs"))
+
+
+def test_a_degree_that_cannot_be_is_refused_before_any_worker_starts() -> None:
+    values = parse(["verify", "--tensor-parallel=16"]).values
+    with pytest.raises(ValueError, match="tensor-parallel=16 does not divide num-kv-heads=8"):
+        IMPLEMENTATIONS["verify"].check(values, 32)
+
+
+class Liar(LoneDevice):
+    """Adds one to the first element."""
+
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
+        tensor[0] += 1
+
+
+class Wide(LoneDevice):
+    """One of many ranks, the others of which have sent nothing but their sums."""
+
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
+        tensor.copy_(tile(sum_pattern(self.num_ranks), tensor.numel(), tensor.dtype))
+
+
+def test_a_wrong_sum_is_found_and_the_result_written(tmp_path: Path) -> None:
+    with pytest.raises(VerificationFailed, match="sums: wrong on 1 ranks, first on rank 0"):
+        run(job(tmp_path, "--checks=sums,cache", device=Liar()))
+    assert result(tmp_path)["status"] == "failed"
+    assert result(tmp_path)["checks"]["cache"]["ok"] is True
+
+
+def test_other_losses_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shifted = [(loss * 1.001, norm) for loss, norm in llama.golden()]
+    monkeypatch.setattr(llama, "golden", lambda: shifted)
+    with pytest.raises(VerificationFailed, match=r"parity: .* off by 1.0e-03 of 1e-04"):
+        run(job(tmp_path, "--checks=parity"))
+
+
+def probed(folder: Path) -> dict[str, Any]:
+    document = json.loads((folder / "runs/check/results/probes.json").read_text())
+    assert isinstance(document, dict)
+    return document
+
+
+def test_a_record_of_the_probes_is_left_beside_the_result(passed: Path) -> None:
+    document = probed(passed)
+    assert is_intact(document)
+    assert {finding["id"] for finding in document["findings"]} == set(PROBES.by_id)
+    assert "crashed" not in {finding["state"] for finding in document["findings"]}
+
+
+def test_the_probes_before_a_check_that_breaks_off_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*words: Any, **named: Any) -> None:
+        raise RuntimeError("nrt_init failed")
+
+    monkeypatch.setattr(verification, "open_backend", fail)
+    with pytest.raises(VerificationFailed):
+        run(job(tmp_path, "--checks=parity"))
+    findings = {finding["id"]: finding for finding in probed(tmp_path)["findings"]}
+    assert findings["eager-attention-compiles"]["needs"] == ["neuron", "check parity"]
+
+
+def test_a_red_or_crashed_probe_fails_no_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(node: Any) -> Any:
+        raise RuntimeError("no way")
+
+    made: Probes[Any] = Probes(Place.NODE)
+    made.probe("crashes")(crash)
+    made.probe("differs")(lambda node: Seen(ok=False, seen="3", expected="2"))
+    monkeypatch.setattr("training.checks.probes.survey.PROBES", made)
+    monkeypatch.setattr(verification, "PROBES", made)
+    run(job(tmp_path, "--checks=cache"))
+    assert result(tmp_path)["status"] == "passed"
+    assert [finding["state"] for finding in probed(tmp_path)["findings"]] == ["crashed", "red"]
+
+
+def test_ranks_that_cannot_share_the_batch_make_the_other_checks(tmp_path: Path) -> None:
+    wide = Wide(num_ranks=40)
+    with pytest.raises(ValueError, match="parity cannot be made: global-batch=96 is not a multip"):
+        run(job(tmp_path, "--checks=parity", device=wide))
+    run(job(tmp_path, "--checks=sums,cache", device=wide))
+    assert list(result(tmp_path)["checks"]) == ["sums", "cache"]
+
+
+def test_an_error_inside_a_check_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*words: Any, **named: Any) -> None:
+        raise RuntimeError("nrt_init failed")
+
+    monkeypatch.setattr(verification, "open_backend", fail)
+    with pytest.raises(VerificationFailed, match=r"check parity broke off: .*nrt_init failed"):
+        run(job(tmp_path, "--checks=parity"))
+
+
+def test_numbers_that_are_none_are_infinitely_far() -> None:
+    assert deviations([(float("nan"), 1.0)], [(1.0, 1.0)]) == (float("inf"), 0.0)
+
+
+def test_the_nxd_backend_passes_on_its_stand_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nxd_standin.install(monkeypatch)
+    words = "--checks=gradients,parity,resume,data-parallel"
+    run(job(tmp_path, words, device=LoneDevice(DeviceKind.XLA)))
+    assert result(tmp_path)["checks"]["resume"]["ok"] is True

@@ -1,0 +1,122 @@
+"""The launcher's command line is read strictly, and teaches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.checks.allreduce.sweep import Sweep
+from training.core.arguments import ArgumentError, help_text, parse
+from training.workloads import IMPLEMENTATIONS
+from trainium_catalogue.exit_codes import EXIT_CODES
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ArgumentError) as error:
+        parse(words)
+    return str(error.value)
+
+
+def test_defaults_are_the_catalogues() -> None:
+    request = parse(["all-reduce"])
+
+    assert request.launch.peer_timeout_s == 30
+    assert request.values == {p.name: p.default for p in WORKLOADS["all-reduce"].parameters}
+
+
+def test_both_spellings_of_a_value_are_read() -> None:
+    request = parse(["all-reduce", "--max-bytes", "4096", "--peer-timeout-s=5"])
+
+    assert (request.values["max-bytes"], request.launch.peer_timeout_s) == (4096, 5.0)
+
+
+def test_a_negative_number_is_a_value() -> None:
+    assert parse(["all-reduce", "--inject-error-rank", "-1"]).values["inject-error-rank"] == -1
+
+
+@pytest.mark.parametrize("words", [["--require-bar"], ["--require-bar", "true"]])
+def test_a_boolean_may_stand_alone(words: list[str]) -> None:
+    assert parse(["all-reduce", *words, "--iterations=3"]).values["require-bar"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no workload is named; known are all-reduce"),
+        (["all-redcue"], "did you mean 'all-reduce'?"),
+        (["--max-bytes", "4", "all-reduce"], "--max-bytes stands before the workload"),
+        (["all-reduce", "--max-byte", "4"], "unknown parameter --max-byte; did you mean"),
+        (["all-reduce", "max-bytes", "4"], "'max-bytes' is not a parameter"),
+        (["all-reduce", "--max-bytes"], "--max-bytes has no value; its default is 1073741824"),
+        (["all-reduce", "--max-bytes", "--iterations"], "--max-bytes has no value"),
+        (["all-reduce", "--max-bytes=1MiB"], "max-bytes=1MiB is not a whole number"),
+        (["all-reduce", "--max-bytes=4", "--max-bytes=8"], "--max-bytes is given twice"),
+        (["all-reduce", "--iterations=0"], "iterations=0 is too small"),
+        (["all-reduce", "--peer-timeout-s=nan"], "not finite"),
+        (["all-reduce", "--require-bar=maybe"], "write true or false"),
+    ],
+)
+def test_a_bad_command_line_is_refused_with_a_remedy(words: list[str], message: str) -> None:
+    assert message in refusal(*words)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=12),
+            st.sampled_from(["--max-bytes", "--iterations=3", "--require-bar", "7", "-1"]),
+        ),
+        max_size=6,
+    )
+)
+def test_any_command_line_is_read_or_refused(words: list[str]) -> None:
+    try:
+        request = parse(["all-reduce", *words])
+    except ArgumentError:
+        return
+    assert set(request.values) == {p.name for p in WORKLOADS["all-reduce"].parameters}
+
+
+def test_the_help_names_every_parameter_and_exit_code() -> None:
+    text = "\n".join(help_text(words) for words in ([], *([name] for name in WORKLOADS)))
+
+    parameters = [*LAUNCH_PARAMETERS, *(p for w in WORKLOADS.values() for p in w.parameters)]
+    assert [p.name for p in parameters if f"--{p.name} " not in text] == []
+    assert [c for c in EXIT_CODES if f"{c.value:>5}  " not in text] == []
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in WORKLOADS)], ids=str)
+def test_the_help_fits_a_terminal(words: list[str]) -> None:
+    assert [line for line in help_text(words).splitlines() if len(line) > 100] == []
+
+
+def test_every_workload_of_the_catalogue_has_code() -> None:
+    assert set(IMPLEMENTATIONS) == set(WORKLOADS)
+
+
+def test_the_launcher_starts_without_torch_or_boto3() -> None:
+    code = "import sys, training.launch; print({'torch', 'boto3', 'numpy'} & set(sys.modules))"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"min-bytes": 6}, "min-bytes=6 is not a multiple of 4, the size of an element; the "),
+        ({"max-bytes": 512}, "max-bytes=512 is below min-bytes=1024"),
+        ({"inject-error-rank": 8}, "the job has ranks 0 to 7"),
+    ],
+)
+def test_parameters_that_disagree_are_refused(change: dict[str, int], message: str) -> None:
+    values = {**parse(["all-reduce"]).values, **change}
+
+    with pytest.raises(ValueError, match=message):
+        Sweep.from_values(values, 8)

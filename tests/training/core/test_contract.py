@@ -1,0 +1,177 @@
+"""The environment of a Batch node becomes one frozen value, or one message."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.core.contract import DeviceKind, NodeContract, read_contract
+from training.core.contract_values import ContractError
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.releases import NEURON_RELEASES
+
+MAIN = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
+
+
+def batch(index: int, num_nodes: int, main: int = 0, **more: str) -> dict[str, str]:
+    """What Batch and the job definition set."""
+    env = {
+        "AWS_BATCH_JOB_ID": f"0f3a#{index}",
+        "AWS_BATCH_JOB_ATTEMPT": "2",
+        "AWS_BATCH_JOB_NODE_INDEX": str(index),
+        "AWS_BATCH_JOB_NUM_NODES": str(num_nodes),
+        "AWS_BATCH_JOB_MAIN_NODE_INDEX": str(main),
+        "TRAINIUM_DEPLOYMENT": "default",
+        "TRAINIUM_INSTANCE_TYPE": "trn1.32xlarge",
+        "TRAINIUM_NEURON_RELEASE": "2.28.0",
+        "TRAINIUM_BUCKET": "bucket",
+        "TRAINIUM_RUN": "first-run",
+    }
+    if index != main:
+        env[MAIN] = "10.0.0.1"
+    return env | more
+
+
+def own_address(main_address: str | None) -> str:
+    return "10.0.0.1" if main_address is None else "10.0.0.9"
+
+
+def read(env: dict[str, str]) -> NodeContract:
+    return read_contract(env, own_address)
+
+
+def refusal(env: dict[str, str]) -> str:
+    with pytest.raises(ContractError) as error:
+        read(env)
+    return str(error.value)
+
+
+@given(data=st.data(), num_nodes=st.integers(1, 64))
+def test_the_main_node_is_rank_0_and_ranks_are_a_permutation(
+    data: st.DataObject, num_nodes: int
+) -> None:
+    main = data.draw(st.integers(0, num_nodes - 1))
+
+    nodes = [read(batch(index, num_nodes, main)) for index in range(num_nodes)]
+
+    assert nodes[main].node_rank == 0
+    assert sorted(node.node_rank for node in nodes) == list(range(num_nodes))
+
+
+@given(data=st.data(), num_nodes=st.integers(2, 64))
+def test_all_nodes_agree_on_the_main_address(data: st.DataObject, num_nodes: int) -> None:
+    main = data.draw(st.integers(0, num_nodes - 1))
+
+    nodes = [read(batch(index, num_nodes, main)) for index in range(num_nodes)]
+
+    assert {node.main_address for node in nodes} == {"10.0.0.1"}
+    assert [node.address == "10.0.0.1" for node in nodes] == [node.is_main for node in nodes]
+
+
+def test_the_suffix_of_a_nodes_job_id_is_dropped() -> None:
+    assert read(batch(1, 4)).job_id == "0f3a"
+
+
+def test_a_child_asks_for_the_address_that_faces_the_main_node() -> None:
+    asked: list[str | None] = []
+
+    def find(main_address: str | None) -> str:
+        asked.append(main_address)
+        return "10.0.0.9"
+
+    read_contract(batch(1, 4), find)
+
+    assert asked == ["10.0.0.1"]
+
+
+def test_a_given_address_is_not_looked_for() -> None:
+    def fail(main_address: str | None) -> str:
+        raise AssertionError
+
+    node = read_contract(batch(1, 4, TRAINIUM_NODE_ADDRESS="127.0.0.3"), fail)
+
+    assert node.address == "127.0.0.3"
+
+
+def test_without_batch_the_machine_is_a_job_of_one_node() -> None:
+    node = read({"TRAINIUM_DEVICE": "cpu"})
+
+    assert (node.num_nodes, node.node_index, node.is_main) == (1, 0, True)
+    assert (node.address, node.run, node.attempt) == ("127.0.0.1", "local", 1)
+    assert node.bucket is None
+
+
+def test_a_plain_batch_job_is_a_job_of_one_node() -> None:
+    env = {"TRAINIUM_DEVICE": "cpu", "AWS_BATCH_JOB_ID": "abc", "AWS_BATCH_JOB_ATTEMPT": "1"}
+
+    assert (read(env).num_nodes, read(env).run) == (1, "abc")
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    assert read({"TRAINIUM_DEVICE": "cpu", "TRAINIUM_BUCKET": ""}).bucket is None
+
+
+@pytest.mark.parametrize("name", INSTANCE_TYPES)
+@pytest.mark.parametrize("release", NEURON_RELEASES)
+def test_every_pair_of_the_catalogue_runs_or_is_refused(name: str, release: str) -> None:
+    env = batch(0, 1, TRAINIUM_INSTANCE_TYPE=name, TRAINIUM_NEURON_RELEASE=release)
+    known, instance_type = NEURON_RELEASES[release], INSTANCE_TYPES[name]
+    runs = instance_type.family in known.families and known.backend is not None
+
+    if runs:
+        node = read(env)
+        assert node.processes_per_node == instance_type.num_logical_cores
+        assert known.backend is not None and node.device == known.backend.value
+    else:
+        assert release in refusal(env)
+
+
+def test_on_a_cpu_there_is_one_process_unless_told_otherwise() -> None:
+    assert read(batch(0, 1, TRAINIUM_DEVICE="cpu")).processes_per_node == 1
+    env = batch(0, 1, TRAINIUM_DEVICE="cpu", TRAINIUM_PROCESSES_PER_NODE="3")
+    assert read(env).processes_per_node == 3
+
+
+def test_the_cpu_takes_any_pair() -> None:
+    env = batch(0, 1, TRAINIUM_NEURON_RELEASE="2.33.1", TRAINIUM_DEVICE="cpu")
+
+    assert read(env).device is DeviceKind.CPU
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"AWS_BATCH_JOB_NUM_NODES": ""}, "AWS_BATCH_JOB_NUM_NODES is not set although"),
+        ({"AWS_BATCH_JOB_NUM_NODES": "four"}, "NUM_NODES=four is not a whole number"),
+        ({"AWS_BATCH_JOB_NUM_NODES": "0"}, "at least 1"),
+        ({"AWS_BATCH_JOB_NODE_INDEX": "7"}, "is outside the job's 4 nodes"),
+        ({"AWS_BATCH_JOB_NODE_INDEX": "-1"}, "not a whole number of at least 0"),
+        ({"AWS_BATCH_JOB_MAIN_NODE_INDEX": "4"}, "is outside the job's 4 nodes"),
+        ({MAIN: ""}, f"{MAIN} is not set on child node 1"),
+        ({"AWS_BATCH_JOB_ATTEMPT": "0"}, "AWS_BATCH_JOB_ATTEMPT=0 is not a whole number"),
+        ({"TRAINIUM_INSTANCE_TYPE": "trn1.32large"}, "did you mean 'trn1.32xlarge'?"),
+        ({"TRAINIUM_NEURON_RELEASE": "2.28"}, "did you mean '2.28.0'?"),
+        ({"TRAINIUM_INSTANCE_TYPE": ""}, "set TRAINIUM_DEVICE=cpu to run on this machine's CPU"),
+        ({"TRAINIUM_INSTANCE_TYPE": "trn1.2xlarge"}, "has no EFA and cannot join 4 nodes"),
+        ({"TRAINIUM_DEVICE": "cpuu"}, "did you mean 'cpu'?"),
+        ({"TRAINIUM_PROCESSES_PER_NODE": "0"}, "PROCESSES_PER_NODE=0 is not a whole number"),
+        ({"TRAINIUM_RUN": "../other"}, "TRAINIUM_RUN=../other is not a run name"),
+    ],
+)
+def test_a_bad_value_is_refused_with_a_remedy(change: dict[str, str], message: str) -> None:
+    assert message in refusal(batch(1, 4) | change)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(batch(1, 4))), st.text(max_size=8).filter(lambda t: "\0" not in t)
+    )
+)
+def test_any_environment_is_read_or_refused(change: dict[str, str]) -> None:
+    try:
+        node = read(batch(1, 4) | change)
+    except ContractError as error:
+        assert "\n" not in str(error) or "\n" in "".join(change.values())
+    else:
+        assert 0 <= node.node_rank < node.num_nodes

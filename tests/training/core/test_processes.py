@@ -1,0 +1,82 @@
+"""Processes of a launch are found, and ended, whatever session they live in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from training.core.processes import is_gone, kill_marked, marked, process_state, signal_quietly
+
+
+def sleeper(**env: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"]
+    process = subprocess.Popen(
+        command, env=os.environ | env, start_new_session=True, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it has been executed, so its environment is its own
+    return process
+
+
+def test_what_may_gain_no_privileges_starts_nothing_that_may() -> None:
+    code = """\
+from training.core.processes import forbid_new_privileges
+forbid_new_privileges()
+import subprocess
+subprocess.run(["grep", "NoNewPrivs", "/proc/self/status"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split() == ["NoNewPrivs:", "1"]
+
+
+def test_marked_processes_are_found_in_other_sessions_and_killed() -> None:
+    mark = uuid.uuid4().hex
+    with sleeper(MARK=mark) as ours, sleeper(MARK=f"{mark}0") as other:
+        found = marked("MARK", mark)
+        left = kill_marked("MARK", mark)
+        spared = other.poll() is None
+        other.kill()
+
+    assert (found, left) == ([ours.pid], [])
+    assert ours.returncode == -signal.SIGKILL
+    assert spared
+
+
+def test_a_frozen_process_is_killed() -> None:
+    mark = uuid.uuid4().hex
+    with sleeper(MARK=mark) as process:
+        process.send_signal(signal.SIGSTOP)
+        kill_marked("MARK", mark)
+
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_zombie_counts_as_gone() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    deadline = time.monotonic() + 10
+    while process_state(process.pid) != "Z" and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    assert is_gone(process.pid)
+    process.wait()
+    assert is_gone(process.pid)
+
+
+def test_a_name_with_parentheses_does_not_confuse_the_state(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/stat").write_bytes(b"7 (a) R (b) T 1 7 7 0")
+
+    assert process_state(7, tmp_path) == "T"
+
+
+def test_signalling_what_has_ended_is_no_error() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+
+    signal_quietly(process.pid, signal.SIGTERM)

@@ -1,0 +1,97 @@
+"""Tokenizers, small corpora and a place for datasets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import mistral_common
+import pytest
+
+from training.datasets.manifest import Manifest
+from training.datasets.places import Place
+from training.datasets.text.tokenize import Order, tokenize
+from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
+
+WORDS = (
+    *("the", "node", "reads", "a", "shard", "and", "packs", "every", "token", "of", "each"),
+    *("document,", "na\u00efve", "caf\u00e9,", "\u4e16\u754c", "range(10):", "", "two\n\n\tspaces"),
+)
+
+
+def text_of(number: int) -> str:
+    """A document that no other number gives, of 8 to 40 words."""
+    words = [
+        WORDS[(number * 7 + i * (number % 5 + 1)) % len(WORDS)] for i in range(8 + number % 33)
+    ]
+    return f"{number}: " + " ".join(words)
+
+
+@pytest.fixture(scope="session")
+def llama_model() -> Path:
+    """A SentencePiece model of Llama 2's kind and size."""
+    return Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1"
+
+
+@pytest.fixture(scope="session")
+def llama(llama_model: Path) -> Vocabulary:
+    """The same, converted."""
+    return read_vocabulary(llama_model)
+
+
+@pytest.fixture(scope="session")
+def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level tokenizer.json with few ids, which loads in no time."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(map(text_of, range(50)), trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Six JSONL files of 20 documents each."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for file in range(6):
+        lines = [json.dumps({"text": text_of(file * 20 + n)}) for n in range(20)]
+        (folder / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+Tokenize = Callable[..., Manifest | None]
+
+
+@pytest.fixture
+def run_tokenize(tmp_path: Path, corpus: Path, small_tokenizer: Path) -> Tokenize:
+    """Tokenise ``corpus`` into the dataset ``made``; keywords change the order."""
+
+    def run(**changes: object) -> Manifest | None:
+        values: dict[str, object] = {
+            "input": str(corpus),
+            "tokenizer": str(small_tokenizer),
+            "dataset": "made",
+            "text_field": "text",
+            "shard_tokens": 1024,
+            "validation_fraction": 0.0,
+            "processes": 1,
+            "accelerate": False,
+            "place": Place(root=str(tmp_path / "bucket")),
+            "array_index": 0,
+            "array_size": 1,
+        }
+        return tokenize(Order(**{**values, **changes}), report=lambda text: None)  # type: ignore[arg-type]
+
+    return run

@@ -1,0 +1,330 @@
+"""BERT's datasets: sequences out of text, and the reference's tar, shard by shard."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.training.datasets.site import Site, serve
+from training.core.failures import classify
+from training.datasets.manifest import DatasetError
+from training.datasets.places import Place
+from training.datasets.prepared import bert_tar
+from training.datasets.prepared.bert_shards import KEYS, check_shard, empty, read_shard, write_shard
+from training.datasets.prepared.bert_tar import prepare_bert_tar
+from training.datasets.prepared.bert_text import (
+    CLS,
+    MASK,
+    SEP,
+    make_tokenizer,
+    make_vocabulary,
+    to_sentences,
+)
+from training.datasets.prepared.bert_tiny import prepare_bert_tiny
+from training.datasets.prepared.prepare import prepare_dataset
+from training.storage import Objects, open_objects
+from trainium_catalogue.exit_codes import ExitCode
+
+DOCUMENTS = 60
+
+
+def quiet(text: str) -> None:
+    """Say nothing."""
+
+
+def local(path: Path) -> Objects:
+    return open_objects(str(path), region=None, endpoint_url=None)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with bert-tiny of a few documents."""
+    root = tmp_path_factory.mktemp("tiny")
+    prepare_dataset("bert-tiny", Place(root=str(root)), max_documents=DOCUMENTS, report=quiet)
+    return root / "datasets/bert-tiny"
+
+
+@pytest.fixture(scope="module")
+def rows(tiny: Path) -> dict[str, Any]:
+    """All its sequences."""
+    shards = [read_shard(path) for path in sorted(tiny.glob("*_training_*.hdf5"))]
+    return {key: np.concatenate([shard[key] for shard in shards]) for key in KEYS}
+
+
+def test_the_files_have_the_names_and_keys_that_the_reference_reads(tiny: Path) -> None:
+    paths = sorted(tiny.glob("*_training_*.hdf5"))
+    with h5py.File(paths[0]) as file:
+        found = {key: str(file[key].dtype) for key in file}
+
+    assert found == KEYS
+    manifest = json.loads((tiny / "manifest.json").read_text())
+    assert [shard["name"] for shard in manifest["shards"]] == [path.name for path in paths]
+    assert manifest["num_sequences"] == sum(shard["samples"] for shard in manifest["shards"])
+
+
+def test_the_same_text_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
+    prepare_dataset("bert-tiny", Place(root=str(tmp_path)), max_documents=DOCUMENTS, report=quiet)
+
+    for path in tiny.iterdir():
+        assert (tmp_path / "datasets/bert-tiny" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_what_is_there_already_is_not_made_again(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (tiny / "manifest.json").stat().st_mtime_ns
+
+    prepare_dataset(
+        "bert-tiny", Place(root=str(tiny.parents[1])), max_documents=DOCUMENTS, report=quiet
+    )
+
+    assert (tiny / "manifest.json").stat().st_mtime_ns == before
+    assert "bert-tiny was complete already" in capsys.readouterr().out
+
+
+def test_sequences_are_two_parts_between_their_marks(rows: dict[str, Any]) -> None:
+    ids, lengths = rows["input_ids"], rows["input_mask"].sum(axis=1)
+    last = np.take_along_axis(ids, lengths[:, None] - 1, axis=1)
+
+    assert (ids[:, 0] == CLS).all()
+    assert (last == SEP).all()
+    assert ((ids == SEP).sum(axis=1) == 2).all()
+    assert (ids[rows["input_mask"] == 0] == 0).all()
+    assert set(np.unique(rows["segment_ids"])) == {0, 1}
+
+
+def test_a_sixth_of_the_words_is_predicted_and_most_of_those_are_masked(
+    rows: dict[str, Any],
+) -> None:
+    positions, labels = rows["masked_lm_positions"], rows["masked_lm_ids"]
+    is_predicted = positions > 0
+    inputs = np.take_along_axis(rows["input_ids"], positions, axis=1)[is_predicted]
+
+    share = is_predicted.sum() / rows["input_mask"].sum()
+    assert 0.12 < share < 0.17
+    assert is_predicted.any(axis=1).all()
+    assert 0.75 < (inputs == MASK).mean() < 0.85
+    assert 0.07 < (inputs == labels[is_predicted]).mean() < 0.14
+    assert not np.isin(labels[is_predicted], (CLS, SEP, MASK)).any()
+
+
+def test_about_half_of_the_second_parts_do_not_follow(rows: dict[str, Any]) -> None:
+    assert 0.4 < rows["next_sentence_labels"].mean() < 0.75
+
+
+def test_words_outside_the_vocabulary_become_pieces() -> None:
+    vocabulary = make_vocabulary(["buckets hold objects", "buckets"], 150)
+    tokenizer = make_tokenizer(vocabulary)
+
+    (sentence,) = to_sentences(tokenizer, "Buckets hop.")
+    words = [vocabulary[one] for one in sentence]
+    assert words == ["buckets", "h", "##o", "##p", "."]
+
+
+def test_one_document_is_too_few(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="1 documents with text are too few for pairs"):
+        prepare_bert_tiny(
+            local(tmp_path), tmp_path, documents=[{"text": "One. Two."}], source={}, report=quiet
+        )
+
+
+# --- the reference's tar --------------------------------------------------------------------------
+COUNTS = (3, 5, 2)
+
+
+def shard_bytes(folder: Path, count: int, **changed: Any) -> bytes:
+    arrays = {**empty(count, seq_len=128, max_predictions=20), **changed}
+    arrays["masked_lm_positions"][:, 0] = 1
+    path = folder / "shard.hdf5"
+    write_shard(path, arrays)
+    return path.read_bytes()
+
+
+def tar_of(files: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        folder = tarfile.TarInfo("hdf5")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, content in files.items():
+            info = tarfile.TarInfo(f"hdf5/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+def shard_name(number: int) -> str:
+    return f"wikicorpus_en_training_{number}.hdf5"
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """The publisher: a tar of three shards, and one file that is none."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    files = {shard_name(n): shard_bytes(tmp_path, count) for n, count in enumerate(COUNTS)}
+    with serve({"/set.tar": tar_of({"README": b"words", **files})}) as site:
+        yield site
+
+
+def bring(site: Site, folder: Path, *, report: Any = quiet) -> Any:
+    scratch = folder / "scratch"
+    scratch.mkdir(exist_ok=True)
+    return prepare_bert_tar(
+        local(folder / "set"), scratch, report=report, url=f"{site.url}/set.tar"
+    )
+
+
+def test_every_shard_of_the_tar_arrives_checked(site: Site, tmp_path: Path) -> None:
+    dataset = bring(site, tmp_path)
+
+    assert [file.samples for file in dataset.shards] == list(COUNTS)
+    assert {path.name for path in (tmp_path / "set").iterdir()} == {
+        *(shard_name(n) for n in range(3)), "manifest.json",
+    }  # fmt: skip
+    assert dataset.facts["num_sequences"] == sum(COUNTS)
+    assert dataset.source["bytes"] == str(len(site.files["/set.tar"]))
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_an_interrupted_job_goes_on_with_the_shards_that_are_missing(
+    site: Site, tmp_path: Path
+) -> None:
+    def stop(text: str) -> None:
+        if text.startswith(f"uploading {shard_name(1)}"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bring(site, tmp_path, report=stop)
+    made = (tmp_path / "set" / shard_name(0)).stat().st_mtime_ns
+    dataset = bring(site, tmp_path)
+
+    assert (tmp_path / "set" / shard_name(0)).stat().st_mtime_ns == made
+    assert [file.samples for file in dataset.shards] == list(COUNTS)
+
+
+def test_a_dataset_that_is_made_anew_is_not_complete_meanwhile(site: Site, tmp_path: Path) -> None:
+    bring(site, tmp_path)
+    files = {shard_name(n): shard_bytes(tmp_path, 7) for n in range(2)}
+    site.files["/set.tar"] = tar_of(files)
+
+    def stop(text: str) -> None:
+        if text.startswith(f"uploading {shard_name(1)}"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bring(site, tmp_path, report=stop)
+    assert not (tmp_path / "set/manifest.json").exists()
+    assert bring(site, tmp_path).samples == 14
+
+
+def test_a_server_that_stumbles_is_asked_again(site: Site, tmp_path: Path) -> None:
+    site.statuses += [503, 500]
+
+    assert bring(site, tmp_path).samples == sum(COUNTS)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"input_ids": np.zeros((3, 64))}, r"of shape \(3, 64\), not integers of shape \(3, 128\)"),
+        ({"input_ids": np.full((3, 128), 40000)}, "input_ids goes from 40000 to 40000, and right"),
+        ({"next_sentence_labels": np.array([0, 1, 2])}, "labels goes from 0 to 2, and right is 0"),
+    ],
+    ids=["length", "vocabulary", "labels"],
+)
+def test_a_shard_that_does_not_fit_is_refused(
+    site: Site, tmp_path: Path, changed: dict[str, Any], reason: str
+) -> None:
+    site.files["/set.tar"] = tar_of({shard_name(0): shard_bytes(tmp_path, 3, **changed)})
+
+    with pytest.raises(DatasetError, match=rf"{shard_name(0)}.*{reason}"):
+        bring(site, tmp_path)
+
+
+def test_a_shard_without_a_key_is_refused(site: Site, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "half.hdf5", "w") as file:
+        file.create_dataset("input_ids", data=np.zeros((3, 128)))
+    half = (tmp_path / "half.hdf5").read_bytes()
+    site.files["/set.tar"] = tar_of({shard_name(0): half})
+
+    with pytest.raises(DatasetError, match=r"has no input_mask, segment_ids, .* prepare it anew"):
+        bring(site, tmp_path)
+
+
+def test_files_that_the_shell_would_pass_over_are_passed_over(site: Site, tmp_path: Path) -> None:
+    files = {f"._{shard_name(0)}": b"of macOS", shard_name(0): shard_bytes(tmp_path, 3)}
+    site.files["/set.tar"] = tar_of(files)
+
+    assert [file.name for file in bring(site, tmp_path).shards] == [shard_name(0)]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 2**32))
+def test_a_damaged_shard_is_read_as_it_is_or_refused(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    data = bytearray(shard_bytes(tmp_path, 3))
+    for place in rng.integers(len(data), size=8):
+        data[place] = rng.integers(256)
+    (tmp_path / "damaged.hdf5").write_bytes(data)
+
+    with contextlib.suppress(DatasetError):
+        assert check_shard(
+            tmp_path / "damaged.hdf5", seq_len=128, max_predictions=20, vocab_size=30522
+        )
+
+
+def test_trouble_of_the_file_system_is_not_taken_for_a_damaged_shard(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_shard(tmp_path / "none.hdf5")
+    # Its first bytes cannot be read: EIO, as a server of Lustre that is away gives.
+    with pytest.raises(OSError, match="Errno 5") as raised:
+        read_shard(Path("/proc/self/mem"))
+    assert classify(raised.value) is ExitCode.HOST
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({}, "answers 404 Not Found; if it has moved, put the shards below datasets/ yourself"),
+        ({"/set.tar": b"no tar" * 1000}, "is no tar file"),
+        ({"/set.tar": tar_of({"README": b"words"})}, r"holds no file called \*_training_\*.hdf5"),
+        ({"/set.tar": tar_of({shard_name(0): b"text"})}, "is no HDF5 file"),
+    ],
+    ids=["gone", "no-tar", "no-shard", "no-hdf5"],
+)
+def test_what_is_not_the_publishers_tar_is_refused(
+    site: Site, tmp_path: Path, files: dict[str, bytes], reason: str
+) -> None:
+    site.files = files
+
+    with pytest.raises(DatasetError, match=reason):
+        bring(site, tmp_path)
+
+
+def test_a_tar_that_changes_while_it_is_read_is_refused(site: Site, tmp_path: Path) -> None:
+    found = bert_tar.WebFile.find(f"{site.url}/set.tar")
+    site.files["/set.tar"] += b"more"
+
+    with pytest.raises(DatasetError, match="was changed while it was read; submit prepare again"):
+        found.get_range("", 0, 10)
+
+
+def test_without_a_way_to_the_internet_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+
+    says = r"cannot be fetched: .*; the job needs a way to the internet"
+    with pytest.raises(ConnectionError, match=says) as raised:
+        bert_tar.WebFile.find("http://127.0.0.1:9/set.tar")
+
+    assert raised.value.__suppress_context__

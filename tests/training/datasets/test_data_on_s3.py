@@ -1,0 +1,59 @@
+"""The whole way of the data through a bucket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.training.datasets.conftest import Tokenize, text_of
+from tests.training.s3_server import REGION, s3_client, s3_server
+from training.datasets.manifest import DatasetError
+from training.datasets.places import Place
+from training.datasets.samples.packed import open_dataset
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    """An emulated S3 with the bucket ``data``."""
+    with s3_server("data") as url:
+        yield url
+
+
+def test_an_array_job_makes_in_the_bucket_what_one_job_makes_on_a_disk(
+    endpoint: str, tmp_path: Path, corpus: Path, run_tokenize: Tokenize, small_tokenizer: Path
+) -> None:
+    s3 = s3_client(endpoint)
+    for path in corpus.iterdir():
+        s3.upload_file(str(path), "data", f"corpora/mine/{path.name}")
+    s3.upload_file(str(small_tokenizer), "data", "tokenizers/tokenizer.json")
+    place = Place(root="s3://data", region=REGION, endpoint_url=endpoint)
+    names = {
+        "input": "mine",
+        "tokenizer": "tokenizer.json",
+        "place": place,
+        "shard_tokens": 4096,
+    }
+    local = run_tokenize(shard_tokens=4096)
+    assert local is not None
+
+    first = run_tokenize(**names, array_index=0, array_size=2, processes=2)
+    second = run_tokenize(**names, array_index=1, array_size=2)
+    objects = place.open("s3://data/datasets/made")
+    packed = open_dataset(
+        objects, tmp_path / "cache", is_leader=True, wait=lambda: None, report=lambda text: None
+    )
+
+    assert first is None
+    assert second == packed.manifest
+    assert packed.manifest.shards == local.shards
+    assert packed.sequence(0, 100).shape == (101,)
+    with pytest.raises(DatasetError, match=r"no tokenizer llama.model; there are tokenizer.json"):
+        run_tokenize(**{**names, "tokenizer": "llama.model"})
+    with pytest.raises(DatasetError, match="no input at s3://data/nothing; check its spelling"):
+        run_tokenize(**{**names, "input": "s3://data/nothing"})
+    one = run_tokenize(**{**names, "input": "s3://data/corpora/mine/0.jsonl"}, dataset="one")
+    assert one is not None and one.documents == 20
+    assert json.loads((corpus / "0.jsonl").read_text().splitlines()[0])["text"] == text_of(0)

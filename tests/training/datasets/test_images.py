@@ -1,0 +1,183 @@
+"""Handwritten digits: the very files that were meant, or those that scikit-learn ships."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.training.datasets.site import serve
+from training.datasets.manifest import DatasetError
+from training.datasets.places import Place
+from training.datasets.prepared.images import (
+    MNIST,
+    SPLITS,
+    images_name,
+    labels_name,
+    prepare_digits,
+    prepare_mnist,
+    read_idx,
+    write_idx,
+)
+from training.datasets.prepared.prepare import prepare_dataset
+from training.datasets.prepared.ready import Ready
+from training.datasets.prepared.web import Archive
+from training.storage import Objects, open_objects
+
+
+def quiet(text: str) -> None:
+    """Say nothing."""
+
+
+def local(path: Path) -> Objects:
+    return open_objects(str(path), region=None, endpoint_url=None)
+
+
+def published(folder: Path) -> dict[str, bytes]:
+    """MNIST's four files, of two images for training and one for the test."""
+    files = {}
+    for split, count in zip(SPLITS, (2, 1), strict=True):
+        for name, shape in ((images_name(split), (count, 28, 28)), (labels_name(split), (count,))):
+            write_idx(folder / name, np.arange(np.prod(shape), dtype=np.uint8).reshape(shape))
+            files[f"/{name}.gz"] = gzip.compress((folder / name).read_bytes())
+    return files
+
+
+def archives(url: str, files: dict[str, bytes]) -> tuple[Archive, ...]:
+    return tuple(
+        Archive(url=f"{url}{path}", bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        for path, data in files.items()
+    )
+
+
+def test_mnist_arrives_unpacked_with_what_the_workload_must_know(tmp_path: Path) -> None:
+    files = published(tmp_path)
+    with serve(files) as site:
+        made = archives(site.url, files)
+        found = prepare_mnist(local(tmp_path / "set"), tmp_path, report=quiet, archives=made)
+        sent = site.sent
+        again = prepare_mnist(local(tmp_path / "set"), tmp_path, report=quiet, archives=made)
+
+        assert (site.sent, again) == (sent, found)
+    assert found.facts == {"epochs": 4, "accuracy": [0.92, 0.99]}
+    assert read_idx(tmp_path / "set" / images_name("train")).shape == (2, 28, 28)
+    assert found.samples == 3
+    (kept,) = {path.name for path in (tmp_path / "set").iterdir()} - {
+        file.name for file in found.shards
+    }
+    assert kept == "manifest.json"
+
+
+def test_another_file_than_the_known_one_is_refused(tmp_path: Path) -> None:
+    files = published(tmp_path)
+    with serve(files) as site:
+        made = archives(site.url, files)
+        site.files["/t10k-labels-idx1-ubyte.gz"] = gzip.compress(b"other")
+        with pytest.raises(DatasetError, match=r"not the expected .*; the publisher's file has"):
+            prepare_mnist(local(tmp_path / "set"), tmp_path, report=quiet, archives=made)
+
+    assert not (tmp_path / "set" / "manifest.json").exists()
+
+
+def test_the_four_files_of_mnist_are_pinned() -> None:
+    assert [archive.url.rpartition("/")[2] for archive in MNIST] == [
+        f"{name(split)}.gz" for split in SPLITS for name in (images_name, labels_name)
+    ]
+    assert all(archive.url.startswith("https://") for archive in MNIST)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ready]:
+    folder = tmp_path_factory.mktemp("digits")
+    return folder / "set", prepare_digits(local(folder / "set"), folder, report=quiet)
+
+
+def test_the_digits_of_scikit_learn_have_mnists_shape(digits: tuple[Path, Ready]) -> None:
+    folder, dataset = digits
+    train, test = (read_idx(folder / images_name(split)) for split in SPLITS)
+    labels = np.concatenate([read_idx(folder / labels_name(split)) for split in SPLITS])
+
+    assert (len(train) + len(test), train.shape[1:]) == (1797, (28, 28))
+    assert dataset.samples == len(labels) == 1797
+    assert set(labels) == set(range(10))
+    assert train.max() == 255
+
+
+def test_no_image_of_the_test_is_trained_on(digits: tuple[Path, Ready]) -> None:
+    folder, _ = digits
+    train, test = (
+        {image.tobytes() for image in read_idx(folder / images_name(split))} for split in SPLITS
+    )
+
+    assert not train & test
+
+
+def test_without_scikit_learn_the_remedy_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: Any = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "sklearn" else found(name)
+    )
+    with pytest.raises(DatasetError, match="scikit-learn, which is not installed here; pip inst"):
+        prepare_digits(local(tmp_path), tmp_path, report=quiet)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0\0\x08\x01\0\0\0\x09ab", b"\0\0\x0d\x01\0\0\0\x01a"],
+    ids=["empty", "short", "type"],
+)
+def test_what_is_no_idx_file_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "file").write_bytes(data)
+
+    with pytest.raises(DatasetError, match="file is no idx file of bytes"):
+        read_idx(tmp_path / "file")
+
+
+def test_a_dataset_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/manifest.json").write_text('{"schema": 1, "num_tokens": 5}')
+    (tmp_path / "set/shard-00000.bin").write_bytes(b"words")
+
+    with pytest.raises(DatasetError, match=r"holds a dataset of kind packed, and this job would w"):
+        prepare_digits(local(tmp_path / "set"), tmp_path, report=quiet)
+    assert {path.name for path in (tmp_path / "set").iterdir()} == {
+        "manifest.json", "shard-00000.bin",
+    }  # fmt: skip
+
+
+def test_a_dataset_is_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="--max-documents 5: dataset digits is fetched whole"):
+        prepare_dataset("digits", Place(root=str(tmp_path)), max_documents=5, report=quiet)
+
+
+def test_a_manifest_that_says_too_little_is_refused() -> None:
+    manifest = Ready(kind="images", source={}, facts={"epochs": 4}, shards=())
+
+    with pytest.raises(DatasetError, match=r"manifest.json says nothing of accuracy, which every"):
+        manifest.fact("accuracy")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b'{"schema": 1, "tokens": 5}', "is a dataset of kind packed, schema 1, and this workload"),
+        (b'{"schema": 9, "kind": "images"}', "is a dataset of kind images, schema 9"),
+        (b'{"schema": 1, "kind": "images"}', "is no manifest of a dataset"),
+        (
+            b'{"schema": 1, "kind": "images", "source": {}, "shards": []}',
+            "without a sample; submit",
+        ),
+        (b"half of a {", "is no manifest of a dataset"),
+    ],
+    ids=["packed", "schema", "fields", "empty", "half"],
+)
+def test_a_manifest_of_something_else_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(DatasetError, match=reason):
+        Ready.from_json(data, name="set", kind="images")

@@ -1,0 +1,189 @@
+"""Sequences out of shards, and what is said of datasets that are not whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.datasets.manifest import DatasetError, Manifest, Shard, Source, sha256_of
+from training.datasets.samples.packed import PackedDataset, open_dataset
+from training.storage import LocalObjects
+
+
+def write_dataset(folder: Path, tokens: list[int], sizes: list[int]) -> Manifest:
+    """A dataset of these ids, in shards of these sizes and one with the rest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shards: list[Shard] = []
+    rest = np.array(tokens, "<u2")
+    for size in [*sizes, len(tokens)]:
+        piece, rest = rest[:size], rest[size:]
+        if len(piece):
+            path = folder / f"shard-{len(shards):05d}-000.bin"
+            path.write_bytes(piece.tobytes())
+            shards.append(
+                Shard(
+                    name=path.name, tokens=len(piece), bytes=2 * len(piece), sha256=sha256_of(path)
+                )
+            )
+    manifest = Manifest(
+        dtype="uint16",
+        vocab_size=1000,
+        eos_id=2,
+        bos=False,
+        tokenizer="tokenizer.json",
+        tokenizer_file_sha256="0" * 64,
+        tokenizer_sha256="1" * 64,
+        num_tokens=len(tokens),
+        documents=1,
+        empty_documents=0,
+        source=Source(uri="/text", files=1, bytes=1, text_field="text"),
+        shards=tuple(shards),
+    )
+    (folder / "manifest.json").write_bytes(manifest.to_json())
+    return manifest
+
+
+def opened(source: Path, cache: Path) -> PackedDataset:
+    return open_dataset(
+        LocalObjects(source), cache, is_leader=True, wait=lambda: None, report=lambda text: None
+    )
+
+
+@given(
+    sizes=st.lists(st.integers(min_value=1, max_value=40), max_size=5),
+    num_tokens=st.integers(min_value=2, max_value=200),
+    seq_len=st.integers(min_value=1, max_value=60),
+)
+@settings(max_examples=50)
+def test_sequences_are_the_stream_cut_evenly_wherever_shards_end(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], num_tokens: int, seq_len: int
+) -> None:
+    folder = tmp_path_factory.mktemp("dataset")
+    tokens = list(range(num_tokens))
+    dataset = PackedDataset(folder, write_dataset(folder, tokens, sizes))
+
+    assert dataset.num_sequences(seq_len) == (num_tokens - 1) // seq_len
+    for index in range(dataset.num_sequences(seq_len)):
+        found = dataset.sequence(index, seq_len)
+        assert found.dtype == np.int64
+        assert found.tolist() == tokens[index * seq_len : (index + 1) * seq_len + 1]
+
+
+def test_a_sequence_beyond_the_last_is_no_sequence(tmp_path: Path) -> None:
+    dataset = PackedDataset(tmp_path, write_dataset(tmp_path, list(range(9)), []))
+
+    assert dataset.sequence(1, 4).tolist() == [4, 5, 6, 7, 8]
+    with pytest.raises(IndexError, match="sequence 2 of 2 of 4 tokens"):
+        dataset.sequence(2, 4)
+
+
+def test_only_the_leader_of_a_node_downloads(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "source", list(range(50)), [20])
+    cache, waits = tmp_path / "cache", []
+
+    def wait() -> None:
+        waits.append(sorted(path.name for path in cache.glob("*")))
+        opened(tmp_path / "source", cache)  # the leader, meanwhile
+
+    found = open_dataset(
+        LocalObjects(tmp_path / "source"),
+        cache,
+        is_leader=False,
+        wait=wait,
+        report=lambda text: None,
+    )
+
+    assert waits == [[]]
+    assert found.manifest.num_tokens == 50
+
+
+def test_a_shard_that_is_right_already_is_not_downloaded_again(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "source", list(range(50)), [20])
+    opened(tmp_path / "source", tmp_path / "cache")
+    kept, wrong = (tmp_path / "cache" / f"shard-0000{n}-000.bin" for n in (0, 1))
+    wrong.write_bytes(b"\0" * wrong.stat().st_size)
+    before = kept.stat().st_ino
+
+    dataset = opened(tmp_path / "source", tmp_path / "cache")
+
+    assert kept.stat().st_ino == before
+    assert dataset.sequence(0, 49).tolist() == list(range(50))
+
+
+def test_a_dataset_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "source", list(range(50)), [])
+    (tmp_path / "source" / "manifest.json").unlink()
+
+    with pytest.raises(DatasetError, match=r"no complete dataset: .* run tokenize, or wait"):
+        opened(tmp_path / "source", tmp_path / "cache")
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "source", list(range(50)), [20])
+    (tmp_path / "source" / "shard-00001-000.bin").unlink()
+
+    with pytest.raises(DatasetError, match=r"shard shard-00001-000.bin of .* is missing"):
+        opened(tmp_path / "source", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "a lost end"])
+def test_a_damaged_shard_is_named_and_not_kept(tmp_path: Path, damage: str) -> None:
+    write_dataset(tmp_path / "source", list(range(50)), [20])
+    path = tmp_path / "source" / "shard-00001-000.bin"
+    data = bytearray(path.read_bytes())
+    if damage == "a flipped bit":
+        data[7] ^= 1
+    else:
+        del data[-1]
+    path.write_bytes(data)
+
+    with pytest.raises(DatasetError, match=r"shard shard-00001-000.bin of .* is damaged"):
+        opened(tmp_path / "source", tmp_path / "cache")
+    left = {path.name for path in (tmp_path / "cache").iterdir()}
+    assert left == {"shard-00000-000.bin"}
+
+
+def test_a_manifest_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"schema": 1, "files": []}))
+
+    with pytest.raises(DatasetError, match="no manifest of a packed dataset"):
+        opened(tmp_path, tmp_path / "cache")
+
+
+def test_a_manifest_of_a_later_release_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"schema": 3}))
+
+    with pytest.raises(DatasetError, match="has schema 3, this release reads 2"):
+        opened(tmp_path, tmp_path / "cache")
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dataset(tmp_path / "source", list(range(50)), [])
+    usage = shutil.disk_usage(tmp_path)._replace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+
+    with pytest.raises(DatasetError, match=r"0 MiB free .* give the nodes a larger volume"):
+        opened(tmp_path / "source", tmp_path / "cache")
+
+
+def test_a_model_with_fewer_words_than_the_dataset_is_refused(tmp_path: Path) -> None:
+    dataset = PackedDataset(tmp_path, write_dataset(tmp_path, list(range(50)), []))
+
+    dataset.require(vocab_size=1000, seq_len=49)
+    with pytest.raises(DatasetError, match="ids up to 999 and the model's vocabulary only 999"):
+        dataset.require(vocab_size=999, seq_len=49)
+
+
+def test_a_sequence_longer_than_the_dataset_is_refused(tmp_path: Path) -> None:
+    dataset = PackedDataset(tmp_path, write_dataset(tmp_path, list(range(50)), []))
+
+    with pytest.raises(DatasetError, match="50 tokens, too few for one sequence of 50 and a label"):
+        dataset.require(vocab_size=1000, seq_len=50)

@@ -1,0 +1,293 @@
+"""Known corpora: the very file that was meant or nothing, and documents as they were written."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.training.datasets.conftest import Tokenize
+from training.datasets.manifest import DatasetError
+from training.datasets.places import Place
+from training.datasets.prepared import api_docs
+from training.datasets.prepared.prepare import prepare
+from training.datasets.prepared.web import Archive, fetch
+from training.datasets.prepared.wikicorpus import RAW_ENGLISH
+from trainium_catalogue.corpora import CORPORA, DATASETS
+
+ARTICLES = {
+    "englishText_0_10000": (
+        '<doc id="12" title="Anarchism" nonfiltered="1" processed="1" dbindex="10000">\n'
+        "Anarchism is a caf\u00e9.\n\nSecond line.\nENDOFARTICLE.\n</doc>\n"
+        '<doc id="13" title="Nothing" nonfiltered="2" processed="2" dbindex="10001">\n'
+        "\nENDOFARTICLE.\n</doc>\n"
+    ),
+    "englishText_10000_20000": (
+        '<doc id="39" title="Albedo &amp; so" nonfiltered="3" processed="3" dbindex="10002">\n'
+        "Albedo.\nENDOFARTICLE.\n</doc>\n"
+    ),
+}
+EXPECTED = [
+    {"id": "12", "title": "Anarchism", "text": "Anarchism is a caf\u00e9.\n\nSecond line."},
+    {"id": "39", "title": "Albedo &amp; so", "text": "Albedo."},
+]
+
+
+def archive_bytes() -> bytes:
+    """A small archive of the publisher's form: Latin-1 files in a gzipped tar."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        folder = tarfile.TarInfo("raw.en")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        for name, text in ARTICLES.items():
+            content = text.encode("latin-1")
+            info = tarfile.TarInfo(f"raw.en/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return data.getvalue()
+
+
+@dataclass
+class Publisher:
+    """A web server on loopback."""
+
+    data: bytes
+    url: str = ""
+    breaks: list[int] = field(default_factory=list)
+    """After how many bytes the next connections end."""
+    statuses: list[int] = field(default_factory=list)
+    """What the next answers are instead."""
+    ranges: list[str | None] = field(default_factory=list)
+
+    @property
+    def archive(self) -> Archive:
+        return Archive(
+            url=f"{self.url}/raw.en.tgz",
+            bytes=len(self.data),
+            sha256=hashlib.sha256(self.data).hexdigest(),
+        )
+
+
+@pytest.fixture
+def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
+    site = Publisher(archive_bytes())
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            site.ranges.append(self.headers["Range"])
+            if site.statuses:
+                self.send_error(site.statuses.pop(0))
+                return
+            start = int((self.headers["Range"] or "bytes=0-")[6:-1])
+            rest = site.data[start:]
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(rest)))
+            self.end_headers()
+            self.wfile.write(rest[: site.breaks.pop(0)] if site.breaks else rest)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    site.url = f"http://127.0.0.1:{server.server_port}"
+    yield site
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def prepared(tmp_path: Path, archive: Archive, max_documents: int = 0) -> list[dict[str, str]]:
+    """What wikicorpus consists of afterwards."""
+    prepare(
+        "wikicorpus",
+        Place(root=str(tmp_path)),
+        max_documents=max_documents,
+        report=lambda text: None,
+        archive=archive,
+    )
+    found = []
+    for path in sorted((tmp_path / "corpora" / "wikicorpus").glob("*.jsonl.gz")):
+        found += [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    return found
+
+
+def test_articles_come_out_as_they_were_written(tmp_path: Path, publisher: Publisher) -> None:
+    assert prepared(tmp_path, publisher.archive) == EXPECTED
+
+
+def test_the_manifest_names_the_source_and_every_file(tmp_path: Path, publisher: Publisher) -> None:
+    prepared(tmp_path, publisher.archive)
+
+    folder = tmp_path / "corpora" / "wikicorpus"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["documents"] == 2
+    assert manifest["source"] == {
+        "url": publisher.archive.url,
+        "sha256": publisher.archive.sha256,
+    }
+    for file in manifest["files"]:
+        data = (folder / file["name"]).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"])
+
+
+def test_only_so_many_documents_as_wanted(tmp_path: Path, publisher: Publisher) -> None:
+    assert prepared(tmp_path, publisher.archive, max_documents=1) == EXPECTED[:1]
+
+
+def test_a_complete_corpus_is_not_fetched_again(tmp_path: Path, publisher: Publisher) -> None:
+    prepared(tmp_path, publisher.archive)
+
+    assert prepared(tmp_path, publisher.archive) == EXPECTED
+    assert len(publisher.ranges) == 1
+
+
+def test_a_corpus_that_lacks_a_file_is_made_again_with_the_same_bytes(
+    tmp_path: Path, publisher: Publisher
+) -> None:
+    prepared(tmp_path, publisher.archive)
+    folder = tmp_path / "corpora" / "wikicorpus"
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    (folder / "part-00000.jsonl.gz").unlink()
+    (folder / "part-00007.jsonl.gz").write_bytes(b"of an earlier, larger one")
+
+    prepared(tmp_path, publisher.archive)
+
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_corpus_that_is_being_written_cannot_be_tokenised(
+    tmp_path: Path, publisher: Publisher, run_tokenize: Tokenize
+) -> None:
+    prepared(tmp_path / "bucket", publisher.archive)
+    assert run_tokenize(input="wikicorpus") is not None
+    (tmp_path / "bucket" / "corpora" / "wikicorpus" / "manifest.json").unlink()
+
+    with pytest.raises(DatasetError, match=r"wikicorpus is not complete: .* wait for prepare"):
+        run_tokenize(input="wikicorpus", dataset="other")
+
+
+def test_another_file_than_the_expected_is_refused_and_nothing_is_kept(
+    tmp_path: Path, publisher: Publisher
+) -> None:
+    archive = publisher.archive
+    data = bytearray(publisher.data)
+    data[len(data) // 2] ^= 1
+    publisher.data = bytes(data)
+
+    with pytest.raises(DatasetError, match=r"publisher's file has changed, so nothing was kept"):
+        prepared(tmp_path, archive)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_longer_file_than_the_expected_is_not_read_to_its_end(
+    tmp_path: Path, publisher: Publisher
+) -> None:
+    archive = publisher.archive
+    publisher.data += b"\0" * 10
+
+    with pytest.raises(DatasetError, match=f"not the expected {archive.bytes} with"):
+        prepared(tmp_path, archive)
+
+
+def test_a_broken_connection_is_taken_up_where_it_broke(
+    tmp_path: Path, publisher: Publisher
+) -> None:
+    publisher.breaks = [100, 50]
+
+    assert prepared(tmp_path, publisher.archive) == EXPECTED
+    assert publisher.ranges == [None, "bytes=100-", "bytes=150-"]
+
+
+def test_a_server_in_trouble_is_asked_again(tmp_path: Path, publisher: Publisher) -> None:
+    publisher.statuses = [503, 500]
+
+    assert prepared(tmp_path, publisher.archive) == EXPECTED
+
+
+def test_a_file_that_has_moved_is_said_at_once(tmp_path: Path, publisher: Publisher) -> None:
+    publisher.statuses = [404] * 5
+
+    with pytest.raises(DatasetError, match="answers 404 Not Found; if it has moved, download"):
+        prepared(tmp_path, publisher.archive)
+    assert len(publisher.ranges) == 1
+
+
+def test_a_server_that_is_not_there_is_trouble_of_the_network(
+    tmp_path: Path, publisher: Publisher
+) -> None:
+    archive = Archive(url="http://127.0.0.1:9/raw.en.tgz", bytes=10, sha256="0" * 64)
+
+    says = r"cannot be fetched: .* needs a way to the internet"
+    with pytest.raises(ConnectionError, match=says) as raised:
+        prepared(tmp_path, archive)
+
+    # One traceback in the log, not three.
+    assert raised.value.__suppress_context__
+
+
+def test_a_disk_that_is_too_small_for_the_archive_is_said_first(tmp_path: Path) -> None:
+    archive = Archive(url="http://127.0.0.1:9/raw.en.tgz", bytes=2**60, sha256="0" * 64)
+
+    with pytest.raises(DatasetError, match=r"give the instance a larger volume"):
+        fetch(archive, tmp_path / "archive", lambda text: None)
+
+
+def test_the_pinned_archive_is_the_published_one() -> None:
+    """As recorded in datasets/wikicorpus/dataset_infos.json of Hugging Face's datasets 1.x."""
+    assert RAW_ENGLISH.url == "https://www.cs.upc.edu/~nlp/wikicorpus/raw.en.tgz"
+    assert RAW_ENGLISH.bytes == 1_346_378_932
+    assert RAW_ENGLISH.sha256.startswith("cab102a59f7e5bfb4ac832c15210bd22")
+
+
+def test_api_documentation_is_words_without_markup(tmp_path: Path) -> None:
+    for version, operation in (("2019-01-01", "Old"), ("2024-05-06", "New")):
+        folder = tmp_path / "queue" / version
+        folder.mkdir(parents=True)
+        model = {
+            "documentation": "<p>A queue &amp; its <code>jobs</code>.</p>",
+            "operations": {operation: {"documentation": "<p>First.</p><ul><li>a\n b</li></ul>"}},
+            "shapes": {
+                "Job": {
+                    "type": "structure",
+                    "members": {"name": {"documentation": "<p>Its name.</p>"}, "id": {}},
+                },
+                "Bare": {"type": "string"},
+            },
+        }
+        (folder / "service-2.json.gz").write_bytes(gzip.compress(json.dumps(model).encode()))
+
+    assert [document["text"] for document in api_docs.documents(tmp_path)] == [
+        "queue\n\nA queue & its jobs.",
+        "queue New\n\nFirst.\na b",
+        "queue Job\n\nname: Its name.",
+    ]
+
+
+def test_api_documentation_comes_from_the_installed_package(
+    tmp_path: Path, run_tokenize: Tokenize
+) -> None:
+    place = Place(root=str(tmp_path / "bucket"))
+    total = prepare("aws-api-docs", place, max_documents=500, report=lambda text: None)
+
+    manifest = run_tokenize(input="aws-api-docs")
+
+    assert total == 500
+    assert manifest is not None and manifest.documents == 500
+
+
+def test_every_corpus_of_the_catalogue_is_known_here() -> None:
+    assert set(CORPORA) == {"wikicorpus", "aws-api-docs"}
+    assert set(DATASETS) == {"mnist", "digits", "bert-wikicorpus", "bert-tiny"}

@@ -1,0 +1,266 @@
+"""Documents out of files: every kind, cut anywhere, and what is wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.datasets.manifest import DatasetError
+from training.datasets.places import Place
+from training.datasets.text.plan import Part, cut_into_parts, share
+from training.datasets.text.readers import Piece, open_parquet, read_documents
+from training.datasets.text.sources import Corpus, InputFile, Kind, find_corpus
+from training.datasets.text.stream import ObjectFile, open_object
+from training.storage import LocalObjects
+
+
+def corpus_at(path: Path) -> Corpus:
+    return find_corpus(str(path), Place(root="/nowhere"))
+
+
+def parts_of(corpus: Corpus, shard_tokens: int = 2**26) -> tuple[Part, ...]:
+    objects = LocalObjects(Path(corpus.uri))
+
+    def row_groups(file: InputFile) -> int:
+        with open_object(objects, file.key, file.size) as stream:
+            return int(open_parquet(stream, file.key).metadata.num_row_groups)
+
+    return cut_into_parts(corpus, shard_tokens=shard_tokens, row_groups=row_groups)
+
+
+def pieces_of(parts: tuple[Part, ...]) -> Iterator[Piece]:
+    return (piece for part in parts for piece in part.pieces)
+
+
+def read(path: Path, *, field: str = "text", shard_tokens: int = 2**26) -> list[str]:
+    """Every document at ``path``."""
+    corpus = corpus_at(path)
+    objects = LocalObjects(Path(corpus.uri))
+    return [
+        text
+        for piece in pieces_of(parts_of(corpus, shard_tokens))
+        for text in read_documents(objects, piece, field)
+    ]
+
+
+def lines(*texts: str) -> str:
+    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
+
+
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("\ufeffsecond\nline\n")
+    (tmp_path / "a.md").write_text("first")
+    (tmp_path / "c.rst.gz").write_bytes(gzip.compress("drittes \u00fc".encode()))
+
+    assert read(tmp_path) == ["first", "second\nline\n", "drittes \u00fc"]
+
+
+def test_a_line_of_jsonl_is_one_document(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(lines("one", "") + "\n  \n" + lines("two\n")[:-1])
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(lines("three").encode()))
+
+    assert read(tmp_path) == ["one", "", "two\n", "three"]
+
+
+def test_a_row_of_parquet_is_one_document(tmp_path: Path) -> None:
+    table = pyarrow.table({"id": range(5), "body": [f"row {n}" for n in range(5)]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+
+    assert read(tmp_path, field="body") == [f"row {n}" for n in range(5)]
+    assert read(tmp_path / "a.parquet", field="body", shard_tokens=1) == [
+        f"row {n}" for n in range(5)
+    ]
+
+
+def test_files_come_in_the_order_of_their_keys(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "b/10.txt", "a.txt", "c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+
+    assert read(tmp_path) == ["a.txt", "b/10.txt", "b/2.txt", "c.txt"]
+
+
+def test_markers_and_hidden_files_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    for name in ("_SUCCESS", ".DS_Store", "manifest.json", "_temporary.txt"):
+        (tmp_path / name).write_text("no text")
+
+    assert read(tmp_path) == ["text"]
+
+
+@given(
+    texts=st.lists(st.text(alphabet="ab\u00e9\n", max_size=20), min_size=1, max_size=30),
+    shard_tokens=st.integers(min_value=1, max_value=60),
+)
+@settings(max_examples=60)
+def test_a_file_cut_anywhere_gives_each_line_once(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], shard_tokens: int
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "a.jsonl"
+    path.write_text(lines(*texts))
+
+    assert read(path, shard_tokens=shard_tokens) == texts
+
+
+@given(
+    sizes=st.lists(st.integers(min_value=0, max_value=500), min_size=1, max_size=30),
+    shard_tokens=st.integers(min_value=1, max_value=200),
+    children=st.integers(min_value=1, max_value=9),
+)
+def test_the_children_of_an_array_share_all_parts_and_none_twice(
+    sizes: list[int], shard_tokens: int, children: int
+) -> None:
+    listed = [
+        InputFile(key=f"{n:03d}.jsonl", size=size, etag="", kind=Kind.JSONL, compressed=False)
+        for n, size in enumerate(sizes)
+    ]
+    corpus = Corpus(uri="/", files=tuple(listed))
+    parts = cut_into_parts(corpus, shard_tokens=shard_tokens, row_groups=lambda file: 1)
+
+    shares = [share(parts, index=index, size=children) for index in range(children)]
+
+    assert sorted(part.number for s in shares for part in s) == list(range(len(parts)))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    covered = [(p.file.key, p.start, p.stop) for p in pieces_of(parts)]
+    assert covered == sorted(covered)
+    for file in listed:
+        stretches = [(start, stop) for key, start, stop in covered if key == file.key]
+        assert stretches[0][0] == 0 and stretches[-1][1] >= file.size
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(stretches))
+
+
+def test_an_object_is_read_in_blocks_and_can_be_sought(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.datasets.text.stream._BLOCK_BYTES", 7)
+    data = bytes(range(100))
+    (tmp_path / "a").write_bytes(data)
+
+    with open_object(LocalObjects(tmp_path), "a", 100) as file:
+        assert file.read() == data
+        assert file.seek(-10, 2) == 90
+        assert file.read(4) == data[90:94]
+        file.seek(3)
+        assert file.read(5) == data[3:8]
+
+
+def test_an_object_that_shrinks_while_it_is_read_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"short")
+
+    with pytest.raises(EOFError, match="ends at byte 5, not 50: it was changed"):
+        ObjectFile(LocalObjects(tmp_path), "a", 50).readall()
+
+
+def test_input_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="no input at /no/such; check its spelling"):
+        find_corpus("/no/such", Place(root=str(tmp_path)))
+    with pytest.raises(DatasetError, match="no input at mine; run jobs submit prepare --dataset"):
+        find_corpus("mine", Place(root=str(tmp_path)))
+
+
+def test_input_without_a_byte_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+
+    with pytest.raises(DatasetError, match="is empty: 1 files without a byte"):
+        corpus_at(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["paper.pdf", "data.parquet.gz", "README", "a.txt.zst"])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / name).write_text("something")
+
+    with pytest.raises(DatasetError, match=rf"{name} is of no kind that can be read; files end in"):
+        corpus_at(tmp_path)
+
+
+def test_a_text_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc\xff\xfe")
+
+    with pytest.raises(DatasetError, match=r"a.txt is no UTF-8 text: byte 3 is 0xff; convert it"):
+        read(tmp_path)
+
+
+def test_a_file_that_is_no_gzip_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_text("plain")
+
+    with pytest.raises(DatasetError, match=r"a.txt.gz is no whole gzip file"):
+        read(tmp_path)
+
+
+def test_a_gzip_file_that_ends_early_is_refused(tmp_path: Path) -> None:
+    data = gzip.compress(lines(*map(str, range(1000))).encode())
+    (tmp_path / "a.jsonl.gz").write_bytes(data[:-20])
+
+    with pytest.raises(DatasetError, match=r"a.jsonl.gz is no whole gzip file"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (b"not json\n", r"no JSON \(Expecting value"),
+        (b'["text"]\n', "a JSON list, not an object"),
+        (b'{"title": "x", "body": "y"}\n', "no field 'text'; there are 'title', 'body'; choose"),
+        (b"{}\n", "no field 'text'; there are none; choose one with --text-field"),
+        (b'{"text": 3}\n', "field 'text' is a int, not text"),
+        (b'{"text": null}\n', "field 'text' is a NoneType, not text"),
+        (b'{"text": "\xff"}\n', "no UTF-8 text"),
+        (b'{"text": "\\ud800"}\n', r"field 'text' has half a character, U\+D800"),
+    ],
+)
+@pytest.mark.parametrize("shard_tokens", [2**26, 20])
+def test_a_bad_line_is_named_with_its_file_and_number(
+    tmp_path: Path, bad: bytes, message: str, shard_tokens: int
+) -> None:
+    before = lines(*[f"document {n}" for n in range(40)]).encode() + b"\n"
+    (tmp_path / "a.jsonl").write_bytes(before + bad + lines("after").encode())
+
+    with pytest.raises(DatasetError, match=rf"a.jsonl, line 42: {message}"):
+        read(tmp_path, shard_tokens=shard_tokens)
+
+
+def test_a_bad_line_of_a_compressed_file_is_named_too(tmp_path: Path) -> None:
+    data = lines("one", "two").encode() + b"{\n"
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(data))
+
+    with pytest.raises(DatasetError, match=r"a.jsonl.gz, line 3: no JSON"):
+        read(tmp_path)
+
+
+def test_a_parquet_column_that_is_missing_is_refused(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "a.parquet")
+
+    with pytest.raises(DatasetError, match=r"a.parquet has no column 'text'; there are body"):
+        read(tmp_path)
+
+
+def test_a_parquet_column_of_numbers_is_refused(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": [1]}), tmp_path / "a.parquet")
+
+    with pytest.raises(DatasetError, match=r"column 'text' of .*a.parquet holds int64, not text"):
+        read(tmp_path)
+
+
+def test_a_parquet_row_without_text_is_refused(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["a", None]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+
+    with pytest.raises(DatasetError, match=r"row 2 of row groups 0 to 0 of .* has no 'text'"):
+        read(tmp_path)
+
+
+def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_text("text that is no table")
+
+    with pytest.raises(DatasetError, match=r"a.parquet is no Parquet file"):
+        read(tmp_path)

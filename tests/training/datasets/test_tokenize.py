@@ -1,0 +1,365 @@
+"""From text to a dataset: nothing lost, the same bytes however it is made, begun again safely."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from tests.training.datasets.conftest import Tokenize, text_of
+from training.datasets.manifest import DatasetError, Manifest
+from training.datasets.samples.packed import PackedDataset, open_dataset
+from training.datasets.text import pool
+from training.datasets.text.encoders import FastEncoder, Ids
+from training.datasets.text.probes import PROBES
+from training.datasets.text.progress_line import ProgressLine
+from training.datasets.text.vocabulary import Vocabulary
+from training.storage import LocalObjects
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def dataset(tmp_path: Path, name: str = "made") -> Path:
+    return tmp_path / "bucket" / "datasets" / name
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every object of a dataset; what a killed process was writing is none."""
+    objects = LocalObjects(folder)
+    return {info.key: objects.get(info.key) for info in objects.list()}
+
+
+def opened(tmp_path: Path, name: str = "made") -> PackedDataset:
+    return open_dataset(
+        LocalObjects(dataset(tmp_path, name)),
+        tmp_path / f"cache-{name}",
+        is_leader=True,
+        wait=lambda: None,
+        report=lambda text: None,
+    )
+
+
+def complete(found: Manifest | None) -> Manifest:
+    assert found is not None
+    return found
+
+
+def test_every_token_of_every_document_is_there_in_order(
+    tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path
+) -> None:
+    plain = Tokenizer.from_file(str(small_tokenizer))
+    expected = [token for number in range(120) for token in [*plain.encode(text_of(number)).ids, 0]]
+
+    manifest = complete(run_tokenize())
+
+    assert manifest.num_tokens == len(expected)
+    assert (manifest.documents, manifest.dtype, manifest.eos_id) == (120, "uint16", 0)
+    assert manifest.source.files == 6
+    # Shards of the size that was asked for, but for the last of a part.
+    assert max(shard.tokens for shard in manifest.shards) <= 1024
+    assert len(manifest.shards) > 3
+    packed = opened(tmp_path)
+    assert packed.sequence(0, len(expected) - 1).tolist() == expected
+    assert packed.num_sequences(64) == (len(expected) - 1) // 64
+
+
+def test_any_number_of_processes_and_jobs_gives_the_same_bytes(
+    tmp_path: Path, run_tokenize: Tokenize
+) -> None:
+    complete(run_tokenize(dataset="one"))
+    complete(run_tokenize(dataset="two", processes=2))
+    shares = [run_tokenize(dataset="array", array_index=i, array_size=3) for i in (2, 0, 1)]
+
+    expected = contents(dataset(tmp_path, "one"))
+    assert contents(dataset(tmp_path, "two")) == expected
+    assert contents(dataset(tmp_path, "array")) == expected
+    # Whoever comes last completes it.
+    assert [share is not None for share in shares] == [False, False, True]
+
+
+def test_an_accelerated_dataset_has_the_same_bytes(
+    tmp_path: Path, run_tokenize: Tokenize, llama: Vocabulary
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(llama.json)
+    order = {"tokenizer": str(tmp_path / "tokenizer.json")}
+    complete(run_tokenize(**order, dataset="plain"))
+    complete(run_tokenize(**order, dataset="fast", accelerate=True))
+
+    assert contents(dataset(tmp_path, "fast")) == contents(dataset(tmp_path, "plain"))
+
+
+class Failing(FastEncoder):
+    """An accelerator that works for its checks and a while longer."""
+
+    error: BaseException | None
+    left = len(PROBES) + 40
+
+    def encode(self, texts: Sequence[str]) -> Ids:
+        self.left -= len(texts)
+        if self.left >= 0:
+            return super().encode(texts)
+        if self.error is not None:
+            raise self.error
+        return super().encode(texts)[1:]
+
+
+class Panic(BaseException):
+    """What pyo3 makes of a panic in Rust."""
+
+
+@pytest.mark.parametrize("error", [None, Panic("index out of bounds")])
+def test_an_accelerator_that_fails_half_way_leaves_no_trace(
+    tmp_path: Path,
+    run_tokenize: Tokenize,
+    llama: Vocabulary,
+    error: BaseException | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(llama.json)
+    order = {"tokenizer": str(tmp_path / "tokenizer.json")}
+    complete(run_tokenize(**order, dataset="plain"))
+    monkeypatch.setattr(Failing, "error", error, raising=False)
+    monkeypatch.setattr("training.datasets.text.encoders.FastEncoder", Failing)
+
+    complete(run_tokenize(**order, dataset="fast", accelerate=True))
+
+    assert contents(dataset(tmp_path, "fast")) == contents(dataset(tmp_path, "plain"))
+    assert "is made again by tokenizers, words remembered" in capsys.readouterr().out
+
+
+def test_the_tokenizer_travels_with_the_dataset(
+    tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path
+) -> None:
+    manifest = complete(run_tokenize())
+
+    kept = Tokenizer.from_file(str(dataset(tmp_path) / "tokenizer.json"))
+    assert kept.encode("every token").ids == (
+        Tokenizer.from_file(str(small_tokenizer)).encode("every token").ids
+    )
+    assert manifest.tokenizer == "tokenizer.json"
+
+
+def test_documents_without_text_are_counted_and_left_out(
+    corpus: Path, run_tokenize: Tokenize
+) -> None:
+    with (corpus / "0.jsonl").open("a") as file:
+        file.write('{"text": ""}\n' * 3)
+
+    manifest = complete(run_tokenize())
+
+    assert (manifest.documents, manifest.empty_documents) == (120, 3)
+
+
+def test_a_complete_dataset_is_not_made_again(tmp_path: Path, run_tokenize: Tokenize) -> None:
+    complete(run_tokenize())
+    inodes = {path: path.stat().st_ino for path in dataset(tmp_path).glob("shard-*")}
+
+    complete(run_tokenize())
+
+    assert {path: path.stat().st_ino for path in dataset(tmp_path).glob("shard-*")} == inodes
+
+
+def test_only_what_is_missing_is_made_again(tmp_path: Path, run_tokenize: Tokenize) -> None:
+    first = complete(run_tokenize())
+    before = contents(dataset(tmp_path))
+    lost, *kept = (dataset(tmp_path) / shard.name for shard in first.shards)
+    kept = [path for path in kept if not path.name.startswith(lost.name[:11])]
+    inodes = [path.stat().st_ino for path in kept]
+    lost.unlink()
+
+    complete(run_tokenize())
+
+    assert contents(dataset(tmp_path)) == before
+    assert kept and [path.stat().st_ino for path in kept] == inodes
+
+
+KILLED_RUN = """
+import json, sys
+from training.datasets.places import Place
+from training.datasets.text.tokenize import Order, tokenize
+
+if __name__ == "__main__":
+    values = json.loads(sys.argv[1])
+    values["place"] = Place(root=values["place"])
+    tokenize(Order(**values), report=lambda text: None)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_job_goes_on_with_what_it_had_finished(
+    tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path, processes: int
+) -> None:
+    big = tmp_path / "big"
+    big.mkdir()
+    for file in range(30):
+        lines = [json.dumps({"text": text_of(file * 300 + n)}) + "\n" for n in range(300)]
+        (big / f"{file:02d}.jsonl").write_text("".join(lines))
+    changes = {"input": str(big), "shard_tokens": 8192, "processes": processes}
+    complete(run_tokenize(**changes, dataset="whole"))
+    values = {
+        **changes, "tokenizer": str(small_tokenizer), "dataset": "killed", "text_field": "text",
+        "validation_fraction": 0.0, "accelerate": False, "place": str(tmp_path / "bucket"),
+        "array_index": 0, "array_size": 1,
+    }  # fmt: skip
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED_RUN)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"}
+    job = subprocess.Popen([sys.executable, str(script), json.dumps(values)], env=environment)
+    killed = dataset(tmp_path, "killed")
+    deadline = time.monotonic() + 60
+    while len(list(killed.glob("parts/*.json"))) < 3:
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.001)
+    job.send_signal(signal.SIGKILL)
+    job.wait()
+    time.sleep(0.2)  # for worker processes, which the kernel kills with their parent
+    finished = sorted(killed.glob("parts/*.json"))
+    inodes = [path.stat().st_ino for path in finished]
+    assert not (killed / "manifest.json").exists()
+    with pytest.raises(DatasetError, match="no complete dataset"):
+        opened(tmp_path, "killed")
+
+    manifest = complete(run_tokenize(**changes, dataset="killed"))
+
+    assert 3 <= len(finished) < len(list(killed.glob("parts/*.json")))
+    assert [path.stat().st_ino for path in finished] == inodes
+    assert manifest.documents == 9_000
+    assert contents(killed) == contents(dataset(tmp_path, "whole"))
+
+
+def test_a_worker_process_that_is_killed_is_said_to_lack_memory(
+    tmp_path: Path, run_tokenize: Tokenize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victims: list[int] = []
+
+    def kill_a_child(*progress: int) -> None:
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        for pid in children:
+            if not victims and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                victims.append(int(pid))
+                os.kill(int(pid), signal.SIGKILL)
+
+    monkeypatch.setattr(ProgressLine, "show", lambda self, *progress: kill_a_child())
+    big = tmp_path / "big.jsonl"
+    big.write_text("".join(json.dumps({"text": text_of(n)}) + "\n" for n in range(30_000)))
+    with pytest.raises(RuntimeError, match="was killed, most likely because memory ran out"):
+        run_tokenize(input=str(big), processes=2, shard_tokens=2**15)
+    assert victims
+
+
+def test_a_repaired_input_is_taken_up_without_deleting_anything(
+    tmp_path: Path, corpus: Path, run_tokenize: Tokenize
+) -> None:
+    good = (corpus / "5.jsonl").read_text()
+    (corpus / "5.jsonl").write_text(good + "no json\n")
+    with pytest.raises(DatasetError, match=r"5.jsonl, line 21: no JSON"):
+        run_tokenize()
+    (corpus / "5.jsonl").write_text(good)
+
+    complete(run_tokenize())
+    complete(run_tokenize(dataset="fresh"))
+
+    assert contents(dataset(tmp_path)) == contents(dataset(tmp_path, "fresh"))
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bad_line_ends_the_job_with_its_place(
+    corpus: Path, run_tokenize: Tokenize, processes: int
+) -> None:
+    (corpus / "3.jsonl").write_text('{"text": "fine"}\n{"title": "no text"}\n')
+
+    with pytest.raises(DatasetError, match=r"3.jsonl, line 2: no field 'text'; there are 'title'"):
+        run_tokenize(processes=processes)
+
+
+def test_a_dataset_of_another_tokenizer_is_not_written_over(
+    run_tokenize: Tokenize, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    run_tokenize()
+    document = json.loads(small_tokenizer.read_text())
+    document["model"]["vocab"]["new"] = 320
+    (tmp_path / "other.json").write_text(json.dumps(document))
+
+    with pytest.raises(
+        DatasetError, match=r"exists already, made with another tokenizer \(tokenizer.json, sha256"
+    ):
+        run_tokenize(tokenizer=str(tmp_path / "other.json"))
+
+
+def test_a_dataset_of_other_input_is_not_written_over(
+    tmp_path: Path, corpus: Path, run_tokenize: Tokenize
+) -> None:
+    run_tokenize()
+    before = contents(dataset(tmp_path))
+    with pytest.raises(DatasetError, match=r"made with another text-field .text.; give another"):
+        run_tokenize(text_field="body")
+    (corpus / "1.jsonl").write_text((corpus / "1.jsonl").read_text())
+    with pytest.raises(DatasetError, match=r"made with another content .other files.; "):
+        run_tokenize()
+    shutil.copy(corpus / "1.jsonl", corpus / "7.jsonl")
+    with pytest.raises(DatasetError, match=r"made with another input .*, 6 files, "):
+        run_tokenize()
+
+    assert contents(dataset(tmp_path)) == before
+
+
+def test_a_dataset_of_images_is_not_written_over(
+    tmp_path: Path, corpus: Path, run_tokenize: Tokenize
+) -> None:
+    folder = dataset(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text('{"schema": 1, "kind": "images"}')
+
+    with pytest.raises(DatasetError, match="holds a dataset of kind images, and this job would"):
+        run_tokenize()
+    assert [path.name for path in folder.iterdir()] == ["manifest.json"]
+
+
+def test_a_job_whose_dataset_was_begun_anew_by_another_does_not_complete_it(
+    tmp_path: Path, run_tokenize: Tokenize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_tokenize(array_index=0, array_size=2)
+    plan = dataset(tmp_path) / "plan.json"
+    document = json.loads(plan.read_text())
+
+    def make_parts(*args: Any, **kwargs: Any) -> Any:
+        plan.write_text(json.dumps({**document, "text-field": "body"}))
+        return pool.make_parts(*args, **kwargs)
+
+    # Another job, which starts while this one works.
+    monkeypatch.setattr("training.datasets.text.tokenize.make_parts", make_parts)
+    with pytest.raises(DatasetError, match="begun anew by another job meanwhile, with another"):
+        run_tokenize(array_index=1, array_size=2)
+    assert not (dataset(tmp_path) / "manifest.json").exists()
+
+
+def test_input_without_a_word_is_refused_and_leaves_nothing(
+    tmp_path: Path, corpus: Path, run_tokenize: Tokenize
+) -> None:
+    for path in corpus.iterdir():
+        path.write_text('{"text": ""}\n')
+
+    with pytest.raises(DatasetError, match="no document with text in 6 files; check --input"):
+        run_tokenize()
+
+    assert contents(dataset(tmp_path)) == {}
+
+
+def test_shards_are_little_endian(tmp_path: Path, run_tokenize: Tokenize) -> None:
+    manifest = complete(run_tokenize())
+
+    raw = (dataset(tmp_path) / manifest.shards[0].name).read_bytes()
+    assert int.from_bytes(raw[:2], "little") == opened(tmp_path).sequence(0, 1)[0]
+    assert np.dtype(manifest.dtype).itemsize * manifest.shards[0].tokens == len(raw)

@@ -1,0 +1,147 @@
+"""What is held out of a dataset: the same documents however it is made, and in no batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tests.training.datasets.conftest import Tokenize, text_of
+from tests.training.datasets.test_packed_dataset import write_dataset
+from tests.training.datasets.test_tokenize import complete, contents, dataset, opened
+from training.datasets.manifest import DatasetError, Manifest
+from training.datasets.samples.packed import PackedDataset
+from training.datasets.text.held_out import split_documents
+from training.datasets.text.vocabulary import Vocabulary
+
+FRACTION = 0.25
+
+
+def documents(ids: list[int], eos: int = 0) -> set[tuple[int, ...]]:
+    """The documents of a whole stream."""
+    found: list[list[int]] = [[]]
+    for token in ids:
+        if token == eos:
+            found.append([])
+        else:
+            found[-1].append(token)
+    assert found.pop() == []
+    return {tuple(document) for document in found}
+
+
+def test_every_document_is_in_one_split_and_the_fraction_is_about_right(
+    tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path
+) -> None:
+    plain = Tokenizer.from_file(str(small_tokenizer))
+    everything = {tuple(plain.encode(text_of(number)).ids) for number in range(120)}
+
+    manifest = complete(run_tokenize(validation_fraction=FRACTION))
+
+    assert manifest.validation is not None
+    assert manifest.documents + manifest.validation.documents == 120
+    assert 15 <= manifest.validation.documents <= 45
+    packed = opened(tmp_path)
+    validation = packed.require_validation(seq_len=16)
+    train = documents(packed.sequence(0, manifest.num_tokens - 1).tolist())
+    held_out = documents(validation.sequence(0, manifest.validation.num_tokens - 1).tolist())
+    assert len(train) == manifest.documents
+    assert train | held_out == everything
+    assert not train & held_out
+
+
+def test_any_number_of_processes_and_jobs_holds_the_same_out(
+    tmp_path: Path, run_tokenize: Tokenize
+) -> None:
+    order = {"validation_fraction": FRACTION}
+    complete(run_tokenize(**order, dataset="one"))
+    complete(run_tokenize(**order, dataset="two", processes=2))
+    for index in (2, 0, 1):
+        run_tokenize(**order, dataset="array", array_index=index, array_size=3)
+
+    expected = contents(dataset(tmp_path, "one"))
+    assert any(key.startswith("validation-") for key in expected)
+    assert contents(dataset(tmp_path, "two")) == expected
+    assert contents(dataset(tmp_path, "array")) == expected
+
+
+def test_an_accelerated_dataset_holds_the_same_out(
+    tmp_path: Path, run_tokenize: Tokenize, llama: Vocabulary
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(llama.json)
+    order = {"tokenizer": str(tmp_path / "tokenizer.json"), "validation_fraction": FRACTION}
+    manifest = complete(run_tokenize(**order, dataset="plain"))
+    complete(run_tokenize(**order, dataset="fast", accelerate=True))
+
+    assert manifest.validation is not None
+    assert contents(dataset(tmp_path, "fast")) == contents(dataset(tmp_path, "plain"))
+
+
+def test_a_document_stays_on_its_side_and_so_do_its_equals() -> None:
+    texts = [text_of(number) for number in range(300)]
+    train, held_out = split_documents(texts, FRACTION)
+
+    assert split_documents([*texts, *texts], FRACTION) == (train + train, held_out + held_out)
+    # A larger part holds out what a smaller one does, and more.
+    assert set(held_out) < set(split_documents(texts, 2 * FRACTION)[1])
+    assert sorted(train + held_out) == sorted(texts)
+
+
+def test_only_what_is_missing_is_made_again(tmp_path: Path, run_tokenize: Tokenize) -> None:
+    manifest = complete(run_tokenize(validation_fraction=FRACTION))
+    assert manifest.validation is not None
+    before = contents(dataset(tmp_path))
+    (dataset(tmp_path) / manifest.validation.shards[0].name).unlink()
+
+    complete(run_tokenize(validation_fraction=FRACTION))
+
+    assert contents(dataset(tmp_path)) == before
+
+
+def test_another_fraction_is_another_dataset(run_tokenize: Tokenize) -> None:
+    run_tokenize()
+    with pytest.raises(DatasetError, match=r"another validation-fraction \(none\); give another"):
+        run_tokenize(validation_fraction=FRACTION)
+    run_tokenize(dataset="split", validation_fraction=FRACTION)
+    with pytest.raises(DatasetError, match=r"another validation-fraction \(0.25\); give another"):
+        run_tokenize(dataset="split")
+
+
+def test_a_text_that_is_held_out_as_a_whole_is_refused_and_leaves_nothing(
+    tmp_path: Path, corpus: Path, run_tokenize: Tokenize
+) -> None:
+    (_, (held_out, *_)) = split_documents(map(text_of, range(120)), FRACTION)
+    for path in corpus.iterdir():
+        path.unlink()
+    (corpus / "book.txt").write_text(held_out)
+
+    with pytest.raises(
+        DatasetError, match=r"all 1 documents .* submit with --validation-fraction 0"
+    ):
+        run_tokenize(validation_fraction=FRACTION)
+
+    assert contents(dataset(tmp_path)) == {}
+    assert complete(run_tokenize()).documents == 1
+
+
+def test_a_dataset_without_a_split_is_written_and_read_as_before(tmp_path: Path) -> None:
+    manifest = write_dataset(tmp_path / "made", list(range(50)), [])
+    document = json.loads(manifest.to_json())
+
+    assert document["schema"] == 1
+    assert "validation" not in document
+    assert Manifest.from_json(manifest.to_json(), name="m") == manifest
+    with pytest.raises(DatasetError, match=r"holds nothing out, .*--validation-fraction, or train"):
+        PackedDataset(tmp_path / "made", manifest).require_validation(seq_len=8)
+
+
+def test_a_split_of_less_than_a_sequence_is_refused(tmp_path: Path, run_tokenize: Tokenize) -> None:
+    manifest = complete(run_tokenize(validation_fraction=FRACTION))
+    assert manifest.validation is not None
+    assert Manifest.from_json(manifest.to_json(), name="m") == manifest
+
+    with pytest.raises(
+        DatasetError, match="validation split is too small for one sequence of 99999"
+    ):
+        opened(tmp_path).require_validation(seq_len=99999)

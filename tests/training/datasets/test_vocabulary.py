@@ -1,0 +1,332 @@
+"""Tokenizers: read without a network, ids as Hugging Face gives them, faster ways included."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from training.datasets.manifest import DatasetError
+from training.datasets.places import Place
+from training.datasets.text.encoders import (
+    Checked,
+    Encoder,
+    FastEncoder,
+    Ids,
+    ParityError,
+    PlainEncoder,
+    WordEncoder,
+    encoders,
+)
+from training.datasets.text.probes import PROBES
+from training.datasets.text.vocabulary import Vocabulary, fetch_vocabulary, read_vocabulary
+from training.datasets.text.words import splits_at_spaces
+
+
+@pytest.fixture(scope="session")
+def hugging_face(llama_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the reference's script loads: a folder with tokenizer.model and config.json."""
+    from transformers import AutoTokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    shutil.copyfile(llama_model, folder / "tokenizer.model")
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+Ways = tuple[Encoder, ...]
+"""The plain tokenizer first."""
+
+
+@pytest.fixture(scope="session")
+def ways(llama: Vocabulary) -> Ways:
+    """All encoders of Llama's vocabulary, unchecked."""
+    plain = PlainEncoder(llama)
+    return plain, WordEncoder(llama, plain), FastEncoder(llama)
+
+
+def test_ids_are_those_of_hugging_faces_tokenizer(hugging_face: Any, llama: Vocabulary) -> None:
+    expected = [
+        [*hugging_face(text, add_special_tokens=False).input_ids, llama.eos_id] for text in PROBES
+    ]
+
+    assert llama.size == 32_000 == len(hugging_face)
+    assert llama.dtype == "uint16"
+    for encoder in encoders(llama, accelerate=True):
+        found = [encoder.encode([text]).tolist() for text in PROBES]
+        assert found == expected, encoder.name
+
+
+def test_every_way_to_encode_llamas_vocabulary_is_found_fastest_first(llama: Vocabulary) -> None:
+    names = [encoder.name for encoder in encoders(llama, accelerate=True)]
+
+    assert names == ["fastokens", "tokenizers, words remembered", "tokenizers"]
+
+
+def test_without_acceleration_only_the_exact_ways_are_left(llama: Vocabulary) -> None:
+    names = [encoder.name for encoder in encoders(llama, accelerate=False)]
+
+    assert names == ["tokenizers, words remembered", "tokenizers"]
+
+
+TEXTS = st.text(
+    alphabet=st.one_of(
+        st.sampled_from(" \n\t\u2581<s>/ueThe"),
+        st.characters(exclude_categories=["Cs"]),
+    ),
+    min_size=1,
+    max_size=60,
+)
+
+
+@given(texts=st.lists(TEXTS, min_size=1, max_size=5))
+@settings(max_examples=200)
+def test_every_way_gives_any_text_the_ids_of_the_plain_tokenizer(
+    ways: Ways, texts: list[str]
+) -> None:
+    plain, *faster = ways
+    expected = plain.encode(texts).tolist()
+
+    for encoder in faster:
+        assert encoder.encode(texts).tolist() == expected, encoder.name
+
+
+def test_a_sample_of_real_text_has_the_same_ids_every_way(
+    ways: Ways,
+) -> None:
+    from training.datasets.prepared.api_docs import documents
+
+    sample = [document["text"] for _, document in zip(range(2000), documents(), strict=False)]
+
+    plain, *faster = ways
+    expected = plain.encode(sample)
+    for encoder in faster:
+        assert np.array_equal(encoder.encode(sample), expected), encoder.name
+
+
+def test_each_document_ends_with_eos_and_none_begins_with_bos(
+    ways: Ways,
+) -> None:
+    for encoder in ways:
+        ids = encoder.encode(["one", "two words", "three"]).tolist()
+        assert ids.count(2) == 3 and ids[-1] == 2 and 1 not in ids
+
+
+def document_of(vocabulary: Vocabulary) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(vocabulary.json)
+    return document
+
+
+def test_llamas_vocabulary_can_be_split_at_spaces(llama: Vocabulary) -> None:
+    assert splits_at_spaces(document_of(llama))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d["model"]["vocab"].update({"of\u2581the": 32000}),
+        lambda d: d["model"]["vocab"].pop("<0x80>"),
+        lambda d: d["model"].update(dropout=0.1),
+        lambda d: d["model"].update(ignore_merges=True),
+        lambda d: d["model"].update(byte_fallback=False),
+        lambda d: d["model"].update(type="Unigram"),
+        lambda d: d.update(pre_tokenizer={"type": "Whitespace"}),
+        lambda d: d.update(normalizer=None),
+        lambda d: d["added_tokens"][0].update(normalized=True),
+    ],
+)
+def test_a_vocabulary_whose_words_may_depend_on_each_other_is_not_split(
+    llama: Vocabulary, change: Any
+) -> None:
+    document = document_of(llama)
+    change(document)
+
+    assert not splits_at_spaces(document)
+
+
+class Wrong:
+    """An accelerator that errs from the given document on."""
+
+    name = "wrong"
+
+    def __init__(self, plain: PlainEncoder, *, right: int) -> None:
+        self._plain, self._right = plain, right
+
+    def encode(self, texts: Sequence[str]) -> Ids:
+        self._right -= len(texts)
+        ids = self._plain.encode(texts)
+        return ids if self._right >= 0 else ids[1:]
+
+
+def test_an_accelerator_with_other_ids_is_refused_before_it_is_used(llama: Vocabulary) -> None:
+    plain = PlainEncoder(llama)
+
+    with pytest.raises(ParityError, match="wrong gives other ids than tokenizers for 'The quick"):
+        Checked(Wrong(plain, right=0), plain)
+
+
+def test_an_accelerator_that_errs_later_is_noticed(llama: Vocabulary) -> None:
+    plain = PlainEncoder(llama)
+    checked = Checked(Wrong(plain, right=len(PROBES) + 45), plain)
+    checked.encode(["some words"] * 5)  # five compared, five encoded
+
+    with pytest.raises(ParityError, match="for 'other words'"):
+        for _ in range(100):
+            checked.encode(["other words"] * 3)
+
+
+def test_a_tokenizer_json_is_read_as_it_is(small_tokenizer: Path) -> None:
+    from tokenizers import Tokenizer
+
+    vocabulary = read_vocabulary(small_tokenizer)
+    theirs = Tokenizer.from_file(str(small_tokenizer)).encode("every token  of\n").ids
+
+    assert PlainEncoder(vocabulary).encode(["every token  of\n"]).tolist() == [*theirs, 0]
+    assert (vocabulary.size, vocabulary.eos_id, vocabulary.name) == (320, 0, "tokenizer.json")
+
+
+def test_a_converted_tokenizer_read_again_is_the_same(tmp_path: Path, llama: Vocabulary) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document_of(llama), indent=4))
+
+    assert read_vocabulary(tmp_path / "tokenizer.json").sha256 == llama.sha256
+
+
+def test_padding_and_truncation_do_not_reach_the_ids(tmp_path: Path, small_tokenizer: Path) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(small_tokenizer))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=4)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    assert (
+        read_vocabulary(tmp_path / "tokenizer.json").json == read_vocabulary(small_tokenizer).json
+    )
+
+
+def test_a_vocabulary_above_65535_ids_takes_four_bytes(
+    tmp_path: Path, small_tokenizer: Path
+) -> None:
+    document = json.loads(small_tokenizer.read_text())
+    document["model"]["vocab"]["last"] = 65_534
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    document["model"]["vocab"]["last"] = 65_535
+    (tmp_path / "b.json").write_text(json.dumps(document))
+
+    assert read_vocabulary(tmp_path / "a.json").dtype == "uint16"
+    assert read_vocabulary(tmp_path / "b.json").dtype == "uint32"
+
+
+def test_four_byte_ids_survive_every_way(tmp_path: Path, llama: Vocabulary) -> None:
+    document = document_of(llama)
+    document["model"]["vocab"]["\U0001f600\U0001f600"] = 70_000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    vocabulary = read_vocabulary(tmp_path / "tokenizer.json")
+
+    for encoder in encoders(vocabulary, accelerate=True):
+        assert encoder.encode(["two words"]).dtype == np.uint32
+
+
+def test_a_word_piece_tokenizer_falls_back_to_the_plain_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenizers import Tokenizer, models
+
+    vocab = {"[UNK]": 0, "[SEP]": 1, "a": 2, "##b": 3}
+    Tokenizer(models.WordPiece(vocab, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    vocabulary = read_vocabulary(tmp_path / "tokenizer.json")
+
+    assert [encoder.name for encoder in encoders(vocabulary, accelerate=True)] == ["tokenizers"]
+    assert "fastokens is not used" in capsys.readouterr().out
+
+
+def write_sentencepiece(path: Path, **options: Any) -> Path:
+    """Train a tiny model."""
+    import sentencepiece
+
+    words = [f"{a}{b}" for a in "abcdefgh" for b in "ijklmnop"]
+    random.Random(0).shuffle(words)
+    with path.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([" ".join(words)] * 3),
+            model_writer=file,
+            minloglevel=2,
+            **options,
+        )
+    return path
+
+
+def test_a_sentencepiece_model_of_another_type_is_refused(tmp_path: Path) -> None:
+    path = write_sentencepiece(tmp_path / "tokenizer.model", model_type="unigram", vocab_size=25)
+
+    with pytest.raises(DatasetError, match="of type unigram, and only bpe, as Llama's"):
+        read_vocabulary(path)
+
+
+def test_a_sentencepiece_model_that_rewrites_text_is_refused(tmp_path: Path) -> None:
+    path = write_sentencepiece(tmp_path / "tokenizer.model", model_type="bpe", vocab_size=60)
+
+    with pytest.raises(
+        DatasetError, match=r"rewrites text before it splits it .normalizer nmt_nfkc"
+    ):
+        read_vocabulary(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\x01\x02", b"just text", b"PK\x03\x04"])
+def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(data)
+
+    with pytest.raises(DatasetError, match=r"neither a SentencePiece model nor a tokenizer.json"):
+        read_vocabulary(tmp_path / "tokenizer.model")
+
+
+@pytest.mark.parametrize("text", ["{", '{"bos_token": "<s>"}', '{"model": 3}'])
+def test_json_that_is_no_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(text)
+
+    with pytest.raises(DatasetError, match=r"no tokenizer.json: it has no model"):
+        read_vocabulary(tmp_path / "tokenizer.json")
+
+
+def test_a_tokenizer_json_that_the_library_refuses_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+
+    with pytest.raises(DatasetError, match=r"no tokenizer.json that can be used: "):
+        read_vocabulary(tmp_path / "tokenizer.json")
+
+
+def test_a_tokenizer_without_an_end_of_document_is_refused(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+
+    with pytest.raises(DatasetError, match="no token that ends a document; add one of </s>"):
+        read_vocabulary(tmp_path / "tokenizer.json")
+
+
+def test_an_unknown_tokenizer_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    (tmp_path / "tokenizers").mkdir()
+    (tmp_path / "tokenizers" / "llama.model").write_bytes(b"x")
+
+    with pytest.raises(DatasetError, match=r"no tokenizer other.model; there are llama.model; upl"):
+        fetch_vocabulary("other.model", tmp_path / "to", Place(root=str(tmp_path)))
+
+
+def test_transformers_5_is_refused_because_its_ids_differ(
+    llama_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    monkeypatch.setattr(transformers, "__version__", "5.0.0")
+
+    with pytest.raises(DatasetError, match=r"transformers 5.0.0 gives Llama's text other ids"):
+        read_vocabulary(llama_model)

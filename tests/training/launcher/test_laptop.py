@@ -1,0 +1,105 @@
+"""Without Batch the launcher runs a job of one node, on a laptop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from training.launcher.ports import reserve_port
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def launch(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "training.launch", *words],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+            **env,
+        },
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_two_processes_of_one_machine_leave_their_result_in_build(tmp_path: Path) -> None:
+    with launch(
+        tmp_path,
+        "all-reduce",
+        "--max-bytes=4096",
+        TRAINIUM_DEVICE="cpu",
+        TRAINIUM_PROCESSES_PER_NODE="2",
+    ) as process:
+        output = process.communicate()[0]
+
+    assert process.returncode == 0, output
+    result = json.loads((tmp_path / "build/runs/local/results/all-reduce.json").read_text())
+    assert (result["num_ranks"], result["status"]) == (2, "passed")
+
+
+def test_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    with launch(tmp_path, "all-reduce", TRAINIUM_DEVICE="cpu") as process:
+        assert process.stdout is not None
+        while "start:" not in process.stdout.readline():
+            assert process.poll() is None
+        started = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        output = process.communicate()[0]
+
+    assert process.returncode == 143, output
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "message"),
+    [
+        (["all-reduce"], {}, "set TRAINIUM_DEVICE=cpu to run on this machine's CPU"),
+        (["al-reduce"], {"TRAINIUM_DEVICE": "cpu"}, "did you mean 'all-reduce'?"),
+        (
+            ["all-reduce", "--inject-error-rank=1"],
+            {"TRAINIUM_DEVICE": "cpu"},
+            "the job has ranks 0 to 0",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line(
+    words: list[str], env: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    with launch(tmp_path, *words, **env) as process:
+        output = process.communicate()[0]
+
+    assert process.returncode == 64
+    assert message in output and output.count("\n") == 1
+
+
+def test_help_is_printed(tmp_path: Path) -> None:
+    with launch(tmp_path, "--help") as process:
+        output = process.communicate()[0]
+
+    assert (process.returncode, output.startswith("usage: python -m training.launch")) == (0, True)
+
+
+def test_no_scratch_folder_is_left(tmp_path: Path) -> None:
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    with launch(
+        tmp_path, "all-reduce", "--max-bytes=1024", TRAINIUM_DEVICE="cpu", TMPDIR=str(scratch)
+    ) as process:
+        process.communicate()
+
+    assert list(scratch.iterdir()) == []
+
+
+def test_two_jobs_of_one_machine_get_ports_of_their_own() -> None:
+    with reserve_port(41000) as first, reserve_port(41000) as second:
+        assert first != second

@@ -1,0 +1,240 @@
+"""The launchers' link, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.training.nodes import CPU_NODE
+from training.core.contract import NodeContract
+from training.launcher.links import Link, LinkLost
+from training.launcher.peers import Event, Heard, Hub, Lost, Spoke, hello, refusal
+from training.launcher.verdict import Verdict
+from trainium_catalogue.exit_codes import ExitCode
+
+TIMEOUT_S = 1.0
+NETWORK = f"127.{64 + os.getpid() % 128}.251"
+MAIN = replace(
+    CPU_NODE, num_nodes=3, address=f"{NETWORK}.2", main_address=f"{NETWORK}.2", attempt=2
+)
+
+
+def child(index: int) -> NodeContract:
+    return replace(MAIN, node_index=index, address=f"{NETWORK}.{2 + index}")
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    opened = Hub(MAIN, timeout_s=TIMEOUT_S)
+    yield opened
+    opened.close()
+
+
+def collect(poll: Callable[[float], list[Event]], *, until: Callable[[Event], bool]) -> list[Event]:
+    """Events up to the one that is waited for."""
+    events: list[Event] = []
+    deadline = time.monotonic() + 10
+    while not any(until(event) for event in events):
+        assert time.monotonic() < deadline, events
+        events += poll(0.05)
+    return events
+
+
+def heard(kind: str) -> Callable[[Event], bool]:
+    return lambda event: isinstance(event, Heard) and event.message["type"] == kind
+
+
+def is_lost(event: Event) -> bool:
+    return isinstance(event, Lost)
+
+
+def join(hub: Hub, node: NodeContract, problem: Verdict | None = None) -> Spoke:
+    spoke = Spoke(node, timeout_s=TIMEOUT_S)
+    assert spoke.connect(hello(node, problem), 1)
+    collect(hub.poll, until=heard("hello"))
+    collect(spoke.poll, until=heard("welcome"))
+    return spoke
+
+
+def test_a_child_joins_with_its_findings(hub: Hub) -> None:
+    problem = Verdict(code=ExitCode.PREFLIGHT, reason="no chips")
+    spoke = Spoke(child(1), timeout_s=TIMEOUT_S)
+
+    assert spoke.connect(hello(child(1), problem), 1)
+
+    (event,) = collect(hub.poll, until=heard("hello"))
+    assert isinstance(event, Heard) and event.node == 1
+    assert Verdict.from_message(event.message["problem"]) == problem
+    spoke.close()
+
+
+def test_heartbeats_keep_a_quiet_link_alive(hub: Hub) -> None:
+    spoke = join(hub, child(1))
+    end = time.monotonic() + 2.5 * TIMEOUT_S
+
+    while time.monotonic() < end:
+        events = [*hub.poll(0.02), *spoke.poll(0.02)]
+        assert not [event for event in events if is_lost(event)]
+    spoke.close()
+
+
+def test_a_closed_child_is_lost_at_once(hub: Hub) -> None:
+    spoke = join(hub, child(1))
+    started = time.monotonic()
+    spoke.close()
+
+    events = collect(hub.poll, until=is_lost)
+
+    assert events[-1] == Lost(node=1, how="its launcher is gone")
+    assert time.monotonic() - started < TIMEOUT_S / 2
+
+
+def test_a_silent_child_is_lost_after_the_time_out(hub: Hub) -> None:
+    spoke = join(hub, child(1))
+
+    events = collect(hub.poll, until=is_lost)
+
+    assert events[-1] == Lost(node=1, how="its launcher was silent for 1 s")
+    spoke.close()
+
+
+def test_a_silent_main_node_is_lost_after_the_time_out(hub: Hub) -> None:
+    spoke = join(hub, child(1))
+
+    events = collect(spoke.poll, until=is_lost)
+
+    assert events[-1] == Lost(node=0, how="its launcher was silent for 1 s")
+
+
+def test_a_child_that_said_goodbye_is_not_lost(hub: Hub) -> None:
+    spoke = join(hub, child(1))
+    spoke.send({"type": "ended"})
+    spoke.close()
+
+    events = collect(hub.poll, until=heard("ended"))
+
+    assert not [event for event in [*events, *hub.poll(0.2)] if is_lost(event)]
+    assert hub.members == {}
+
+
+def test_what_a_child_said_before_it_was_lost_is_heard(hub: Hub) -> None:
+    spoke = join(hub, child(1))
+    verdict = Verdict(code=ExitCode.WORKLOAD, reason="it failed")
+    spoke.send({"type": "verdict", **verdict.to_message()})
+    spoke.close()
+
+    events = collect(hub.poll, until=is_lost)
+
+    assert [heard("verdict")(event) for event in events][-2:] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (replace(child(1), attempt=1), "it belongs to job, attempt, nodes"),
+        (replace(child(1), job_id="other"), "it belongs to job, attempt, nodes"),
+        (replace(child(1), node_index=3), "there is no child node 3"),
+        (replace(child(1), node_index=0), "there is no child node 0"),
+    ],
+)
+def test_a_stranger_is_refused(
+    hub: Hub, node: NodeContract, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoke = Spoke(node, timeout_s=TIMEOUT_S)
+    assert spoke.connect(hello(node, None), 1)
+
+    assert hub.poll(0.5) == []
+
+    collect(spoke.poll, until=is_lost)
+    assert why in capsys.readouterr().out
+    assert hub.members == {}
+
+
+def test_a_second_node_of_the_same_index_is_refused(hub: Hub) -> None:
+    spoke = join(hub, child(1))
+
+    assert refusal(MAIN, hello(child(1), None), set(hub.members)) == "node 1 is already here"
+    spoke.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"[]\n",
+        b'{"type": 1}\n',
+        b'{"type": "hello"}\n',
+        b'{"type": "hello", "problem": {"code": 12}}\n',
+        b'{"type": "start", "port": []}\n',
+        b'{"type": "verdict", "code": 75}\n',
+        b"x" * 300_000,
+        b"",
+    ],
+)
+def test_what_no_launcher_sends_does_no_harm(hub: Hub, data: bytes) -> None:
+    with socket.create_connection((MAIN.address, 41001)) as stranger:
+        stranger.sendall(data)
+        hub.poll(0.2)
+        spoke = join(hub, child(1))
+
+    assert list(hub.members) == [1]
+    spoke.close()
+
+
+def test_nobody_at_the_main_address_is_no_connection() -> None:
+    spoke = Spoke(child(1), timeout_s=TIMEOUT_S)
+
+    assert not spoke.connect(hello(child(1), None), 0.2)
+
+    assert "refused" in spoke.last_error
+    assert not spoke.send({"type": "alive"})
+
+
+def connected_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = socket.create_connection(server.getsockname())
+        right, _ = server.accept()
+    return left, right
+
+
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"type": st.text(max_size=5)}, optional={"reason": st.text(max_size=50)}),
+    max_size=6,
+)
+
+
+@given(MESSAGES, st.integers(1, 40))
+def test_messages_arrive_whole_however_the_network_cuts_them(
+    messages: list[dict[str, str]], piece: int
+) -> None:
+    data = b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+    left, right = connected_pair()
+    with left, right:
+        link = Link(right, now_s=0)
+        arrived = []
+        for start in range(0, len(data), piece):
+            left.sendall(data[start : start + piece])
+            arrived += link.receive(1)[0]
+        deadline = time.monotonic() + 5
+        while len(arrived) < len(messages) and time.monotonic() < deadline:
+            arrived += link.receive(1)[0]
+
+    assert arrived == messages
+
+
+def test_a_peer_that_stops_reading_is_lost() -> None:
+    left, right = connected_pair()
+    with left, right:
+        link = Link(left, now_s=0)
+        with pytest.raises(LinkLost, match=r".+"):
+            for _ in range(100_000):
+                link.send({"type": "alive", "filler": "x" * 1000})

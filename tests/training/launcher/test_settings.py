@@ -1,0 +1,140 @@
+"""The environment of the workers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.training.nodes import node_on
+from training.core import ranks
+from training.launcher.settings import (
+    COMPILES_AT_MOST_S,
+    ROOT_COMM_ID,
+    SETTINGS,
+    System,
+    worker_environment,
+)
+from trainium_catalogue.workloads import WORKLOADS
+
+AWS = System(kernel="6.1.148-173.267.amzn2023.x86_64", interface="eth0")
+
+
+def test_two_trn1_nodes_use_efa() -> None:
+    env, _ = worker_environment({}, node_on("trn1.32xlarge", num_nodes=2), AWS)
+
+    assert env["FI_PROVIDER"] == "efa"
+    assert env["FI_EFA_USE_DEVICE_RDMA"] == "1"
+    assert env["CCOM_SOCKET_IFNAME"] == "eth0"
+    assert env["PJRT_DEVICE"] == "NEURON"
+
+
+def test_collectives_bootstrap_on_the_interface_that_peers_know() -> None:
+    system = System(kernel="6.1", interface="ens5")
+
+    env, _ = worker_environment({}, node_on("trn1.32xlarge", num_nodes=2), system)
+
+    assert env["CCOM_SOCKET_IFNAME"] == "ens5"
+
+
+def test_one_node_needs_no_efa() -> None:
+    env, _ = worker_environment({}, node_on("trn1.32xlarge"), AWS)
+
+    assert not [name for name in env if name.startswith(("FI_", "CCOM_"))]
+
+
+@pytest.mark.parametrize(("kernel", "set_it"), [("4.14.355", True), ("5.15.0", False)])
+def test_fork_safety_is_asked_for_on_old_kernels_only(kernel: str, set_it: bool) -> None:
+    node = node_on("trn1.32xlarge", num_nodes=2)
+
+    env, _ = worker_environment({}, node, System(kernel=kernel, interface="eth0"))
+
+    assert ("FI_EFA_FORK_SAFE" in env) is set_it
+
+
+@pytest.mark.parametrize(
+    ("workload", "flags"),
+    [
+        ("llama2-7b", "--model-type transformer --distribution-strategy=llm-training"),
+        ("verify", "--model-type transformer --distribution-strategy=llm-training"),
+        ("bert", "--model-type transformer"),
+        ("mnist", None),
+    ],
+)
+def test_the_compiler_is_told_what_the_reference_tells_it(workload: str, flags: str | None) -> None:
+    system = dataclasses.replace(AWS, dataset_kind=WORKLOADS[workload].dataset_kind)
+
+    env, _ = worker_environment({}, node_on("trn1.32xlarge"), system)
+
+    assert env.get("NEURON_CC_FLAGS") == flags
+
+
+@pytest.mark.parametrize("instance_type", ["trn1.32xlarge", "trn2.48xlarge"])
+def test_a_rank_in_a_collective_waits_as_long_as_another_may_compile(instance_type: str) -> None:
+    env, _ = worker_environment({}, node_on(instance_type, num_nodes=2), AWS)
+
+    assert int(env["NEURON_RT_EXEC_TIMEOUT"]) >= COMPILES_AT_MOST_S
+
+
+def test_what_ranks_tell_each_other_waits_as_long_as_one_may_compile() -> None:
+    assert ranks._TIMEOUT.total_seconds() >= COMPILES_AT_MOST_S
+
+
+def test_a_cpu_node_gets_nothing_of_neuron() -> None:
+    env, _ = worker_environment({}, node_on(None), System(kernel="6.1", interface="lo"))
+
+    assert env == {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
+def test_boto3_in_other_peoples_code_finds_the_region() -> None:
+    node = dataclasses.replace(node_on("trn1.32xlarge"), region="us-west-2")
+
+    env, _ = worker_environment({"AWS_REGION": "us-west-2"}, node, AWS)
+
+    assert env["AWS_DEFAULT_REGION"] == "us-west-2"
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
+def test_what_the_user_sets_wins(setting: object) -> None:
+    name = setting.name  # type: ignore[attr-defined]
+
+    env, remarks = worker_environment({name: "mine"}, node_on("trn1.32xlarge", num_nodes=2), AWS)
+
+    assert env[name] == "mine"
+    assert all("mine" in remark for remark in remarks)
+
+
+@given(st.sampled_from(["trn1.32xlarge", "trn2.48xlarge", None]), st.integers(1, 4))
+def test_the_root_communicator_is_never_set(name: str | None, num_nodes: int) -> None:
+    env, _ = worker_environment({}, node_on(name, num_nodes=num_nodes), AWS)
+
+    assert ROOT_COMM_ID not in env
+
+
+@pytest.mark.parametrize("preset", ["localhost:48620", "127.0.0.1:62182", "[::1]:1"])
+def test_a_root_communicator_on_loopback_is_removed(preset: str) -> None:
+    env, remarks = worker_environment(
+        {ROOT_COMM_ID: preset}, node_on("trn1.32xlarge", num_nodes=2), AWS
+    )
+
+    assert ROOT_COMM_ID not in env
+    assert f"{ROOT_COMM_ID}={preset} is removed" in remarks[0]
+
+
+def test_a_root_communicator_that_peers_can_reach_is_kept() -> None:
+    env, _ = worker_environment(
+        {ROOT_COMM_ID: "10.0.0.1:62182"}, node_on("trn1.32xlarge", num_nodes=2), AWS
+    )
+
+    assert env[ROOT_COMM_ID] == "10.0.0.1:62182"
+
+
+def test_every_setting_has_a_reason() -> None:
+    assert [s.name for s in SETTINGS if len(s.reason) < 20] == []

@@ -1,0 +1,140 @@
+"""How verdicts of nodes become one decision."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.launcher.verdict import Board, Verdict, better
+from trainium_catalogue.exit_codes import ExitCode
+
+CODES = [
+    ExitCode.OK,
+    ExitCode.WORKLOAD,
+    ExitCode.CONFIGURATION,
+    ExitCode.PREFLIGHT,
+    ExitCode.HOST,
+    ExitCode.STOPPED,
+]
+VERDICTS = st.builds(
+    Verdict,
+    code=st.sampled_from(CODES),
+    reason=st.text(max_size=5),
+    graceful=st.booleans(),
+    symptom=st.booleans(),
+)
+REPORTS = st.lists(st.tuples(st.integers(0, 3), VERDICTS, st.floats(0, 4)), max_size=12)
+
+
+def verdict(code: ExitCode, reason: str = "", *, symptom: bool = False) -> Verdict:
+    return Verdict(code=code, reason=reason, symptom=symptom)
+
+
+def board(num_nodes: int = 4) -> Board:
+    return Board(num_nodes=num_nodes, settle_s=5)
+
+
+@given(VERDICTS)
+def test_a_verdict_survives_the_link(given_verdict: Verdict) -> None:
+    assert Verdict.from_message(given_verdict.to_message()) == given_verdict
+
+
+@pytest.mark.parametrize("message", [{}, {"code": 137}, {"code": "x"}, {"code": 75}])
+def test_what_is_no_verdict_is_refused(message: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        Verdict.from_message(message)
+
+
+@given(REPORTS)
+def test_success_needs_a_success_of_every_node(
+    reports: list[tuple[int, Verdict, float]],
+) -> None:
+    collected = board()
+    for node, given_verdict, now_s in sorted(reports, key=lambda report: report[2]):
+        collected.report(node, given_verdict, now_s)
+
+    decision = collected.decision(100)
+
+    codes = {node: {v.code for n, v, _ in reports if n == node} for node in range(4)}
+    assert (decision is not None and decision.code is ExitCode.OK) == all(
+        codes[node] == {ExitCode.OK} for node in range(4)
+    )
+
+
+@given(REPORTS)
+def test_any_failure_is_decided_after_settling(reports: list[tuple[int, Verdict, float]]) -> None:
+    collected = board()
+    for node, given_verdict, now_s in sorted(reports, key=lambda report: report[2]):
+        collected.report(node, given_verdict, now_s)
+    failures = [v for _, v, _ in reports if v.code is not ExitCode.OK]
+
+    decision = collected.decision(4 + 5)
+
+    if failures:
+        assert decision is not None
+        assert decision.strength == min(v.strength for v in failures)
+
+
+@given(st.permutations([ExitCode.HOST, ExitCode.HOST, ExitCode.WORKLOAD]))
+def test_an_error_beats_the_connections_it_breaks_in_any_order(order: list[ExitCode]) -> None:
+    collected = board()
+    for node, code in enumerate(order):
+        collected.report(node, verdict(code, symptom=code is ExitCode.HOST), node)
+        decision = collected.decision(node)
+        if decision is not None:
+            break
+
+    assert decision is not None and decision.code is ExitCode.WORKLOAD
+
+
+def test_a_lost_connection_waits_for_better_evidence() -> None:
+    collected = board()
+    collected.report(1, verdict(ExitCode.HOST), 10)
+
+    assert collected.decision(14.9) is None
+    assert collected.decision(15) == verdict(ExitCode.HOST)
+
+
+def test_nobody_waits_when_every_node_has_spoken() -> None:
+    collected = board(num_nodes=2)
+    collected.report(0, verdict(ExitCode.HOST, "connection reset", symptom=True), 10)
+    collected.report(1, verdict(ExitCode.HOST, "node 1 was lost"), 10)
+
+    assert collected.decision(10) == verdict(ExitCode.HOST, "node 1 was lost")
+
+
+def test_a_request_to_stop_explains_what_fails_after_it() -> None:
+    collected = board()
+    collected.report(1, verdict(ExitCode.WORKLOAD), 10)
+    collected.report(0, verdict(ExitCode.STOPPED), 10)
+
+    decision = collected.decision(10)
+
+    assert decision is not None and decision.code is ExitCode.STOPPED
+
+
+def test_findings_of_all_nodes_are_told_once_all_are_here() -> None:
+    collected = board()
+    collected.report(2, verdict(ExitCode.PREFLIGHT, "b"), 10)
+    collected.report(1, verdict(ExitCode.PREFLIGHT, "a"), 10)
+    assert collected.decision(10) is None
+
+    collected.all_joined = True
+
+    assert collected.decision(10) == verdict(ExitCode.PREFLIGHT, "a; b")
+
+
+def test_no_grace_where_a_node_is_already_lost() -> None:
+    collected = board(num_nodes=2)
+    collected.report(0, Verdict(code=ExitCode.HOST, reason="told to stop", graceful=True), 10)
+    collected.report(1, verdict(ExitCode.HOST, "lost"), 10)
+
+    decision = collected.decision(10)
+
+    assert decision is not None and not decision.graceful
+
+
+@given(VERDICTS, VERDICTS)
+def test_better_evidence_never_gets_worse(first: Verdict, second: Verdict) -> None:
+    assert better(first, second).strength == min(first.strength, second.strength)

@@ -1,0 +1,228 @@
+"""Objects in a bucket and in a folder behave alike."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.checkpoint.conftest import QUICK
+from tests.training.s3_server import REGION
+from training.storage import (
+    LocalObjects,
+    ObjectMissing,
+    Objects,
+    PreconditionFailed,
+    StorageRefused,
+    open_objects,
+)
+
+MIB = 1024 * 1024
+
+
+def keys(objects: Objects, prefix: str = "") -> list[str]:
+    return [info.key for info in objects.list(prefix)]
+
+
+def test_what_is_put_is_what_is_got(objects: Objects) -> None:
+    etag = objects.put("a/b", b"text")
+
+    assert objects.get_with_etag("a/b") == (b"text", etag)
+
+
+def test_a_missing_object_is_named(objects: Objects, tmp_path: Path) -> None:
+    with pytest.raises(ObjectMissing, match=r"there is no .*/gone"):
+        objects.get("gone")
+    with pytest.raises(ObjectMissing, match=r"there is no .*/gone"):
+        objects.get_range("gone", 0, 1)
+    with pytest.raises(ObjectMissing, match=r"there is no .*/gone"):
+        objects.get_file("gone", tmp_path / "file")
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_range_ends_where_the_object_does(objects: Objects) -> None:
+    objects.put("digits", b"0123456789")
+
+    assert objects.get_range("digits", 3, 4) == b"3456"
+    assert objects.get_range("digits", 8, 100) == b"89"
+    assert objects.get_range("digits", 10, 1) == b""
+    assert objects.get_range("digits", 0, 0) == b""
+
+
+def test_if_absent_writes_only_the_first_time(objects: Objects) -> None:
+    objects.put("lock", b"first", if_absent=True)
+
+    with pytest.raises(PreconditionFailed):
+        objects.put("lock", b"second", if_absent=True)
+    assert objects.get("lock") == b"first"
+
+
+def test_if_match_writes_only_over_what_was_read(objects: Objects) -> None:
+    first = objects.put("lock", b"first")
+    objects.put("lock", b"second", if_match=first)
+
+    with pytest.raises(PreconditionFailed):
+        objects.put("lock", b"third", if_match=first)
+    assert objects.get("lock") == b"second"
+
+
+def test_if_match_does_not_write_what_was_deleted(objects: Objects) -> None:
+    etag = objects.put("lock", b"first")
+    objects.delete(["lock"])
+
+    with pytest.raises(PreconditionFailed):
+        objects.put("lock", b"second", if_match=etag)
+    assert keys(objects) == []
+
+
+def test_of_many_writers_if_absent_lets_one_through(objects: Objects) -> None:
+    won = []
+
+    def write(number: int) -> None:
+        try:
+            objects.put("lock", str(number).encode(), if_absent=True)
+        except PreconditionFailed:
+            return
+        won.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [objects.get("lock")] == [str(number).encode() for number in won]
+
+
+@pytest.mark.parametrize("size", [0, 5, 16 * MIB, 33 * MIB + 1])
+def test_files_of_any_size_come_back(objects: Objects, tmp_path: Path, size: int) -> None:
+    source, back = tmp_path / "source", tmp_path / "new" / "back"
+    source.write_bytes(os.urandom(size))
+    sent: list[int] = []
+    received: list[int] = []
+
+    objects.put_file("deep/file", source, on_bytes=sent.append)
+    objects.get_file("deep/file", back, on_bytes=received.append)
+
+    assert back.read_bytes() == source.read_bytes()
+    assert (sum(sent), sum(received)) == (size, size)
+    assert [info.size for info in objects.list()] == [size]
+
+
+@pytest.mark.parametrize("size", [0, 5, 17 * MIB])
+def test_a_stream_becomes_one_object(objects: Objects, size: int) -> None:
+    data = os.urandom(size)
+
+    with objects.create("stream") as stream:
+        target: Any = stream
+        for start in range(0, size, 3 * MIB):
+            target.write(data[start : start + 3 * MIB])
+        assert target.tell() == size
+        assert keys(objects) == []
+
+    assert objects.get("stream") == data
+
+
+@pytest.mark.parametrize("size", [5, 17 * MIB])
+def test_a_stream_that_fails_leaves_nothing(objects: Objects, size: int) -> None:
+    with pytest.raises(RuntimeError, match="changed my mind"), objects.create("x") as stream:
+        target: Any = stream
+        target.write(bytes(size))
+        raise RuntimeError("changed my mind")
+
+    assert keys(objects) == []
+
+
+def test_keys_are_listed_in_order_below_a_prefix(objects: Objects) -> None:
+    for key in ("b/2", "a", "b/10", "bc/1"):
+        objects.put(key, b"")
+
+    assert keys(objects) == ["a", "b/10", "b/2", "bc/1"]
+    assert keys(objects, "b/") == ["b/10", "b/2"]
+    assert keys(objects, "b") == ["b/10", "b/2", "bc/1"]
+    assert keys(objects, "none/") == []
+
+
+def test_another_root_sees_what_is_below_it(objects: Objects) -> None:
+    objects.at("b/c/").put("d", b"1")
+
+    assert keys(objects) == ["b/c/d"]
+    assert keys(objects.at("b")) == ["c/d"]
+    assert objects.at("b/c").uri == f"{objects.uri}/b/c"
+
+
+def test_deleting_what_is_missing_is_no_error(objects: Objects) -> None:
+    objects.put("a/b", b"")
+
+    objects.delete(["a/b", "a/c"])
+
+    assert keys(objects) == []
+
+
+def test_more_objects_than_one_request_takes_are_listed_and_deleted(
+    bucket: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.storage.s3._AT_ONCE", 3)
+    names = [f"{number:02}" for number in range(10)]
+    for name in names:
+        bucket.put(name, b"")
+
+    assert keys(bucket) == names
+    bucket.delete(names[1:])
+    assert keys(bucket) == names[:1]
+
+
+def test_empty_folders_go_with_their_last_file(tmp_path: Path) -> None:
+    objects = LocalObjects(tmp_path)
+    objects.put("a/b/c", b"")
+
+    objects.delete(["a/b/c"])
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_the_systems_own_error_and_leaves_nothing(
+    folder: Objects, tmp_path: Path
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"), folder.create("x") as stream:
+            target: Any = stream
+            target.write(bytes(2 * MIB))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert list((tmp_path / "root").iterdir()) == []
+
+
+def test_a_bucket_that_is_not_there_is_named(endpoint: str) -> None:
+    objects = open_objects("s3://none/x", region=REGION, endpoint_url=endpoint, patience=QUICK)
+
+    with pytest.raises(StorageRefused, match="cannot write s3://none/x/a: there is no bucket none"):
+        objects.put("a", b"")
+    with pytest.raises(StorageRefused, match="there is no bucket none; deploy it first"):
+        objects.put("a", b"", if_match="etag")
+
+
+def test_missing_credentials_are_said(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    objects = open_objects("s3://bucket/x", region=REGION, endpoint_url=endpoint, patience=QUICK)
+
+    with pytest.raises(StorageRefused, match="no AWS credentials were found; log in, or give"):
+        objects.get("a")
+
+
+@pytest.mark.parametrize("uri", ["", "https://example.com/x", "s3://", "s3:/bucket"])
+def test_other_addresses_are_refused(uri: str) -> None:
+    with pytest.raises(ValueError, match="is no storage; write s3://bucket/prefix"):
+        open_objects(uri, region=None, endpoint_url=None)

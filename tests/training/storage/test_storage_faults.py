@@ -1,0 +1,212 @@
+"""Storage that fails for a while is asked again; what it fails for good is said once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from tests.training.checkpoint.conftest import BUCKET
+from tests.training.checkpoint.faulty import Fault, FaultyProxy, first_time
+from tests.training.s3_server import REGION
+from training.core.failures import classify
+from training.storage import (
+    ObjectMissing,
+    Objects,
+    Patience,
+    PreconditionFailed,
+    StorageRefused,
+    StorageUnavailable,
+    open_objects,
+)
+from training.storage.faults import explained, is_transient
+from trainium_catalogue.exit_codes import ExitCode
+
+MIB = 1024 * 1024
+PASSING_FAULTS = [fault for fault in Fault if fault is not Fault.ACCESS_DENIED]
+
+
+@pytest.mark.parametrize("fault", PASSING_FAULTS, ids=lambda fault: fault.name)
+def test_every_operation_survives(
+    proxy: FaultyProxy, faulty_bucket: Objects, tmp_path: Path, fault: Fault
+) -> None:
+    source, back = tmp_path / "source", tmp_path / "back"
+    source.write_bytes(os.urandom(17 * MIB))
+    proxy.reset(first_time(fault, fault))
+
+    faulty_bucket.put("small", b"text")
+    faulty_bucket.put_file("large", source)
+    faulty_bucket.get_file("large", back)
+
+    assert faulty_bucket.get("small") == b"text"
+    assert faulty_bucket.get_range("small", 1, 2) == b"ex"
+    assert [info.key for info in faulty_bucket.list()] == ["large", "small"]
+    assert back.read_bytes() == source.read_bytes()
+    faulty_bucket.delete(["small", "large"])
+    assert list(faulty_bucket.list()) == []
+    assert {found for found, _ in proxy.injected} == {fault}
+
+
+def test_a_conditional_write_whose_answer_is_lost_has_succeeded(
+    proxy: FaultyProxy, faulty_bucket: Objects
+) -> None:
+    proxy.reset(first_time(Fault.LOST_ANSWER))
+    etag = faulty_bucket.put("lock", b"mine", if_absent=True)
+    proxy.reset(first_time(Fault.LOST_ANSWER))
+    etag = faulty_bucket.put("lock", b"mine again", if_match=etag)
+    # The refusal of what was carried out may be lost in part.
+    proxy.reset(first_time(Fault.LOST_ANSWER, Fault.CUT_BODY))
+    faulty_bucket.put("marker", b"mine", if_absent=True)
+
+    assert faulty_bucket.get_with_etag("lock") == (b"mine again", etag)
+
+
+def test_a_conditional_write_that_somebody_else_has_won_is_no_success(
+    proxy: FaultyProxy, faulty_bucket: Objects
+) -> None:
+    faulty_bucket.put("lock", b"theirs")
+    proxy.reset(first_time(Fault.SLOW_DOWN))
+
+    with pytest.raises(PreconditionFailed):
+        faulty_bucket.put("lock", b"mine", if_absent=True)
+    assert faulty_bucket.get("lock") == b"theirs"
+
+
+@pytest.fixture
+def narrow_bucket(proxy: FaultyProxy, faulty_bucket: Objects) -> Objects:
+    """As a role sees it that may list a prefix, but not the bucket: missing objects are denied."""
+    faulty_bucket.put("secret/there", b"")
+    proxy.reset(
+        lambda request: (
+            Fault.ACCESS_DENIED
+            if request.method in ("GET", "HEAD") and "list-type" not in request.path
+            else None
+        )
+    )
+    return faulty_bucket
+
+
+def test_a_missing_object_is_missing_to_whom_may_not_list_the_bucket(
+    narrow_bucket: Objects, tmp_path: Path
+) -> None:
+    for key in ("lock.json", "secret/the"):
+        with pytest.raises(ObjectMissing, match=f"there is no {narrow_bucket.uri}/{key}"):
+            narrow_bucket.get(key)
+        with pytest.raises(ObjectMissing):
+            narrow_bucket.get_file(key, tmp_path / "file")
+
+
+def test_an_object_that_is_there_and_denied_is_not_missing(narrow_bucket: Objects) -> None:
+    with pytest.raises(StorageRefused, match="AccessDenied; let the job's role do it"):
+        narrow_bucket.get("secret/there")
+
+
+def test_who_may_not_even_list_is_refused(proxy: FaultyProxy, faulty_bucket: Objects) -> None:
+    proxy.reset(lambda request: Fault.ACCESS_DENIED)
+
+    with pytest.raises(StorageRefused, match="AccessDenied; let the job's role do it"):
+        faulty_bucket.get("lock.json")
+
+
+def test_parts_of_a_failed_stream_are_thrown_away(
+    proxy: FaultyProxy, faulty_bucket: Objects
+) -> None:
+    with pytest.raises(RuntimeError), faulty_bucket.create("x") as stream:
+        target: Any = stream
+        target.write(bytes(33 * MIB))
+        raise RuntimeError
+
+    client = boto3.client("s3", endpoint_url=proxy.url, region_name=REGION)
+    uploads = client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+    assert [u["Key"] for u in uploads if faulty_bucket.uri.endswith(u["Key"][:-2])] == []
+
+
+def test_patience_ends_with_one_message_and_counts_as_the_hosts_trouble(
+    proxy: FaultyProxy,
+) -> None:
+    patience = Patience(total_s=0.3, first_delay_s=0.02, longest_delay_s=0.05)
+    objects = open_objects(
+        f"s3://{BUCKET}/x", region=REGION, endpoint_url=proxy.url, patience=patience
+    )
+    proxy.reset(lambda request: Fault.SLOW_DOWN)
+
+    with pytest.raises(
+        StorageUnavailable, match=r"cannot write s3://training-bucket/x/a: .*SlowDown"
+    ) as told:
+        objects.put("a", b"")
+    assert classify(told.value) is ExitCode.HOST
+
+
+def test_a_failing_part_ends_the_stream_and_not_only_the_part(proxy: FaultyProxy) -> None:
+    patience = Patience(total_s=0.2, first_delay_s=0.02, longest_delay_s=0.05)
+    objects = open_objects(
+        f"s3://{BUCKET}/y", region=REGION, endpoint_url=proxy.url, patience=patience
+    )
+    proxy.reset(lambda request: Fault.INTERNAL_ERROR if "partNumber=2" in request.path else None)
+
+    with pytest.raises(StorageUnavailable), objects.create("x") as stream:
+        target: Any = stream
+        for _ in range(100):
+            target.write(bytes(4 * MIB))
+
+    assert list(objects.list()) == []
+
+
+def _client_error(code: str, status: int) -> Exception:
+    kind: Callable[..., Exception] = ClientError
+    return kind(
+        {
+            "Error": {"Code": code, "Message": "text"},
+            "ResponseMetadata": {
+                "HTTPStatusCode": status,
+                "RequestId": "",
+                "HostId": "",
+                "HTTPHeaders": {},
+                "RetryAttempts": 0,
+            },
+        },
+        "PutObject",
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "transient"),
+    [
+        ("SlowDown", 503, True),
+        ("InternalError", 500, True),
+        ("RequestTimeout", 400, True),
+        ("ConditionalRequestConflict", 409, True),
+        ("TooManyRequests", 429, True),
+        ("AccessDenied", 403, False),
+        ("NoSuchKey", 404, False),
+        ("InvalidArgument", 400, False),
+    ],
+)
+def test_what_may_pass_is_repeated(code: str, status: int, transient: bool) -> None:
+    assert is_transient(_client_error(code, status)) is transient
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message"),
+    [
+        ("AccessDenied", 403, "cannot write s3://b/k: AccessDenied; let the job's role do it"),
+        ("InvalidArgument", 400, "cannot write s3://b/k: .*the request itself is refused"),
+        ("412", 412, "s3://b/k was written anew while it was being read"),
+    ],
+)
+def test_what_does_not_pass_is_explained(code: str, status: int, message: str) -> None:
+    told = explained(_client_error(code, status), verb="write", name="s3://b/k", bucket="b")
+
+    with pytest.raises(type(told), match=message):
+        raise told
+
+
+def test_a_mistake_of_ours_is_not_explained_away() -> None:
+    mistake = TypeError("put() takes 2 arguments")
+
+    assert explained(mistake, verb="write", name="s3://b/k", bucket="b") is mistake

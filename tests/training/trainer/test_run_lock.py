@@ -1,0 +1,194 @@
+"""One job at a time trains under a run's name."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.training.checkpoint.conftest import BUCKET
+from tests.training.checkpoint.documents import assert_valid
+from tests.training.checkpoint.faulty import Fault, FaultyProxy
+from tests.training.s3_server import REGION
+from training.storage import Objects, Patience, open_objects
+from training.trainer.runs import RunLock, RunLocked, RunLost
+from trainium_catalogue.contract import RUN_LOCK
+
+BEAT_S = 0.3
+
+
+def lock(
+    objects: Objects, job: str, *, attempt: int = 1, lines: list[str] | None = None
+) -> RunLock:
+    said = [] if lines is None else lines
+    return RunLock(
+        objects,
+        job,
+        attempt,
+        run="my-run",
+        node="10.0.0.1",
+        heartbeat_s=BEAT_S,
+        say=said.append,
+    )
+
+
+def wait_until_lost(held: RunLock) -> RunLost:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            held.check()
+        except RunLost as lost:
+            return lost
+        time.sleep(0.02)
+    raise AssertionError("the lock was not lost")
+
+
+@pytest.fixture
+def held(objects: Objects) -> Iterator[RunLock]:
+    """The run's lock, held by a living job."""
+    with lock(objects, "first") as holder:
+        yield holder
+
+
+def test_a_second_job_is_refused_while_the_first_lives(objects: Objects, held: RunLock) -> None:
+    with pytest.raises(
+        RunLocked,
+        match=r"run my-run is being trained by job first \(attempt 1\) on 10\.0\.0\.1 since .*; "
+        r"wait until it ends, stop it \(python -m jobs stop my-run\), or submit under another",
+    ):
+        lock(objects, "second").acquire()
+    held.check()
+
+
+def test_the_lock_says_who_holds_it_and_that_it_lives(objects: Objects, held: RunLock) -> None:
+    first = json.loads(objects.get(RUN_LOCK))
+    time.sleep(3 * BEAT_S)
+    later = json.loads(objects.get(RUN_LOCK))
+
+    assert_valid(first, "run-lock.schema.json")
+    assert (first["job_id"], first["attempt"], first["node"]) == ("first", 1, "10.0.0.1")
+    assert later["since"] == first["since"]
+    assert later["heartbeat"] > first["heartbeat"]
+
+
+def test_a_released_lock_is_taken_at_once(objects: Objects) -> None:
+    with lock(objects, "first"):
+        pass
+    began = time.monotonic()
+
+    with lock(objects, "second") as second:
+        second.check()
+
+    assert time.monotonic() - began < 2 * BEAT_S
+
+
+def test_the_next_attempt_of_a_killed_job_takes_its_lock_at_once(objects: Objects) -> None:
+    # Nobody renews or releases it any more.
+    objects.put(
+        RUN_LOCK,
+        json.dumps(
+            {
+                "job_id": "first",
+                "attempt": 1,
+                "node": "",
+                "since": "2026-01-01",
+                "heartbeat": "2026-01-01",
+                "heartbeat_s": 1000,
+            }
+        ).encode(),
+    )
+
+    with lock(objects, "first", attempt=2) as second:
+        second.check()
+
+
+def test_an_attempt_that_was_overtaken_stops(objects: Objects, held: RunLock) -> None:
+    with lock(objects, "first", attempt=2):
+        lost = wait_until_lost(held)
+
+    assert "this job no longer holds run my-run: job first (attempt 2) has taken it" in str(lost)
+
+
+def test_a_job_that_died_is_succeeded_after_three_heartbeats(objects: Objects) -> None:
+    dead = lock(objects, "first")
+    dead.acquire()
+    dead._ending.set()  # as SIGKILL would: no release
+    lines: list[str] = []
+    began = time.monotonic()
+
+    with lock(objects, "second", lines=lines) as second:
+        second.check()
+        took_s = time.monotonic() - began
+
+    assert 3 * BEAT_S <= took_s < 10 * BEAT_S
+    assert lines[0].startswith("took run my-run over from job first, which has not been heard of")
+
+
+def test_of_jobs_that_start_together_one_trains(folder: Objects) -> None:
+    outcomes: list[str] = []
+    holders: list[RunLock] = []
+
+    def begin(number: int) -> None:
+        mine = lock(folder, f"job-{number}")
+        try:
+            mine.acquire()
+        except RunLocked:
+            outcomes.append("refused")
+            return
+        outcomes.append("trains")
+        holders.append(mine)
+
+    threads = [threading.Thread(target=begin, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for holder in holders:
+        holder.release()
+
+    assert sorted(outcomes) == ["refused"] * 4 + ["trains"]
+
+
+def test_a_removed_lock_stops_the_job(objects: Objects, held: RunLock) -> None:
+    objects.delete([RUN_LOCK])
+
+    assert "somebody has removed it" in str(wait_until_lost(held))
+
+
+def test_a_lock_that_makes_no_sense_is_replaced(folder: Objects) -> None:
+    folder.put(RUN_LOCK, b"{")
+
+    with lock(folder, "first") as first:
+        first.check()
+
+
+def test_storage_that_fails_for_a_while_does_not_lose_the_lock(proxy: FaultyProxy) -> None:
+    objects = open_objects(
+        f"s3://{BUCKET}/locks",
+        region=REGION,
+        endpoint_url=proxy.url,
+        patience=Patience(total_s=0.1, first_delay_s=0.01, longest_delay_s=0.02),
+    )
+    lines: list[str] = []
+    with lock(objects, "first", lines=lines) as first:
+        proxy.reset(lambda request: Fault.SLOW_DOWN)
+        while not lines:
+            time.sleep(0.02)
+        proxy.reset(lambda request: None)
+        before = json.loads(objects.get(RUN_LOCK))["heartbeat"]
+        time.sleep(4 * BEAT_S)
+        after = json.loads(objects.get(RUN_LOCK))["heartbeat"]
+        first.check()
+
+    assert lines[0].startswith("the lock of run my-run could not be renewed: cannot write s3://")
+    assert after > before
+
+
+def test_release_without_acquire_does_nothing(folder: Objects, tmp_path: Path) -> None:
+    lock(folder, "first").release()
+
+    assert list(folder.list()) == []

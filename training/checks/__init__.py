@@ -1,0 +1,1 @@
+"""Workloads that judge the machine instead of training: sums, arithmetic, claims."""

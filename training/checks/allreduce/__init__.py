@@ -1,0 +1,1 @@
+"""The all-reduce workload: are the sums right, and how fast are they?"""

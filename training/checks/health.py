@@ -1,0 +1,110 @@
+"""Checks that this image holds what the workloads import: ``python -m training.checks.health``.
+
+The image's build runs it, where there is no Neuron device: what looks for one while it is imported
+is only looked up there, and imported where there is a device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import training
+from training.core.failures import describe
+from training.workloads import IMPLEMENTATIONS
+
+MODULES = (
+    "boto3",
+    "botocore",
+    "fastokens",
+    "google.protobuf",
+    "h5py",
+    "huggingface_hub",
+    "numpy",
+    "pyarrow",
+    "pyarrow.parquet",
+    "safetensors.torch",
+    "sentencepiece",
+    "tensorboard",
+    "tokenizers",
+    "torch",
+    "torch.distributed.checkpoint",
+    "torch.distributed.run",
+    "torch.utils.tensorboard",
+    "transformers",
+    "transformers.convert_slow_tokenizer",
+    "transformers.generation.configuration_utils",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.llama.modeling_llama",
+    "transformers.tokenization_utils_fast",
+)
+"""Of other projects; the workloads import most of them only where they need them."""
+NEURON_MODULES = ("torch_xla", "torch_neuronx", "neuronx_distributed", "libneuronxla", "neuronxcc")
+"""Only in a Neuron image; ``training`` imports them only on a Neuron device."""
+DATA = (Path(training.__path__[0]) / "verify" / "golden.json",)
+"""What ``training`` reads beside its modules."""
+_DEVICE = Path("/dev/neuron0")
+
+Import = Callable[[str], object]
+
+
+def own_modules() -> list[str]:
+    """Every module of ``training``, which all can be imported without a device."""
+    found = pkgutil.walk_packages(training.__path__, "training.")
+    return [module.name for module in found]
+
+
+def failed_imports(names: Iterable[str], load: Import = importlib.import_module) -> list[str]:
+    """One line for each module that cannot be imported: its name and why."""
+    problems = []
+    for name in names:
+        try:
+            load(name)
+        # A module may raise what it likes, and a library that is missing may end the process.
+        except (Exception, SystemExit) as error:
+            problems.append(f"{name} cannot be imported: {describe(error)}")
+    return problems
+
+
+def version_of(name: str) -> str:
+    """Of the distribution that a module comes from; "not installed" where there is none."""
+    top = name.partition(".")[0] if not name.startswith("google.") else "google"
+    distributions = importlib.metadata.packages_distributions().get(top, ())
+    versions = [f"{found} {importlib.metadata.version(found)}" for found in set(distributions)]
+    return ", ".join(sorted(versions)) or f"{name} not installed"
+
+
+def _present(names: Iterable[str]) -> list[str]:
+    return [name for name in names if importlib.util.find_spec(name) is not None]
+
+
+def main() -> int:
+    """Say versions and what is missing; 0 where nothing is."""
+    neuron = _present(NEURON_MODULES)
+    on_device = _DEVICE.exists()
+    problems = failed_imports([*MODULES, *own_modules()])
+    problems += failed_imports(neuron) if on_device else []
+    problems += failed_imports(IMPLEMENTATIONS, lambda name: IMPLEMENTATIONS[name].load())
+    problems += [f"{path} is missing" for path in DATA if not path.is_file()]
+    print(f"health: Python {platform.python_version()}, {platform.machine()}")
+    tops = dict.fromkeys(version_of(name) for name in (*MODULES, *neuron))
+    for text in tops:
+        print(f"health: {text}")
+    for problem in problems:
+        print(f"health: {problem}", file=sys.stderr)
+    if problems:
+        return 1
+    how = "as well" if on_device else "only where there is a device"
+    what = f"{', '.join(neuron)} {how}" if neuron else "this image trains on CPUs alone"
+    print(f"health: {len(IMPLEMENTATIONS)} workloads can be imported; {what}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Environment, network, name service, credentials and packages of the container."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+from training.checks.health import failed_imports
+from training.checks.probes.node import PROBES, Node
+from training.core import contract_batch
+from trainium_catalogue.contract import ENV_MAIN_HOST_FROM
+from trainium_catalogue.ports import RESERVED_PORTS
+from trainium_catalogue.probing import Missing, Seen
+
+_METADATA_TOKEN = "http://169.254.169.254/latest/api/token"
+_METADATA_TIMEOUT_S = 2
+_HEALTH_TIMEOUT_S = 240
+CONTAINER_ROLE = "container-role"
+"""botocore's name of credentials that ECS or EKS Pod Identity gives; ``iam-role`` is the host's."""
+
+# docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html and mnp-env-vars.html
+BATCH_VARIABLES = (
+    "AWS_BATCH_CE_NAME",
+    "AWS_BATCH_JQ_NAME",
+    contract_batch.ENV_JOB_ID,
+    contract_batch.ENV_ATTEMPT,
+    contract_batch.ENV_NODE_INDEX,
+    contract_batch.ENV_NUM_NODES,
+    contract_batch.ENV_MAIN_INDEX,
+)
+
+
+@PROBES.probe("batch-environment", needs=("Batch",))
+def batch_environment(node: Node) -> Seen:
+    """Every variable is set that the user guide lists, and the numbers agree with the job's."""
+    missing = [name for name in BATCH_VARIABLES if not node.env.get(name)]
+    number = node.env.get(contract_batch.ENV_NUM_NODES)
+    return Seen(
+        ok=not missing and number == str(node.context.num_nodes),
+        seen=f"{len(BATCH_VARIABLES) - len(missing)} variables, {number} nodes"
+        + (f"; not set: {', '.join(missing)}" if missing else ""),
+        expected=f"{len(BATCH_VARIABLES)} variables, {node.context.num_nodes} nodes",
+    )
+
+
+@PROBES.probe("main-address", needs=("Batch", "two nodes"))
+def main_address(node: Node) -> Seen:
+    """Children know the main node's address; the main node is not told its own."""
+    main = node.env.get(contract_batch.ENV_MAIN_INDEX) == node.env.get(
+        contract_batch.ENV_NODE_INDEX
+    )
+    address = node.env.get(contract_batch.ENV_MAIN_ADDRESS)
+    return Seen(
+        ok=(address is None) == main,
+        seen=f"{'main node' if main else 'child'}: {address or 'no address'}",
+        expected="no address on the main node, one on each child",
+    )
+
+
+@PROBES.probe("single-node-multi-node-job", needs=("Batch", "AWS", "one node"))
+def single_node(node: Node) -> Seen:
+    """A multi-node job of one node has started."""
+    index, number = (
+        node.env.get(name) for name in (contract_batch.ENV_NODE_INDEX, contract_batch.ENV_NUM_NODES)
+    )
+    return Seen(
+        ok=number == "1",
+        seen=f"node {index} of {number}",
+        expected="node 0 of 1, as on a job of several nodes",
+    )
+
+
+@PROBES.probe("nodes-join", needs=("Batch", "two nodes"))
+def nodes_join(node: Node) -> Seen:
+    """The nodes have met: the launchers' link and the store of torchrun went through."""
+    number = node.env.get(contract_batch.ENV_NUM_NODES)
+    return Seen(
+        ok=number == str(node.context.num_nodes),
+        seen=f"{node.context.num_nodes} nodes with {node.num_ranks} ranks joined",
+        expected=f"the job's {number} nodes",
+    )
+
+
+@PROBES.probe("job-without-imds", needs=("Batch", "AWS"))
+@PROBES.probe("pod-without-imds", needs=("EKS", "AWS"))
+def without_metadata(node: Node) -> Seen:
+    """The host's metadata service does not answer, and the credentials are the job's own."""
+    said, method = ask_metadata(_METADATA_TOKEN), credentials_method()
+    return Seen(
+        ok=said is None and method == CONTAINER_ROLE,
+        seen=f"{said or 'no answer of the metadata service'}; credentials by {method}",
+        expected=f"no answer of the metadata service; credentials by {CONTAINER_ROLE}",
+    )
+
+
+def ask_metadata(url: str) -> str | None:
+    """What the metadata service answers to a request for a token; None where nothing does."""
+    request = urllib.request.Request(
+        url, method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+    )
+    # A proxy would answer for it.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_METADATA_TIMEOUT_S) as answer:
+            return f"the metadata service answers with {answer.status}"
+    except urllib.error.HTTPError as error:
+        return f"the metadata service answers with {error.code}"
+    except OSError:
+        return None
+
+
+def credentials_method() -> str:
+    """Where boto3 has its credentials from, in botocore's words."""
+    from botocore.session import Session
+
+    found = Session().get_credentials()
+    return "nothing" if found is None else str(found.method)
+
+
+@PROBES.probe("pod-identity-s3-clients", needs=("EKS", "AWS", "check cache"))
+def pod_identity(node: Node) -> Seen:
+    """S3 is reached with the credentials of EKS Pod Identity, not of the node."""
+    method, check = credentials_method(), node.checks["cache"]
+    agent = "AWS_CONTAINER_CREDENTIALS_FULL_URI" in node.env
+    return Seen(
+        ok=method == CONTAINER_ROLE and agent and check.ok,
+        seen=f"credentials by {method}, the agent's address is {'set' if agent else 'not set'}; "
+        f"{check.detail}",
+        expected=f"credentials by {CONTAINER_ROLE} of an agent, which open the bucket",
+    )
+
+
+@PROBES.probe("endpoints-admit-tasks", needs=("Batch", "AWS", "check cache"))
+def endpoints(node: Node) -> Seen:
+    """The bucket was reached from the task."""
+    check = node.checks["cache"]
+    return Seen(ok=check.ok, seen=check.detail, expected="an object written and read")
+
+
+@PROBES.probe("node-dns", needs=("AWS",))
+def name_service(node: Node) -> Seen:
+    """/etc/resolv.conf names a server, which knows S3's name."""
+    lines = node.text("etc/resolv.conf").splitlines()
+    servers = [line.split()[1] for line in lines if line.startswith("nameserver ")]
+    name = f"s3.{node.context.region}.amazonaws.com"
+    address = look_up(name)
+    return Seen(
+        ok=bool(servers) and address is not None,
+        seen=f"name servers {', '.join(servers) or 'none'}; {name} is {address or 'unknown'}",
+        expected=f"a name server, and an address of {name}",
+    )
+
+
+def look_up(name: str) -> str | None:
+    """IPv4 address of a name; None where it has none."""
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return None
+
+
+@PROBES.probe("pod-name-in-dns", needs=("EKS", "two nodes", "AWS"))
+def pod_name(node: Node) -> Seen:
+    """The headless service knows the main node's pod by its name."""
+    if node.is_main:
+        raise Missing("a child, which looks the main node up")
+    host = node.env.get(node.env.get(ENV_MAIN_HOST_FROM, ""), "").partition(",")[0]
+    address = look_up(host)
+    return Seen(
+        ok=address is not None,
+        seen=f"{host} is {address or 'unknown'}",
+        expected="the main pod's name has an address",
+    )
+
+
+@PROBES.probe("reserved-ports-on-host", needs=("Batch", "AWS"))
+def reserved_ports(node: Node) -> Seen:
+    """The sysctl of the host does not hold in the task's network namespace."""
+    found = node.text("proc/sys/net/ipv4/ip_local_reserved_ports").strip()
+    return Seen(
+        ok=not found,
+        seen=f"reserved in the container: {found or 'none'}",
+        expected="reserved in the container: none",
+    )
+
+
+@PROBES.probe("pod-security", needs=("EKS", "AWS"))
+def pod_security(node: Node) -> Seen:
+    """The pod got its shared process namespace and its reserved ports."""
+    first = node.text("proc/1/comm").strip()
+    reserved = node.text("proc/sys/net/ipv4/ip_local_reserved_ports").strip()
+    return Seen(
+        ok=first == "pause" and all(str(port) in reserved for port in RESERVED_PORTS),
+        seen=f"process 1 is {first}; reserved ports: {reserved or 'none'}",
+        expected=f"process 1 is pause; reserved ports: {', '.join(map(str, RESERVED_PORTS))}",
+    )
+
+
+@PROBES.probe("image-contents", needs=("neuron",))
+def image_contents(node: Node) -> Seen:
+    """All that workloads import can be imported where there is a device."""
+    code, said = check_health()
+    return Seen(ok=code == 0, seen=said, expected="everything can be imported")
+
+
+def check_health() -> tuple[int, str]:
+    """Exit code and last words of ``training.checks.health``.
+
+    A process of its own: what it imports must not change how this rank alone compiles its graphs.
+    """
+    command = [sys.executable, "-m", "training.checks.health"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_HEALTH_TIMEOUT_S, check=False
+    )
+    lines = (done.stderr if done.returncode else done.stdout).splitlines()
+    return done.returncode, lines[-1] if lines else "nothing was said"
+
+
+@PROBES.probe("boto3-beside-s3fs", needs=("neuron",))
+def boto3_beside_s3fs(node: Node) -> Seen:
+    """Both can be imported in one process."""
+    if importlib.util.find_spec("s3fs") is None:
+        raise Missing("s3fs in the image")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("boto3", "s3fs"))
+    problems = failed_imports(("boto3", "s3fs"))
+    return Seen(
+        ok=not problems,
+        seen="; ".join((versions, *problems)),
+        expected="both can be imported",
+    )

@@ -1,0 +1,191 @@
+"""Chips, EFA, device files, memory and limits, as the container sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+from training.checks.probes.node import PROBES, Node
+from training.launcher.host import gib
+from trainium_catalogue.probing import Missing, Seen
+
+_NEURON_LS = "/opt/aws/neuron/bin/neuron-ls"
+_TIMEOUT_S = 30
+_FILES = 65_536
+"""What preflight wants as well."""
+_CGROUP_FILES = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Version 2, then version 1."""
+
+
+@PROBES.probe("chips-and-memory", needs=("neuron",))
+def chips(node: Node) -> Seen:
+    """neuron-ls lists the chips, cores and device memory that the catalogue has."""
+    command = shutil.which("neuron-ls") or _NEURON_LS
+    if not Path(command).exists():
+        raise Missing("neuron-ls in the image")
+    output = subprocess.run(
+        [command, "--json-output"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
+    ).stdout
+    return judge_chips(node, output)
+
+
+def judge_chips(node: Node, output: str) -> Seen:
+    """Compare what neuron-ls printed (Neuron documentation, neuron-ls user guide)."""
+    found = json.loads(output)
+    chips = found if isinstance(found, list) else found["neuron_devices"]
+    cores = sum(int(chip["nc_count"]) for chip in chips)
+    memory = {int(chip["memory_size"]) // 2**30 for chip in chips}
+    wanted = node.instance
+    # At an LNC of 2 a core that is listed may be a physical or a logical one.
+    core_counts = {wanted.num_neuron_cores, wanted.num_logical_cores}
+    return Seen(
+        ok=len(chips) == wanted.num_neuron_devices
+        and cores in core_counts
+        and memory == {wanted.hbm_gib_per_device},
+        seen=f"{len(chips)} chips, {cores} cores, {sorted(memory)} GiB a chip",
+        expected=f"{wanted.num_neuron_devices} chips, {wanted.num_neuron_cores} cores (or "
+        f"{wanted.num_logical_cores} logical ones), [{wanted.hbm_gib_per_device}] GiB a chip",
+    )
+
+
+@PROBES.probe("logical-cores", needs=("neuron", "check sums"))
+def logical_cores(node: Node) -> Seen:
+    """As many workers as the catalogue has logical cores each got one, and computed on it."""
+    workers, wanted = node.context.processes_per_node, node.instance.num_logical_cores
+    check = node.checks["sums"]
+    return Seen(
+        ok=check.ok and workers == wanted,
+        seen=f"{workers} workers; {check.detail}",
+        expected=f"{wanted} workers whose sums are exact",
+    )
+
+
+@PROBES.probe("preflight-on-device", needs=("neuron",))
+def preflight(node: Node) -> Seen:
+    """Preflight's three sources for devices, driver and EFA exist on real hardware and agree."""
+    host, wanted = node.host, node.instance
+    efa = {host.num_efa_interfaces(), host.num_efa_devices()}
+    if (providers := host.num_efa_providers()) is not None:
+        efa.add(providers)
+    driver = host.driver_version() or ""
+    try:
+        fits = node.release.accepts_driver(driver)
+    except ValueError:
+        fits = False
+    return Seen(
+        ok=host.num_neuron_devices() == wanted.num_neuron_devices
+        and fits
+        and efa == {wanted.num_efa_interfaces},
+        seen=f"{host.num_neuron_devices()} /dev/neuron*, driver {driver or 'none'}, EFA "
+        f"{sorted(efa)}, libfabric's tool {'absent' if providers is None else 'present'}",
+        expected=f"{wanted.num_neuron_devices} /dev/neuron*, driver {node.release.driver_range}, "
+        f"EFA [{wanted.num_efa_interfaces}]",
+    )
+
+
+@PROBES.probe("eks-image-efa", needs=("EKS", "neuron", "EFA"))
+def eks_efa(node: Node) -> Seen:
+    """The EKS image's EFA driver and the device plugin give the pod every interface."""
+    wanted = node.instance.num_efa_interfaces
+    found = node.host.num_efa_interfaces(), node.host.num_efa_devices()
+    return Seen(
+        ok=found == (wanted, wanted),
+        seen=f"{found[0]} interfaces of the host, {found[1]} devices in the pod",
+        expected=f"{wanted} of each",
+    )
+
+
+@PROBES.probe("device-path", needs=("Batch", "neuron"))
+def device_paths(node: Node) -> Seen:
+    """Devices mapped by their host path alone have the same one here, to read and write."""
+    paths = (*node.instance.neuron_device_paths(), *node.instance.efa_device_paths())
+    good = [path for path in paths if _is_usable(node.root / path.lstrip("/"))]
+    missing = sorted(set(paths) - set(good))
+    return Seen(
+        ok=not missing,
+        seen=f"{len(good)} usable device files"
+        + (f"; not usable: {', '.join(missing)}" if missing else ""),
+        expected=f"{len(paths)} character devices to read and write",
+    )
+
+
+def _is_usable(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) and os.access(path, os.R_OK | os.W_OK)
+
+
+@PROBES.probe("container-memory", needs=("Batch", "neuron"))
+def container_memory(node: Node) -> Seen:
+    """The container runs with the memory that the job definition asks for."""
+    wanted = node.instance.container_memory_mib
+    for path in _CGROUP_FILES:
+        if (node.root / path).exists():
+            text = node.text(path).strip()
+            break
+    else:
+        raise Missing("a memory limit of the container's group")
+    found = None if text == "max" else int(text) // 2**20
+    return Seen(
+        ok=found == wanted,
+        seen="no limit" if found is None else f"a limit of {found} MiB",
+        expected=f"a limit of {wanted} MiB",
+    )
+
+
+@PROBES.probe("shared-memory", needs=("Batch", "neuron"))
+def shared_memory(node: Node) -> Seen:
+    """/dev/shm, open files and locked memory are as the job definition says."""
+    wanted, host = node.instance.shared_memory_mib, node.host
+    shm, files, locked = host.shared_memory_mib(), host.num_files(), host.memlock_bytes()
+    return Seen(
+        ok=shm == wanted and files >= _FILES and locked is None,
+        seen=f"/dev/shm {gib(shm)} GiB, {files} files, {_locked(locked)} locked",
+        expected=f"/dev/shm {gib(wanted)} GiB, {_FILES} files or more, any number of bytes locked",
+    )
+
+
+@PROBES.probe("eks-memlock", needs=("EKS", "neuron"))
+def eks_memlock(node: Node) -> Seen:
+    """User data has lifted the limit of locked memory for pods."""
+    locked = node.host.memlock_bytes()
+    return Seen(
+        ok=locked is None, seen=f"{_locked(locked)} locked", expected="any number of bytes locked"
+    )
+
+
+def _locked(limit: int | None) -> str:
+    return "any number of bytes" if limit is None else f"{limit} bytes"
+
+
+@PROBES.probe("no-huge-pages", needs=("EKS", "EFA", "two nodes", "check sums"))
+def no_huge_pages(node: Node) -> Seen:
+    """EFA carries a collective between pods that requested no huge pages."""
+    pages = [line for line in node.text("proc/meminfo").splitlines() if "HugePages_Free" in line]
+    check = node.checks["sums"]
+    return Seen(
+        ok=check.ok,
+        seen=f"{' '.join(' '.join(pages).split()) or 'no huge pages'}; {check.detail}",
+        expected="exact sums over the nodes",
+    )
+
+
+@PROBES.probe("lustre-client", "lustre-in-container", needs=("Batch", "Lustre", "AWS"))
+@PROBES.probe("static-volume", needs=("EKS", "Lustre", "AWS"))
+def lustre(node: Node) -> Seen:
+    """The file system is mounted in the container, and can be written to."""
+    folder = node.context.lustre
+    assert folder is not None
+    kind = node.host.file_system_type(folder)
+    writable = node.host.is_writable(folder)
+    return Seen(
+        ok=kind == "lustre" and writable,
+        seen=f"{kind or 'nothing'} at {folder}, {'writable' if writable else 'not writable'}",
+        expected=f"lustre at {folder}, writable",
+    )

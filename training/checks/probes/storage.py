@@ -1,0 +1,112 @@
+"""What the bucket answers to the job's own role: conditions, missing objects, rights."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from training.checks.probes.node import PROBES, Node
+from training.storage import ObjectMissing, PreconditionFailed, StorageRefused
+from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, run_prefix
+from trainium_catalogue.probing import Seen
+
+_WRITERS = 8
+_MOST_LISTED = 1000
+_REFUSED = frozenset({"412", "PreconditionFailed"})
+
+
+def _key(node: Node, name: str) -> str:
+    return f"{run_prefix(node.context.run, 'results')}probe-{name}"
+
+
+@PROBES.probe("conditional-writes", needs=("a bucket", "the main node"))
+def conditional_writes(node: Node) -> Seen:
+    """Of writers at the same moment one wins, and an outdated one is refused."""
+    key = _key(node, "lock")
+    node.storage.delete([key])
+
+    def write(number: int) -> bool:
+        try:
+            node.storage.put(key, str(number).encode(), if_absent=True)
+        except PreconditionFailed:
+            return False
+        return True
+
+    try:
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            winners = list(pool.map(write, range(_WRITERS))).count(True)
+        _, etag = node.storage.get_with_etag(key)
+        node.storage.put(key, b"newer", if_match=etag)
+        try:
+            node.storage.put(key, b"outdated", if_match=etag)
+            outdated = "written"
+        except PreconditionFailed:
+            outdated = "refused"
+    finally:
+        node.storage.delete([key])
+    return Seen(
+        ok=winners == 1 and outdated == "refused",
+        seen=f"{winners} of {_WRITERS} writers won; an outdated write was {outdated}",
+        expected=f"1 of {_WRITERS} writers won; an outdated write was refused",
+    )
+
+
+@PROBES.probe("missing-object-answer", needs=("a bucket", "the main node"))
+def missing_object(node: Node) -> Seen:
+    """The job's role hears that an object is missing, not that it may not know."""
+    try:
+        node.storage.get(_key(node, "nothing"))
+        answer = "an object"
+    except ObjectMissing:
+        answer = "404"
+    except StorageRefused as error:
+        answer = f"a refusal ({error})"
+    return Seen(ok=answer == "404", seen=answer, expected="404")
+
+
+@PROBES.probe("s3-if-match-read", needs=("a bucket", "the main node"))
+def changed_part(node: Node) -> Seen:
+    """A part of an object that has changed since is not given."""
+    from botocore.exceptions import ClientError
+
+    key = _key(node, "part")
+    old = node.storage.put(key, b"old bytes")
+    node.storage.put(key, b"new bytes")
+    wanted = {"Bucket": node.context.bucket, "Key": key, "Range": "bytes=0-2"}
+    try:
+        # boto3 keeps the quotes of an entity tag, and takes it with or without them.
+        data = node.s3().get_object(**wanted, IfMatch=f'"{old.strip(chr(34))}"')["Body"].read()
+        answer = f"{len(data)} bytes"
+    except ClientError as error:
+        code = str(error.response["Error"]["Code"])
+        answer = "412" if code in _REFUSED else code
+    finally:
+        node.storage.delete([key])
+    return Seen(ok=answer == "412", seen=answer, expected="412")
+
+
+@PROBES.probe("least-rights", needs=("AWS", "the main node"))
+def least_rights(node: Node) -> Seen:
+    """The role of this workload cannot write where only data jobs may."""
+    key = f"{DATASETS_PREFIX}.probe-{node.context.job_id}"
+    try:
+        node.storage.put(key, b"")
+        answer = "written"
+        node.storage.delete([key])
+    except StorageRefused:
+        answer = "denied"
+    return Seen(ok=answer == "denied", seen=f"{key}: {answer}", expected="denied")
+
+
+@PROBES.probe("cache-shared", needs=("torch_xla", "a bucket", "the main node", "check parity"))
+def shared_cache(node: Node) -> Seen:
+    """Compiled graphs are in the bucket once something was compiled."""
+    count = 0
+    for _ in node.storage.list(f"{CACHE_PREFIX}neuron/"):
+        count += 1
+        if count == _MOST_LISTED:
+            break
+    return Seen(
+        ok=count > 0,
+        seen=f"{count} objects below {CACHE_PREFIX}neuron/",
+        expected="compiled graphs in the bucket",
+    )

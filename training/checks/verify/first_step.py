@@ -1,0 +1,108 @@
+"""Gradients and weights of the first step, out of a checkpoint that was saved after it.
+
+AdamW's first moment is then ``1 - beta1`` times the gradient, clipped and averaged over
+data-parallel ranks. A checkpoint has it whole, by the parameter's name, whatever the topology: so
+tensor parallelism, data parallelism, the optimizer's shards, clipping and the checkpoint's layout
+are all in what is compared. Without moments (plain descent) the weights tell the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from training.checks.verify.reference import Reference, Tensors, clip_factor
+from training.checks.verify.saved import FIRST, SECOND, WEIGHTS, Distance, distance, part
+from training.checks.verify.settings import UPDATE
+from training.core.config import Optimizer
+
+if TYPE_CHECKING:
+    from training.core.config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStep:
+    """What the first step has done, beside what it should have done."""
+
+    num_parameters: int
+    gradient: Distance
+    """Of the clipped gradients."""
+    update: Distance
+    """Of the weights from what the optimizer's rule makes of the saved gradients."""
+    norm: float
+    """To find, before clipping."""
+
+    def ok(self, tolerance: float) -> bool:
+        """Whether gradients are within it, and weights where the rule takes them."""
+        return self.gradient.value <= tolerance and self.update.value <= UPDATE
+
+    def describe(self, tolerance: float) -> str:
+        """With the worst parameter of each."""
+        return (
+            f"worst of {self.num_parameters} gradients is {self.gradient.name}, off by "
+            f"{self.gradient.value:.1e} of {tolerance:.0e}; worst weight {self.update.name}, off "
+            f"by {self.update.value:.1e} of {UPDATE:.0e} learning rates"
+        )
+
+
+def examine(reference: Reference, batch: Any, saved: Mapping[str, torch.Tensor]) -> FirstStep:
+    """Compare a checkpoint with the first step of ``reference``, which is not trained yet."""
+    config = reference.config
+    begin = reference.weights
+    gradients, _, norm = reference.gradients(batch)
+    factor = clip_factor(norm, config.max_grad_norm)
+    expected = {name: gradient * factor for name, gradient in gradients.items()}
+    weights = part(saved, WEIGHTS)
+    if config.optimizer is Optimizer.SGD:
+        found = _descended(begin, weights, config)
+        update = Distance(name="none", value=0.0)
+    else:
+        found = {name: moment / (1 - config.beta1) for name, moment in part(saved, FIRST).items()}
+        update = _update(begin, weights, saved, config)
+    return FirstStep(
+        num_parameters=len(expected),
+        gradient=distance(found, expected),
+        update=update,
+        norm=norm,
+    )
+
+
+def _descended(begin: Tensors, weights: Tensors, config: TrainConfig) -> Tensors:
+    """The gradients that plain descent has followed."""
+    rate = config.learning_rate_at(1)
+    return {name: (begin[name] - weights[name]) / rate for name in begin if name in weights}
+
+
+def _update(
+    begin: Tensors, weights: Tensors, saved: Mapping[str, torch.Tensor], config: TrainConfig
+) -> Distance:
+    """How far the worst weight is from AdamW's rule, in learning rates.
+
+    Applied to the saved moments: a gradient near 0 whose sign differs would move a weight by two
+    learning rates, and is the business of the gradients' tolerance. Master weights begin in fp32,
+    or as what bf16 keeps of them.
+    """
+    rate = config.learning_rate_at(1)
+    first, second = part(saved, FIRST), part(saved, SECOND)
+    worst = Distance(name="", value=-1.0)
+    for name, initial in begin.items():
+        value = float("inf")
+        if name in weights and name in first and name in second:
+            slope = first[name] / (1 - config.beta1)
+            size = (second[name] / (1 - config.beta2)).sqrt()
+            decay = config.weight_decay if initial.dim() > 1 else 0.0
+            starts = (initial, initial.to(torch.bfloat16).float())
+            moved = [
+                start * (1 - rate * decay) - rate * slope / (size + config.adam_eps)
+                for start in starts
+            ]
+            off = min(float((weights[name] - one).abs().max()) / rate for one in moved)
+            # The second moment is made of the same gradient.
+            off = max(off, distance({name: size}, {name: slope.abs()}).value)
+            value = off if off == off else float("inf")
+        if value > worst.value:
+            worst = Distance(name=name, value=value)
+    return worst

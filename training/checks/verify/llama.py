@@ -1,0 +1,158 @@
+"""Checks of the Llama: gradients, losses and norms, resume, and the number of graphs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from training.checks.verify import reference
+from training.checks.verify.data import tokens
+from training.checks.verify.first_step import examine
+from training.checks.verify.outcome import Outcome, Step, deviations
+from training.checks.verify.run import Run
+from training.checks.verify.saved import read_whole
+from training.checks.verify.settings import (
+    LATE_STEP,
+    LATE_STEPS,
+    REPEATED_STEP,
+    SAVED_STEP,
+    STEPS,
+    Tolerance,
+    config_for,
+)
+from training.core.ranks import Ranks
+
+GOLDEN = Path(__file__).with_name("golden.json")
+"""What the reference finds; after a change of model or data:
+``python -m training.checks.verify.llama > training/checks/verify/golden.json``."""
+
+
+def golden() -> list[Step]:
+    """The losses and norms to find, as committed."""
+    return [(loss, norm) for loss, norm in json.loads(GOLDEN.read_text())["steps"]]
+
+
+class LlamaChecks:
+    """All ranks: checks of one run, each of which trains as far as it needs.
+
+    They are called in the order of the methods here, with any of them left out.
+    """
+
+    def __init__(self, run: Run, tolerance: Tolerance) -> None:
+        self._run, self._tolerance = run, tolerance
+        self._ranks = Ranks()
+
+    def _train_to(self, step: int) -> list[Step]:
+        for saved in (1, SAVED_STEP):
+            if len(self._run.steps) < saved <= step:
+                self._run.train_to(saved)
+                self._run.save(saved)
+        self._run.train_to(step)
+        return self._run.steps
+
+    def gradients(self) -> Outcome:
+        """Gradients, norm and weights of the first step, every parameter's."""
+        (_, norm), *_ = self._train_to(1)
+        place, info = self._run.saved(1)
+
+        def compare() -> Outcome:
+            judge = reference.llama(self._run.config)
+            batch = tokens(range(judge.config.plan.global_batch))
+            found = examine(judge, batch, read_whole(place, info))
+            off = abs(norm - found.norm) / found.norm
+            return Outcome(
+                check="gradients",
+                # A norm that is no number is within nothing.
+                ok=found.ok(self._tolerance.gradient) and off <= self._tolerance.norm,
+                detail=f"{self._topology}: {found.describe(self._tolerance.gradient)}; norm "
+                f"{norm:.5f} beside {found.norm:.5f}",
+            )
+
+        return self._ranks.agree(compare)
+
+    def parity(self) -> Outcome:
+        """Losses and norms of all steps."""
+        found = self._train_to(STEPS)
+        loss, norm = deviations(found, golden())
+        return Outcome(
+            check="parity",
+            ok=loss <= self._tolerance.loss and norm <= self._tolerance.norm,
+            detail=(
+                f"{self._topology}: loss {found[0][0]:.4f} to {found[-1][0]:.4f} in {STEPS} steps, "
+                f"off by {loss:.1e} of {self._tolerance.loss:.0e}; norms by {norm:.1e} of "
+                f"{self._tolerance.norm:.0e}"
+            ),
+        )
+
+    def resume(self) -> Outcome:
+        """A checkpoint brings back what it was made of, bit for bit, and the same steps again."""
+        before = self._train_to(REPEATED_STEP)[SAVED_STEP:REPEATED_STEP]
+        loaded = self._run.load(SAVED_STEP)
+        first, again = self._run.saved(SAVED_STEP), self._run.save_again(SAVED_STEP)
+        different = self._ranks.agree(lambda: _different(read_whole(*first), read_whole(*again)))
+        after = [self._run.step(number) for number in range(SAVED_STEP + 1, REPEATED_STEP + 1)]
+        off = max(deviations(after, before))
+        detail = (
+            f"after {loaded.name} ({loaded.num_bytes / 1e6:.1f} MB) the next {len(after)} losses "
+            f"and norms are off by {off:.1e} of {self._tolerance.resumed:.0e}"
+        )
+        if different:
+            detail += f"; saved again, {different[0]} and {len(different) - 1} others differ"
+        ok = loaded.step == SAVED_STEP and not different and off <= self._tolerance.resumed
+        return Outcome(check="resume", ok=ok, detail=detail)
+
+    def graphs(self) -> Outcome:
+        """After the first step nothing is compiled: not late in a run, not by saving and loading.
+
+        Compilations are counted where torch_xla counts them, on this rank.
+        """
+        self._train_to(2)
+        # The steps of a run that is there already: its corrections are those of a late step.
+        self._run.save(LATE_STEP)
+        self._run.load(LATE_STEP)
+        for number in range(LATE_STEP + 1, LATE_STEP + LATE_STEPS + 1):
+            self._run.step(number, rate=self._run.config.learning_rate)
+        counts = self._ranks.gather((self._run.graphs[0], self._run.count()))
+        first, last = max(counts, key=lambda pair: pair[1] - pair[0])
+        return Outcome(
+            check="graphs",
+            ok=last == first,
+            detail=f"{first} graphs had been compiled after the first step, {last} in the end, "
+            f"after {len(self._run.steps)} steps, a save, a load and {LATE_STEPS} steps from "
+            f"{LATE_STEP} on",
+        )
+
+    @property
+    def _topology(self) -> str:
+        plan = self._run.config.plan
+        return f"TP {plan.tensor_parallel} x DP {plan.data_parallel}"
+
+
+def _different(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
+    """Names of tensors that are not the same, bit for bit."""
+    return [
+        name
+        for name in sorted({*first, *second})
+        if name not in first or name not in second or not torch.equal(first[name], second[name])
+    ]
+
+
+def make_golden() -> dict[str, object]:
+    """What the reference finds on one rank."""
+    config = config_for(1)
+    size = config.plan.global_batch
+    judge = reference.llama(config)
+    steps = judge.train(lambda step: tokens(range((step - 1) * size, step * size)), STEPS)
+    return {
+        "model": f"{config.shape}, seq_len={config.plan.seq_len}, global_batch={size}",
+        "columns": ["loss", "grad_norm"],
+        "steps": [[round(loss, 7), round(norm, 7)] for loss, norm in steps],
+    }
+
+
+if __name__ == "__main__":
+    # More threads would only wait for each other.
+    torch.set_num_threads(1)
+    print(json.dumps(make_golden(), indent=1))

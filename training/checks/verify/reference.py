@@ -1,0 +1,154 @@
+"""The judge: whole models and whole batches on one host, in fp32, by torch's autograd alone.
+
+Nothing of the back-ends is used here, nor their optimizer, clipping or loss. A single core of the
+device would be a weaker judge: it shares the device's types, compiler and back-end, so that what
+all of these get wrong would agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from training.checks.verify.outcome import Step
+from training.core.config import Optimizer
+from training.models.bert.model import bert_config
+from training.models.bert.model import initial_weight as initial_bert
+from training.models.llama.model import initial_weight as initial_llama
+from training.models.llama.model import llama_config
+from training.models.mnist.network import Mlp, MlpNetwork
+from trainium_catalogue.shapes import BertShape, ModelShape
+
+if TYPE_CHECKING:
+    from training.core.config import TrainConfig
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A model as Hugging Face or torch has it, with this project's initial weights."""
+
+    config: TrainConfig
+    model: torch.nn.Module
+    loss: Callable[[Any, Any], torch.Tensor]
+    """Mean loss of the model and a batch."""
+
+    @property
+    def weights(self) -> Tensors:
+        """As they are now, by name."""
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    def gradients(self, batch: Any) -> tuple[Tensors, float, float]:
+        """Of a whole global batch, before clipping; with the loss and their common norm."""
+        self.model.zero_grad()
+        loss = self.loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        found = {}
+        for name, parameter in self.model.named_parameters():
+            assert parameter.grad is not None, name
+            found[name] = parameter.grad.clone()
+        return found, float(loss.detach()), norm_of(found)
+
+    def train(self, batches: Callable[[int], Any], steps: int) -> list[Step]:
+        """The first optimizer steps; ``batches`` has the global batch of each, counted from 1."""
+        config, parameters = self.config, dict(self.model.named_parameters())
+        rule = _adamw if config.optimizer is Optimizer.ADAMW else _sgd
+        optimizer = rule(parameters, config)
+        found = []
+        for step in range(1, steps + 1):
+            gradients, loss, norm = self.gradients(batches(step))
+            factor = clip_factor(norm, config.max_grad_norm)
+            for name, parameter in parameters.items():
+                parameter.grad = gradients[name] * factor
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rate_at(step)
+            optimizer.step()
+            found.append((loss, norm))
+        return found
+
+
+def norm_of(tensors: Mapping[str, torch.Tensor]) -> float:
+    """Of all of them together."""
+    return float(sum(float(tensor.double().square().sum()) for tensor in tensors.values()) ** 0.5)
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """What gradients are multiplied with (torch.nn.utils.clip_grad_norm_); limit 0: 1."""
+    return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
+
+
+def _adamw(parameters: Mapping[str, torch.Tensor], config: TrainConfig) -> torch.optim.Optimizer:
+    """Only matrices decay: norms and biases have one dimension."""
+    decayed = [p for p in parameters.values() if p.dim() > 1]
+    others = [p for p in parameters.values() if p.dim() == 1]
+    return torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": config.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ],
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.adam_eps,
+    )
+
+
+def _sgd(parameters: Mapping[str, torch.Tensor], config: TrainConfig) -> torch.optim.Optimizer:
+    return torch.optim.SGD(list(parameters.values()), lr=config.learning_rate)
+
+
+def llama(config: TrainConfig) -> Reference:
+    """Hugging Face's Llama, whole, with its own loss."""
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+    shape = config.shape
+    assert isinstance(shape, ModelShape), shape
+    model = LlamaForCausalLM(llama_config(shape, seq_len=config.plan.seq_len, attention="eager"))
+    _fill(model, lambda name, size: initial_llama(name, size, seed=config.seed))
+
+    def loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        chances = torch.log_softmax(logits.float(), dim=-1)
+        return -chances.gather(-1, tokens[:, 1:].unsqueeze(-1)).mean()
+
+    return Reference(config=config, model=model.train(), loss=loss)
+
+
+def bert(config: TrainConfig) -> Reference:
+    """Hugging Face's BERT with its own loss over every position of a sequence."""
+    from transformers.models.bert.modeling_bert import BertForPreTraining
+
+    shape = config.shape
+    assert isinstance(shape, BertShape), shape
+    model = BertForPreTraining(bert_config(shape, dropout=0.0))
+    _fill(model, lambda name, size: initial_bert(name, size, seed=config.seed))
+
+    def loss(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        labels = torch.full_like(batch["input_ids"], -100)
+        labels.scatter_(1, batch["positions"], batch["labels"])
+        found: torch.Tensor = model(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            token_type_ids=batch["token_type_ids"],
+            labels=labels,
+            next_sentence_label=batch["next_sentence_label"],
+        ).loss
+        return found
+
+    return Reference(config=config, model=model.train(), loss=loss)
+
+
+def digits(config: TrainConfig) -> Reference:
+    """The network for digits, which is torch's own modules in any case."""
+    network, model = MlpNetwork(config), Mlp()
+    _fill(model, network.initial_weight)
+    return Reference(config=config, model=model, loss=network.loss)
+
+
+@torch.no_grad()
+def _fill(model: torch.nn.Module, weight: Callable[[str, torch.Size], torch.Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weight(name, parameter.size()))

@@ -1,0 +1,114 @@
+"""A model in training on the device, step by step, for checks to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from training.checkpoint import CheckpointInfo, Checkpoints
+from training.checks.verify.outcome import Step
+from training.core.contract import DeviceKind
+from training.storage import Objects
+
+if TYPE_CHECKING:
+    from training.backends.base import Backend
+    from training.core.config import TrainConfig
+
+
+class CheckpointMissing(ValueError):
+    """A checkpoint was not saved; the log says why."""
+
+
+class Run:
+    """All ranks: one model on a back-end, its steps, and checkpoints in ``objects``."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        backend: Backend,
+        batches: Callable[[range], Any],
+        objects: Objects,
+        *,
+        count_graphs: Callable[[], int | None] = lambda: None,
+        say: Callable[[str], None] = lambda text: None,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.config, self._backend, self._batches = config, backend, batches
+        self._count, self._say, self._report = count_graphs, say, report
+        self._objects = objects
+        self._checkpoints = self._open(objects)
+        self.steps: list[Step] = []
+        """Of the steps from the first one on, each once."""
+        self.graphs: list[int] = []
+        """How many had been compiled after each of them; none where nobody counts."""
+        report("building the model")
+        backend.build()
+
+    def _open(self, objects: Objects) -> Checkpoints:
+        return Checkpoints(objects, keep_last=9, keep_every=0, say=self._say, report=self._report)
+
+    def train_to(self, step: int) -> None:
+        """Make the steps up to that one that have not been made yet."""
+        for number in range(len(self.steps) + 1, step + 1):
+            self.steps.append(self.step(number))
+            if (graphs := self._count()) is not None:
+                self.graphs.append(graphs)
+
+    def step(self, number: int, *, rate: float | None = None) -> Step:
+        """One optimizer step, counted from 1; loss and norm of the gradients."""
+        self._report(f"verifying: step {number}")
+        config, backend = self.config, self._backend
+        count = config.plan.accumulation_steps
+        for micro in range(count):
+            batch = self._batches(config.positions(number - 1, micro, backend.data_rank))
+            loss = backend.forward_backward(batch, is_last=micro == count - 1)
+        norm = backend.clip_and_step(config.learning_rate_at(number) if rate is None else rate)
+        return backend.mean_over_data(loss), backend.fetch(norm)
+
+    def save(self, step: int) -> None:
+        """Save what there is, as ``step``."""
+        self._save(self._checkpoints, step)
+
+    def saved(self, step: int) -> tuple[Objects, CheckpointInfo]:
+        """The checkpoint of that step, and where it is."""
+        return self._objects, self._found(self._checkpoints, step)
+
+    def count(self) -> int:
+        """How many graphs have been compiled so far; 0 where nobody counts."""
+        return self._count() or 0
+
+    def load(self, step: int) -> CheckpointInfo:
+        """Go back to a checkpoint."""
+        return self._backend.load(self._checkpoints, self._found(self._checkpoints, step))
+
+    def save_again(self, step: int) -> tuple[Objects, CheckpointInfo]:
+        """Save what there is in another place."""
+        place = self._objects.at("again")
+        checkpoints = self._open(place)
+        self._save(checkpoints, step)
+        return place, self._found(checkpoints, step)
+
+    def _save(self, checkpoints: Checkpoints, step: int) -> None:
+        self._report(f"verifying: saving step {step}")
+        plan = self.config.plan
+        meta = {"tensor_parallel": plan.tensor_parallel, "data_parallel": plan.data_parallel}
+        self._backend.save(checkpoints, step, meta, asynchronous=False)
+        checkpoints.wait()
+
+    def _found(self, checkpoints: Checkpoints, step: int) -> CheckpointInfo:
+        info = checkpoints.latest(at_most=step)
+        if info is None or info.step != step:
+            raise CheckpointMissing(f"the checkpoint of step {step} is not there")
+        return info
+
+
+def num_compiled_graphs(kind: DeviceKind) -> int | None:
+    """How many graphs torch_xla has compiled in this process; None where there is none."""
+    if kind is not DeviceKind.XLA:
+        return None
+    try:
+        from torch_xla.debug import metrics
+    except ImportError:
+        return None
+    counted = metrics.metric_data("CompileTime")
+    return int(counted[0]) if counted else 0

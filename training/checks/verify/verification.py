@@ -1,0 +1,224 @@
+"""One rank's part in the checks of verify, in order, and what is written of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from training.backends import open_backend, open_data_parallel
+from training.checks.probes import PROBES, Check, Node
+from training.checks.probes.survey import look, merged, record, waiting
+from training.checks.verify import data_parallel, node_checks
+from training.checks.verify.data import tokens
+from training.checks.verify.llama import LlamaChecks
+from training.checks.verify.outcome import Outcome, Step
+from training.checks.verify.run import Run, num_compiled_graphs
+from training.checks.verify.settings import BF16, FP32, config_for
+from training.core.contract import DeviceKind
+from training.core.failures import describe
+from training.core.ranks import Ranks
+from training.storage import open_objects
+from training.storage.client import Client
+from trainium_catalogue.contract import run_prefix
+from trainium_catalogue.probing import NODE_RECORD, Finding, State
+from trainium_catalogue.verify_rules import ALL, CHECKS_OF_THE_LLAMA
+
+if TYPE_CHECKING:
+    from training.backends.base import Backend
+    from training.core.config import TrainConfig
+    from training.core.progress import RunContext
+    from training.workloads import Job
+
+
+class VerificationFailed(ValueError):
+    """At least one check did not find what it should have."""
+
+
+class Verification:
+    """All ranks make the same checks in the same order."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._ranks = Ranks()
+        self._tolerance = FP32 if job.device.kind is DeviceKind.CPU else BF16
+        self._ended: dict[str, Check] = {}
+        self._run: Run | None = None
+        self._llama: LlamaChecks | None = None
+        context = job.context
+        self._storage = open_objects(
+            f"s3://{context.bucket}" if context.bucket else str(job.store.root),
+            region=context.region,
+            endpoint_url=context.endpoint_url,
+        )
+        self.checks: dict[str, Callable[[], Outcome]] = {
+            "sums": lambda: node_checks.sums(job.device, self._ranks),
+            **{name: self._of_the_llama(name) for name in CHECKS_OF_THE_LLAMA},
+            "data-parallel": self._data_parallel,
+            "cache": lambda: node_checks.cache(self._storage, context, self._ranks),
+        }
+        self._impossible = self._find_impossible()
+
+    def run(self) -> None:
+        """Make the checks that were asked for; ``VerificationFailed`` names those that fail."""
+        chosen = self._chosen()
+        if self._leads:
+            self._job.store.start_metrics()
+            self._say(f"{len(chosen)} checks of {', '.join(self.checks)}")
+            for name, reason in self._impossible.items():
+                self._say(f"{name:<13} is left out: {reason}")
+        # Now, so that they are in the bucket also when a check breaks off; the rest afterwards.
+        findings = self._probe(list(PROBES.by_id))
+        outcomes = []
+        for name in chosen:
+            self._job.progress.report(f"verifying: {name}")
+            begin = time.monotonic()
+            try:
+                outcome = self.checks[name]()
+            except Exception as error:
+                # Other ranks may be waiting for this one: the job ends here.
+                raise VerificationFailed(f"check {name} broke off: {describe(error)}") from error
+            self._say(f"{name:<13} {'passed' if outcome.ok else 'FAILED'}: {outcome.detail}")
+            outcomes.append(outcome)
+            self._ended[name] = Check(
+                ok=outcome.ok, detail=outcome.detail, seconds=time.monotonic() - begin
+            )
+        self._probe(waiting(findings), findings)
+        if self._leads:
+            self._write(outcomes)
+        # The first rank to fail ends the job: let the result be written first.
+        self._ranks.gather(None)
+        if failed := [outcome for outcome in outcomes if not outcome.ok]:
+            raise VerificationFailed(
+                "; ".join(f"{outcome.check}: {outcome.detail}" for outcome in failed)
+            )
+
+    def _probe(self, names: Sequence[str], before: Sequence[Finding] = ()) -> list[Finding]:
+        """Run probes on the first worker of every node, and leave what all found in the bucket."""
+        context = self._job.context
+        node = Node(
+            context=context,
+            num_ranks=self._job.device.num_ranks,
+            env=self._job.variables,
+            storage=self._storage,
+            s3=lambda: _s3_client(context),
+            checks=self._ended,
+        )
+        first_of_node = self._job.device.rank % context.processes_per_node == 0
+        mine = look(node, self._job.progress.report, names) if first_of_node else None
+        by_node = [found for found in self._ranks.gather(mine) if found is not None]
+        found = {finding.id: finding for finding in (*before, *merged(by_node))}
+        findings = list(found.values())
+        if self._leads:
+            self._job.store.put(NODE_RECORD, record(node, findings))
+            for finding in findings if before else ():
+                if finding.state is not State.NOT_RUN:
+                    self._say(f"probe {finding.id}: {finding.state}: {finding.seen}")
+        return findings
+
+    def _find_impossible(self) -> dict[str, str]:
+        """Checks that cannot be made here, with the reason."""
+        try:
+            self._config()
+        except ValueError as error:
+            if int(self._job.values["tensor-parallel"]):
+                raise
+            return dict.fromkeys(CHECKS_OF_THE_LLAMA, str(error))
+        if self._count_graphs() is None:
+            return {"graphs": f"on {self._job.device.kind} nothing counts compilations"}
+        return {}
+
+    def _chosen(self) -> list[str]:
+        """Names of checks in the order of ``self.checks``, since some go on from others."""
+        words = str(self._job.values["checks"])
+        if words == ALL:
+            return [name for name in self.checks if name not in self._impossible]
+        asked = words.split(",")
+        for name in asked:
+            if reason := self._impossible.get(name):
+                raise ValueError(f"checks={words}: {name} cannot be made: {reason}")
+        return [name for name in self.checks if name in asked]
+
+    def _config(self) -> TrainConfig:
+        return config_for(self._job.device.num_ranks, int(self._job.values["tensor-parallel"]))
+
+    def _count_graphs(self) -> int | None:
+        return num_compiled_graphs(self._job.device.kind)
+
+    def _of_the_llama(self, name: str) -> Callable[[], Outcome]:
+        def check() -> Outcome:
+            if self._llama is None:
+                config, job = self._config(), self._job
+                backend = open_backend(
+                    config, job.device, peak_flops=None, report=job.progress.report
+                )
+                self._run = self._open("llama", config, backend, tokens)
+                self._llama = LlamaChecks(self._run, self._tolerance)
+            found: Outcome = getattr(self._llama, name)()
+            return found
+
+        return check
+
+    def _data_parallel(self) -> Outcome:
+        """The back-end of BERT and MNIST, with both of its optimizers."""
+        job, found = self._job, []
+        for case in data_parallel.CASES:
+            config = case.config(job.device.num_ranks)
+            backend = open_data_parallel(
+                config,
+                job.device,
+                case.network(config),
+                peak_flops=None,
+                report=job.progress.report,
+            )
+            run = self._open(case.name.lower(), config, backend, case.batches)
+            found.append(data_parallel.look(case, run, self._tolerance))
+        return data_parallel.outcome_of(found)
+
+    def _open(
+        self, name: str, config: TrainConfig, backend: Backend, batches: Callable[[range], Any]
+    ) -> Run:
+        return Run(
+            config,
+            backend,
+            batches,
+            self._storage.at(f"{run_prefix(self._job.context.run, 'checkpoints')}{name}"),
+            count_graphs=self._count_graphs,
+            say=self._say,
+            report=self._job.progress.report,
+        )
+
+    @property
+    def _leads(self) -> bool:
+        return self._job.device.rank == 0
+
+    def _write(self, outcomes: Sequence[Outcome]) -> None:
+        context = self._job.context
+        steps: list[Step] = self._run.steps if self._run else []
+        document = {
+            "run": context.run,
+            "workload": "verify",
+            "status": "passed" if all(outcome.ok for outcome in outcomes) else "failed",
+            "device": context.device,
+            "instance_type": context.instance_type,
+            "neuron_release": context.neuron_release,
+            "num_ranks": self._job.device.num_ranks,
+            "tensor_parallel": self._run.config.plan.tensor_parallel if self._run else None,
+            "checks": {o.check: {"ok": o.ok, "detail": o.detail} for o in outcomes},
+            "steps": [{"loss": loss, "grad_norm": norm} for loss, norm in steps],
+        }
+        for place in self._job.store.finish(document):
+            self._say(f"written: {place}")
+
+    def _say(self, text: str) -> None:
+        if self._leads:
+            print(f"verify: {text}", flush=True)
+
+
+def _s3_client(context: RunContext) -> Any:
+    return Client(region=context.region, endpoint_url=context.endpoint_url, num_connections=1).get()
+
+
+def run(job: Job) -> None:
+    """Entry point of the workload."""
+    Verification(job).run()

@@ -1,0 +1,127 @@
+"""What differs between CPU, torch_xla and TorchNeuron, behind five methods.
+
+Nothing here is imported at module level but torch; the code that the XLA line reaches uses no
+torch symbol newer than 2.9 (a test holds it to that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from training.core.contract import DeviceKind
+
+
+class Device(Protocol):
+    """One worker's device and its group of all ranks."""
+
+    kind: DeviceKind
+    rank: int
+    num_ranks: int
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a host tensor to the device."""
+
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
+        """Replace the tensor by the sum, or the maximum, over all ranks."""
+
+    def synchronize(self) -> None:
+        """Wait until everything asked for has happened."""
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a device tensor to the host."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class EagerDevice:
+    """Plain torch.distributed: gloo on CPUs, TorchNeuron on Trainium2 and later."""
+
+    def __init__(self, kind: DeviceKind, *, backend: str, name: str, timeout_s: float) -> None:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        self.kind = kind
+        self.rank = dist.get_rank()
+        self.num_ranks = dist.get_world_size()
+        self._device = torch.device(name)
+        # Operations on the CPU are done when the call returns.
+        self._wait: Callable[[], Any] = (
+            (lambda: None) if kind is DeviceKind.CPU else torch.accelerator.synchronize
+        )
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a host tensor to the device."""
+        return tensor.to(self._device)
+
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
+        """Replace the tensor by the sum, or the maximum, over all ranks."""
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)
+
+    def synchronize(self) -> None:
+        """Wait until everything asked for has happened."""
+        self._wait()
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a device tensor to the host."""
+        return tensor.cpu()
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group()
+
+
+class XlaDevice:
+    """torch_xla on Neuron: collectives are recorded and run as compiled graphs."""
+
+    kind = DeviceKind.XLA
+
+    def __init__(self) -> None:
+        # The import registers the back-end "xla" with torch.distributed, and torch_xla itself
+        # derives the Neuron runtime's settings from torchrun's environment.
+        import torch_xla.core.xla_model as xm
+        import torch_xla.distributed.xla_backend  # noqa: F401 - imported for its effect
+
+        dist.init_process_group("xla")
+        self._xm = xm
+        self._device = xm.xla_device()
+        self.rank = dist.get_rank()
+        self.num_ranks = dist.get_world_size()
+
+    def place(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a host tensor to the device."""
+        placed = tensor.to(self._device)
+        self.synchronize()
+        return placed
+
+    def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
+        """Replace the tensor by the sum, or the maximum, over all ranks."""
+        operation = self._xm.REDUCE_MAX if maximum else self._xm.REDUCE_SUM
+        self._xm.all_reduce(operation, [tensor])
+
+    def synchronize(self) -> None:
+        """Run what was recorded and wait for it."""
+        self._xm.mark_step(wait=True)
+        self._xm.wait_device_ops()
+
+    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a device tensor to the host."""
+        return tensor.cpu()
+
+    def close(self) -> None:
+        """Leave the group."""
+        dist.destroy_process_group()
+
+
+def open_device(kind: DeviceKind, *, timeout_s: float) -> Device:
+    """Join all ranks; ``timeout_s`` bounds collectives where the back-end has a time-out at all."""
+    if kind is DeviceKind.XLA:
+        return XlaDevice()
+    if kind is DeviceKind.TORCH_NEURON:
+        import torch_neuronx  # noqa: F401 - registers the device and back-end "neuron"
+
+        return EagerDevice(kind, backend="neuron", name="neuron", timeout_s=timeout_s)
+    return EagerDevice(kind, backend="gloo", name="cpu", timeout_s=timeout_s)

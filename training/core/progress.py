@@ -1,0 +1,140 @@
+"""What a worker tells its launcher, through small files in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from training.core.files import write_whole
+from trainium_catalogue.exit_codes import ExitCode
+
+ENV_SCRATCH = "TRAINIUM_SCRATCH"
+"""Folder of one launch on one node; being unique it also marks all processes of the launch."""
+
+CONTEXT_FILE = "context.json"
+_BETWEEN_WRITES_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What the launcher tells each worker beside its command line."""
+
+    run: str
+    deployment: str
+    job_id: str
+    attempt: int
+    node_index: int
+    num_nodes: int
+    processes_per_node: int
+    device: str
+    instance_type: str | None
+    neuron_release: str | None
+    bucket: str | None
+    region: str | None
+    endpoint_url: str | None
+    """Of an emulator of AWS."""
+    lustre: str | None
+    """Mount point of FSx for Lustre."""
+    array_index: int
+    """Which share of an array job this is; 0 of 1 outside one."""
+    array_size: int
+    hang_limit_s: float
+
+    def write(self, scratch: Path) -> None:
+        """Leave it for the workers."""
+        (scratch / CONTEXT_FILE).write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(scratch: Path) -> RunContext:
+        """What the launcher has left."""
+        return RunContext(**json.loads((scratch / CONTEXT_FILE).read_text()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """The last word of one worker."""
+
+    pid: int
+    rank: int
+    step: str
+    ready: bool
+    """The workload has begun; before that, imports and the meeting of all ranks take their time."""
+    done: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a worker failed, as it saw it itself."""
+
+    rank: int
+    """-1: not a rank, but what runs all of the node's."""
+    code: ExitCode
+    error: str
+
+    @property
+    def whose(self) -> str:
+        """To stand before the error."""
+        return f"rank {self.rank}: " if self.rank >= 0 else ""
+
+
+class Progress:
+    """A worker's side: say what is being done, often."""
+
+    def __init__(self, scratch: Path, *, local_rank: int, rank: int) -> None:
+        self._scratch = scratch
+        self._path = scratch / f"progress-{local_rank}.json"
+        self._rank = rank
+        self._step = ""
+        self._ready = False
+        self._written_s = float("-inf")
+
+    def report(self, step: str) -> None:
+        """Progress was made; ``step`` says where the worker is. Cheap enough for every step."""
+        now = time.monotonic()
+        if step == self._step and now - self._written_s < _BETWEEN_WRITES_S:
+            return
+        self._step, self._written_s = step, now
+        self._write(done=False)
+
+    def begin(self) -> None:
+        """The workload begins: from here on the hang limit holds."""
+        self._ready = True
+        self._write(done=False)
+
+    def finish(self) -> None:
+        """All work is done; silence from here on is no hang."""
+        self._write(done=True)
+
+    def fail(self, code: ExitCode, error: str) -> None:
+        """Leave the reason before the process ends and peers see their connections break."""
+        document = {"rank": self._rank, "code": int(code), "error": error}
+        _write_whole(self._scratch / f"failure-{self._rank}.json", document)
+
+    def _write(self, *, done: bool) -> None:
+        state = WorkerState(
+            pid=os.getpid(), rank=self._rank, step=self._step, ready=self._ready, done=done
+        )
+        _write_whole(self._path, asdict(state))
+
+
+def read_states(scratch: Path) -> dict[Path, WorkerState]:
+    """Every worker's last word."""
+    return {
+        path: WorkerState(**json.loads(path.read_text()))
+        for path in sorted(scratch.glob("progress-*.json"))
+    }
+
+
+def read_failures(scratch: Path) -> list[Failure]:
+    """Every failure that a worker has left."""
+    documents = [json.loads(path.read_text()) for path in sorted(scratch.glob("failure-*.json"))]
+    return [Failure(rank=d["rank"], code=ExitCode(d["code"]), error=d["error"]) for d in documents]
+
+
+def _write_whole(path: Path, document: dict[str, Any]) -> None:
+    # A thread that beats for a call without a word of its own is a second writer.
+    write_whole(path, json.dumps(document).encode())

@@ -1,0 +1,60 @@
+"""What the ranks of a job tell each other about checkpoints: rank 0 decides, all hear it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from training.launcher.settings import COMPILES_AT_MOST_S
+
+T = TypeVar("T")
+
+_TIMEOUT = timedelta(seconds=COMPILES_AT_MOST_S)
+"""Of a collective that waits for the slowest rank's upload, or for one that compiles what others
+have in their cache. A rank that dies is noticed at once."""
+
+
+class Ranks:
+    """A group of its own, because uploads run beside training and must not mix with it.
+
+    Every rank makes it at the same point of its program. Without torch.distributed there is one
+    rank.
+    """
+
+    def __init__(self) -> None:
+        self.group: Any = None
+        self.rank, self.num_ranks = 0, 1
+        if dist.is_available() and dist.is_initialized():
+            self.group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+            self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+
+    @property
+    def is_leader(self) -> bool:
+        """Rank 0: it decides, and writes what is not any rank's own."""
+        return self.rank == 0
+
+    def agree(self, action: Callable[[], T]) -> T:
+        """Have the leader do it; every rank gets its result, or raises its exception."""
+        told: list[Any] = [None, None]
+        if self.is_leader:
+            try:
+                told[0] = action()
+            except Exception as error:
+                told[1] = error
+        if self.num_ranks > 1:
+            dist.broadcast_object_list(told, src=0, group=self.group)
+        if told[1] is not None:
+            raise told[1]
+        result: T = told[0]
+        return result
+
+    def gather(self, mine: T) -> list[T]:
+        """Every rank's object, on every rank."""
+        if self.num_ranks == 1:
+            return [mine]
+        gathered: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(gathered, mine, group=self.group)
+        return gathered

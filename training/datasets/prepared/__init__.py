@@ -1,0 +1,1 @@
+"""Known corpora and datasets, fetched, checked and put into the bucket: workload ``prepare``."""

@@ -1,0 +1,125 @@
+"""Shards of BERT's pre-training: HDF5 files in the layout of AWS's reference.
+
+``dp_bert_large_hf_pretrain_hdf5.py`` of aws-neuron-samples reads files called
+``*_training_*.hdf5`` with these keys; so do NVIDIA's scripts, which it comes from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.datasets.manifest import DatasetError
+
+KIND = "bert"
+SHARD_NAME = re.compile(r"(?!\.).*_training_.*\.hdf5")
+"""As the shell's ``*_training_*.hdf5``, which passes over hidden files: macOS's tar adds such."""
+
+Arrays = Mapping[str, NDArray[Any]]
+"""Key to values, one row a sequence."""
+
+_PER_TOKEN = ("input_ids", "input_mask", "segment_ids")
+_PER_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
+_PER_SEQUENCE = ("next_sentence_labels",)
+KEYS: Mapping[str, str] = {
+    "input_ids": "int32",
+    "input_mask": "int8",
+    "segment_ids": "int8",
+    "masked_lm_positions": "int32",
+    "masked_lm_ids": "int32",
+    "next_sentence_labels": "int8",
+}
+"""Key to type. Predictions that a sequence does not have are 0, the place of ``[CLS]``."""
+
+
+def write_shard(path: Path, arrays: Arrays) -> None:
+    """Write a shard; equal arrays give equal bytes."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for key, dtype in KEYS.items():
+            file.create_dataset(key, data=arrays[key].astype(dtype), compression="gzip")
+
+
+def read_shard(path: Path) -> dict[str, NDArray[Any]]:
+    """All of a shard; ``DatasetError`` names what it lacks, ``OSError`` is the file system's."""
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            missing = [key for key in KEYS if key not in file]
+            arrays = {} if missing else {key: file[key][:] for key in KEYS}
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        # h5py tells of a damaged file by all of these; only the system's own errors have a number.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DatasetError(
+            f"{path.name} is no HDF5 file, or a damaged one ({error}); prepare it anew"
+        ) from None
+    if missing:
+        raise DatasetError(
+            f"{path.name} has no {', '.join(missing)}; a shard has {', '.join(KEYS)}: "
+            "prepare it anew"
+        )
+    return arrays
+
+
+def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: int) -> int:
+    """Sequences in a shard; ``DatasetError`` if its arrays do not fit each other or these."""
+    arrays = read_shard(path)
+    count = len(arrays["input_ids"])
+    shapes: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(_PER_TOKEN, (count, seq_len)),
+        **dict.fromkeys(_PER_PREDICTION, (count, max_predictions)),
+        **dict.fromkeys(_PER_SEQUENCE, (count,)),
+    }
+    for key, shape in shapes.items():
+        if arrays[key].shape != shape or arrays[key].dtype.kind not in "iu":
+            raise DatasetError(
+                f"{path.name}: {key} is {arrays[key].dtype} of shape {arrays[key].shape}, not "
+                f"integers of shape {shape}; use shards of sequences of {seq_len} with up to "
+                f"{max_predictions} predictions"
+            )
+    if count == 0:
+        raise DatasetError(f"{path.name} has no sequence; leave it out")
+    limits = {
+        "input_ids": vocab_size,
+        "input_mask": 2,
+        "segment_ids": 2,
+        "masked_lm_positions": seq_len,
+        "masked_lm_ids": vocab_size,
+        "next_sentence_labels": 2,
+    }
+    for key, limit in limits.items():
+        smallest, largest = int(arrays[key].min()), int(arrays[key].max())
+        if smallest < 0 or largest >= limit:
+            raise DatasetError(
+                f"{path.name}: {key} goes from {smallest} to {largest}, and right is 0 to "
+                f"{limit - 1}; use shards that were made with a vocabulary of {vocab_size}"
+            )
+    return count
+
+
+def facts(*, seq_len: int, max_predictions: int, vocab_size: int, samples: int) -> dict[str, Any]:
+    """What the manifest of such a dataset says."""
+    return {
+        "seq_len": seq_len,
+        "max_predictions": max_predictions,
+        "vocab_size": vocab_size,
+        "num_sequences": samples,
+        "num_tokens": samples * seq_len,
+    }
+
+
+def empty(count: int, *, seq_len: int, max_predictions: int) -> dict[str, NDArray[np.int64]]:
+    """Room for ``count`` sequences."""
+    return {
+        **{key: np.zeros((count, seq_len), np.int64) for key in _PER_TOKEN},
+        **{key: np.zeros((count, max_predictions), np.int64) for key in _PER_PREDICTION},
+        **{key: np.zeros(count, np.int64) for key in _PER_SEQUENCE},
+    }

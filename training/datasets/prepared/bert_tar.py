@@ -1,0 +1,197 @@
+"""BERT's sequences of Wikipedia: the reference's tar, read where it is, shard by shard.
+
+Nothing larger than one shard lies on a disk, and a job that was interrupted goes on with the
+shards that are missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from training.datasets.manifest import DatasetError
+from training.datasets.prepared.bert_shards import KIND, SHARD_NAME, check_shard, facts
+from training.datasets.prepared.ready import DataFile, Ready, find_complete, finish, store
+from training.datasets.text.stream import open_object
+from training.storage import ObjectMissing, Objects
+
+URL = (
+    "https://neuron-s3.s3.us-west-2.amazonaws.com/training_datasets/"
+    "bert_pretrain_wikicorpus_tokenized_hdf5/"
+    "bert_pretrain_wikicorpus_tokenized_hdf5_seqlen128.tar"
+)
+"""Public, without a published checksum (aws-neuron-samples, dp_bert_hf_pretrain): the manifest
+records S3's entity tag, and every part is asked for by it, so that the file is one and the same."""
+SEQ_LEN, MAX_PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
+_BY_HAND = "put the shards below datasets/ yourself, with a manifest as docs/interfaces.md has it"
+_PARTS = "parts/"
+_TIMEOUT_S = 60
+_ATTEMPTS = 5
+_COPY_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebFile:
+    """A file of the web whose bytes can be asked for in ranges."""
+
+    url: str
+    size: int
+    """In bytes."""
+    etag: str
+
+    @property
+    def uri(self) -> str:
+        """For messages."""
+        return self.url
+
+    @staticmethod
+    def find(url: str) -> WebFile:
+        """What there is now; ``DatasetError`` when there is nothing."""
+        answer, _ = _request(urllib.request.Request(url, method="HEAD"))
+        return WebFile(
+            url=url,
+            size=int(answer.get("Content-Length", "0")),
+            etag=answer.get("ETag", ""),
+        )
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """At most ``length`` bytes from ``start`` on; ``DatasetError`` if the file has changed."""
+        stop = min(start + length, self.size) - 1
+        headers = {"Range": f"bytes={start}-{stop}", "If-Match": self.etag}
+        _, data = _request(urllib.request.Request(self.url, headers=headers))
+        return data
+
+
+def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, bytes]:
+    """Headers and body; broken connections are tried again."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+                return answer.headers, answer.read()
+        except urllib.error.HTTPError as error:
+            if error.code == 412:
+                raise DatasetError(
+                    f"{request.full_url} was changed while it was read; submit prepare again"
+                ) from None
+            if error.code < 500 or attempt == _ATTEMPTS - 1:
+                raise DatasetError(
+                    f"{request.full_url} answers {error.code} {error.reason}; if it has moved, "
+                    f"{_BY_HAND}"
+                ) from None
+        except (OSError, http.client.IncompleteRead) as error:
+            if attempt == _ATTEMPTS - 1:
+                raise ConnectionError(
+                    f"{request.full_url} cannot be fetched: {error}; the job needs a way to the "
+                    "internet"
+                ) from None
+        time.sleep(2**attempt)
+    raise AssertionError  # the last attempt returns or raises
+
+
+def prepare_bert_tar(
+    objects: Objects, scratch: Path, *, report: Callable[[str], None], url: str = URL
+) -> Ready:
+    """Bring every shard of the tar to ``objects``, each one checked."""
+    web = WebFile.find(url)
+    source = {"url": url, "bytes": str(web.size), "etag": web.etag}
+    if (found := find_complete(objects, source, kind=KIND)) is not None:
+        return found
+    records = _Records(objects, source)
+    shards: list[DataFile] = []
+    with (
+        open_object(web, "", web.size) as stream,
+        _opened(stream, url) as archive,
+    ):
+        for member in archive:
+            name = Path(member.name).name
+            if not member.isfile() or not SHARD_NAME.fullmatch(name):
+                continue
+            report(f"{name}: byte {member.offset_data:,} of {web.size:,}")
+            file = records.find(name)
+            if file is None:
+                file = _bring(objects, archive, member, scratch / name, report)
+                records.add(file)
+            shards.append(file)
+    if not shards:
+        raise DatasetError(
+            f"{url} holds no file called *_training_*.hdf5; if the publisher has changed it, "
+            f"{_BY_HAND}"
+        )
+    dataset = Ready(
+        kind=KIND,
+        source=source,
+        facts=facts(
+            seq_len=SEQ_LEN,
+            max_predictions=MAX_PREDICTIONS,
+            vocab_size=VOCAB_SIZE,
+            samples=sum(file.samples for file in shards),
+        ),
+        shards=tuple(sorted(shards, key=lambda file: file.name)),
+    )
+    finish(objects, dataset)
+    return dataset
+
+
+def _opened(stream: object, url: str) -> tarfile.TarFile:
+    try:
+        return tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload, no-any-return]
+    except tarfile.ReadError as error:
+        raise DatasetError(
+            f"{url} is no tar file ({error}); if the publisher has changed it, {_BY_HAND}"
+        ) from None
+
+
+def _bring(
+    objects: Objects,
+    archive: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    path: Path,
+    report: Callable[[str], None],
+) -> DataFile:
+    inside = archive.extractfile(member)
+    assert inside is not None  # a regular file
+    with inside, path.open("wb") as file:
+        while block := inside.read(_COPY_BYTES):
+            file.write(block)
+            report(f"{path.name}: {file.tell():,} of {member.size:,} bytes")
+    samples = check_shard(
+        path, seq_len=SEQ_LEN, max_predictions=MAX_PREDICTIONS, vocab_size=VOCAB_SIZE
+    )
+    return store(
+        objects, path, samples=samples, on_bytes=lambda count: report(f"uploading {path.name}")
+    )
+
+
+class _Records:
+    """Which shards an interrupted job has left, of the same tar."""
+
+    def __init__(self, objects: Objects, source: dict[str, str]) -> None:
+        self._objects = objects
+        self._source = hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()
+        self._sizes = {info.key: info.size for info in objects.list()}
+
+    def find(self, name: str) -> DataFile | None:
+        """The record of a shard that is there."""
+        if f"{_PARTS}{name}.json" not in self._sizes:
+            return None
+        try:
+            document = json.loads(self._objects.get(f"{_PARTS}{name}.json"))
+        except ObjectMissing:
+            return None
+        if document.pop("source") != self._source:
+            return None
+        file = DataFile(**document)
+        return file if self._sizes.get(name) == file.bytes else None
+
+    def add(self, file: DataFile) -> None:
+        """A shard is there."""
+        document = {"source": self._source, **asdict(file)}
+        self._objects.put(f"{_PARTS}{file.name}.json", json.dumps(document).encode())

@@ -1,0 +1,120 @@
+"""The prepare workload: a known corpus or dataset, fetched and checked, put into the bucket."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.datasets.manifest import DatasetError
+from training.datasets.places import Place
+from training.datasets.prepared import api_docs, wikicorpus
+from training.datasets.prepared.corpus import count_complete, write_corpus
+from training.datasets.prepared.web import Archive, fetch
+from training.datasets.prepared.wikicorpus import RAW_ENGLISH
+from trainium_catalogue.contract import CORPORA_PREFIX, DATASETS_PREFIX
+from trainium_catalogue.corpora import DATASETS
+
+if TYPE_CHECKING:
+    from training.datasets.prepared.ready import Ready
+    from training.workloads import Job
+
+
+def run(job: Job) -> None:
+    """Run the workload; one rank does it, whose processes use every core."""
+    if job.device.rank:
+        return
+    context = job.context
+    if context.array_index:
+        return  # one child is enough, and two would write the same files
+    place = Place.of(context.bucket, region=context.region, endpoint_url=context.endpoint_url)
+    make = prepare_dataset if job.values["dataset"] in DATASETS else prepare
+    make(
+        str(job.values["dataset"]),
+        place,
+        max_documents=int(job.values["max-documents"]),
+        report=job.progress.report,
+    )
+
+
+def prepare_dataset(
+    name: str, place: Place, *, max_documents: int, report: Callable[[str], None]
+) -> Ready:
+    """Put dataset ``name`` of the catalogue into ``place``, ready to train on."""
+    from training.datasets.prepared.bert_tar import prepare_bert_tar
+    from training.datasets.prepared.bert_tiny import DOCUMENTS, prepare_bert_tiny
+    from training.datasets.prepared.images import prepare_digits, prepare_mnist
+
+    if max_documents and name != "bert-tiny":
+        raise DatasetError(
+            f"--max-documents {max_documents}: dataset {name} is fetched whole or not at all; "
+            "leave it out"
+        )
+    objects = place.open(f"{place.root}/{DATASETS_PREFIX}{name}")
+    with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
+        scratch = Path(folder)
+        match name:
+            case "mnist":
+                return prepare_mnist(objects, scratch, report=report)
+            case "digits":
+                return prepare_digits(objects, scratch, report=report)
+            case "bert-wikicorpus":
+                return prepare_bert_tar(objects, scratch, report=report)
+        assert name == "bert-tiny", name
+        count = max_documents or DOCUMENTS
+        return prepare_bert_tiny(
+            objects,
+            scratch,
+            documents=itertools.islice(api_docs.documents(), count),
+            source={**_botocore(), "max-documents": str(count)},
+            report=report,
+        )
+
+
+def prepare(
+    name: str,
+    place: Place,
+    *,
+    max_documents: int,
+    report: Callable[[str], None],
+    archive: Archive = RAW_ENGLISH,
+) -> int:
+    """Put corpus ``name`` of the catalogue into ``place``; returns the number of documents.
+
+    With ``max_documents`` above 0 only so many are kept. ``archive`` is what wikicorpus is made of.
+    """
+    objects = place.open(f"{place.root}/{CORPORA_PREFIX}{name}")
+    if name == "wikicorpus":
+        source = {"url": archive.url, "sha256": archive.sha256}
+    else:
+        assert name == "aws-api-docs", name
+        source = _botocore()
+    if max_documents:
+        source["max-documents"] = str(max_documents)
+    total = count_complete(objects, source)
+    if total is not None:
+        print(f"prepare: {objects.uri} was complete already: {total:,} documents", flush=True)
+        return total
+    with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
+        scratch = Path(folder)
+        if name == "wikicorpus":
+            path = scratch / "archive.tgz"
+            fetch(archive, path, report)
+            print(f"prepare: fetched {archive.url}, sha256 as expected", flush=True)
+            documents = wikicorpus.documents(path)
+        else:
+            documents = api_docs.documents()
+        kept: Iterable[Mapping[str, str]] = documents
+        if max_documents:
+            kept = itertools.islice(documents, max_documents)
+        total = write_corpus(objects, kept, scratch, source=source, report=report)
+    print(f"prepare: {objects.uri} is complete: {total:,} documents", flush=True)
+    return total
+
+
+def _botocore() -> dict[str, str]:
+    import botocore
+
+    return {"package": "botocore", "version": botocore.__version__}

@@ -1,0 +1,93 @@
+"""Files of the web that must be exactly the known ones: fetched whole, checked by their sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.datasets.manifest import DatasetError
+
+_BLOCK_BYTES = 1024 * 1024
+_TIMEOUT_S = 60
+_ATTEMPTS = 5
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """A file of the web that must be exactly this one."""
+
+    url: str
+    bytes: int
+    sha256: str
+
+
+def fetch(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
+    """Download to ``path``; ``DatasetError``, and no file, when it is not the archive.
+
+    A broken connection is taken up where it broke, if the server can.
+    """
+    free = shutil.disk_usage(path.parent).free
+    if free < archive.bytes:
+        raise DatasetError(
+            f"{path.parent} has {free // _MIB} MiB free and {archive.url} needs "
+            f"{archive.bytes // _MIB}; give the instance a larger volume"
+        )
+    try:
+        for attempt in range(_ATTEMPTS):
+            try:
+                _download(archive, path, report)
+                break
+            except urllib.error.HTTPError as error:
+                if error.code < 500 or attempt == _ATTEMPTS - 1:
+                    raise DatasetError(
+                        f"{archive.url} answers {error.code} {error.reason}; if it has moved, "
+                        "download the archive elsewhere, unpack it to JSONL and use jobs upload"
+                    ) from None
+            except OSError as error:  # timeouts, lost connections, no name
+                if attempt == _ATTEMPTS - 1:
+                    raise ConnectionError(
+                        f"{archive.url} cannot be fetched: {error}; the job needs a way to the "
+                        "internet"
+                    ) from None
+            time.sleep(2**attempt)
+        _verify(archive, path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _download(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
+    there = path.stat().st_size if path.exists() else 0
+    headers = {"Range": f"bytes={there}-"} if there else {}
+    request = urllib.request.Request(archive.url, headers=headers)
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+        resumed = answer.status == 206
+        done = there if resumed else 0
+        with path.open("ab" if resumed else "wb") as file:
+            # One byte more than expected is enough to know that it is another file.
+            while done <= archive.bytes and (block := answer.read(_BLOCK_BYTES)):
+                file.write(block)
+                done += len(block)
+                report(f"fetched {done // _MIB} of {archive.bytes // _MIB} MiB")
+    if done < archive.bytes and answer.length:
+        raise ConnectionError(f"the connection ended after {done} of {archive.bytes} bytes")
+
+
+def _verify(archive: Archive, path: Path) -> None:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    if digest.hexdigest() != archive.sha256:
+        raise DatasetError(
+            f"{archive.url} gave {path.stat().st_size} bytes with sha256 {digest.hexdigest()}, "
+            f"not the expected {archive.bytes} with {archive.sha256}; the publisher's file has "
+            "changed, so nothing was kept: use another corpus, or jobs upload your own copy"
+        )

@@ -1,0 +1,1 @@
+"""From a dataset in storage to the samples of a training step."""

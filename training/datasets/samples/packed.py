@@ -1,0 +1,113 @@
+"""Reads a packed dataset as sequences: shards in a local folder, mapped into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.datasets.manifest import DatasetError, Manifest, Shard
+from training.datasets.samples.staging import stage
+from training.storage import Objects
+
+
+class TokenStream:
+    """Token ids over all shards of a split, cut into sequences of any length."""
+
+    def __init__(self, folder: Path, dtype: str, shards: Sequence[Shard]) -> None:
+        kind = np.dtype(dtype).newbyteorder("<")
+        self._shards = [
+            np.memmap(folder / shard.name, dtype=kind, mode="r", shape=(shard.tokens,))
+            for shard in shards
+        ]
+        self._starts = np.cumsum([0, *(shard.tokens for shard in shards)])
+
+    def num_sequences(self, seq_len: int) -> int:
+        """Sequences of ``seq_len`` tokens; the last token of each is the next one's first label."""
+        return max(0, (int(self._starts[-1]) - 1) // seq_len)
+
+    def sequence(self, index: int, seq_len: int) -> NDArray[np.int64]:
+        """Inputs and, one further, labels of a sequence: int64 of shape [seq_len + 1]."""
+        if not 0 <= index < self.num_sequences(seq_len):
+            raise IndexError(
+                f"sequence {index} of {self.num_sequences(seq_len)} of {seq_len} tokens"
+            )
+        start, rest = index * seq_len, seq_len + 1
+        result = np.empty(rest, np.int64)
+        number = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while rest:
+            offset = start - int(self._starts[number])
+            found = self._shards[number][offset : offset + rest]
+            result[seq_len + 1 - rest :][: len(found)] = found
+            start, rest, number = start + len(found), rest - len(found), number + 1
+        return result
+
+
+class PackedDataset(TokenStream):
+    """What a model is trained on, and beside it what is held out."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        super().__init__(folder, manifest.dtype, manifest.shards)
+        self.manifest = manifest
+        self.validation: TokenStream | None = None
+        if manifest.validation is not None:
+            self.validation = TokenStream(folder, manifest.dtype, manifest.validation.shards)
+
+    def require(self, *, vocab_size: int, seq_len: int) -> None:
+        """Refuse a model that this dataset does not fit, with ``DatasetError``."""
+        manifest = self.manifest
+        if manifest.vocab_size > vocab_size:
+            raise DatasetError(
+                f"the dataset has ids up to {manifest.vocab_size - 1} and the model's vocabulary "
+                f"only {vocab_size}; train with --vocab-size {manifest.vocab_size} or tokenize "
+                "with the model's own tokenizer"
+            )
+        if self.num_sequences(seq_len) == 0:
+            raise DatasetError(
+                f"the dataset has {manifest.num_tokens} tokens, too few for one sequence of "
+                f"{seq_len} and a label; use more text or a smaller --seq-len"
+            )
+
+    def require_validation(self, *, seq_len: int) -> TokenStream:
+        """What is held out; ``DatasetError`` where that is no sequence."""
+        if self.validation is None:
+            raise DatasetError(
+                "the dataset holds nothing out, and --eval-every needs a validation split; "
+                "tokenize into another --dataset with a larger --validation-fraction, or train "
+                "with --eval-every 0"
+            )
+        if self.validation.num_sequences(seq_len) == 0:
+            raise DatasetError(
+                "the dataset's validation split is too small for one sequence of "
+                f"{seq_len} and a label; tokenize into another --dataset with a larger "
+                "--validation-fraction, or train with --eval-every 0"
+            )
+        return self.validation
+
+
+def open_dataset(
+    objects: Objects,
+    cache: Path,
+    *,
+    is_leader: bool,
+    wait: Callable[[], None],
+    report: Callable[[str], None],
+) -> PackedDataset:
+    """Bring the dataset at ``objects`` to the folder ``cache`` of this node, verified, and map it.
+
+    One process of each node is the leader and downloads what the folder lacks; the others return
+    from ``wait``, a barrier of the node's processes at least, when it is there. ``DatasetError``
+    names a shard that is missing or is not what the manifest says.
+    """
+    manifest = stage(
+        objects,
+        cache,
+        parse=lambda data, name: Manifest.from_json(data, name=name),
+        made_by="tokenize",
+        is_leader=is_leader,
+        wait=wait,
+        report=report,
+    )
+    return PackedDataset(cache, manifest)

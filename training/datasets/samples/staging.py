@@ -1,0 +1,145 @@
+"""Brings a dataset's files from storage to a folder of the node, each one verified."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from training.core.files import write_whole
+from training.datasets.manifest import DatasetError, sha256_of
+from training.storage import ObjectMissing, Objects
+from trainium_catalogue.contract import DATASET_MANIFEST
+
+_MIB = 1024 * 1024
+_CHECKED_AT_ONCE = 16
+"""Of a thousand shards, on nodes with a hundred cores and a file system with many servers."""
+
+
+class Shard(Protocol):
+    """One file of a dataset."""
+
+    @property
+    def name(self) -> str:
+        """Key below the dataset."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+
+    @property
+    def sha256(self) -> str:
+        """As hexadecimal digits."""
+
+
+class Sharded(Protocol):
+    """A manifest."""
+
+    @property
+    def files(self) -> Sequence[Shard]:
+        """Every file of the dataset but the manifest."""
+
+
+M = TypeVar("M", bound=Sharded)
+
+
+def stage(
+    objects: Objects,
+    cache: Path,
+    *,
+    parse: Callable[[bytes, str], M],
+    made_by: str,
+    is_leader: bool,
+    wait: Callable[[], None],
+    report: Callable[[str], None],
+) -> M:
+    """Bring the dataset at ``objects`` to the folder ``cache`` of this node; returns its manifest.
+
+    One process of each node is the leader and downloads what the folder lacks; the others return
+    from ``wait``, a barrier of the node's processes at least, when it is there. ``parse`` reads the
+    manifest, given its bytes and name. ``DatasetError`` names a shard that is missing or is not
+    what the manifest says; ``made_by`` is the workload that would make it.
+    """
+    if is_leader:
+        _stage(objects, cache, parse, made_by, report)
+    wait()
+    path = cache / DATASET_MANIFEST
+    return parse(path.read_bytes(), str(path))
+
+
+def _stage(
+    objects: Objects,
+    cache: Path,
+    parse: Callable[[bytes, str], Sharded],
+    made_by: str,
+    report: Callable[[str], None],
+) -> None:
+    name = f"{objects.uri}/{DATASET_MANIFEST}"
+    try:
+        data = objects.get(DATASET_MANIFEST)
+    except ObjectMissing:
+        raise DatasetError(
+            f"{objects.uri} holds no complete dataset: it has no {DATASET_MANIFEST}; "
+            f"run {made_by}, or wait until it has finished"
+        ) from None
+    manifest = parse(data, name)
+    cache.mkdir(parents=True, exist_ok=True)
+    missing = _missing(cache, manifest.files, report)
+    if missing:
+        # Gone until all shards are right, so that nobody takes a torn folder for a whole one.
+        (cache / DATASET_MANIFEST).unlink(missing_ok=True)
+    needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(cache).free
+    if needed > free:
+        raise DatasetError(
+            f"{cache} has {free // _MIB} MiB free and the dataset needs {needed // _MIB} more; "
+            "give the nodes a larger volume or put the cache on Lustre"
+        )
+    moved = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal moved
+        moved += count
+        report(f"dataset: {moved // _MIB} of {needed // _MIB} MiB")
+
+    for shard in missing:
+        _fetch(objects, cache / shard.name, shard, made_by, on_bytes)
+    # Nodes that share a folder, as on Lustre or a laptop, come here at the same time.
+    write_whole(cache / DATASET_MANIFEST, data)
+
+
+def _missing(cache: Path, shards: Sequence[Shard], report: Callable[[str], None]) -> list[Shard]:
+    """Shards that the folder lacks; several are read at once, because accelerators wait for it."""
+    with ThreadPoolExecutor(_CHECKED_AT_ONCE, thread_name_prefix="check") as pool:
+        checks = [pool.submit(_is_right, cache / shard.name, shard) for shard in shards]
+        missing = []
+        for shard, check in zip(shards, checks, strict=True):
+            report(f"checking {shard.name}")
+            if not check.result():
+                missing.append(shard)
+    return missing
+
+
+def _fetch(
+    objects: Objects, path: Path, shard: Shard, made_by: str, on_bytes: Callable[[int], None]
+) -> None:
+    try:
+        objects.get_file(shard.name, path, on_bytes=on_bytes)
+    except ObjectMissing:
+        raise DatasetError(
+            f"shard {shard.name} of {objects.uri} is missing though its manifest lists it; "
+            f"run {made_by} again, which makes only what is missing"
+        ) from None
+    if not _is_right(path, shard):
+        found = path.stat().st_size
+        path.unlink()
+        raise DatasetError(
+            f"shard {shard.name} of {objects.uri} is damaged: {found} bytes were read and "
+            f"{shard.bytes} with sha256 {shard.sha256[:12]} are expected; delete it and run "
+            f"{made_by} again, which makes only what is missing"
+        )
+
+
+def _is_right(path: Path, shard: Shard) -> bool:
+    return path.is_file() and path.stat().st_size == shard.bytes and sha256_of(path) == shard.sha256

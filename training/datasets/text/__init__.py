@@ -1,0 +1,1 @@
+"""From text to packed token shards: the workload ``tokenize``."""

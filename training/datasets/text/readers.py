@@ -1,0 +1,176 @@
+"""Documents of one piece of input: text, JSONL or Parquet, compressed or not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from training.datasets.manifest import DatasetError
+from training.datasets.text.sources import InputFile, Kind
+from training.datasets.text.stream import open_object
+from training.storage import Objects
+
+_PARQUET_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A file or a stretch of it."""
+
+    file: InputFile
+    start: int
+    """Of uncompressed JSONL: byte from which lines begin; of Parquet: row group; else 0."""
+    stop: int
+    """Where the next piece starts."""
+    bytes: int
+    """Of text, about."""
+
+
+def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[str]:
+    """Every document of a piece, in order; ``DatasetError`` names the file and the place."""
+    name = f"{objects.uri}/{piece.file.key}"
+    with open_object(objects, piece.file.key, piece.file.size) as file:
+        if piece.file.kind is Kind.PARQUET:
+            yield from _parquet(file, piece, text_field, name)
+            return
+        try:
+            if piece.file.kind is Kind.TEXT:
+                yield _text(_opened(file, piece), name)
+            else:
+                yield from _jsonl(_opened(file, piece), piece, text_field, name)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            if not piece.file.compressed:
+                raise
+            raise DatasetError(
+                f"{name} is no whole gzip file ({error}); compress it again or drop .gz"
+            ) from None
+
+
+def _opened(file: io.BufferedReader, piece: Piece) -> IO[bytes]:
+    if piece.file.compressed:
+        return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size=1024 * 1024)
+    return file
+
+
+def _text(file: IO[bytes], name: str) -> str:
+    data = file.read()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DatasetError(
+            f"{name} is no UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}; "
+            "convert it (iconv -t UTF-8) or remove it"
+        ) from None
+
+
+def _jsonl(file: IO[bytes], piece: Piece, text_field: str, name: str) -> Iterator[str]:
+    """A line belongs to the piece in which its first byte lies."""
+    if piece.start:
+        file.seek(piece.start - 1)
+        file.readline()
+    place = file.tell()
+    number = 0
+    while place < piece.stop or piece.file.compressed:
+        line = file.readline()
+        if not line:
+            return
+        number += 1
+        if not line.isspace():
+            try:
+                text = _field(line, text_field)
+            except ValueError as error:
+                before = 0
+                if piece.start:
+                    file.seek(0)
+                    before = _lines_until(file, place) - (number - 1)
+                raise DatasetError(f"{name}, line {before + number}: {error}") from None
+            yield text
+        place += len(line)
+
+
+def _lines_until(file: IO[bytes], place: int) -> int:
+    count = 0
+    while place > 0 and (block := file.read(min(place, 1024 * 1024))):
+        count += block.count(b"\n")
+        place -= len(block)
+    return count
+
+
+def _field(line: bytes, text_field: str) -> str:
+    try:
+        document = json.loads(line)
+    except UnicodeDecodeError:
+        raise ValueError("no UTF-8 text; convert the file (iconv -t UTF-8)") from None
+    except ValueError as error:
+        raise ValueError(f"no JSON ({error}); write one object a line") from None
+    if not isinstance(document, dict):
+        raise ValueError(
+            f'a JSON {type(document).__name__}, not an object; write {{"{text_field}": "..."}}'
+        )
+    if text_field not in document:
+        raise ValueError(
+            f"no field {text_field!r}; there are {', '.join(map(repr, document)) or 'none'}; "
+            "choose one with --text-field"
+        )
+    text = document[text_field]
+    if not isinstance(text, str):
+        raise ValueError(
+            f"field {text_field!r} is a {type(text).__name__}, not text; "
+            "choose another with --text-field"
+        )
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON can write half of a character: "\\ud800"
+            raise ValueError(
+                f"field {text_field!r} has half a character, U+{ord(text[error.start]):X}; "
+                "write the pair or U+FFFD"
+            ) from None
+    return text
+
+
+def _parquet(file: io.BufferedReader, piece: Piece, text_field: str, name: str) -> Iterator[str]:
+    import pyarrow
+
+    parquet = open_parquet(file, name)
+    schema = parquet.schema_arrow
+    if text_field not in schema.names:
+        raise DatasetError(
+            f"{name} has no column {text_field!r}; there are {', '.join(schema.names)}; "
+            "choose one with --text-field"
+        )
+    kind = schema.field(text_field).type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise DatasetError(
+            f"column {text_field!r} of {name} holds {kind}, not text; "
+            "choose another with --text-field"
+        )
+    groups = list(range(piece.start, piece.stop))
+    row = 0
+    for batch in parquet.iter_batches(
+        batch_size=_PARQUET_ROWS, row_groups=groups, columns=[text_field], use_threads=False
+    ):
+        for text in batch.column(0).to_pylist():
+            row += 1
+            if text is None:
+                raise DatasetError(
+                    f"row {row} of row groups {piece.start} to {piece.stop - 1} of {name} has no "
+                    f"{text_field!r}; drop rows without text"
+                )
+            yield text
+
+
+def open_parquet(file: io.BufferedReader, name: str):  # type: ignore[no-untyped-def]
+    """A ``pyarrow.parquet.ParquetFile``; ``DatasetError`` when it is none."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(file)
+    except pyarrow.ArrowInvalid as error:
+        raise DatasetError(f"{name} is no Parquet file ({error}); remove or replace it") from None

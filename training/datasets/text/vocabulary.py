@@ -1,0 +1,161 @@
+"""Reads a tokenizer: SentencePiece's ``tokenizer.model`` or Hugging Face's ``tokenizer.json``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from training.datasets.manifest import DatasetError
+from training.datasets.places import Place
+from training.storage import ObjectMissing
+from trainium_catalogue.contract import TOKENIZERS_PREFIX
+
+EOS_TOKENS = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>", "[SEP]")
+"""What tokenizers call the token that ends a document, in the order in which one is looked for:
+Llama 2 and T5, Llama 3, GPT-2, Gemma, Qwen's chat models, BERT."""
+_MAX_UINT16_VOCABULARY = 65_535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """A tokenizer, as text, with what packing needs to know of it."""
+
+    name: str
+    """Of the file it was read from."""
+    file_sha256: str
+    json: str
+    """``tokenizer.json``."""
+    sha256: str
+    """Of ``json``, which fixes the ids."""
+    size: int
+    """One more than the largest id."""
+    eos_id: int
+
+    @property
+    def dtype(self) -> str:
+        """Of the shards."""
+        return "uint16" if self.size <= _MAX_UINT16_VOCABULARY else "uint32"
+
+
+def fetch_vocabulary(value: str, folder: Path, place: Place) -> Vocabulary:
+    """The tokenizer of ``--tokenizer``: a file of the bucket, ``s3://bucket/key`` or a path."""
+    is_name = not value.startswith(("s3://", "/"))
+    uri = f"{place.root}/{TOKENIZERS_PREFIX}{value}" if is_name else value
+    root, _, name = uri.rpartition("/")
+    objects = place.open(root or "/")
+    path = folder / name
+    try:
+        objects.get_file(name, path)
+    except ObjectMissing:
+        there = sorted(info.key for info in objects.list()) if is_name else []
+        known = f"; there are {', '.join(there)}" if there else ""
+        raise DatasetError(
+            f"there is no tokenizer {value}{known}; upload it: jobs upload ./{name}"
+        ) from None
+    return read_vocabulary(path)
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """Read a tokenizer from a file; ``DatasetError`` when it is none that can be used."""
+    data = path.read_bytes()
+    found = _from_json(data, path.name) if data[:1] == b"{" else _from_sentencepiece(path)
+    text = _canonical(found)
+    try:
+        tokenizer = load_tokenizer(text)
+    except Exception as error:  # the library raises the base class
+        raise DatasetError(f"{path.name} is no tokenizer.json that can be used: {error}") from None
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    if not ids:
+        raise DatasetError(f"{path.name} has an empty vocabulary; use a trained tokenizer")
+    eos = next((token for token in EOS_TOKENS if token in ids), None)
+    if eos is None:
+        raise DatasetError(
+            f"{path.name} has no token that ends a document; "
+            f"add one of {', '.join(EOS_TOKENS)} to its added_tokens"
+        )
+    return Vocabulary(
+        name=path.name,
+        file_sha256=hashlib.sha256(data).hexdigest(),
+        json=text,
+        sha256=hashlib.sha256(text.encode()).hexdigest(),
+        size=max(ids.values()) + 1,
+        eos_id=ids[eos],
+    )
+
+
+@lru_cache(maxsize=2)
+def load_tokenizer(text: str) -> Any:
+    """A ``tokenizers.Tokenizer`` from its JSON; loading one takes a tenth of a second."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(text)
+
+
+def _from_json(data: bytes, name: str) -> str:
+    try:
+        model = json.loads(data)["model"]["type"]
+    except (ValueError, KeyError, TypeError):
+        raise DatasetError(
+            f"{name} is no tokenizer.json: it has no model; upload the file of that name "
+            "(tokenizer_config.json is another one), or tokenizer.model"
+        ) from None
+    assert isinstance(model, str), model
+    return data.decode()
+
+
+def _from_sentencepiece(path: Path) -> str:
+    """What ``AutoTokenizer`` makes of a folder that holds only ``tokenizer.model``.
+
+    It is the tokenizer of the recipe that this replaces, and ids are to be the same.
+    """
+    import transformers
+
+    pb: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
+
+    if not transformers.__version__.startswith("4."):
+        raise DatasetError(
+            f"transformers {transformers.__version__} gives Llama's text other ids than 4 does; "
+            "install the version that requirements.txt pins, or use a tokenizer.json"
+        )
+    model = pb.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except Exception:  # DecodeError, whose module moves between releases of protobuf
+        model.Clear()
+    if not model.pieces:
+        raise DatasetError(
+            f"{path.name} is neither a SentencePiece model nor a tokenizer.json; "
+            "upload tokenizer.model or tokenizer.json as it came with the weights"
+        )
+    if model.trainer_spec.model_type != pb.TrainerSpec.BPE:
+        kind = pb.TrainerSpec.ModelType.Name(model.trainer_spec.model_type)
+        raise DatasetError(
+            f"{path.name} is a SentencePiece model of type {kind.lower()}, and only bpe, as "
+            "Llama's, is converted; use its tokenizer.json"
+        )
+    rules = model.normalizer_spec
+    if rules.precompiled_charsmap or rules.remove_extra_whitespaces or not rules.add_dummy_prefix:
+        raise DatasetError(
+            f"{path.name} rewrites text before it splits it (normalizer {rules.name}), as "
+            "Llama's does not; use its tokenizer.json"
+        )
+    transformers.logging.set_verbosity_error()  # it explains a default at length
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(path, Path(folder) / "tokenizer.model")
+        fast = transformers.LlamaTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return str(fast.backend_tokenizer.to_str())
+
+
+def _canonical(text: str) -> str:
+    """The same tokenizer, written in one way, so that its sha256 stands for its ids."""
+    document = json.loads(text)
+    # Padding and truncation are of a batch for inference; they would add ids or drop them.
+    document["padding"] = document["truncation"] = None
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))

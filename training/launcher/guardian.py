@@ -1,0 +1,104 @@
+"""A second process on each node, which ends the node when the launcher cannot.
+
+A launcher that is killed leaves workers behind; one that is frozen (SIGSTOP, a hung kernel call)
+would keep the job, and its price, for ever, because Batch waits for the main node. The guardian
+lives in a session of its own, so that signals to the launcher's group do not reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from training.core.processes import kill_marked, name_process, signal_quietly
+from training.core.progress import ENV_SCRATCH
+
+_CONFIRM_S = 1.0
+
+
+class Guardian:
+    """The launcher's handle: ``beat`` often, ``release`` at the end."""
+
+    def __init__(self, *, scratch: Path, silence_s: float) -> None:
+        self._scratch = scratch
+        self._silence_s = silence_s
+        self._beaten_s = float("-inf")
+        self._pid = 0
+        self._pipe = -1
+        self._start()
+
+    def _start(self) -> None:
+        read_end, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
+        launcher = os.getpid()
+        sys.stdout.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                _guard(read_end, launcher, self._scratch, self._silence_s)
+            finally:
+                os._exit(0)
+        os.close(read_end)
+
+    def beat(self) -> None:
+        """The launcher is alive; cheap. Replaces a guardian that was killed."""
+        now = time.monotonic()
+        if now - self._beaten_s < min(1.0, self._silence_s / 5):
+            return
+        self._beaten_s = now
+        try:
+            os.write(self._pipe, b".")
+        except BlockingIOError:
+            return  # the guardian is frozen; the launcher is not, so nothing is lost
+        except BrokenPipeError:
+            os.close(self._pipe)
+            os.waitpid(self._pid, 0)
+            self._start()
+
+    def release(self) -> None:
+        """The launcher ends in order; returns when the guardian is gone."""
+        os.close(self._pipe)
+        for _ in range(200):
+            if os.waitpid(self._pid, os.WNOHANG)[0]:
+                return
+            select.select([], [], [], 0.01)
+        signal_quietly(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def _guard(read_end: int, launcher: int, scratch: Path, silence_s: float) -> None:
+    """The guardian's life; runs in the forked process."""
+    os.setsid()
+    name_process("guardian")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # An inherited write end would hide the launcher's death, an inherited link its peers' loss.
+    os.closerange(3, read_end)
+    os.closerange(read_end + 1, os.sysconf("SC_OPEN_MAX"))
+    strikes = 0
+    while True:
+        # When the whole machine was paused both processes wake together: hence a second look.
+        ready, _, _ = select.select([read_end], [], [], _CONFIRM_S if strikes else silence_s)
+        if ready:
+            if not os.read(read_end, 4096):
+                break
+            strikes = 0
+            continue
+        strikes += 1
+        if strikes == 2:
+            signal_quietly(launcher, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # whoever read the log may be gone
+                print(
+                    f"guardian: the launcher was silent for {silence_s + _CONFIRM_S:g} s; "
+                    "this node is killed",
+                    flush=True,
+                )
+            break
+    kill_marked(ENV_SCRATCH, str(scratch))
+    shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,151 @@
+"""This node's workers: start torchrun, judge how it goes, end it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from training.core.processes import die_with_parent, is_gone, kill_marked, signal_quietly
+from training.core.progress import ENV_SCRATCH, WorkerState, read_failures, read_states
+from training.launcher.verdict import Verdict, better
+from trainium_catalogue.exit_codes import ExitCode
+
+_AGENT_LOG = "torchrun.log"
+_BETWEEN_LOOKS_S = 0.25
+_START_LIMIT_S = 120.0
+"""Time that workers get to start even where the hang limit is shorter."""
+_AGENT_GRACE_S = 10.0
+"""How long torchrun may take to tell that a worker's process ended badly after all its work."""
+
+
+class LocalNode:
+    """torchrun and its workers on this node."""
+
+    def __init__(self, *, label: str, scratch: Path, num_workers: int, hang_limit_s: float) -> None:
+        self._label = label
+        self._scratch = scratch
+        self._num_workers = num_workers
+        self._hang_limit_s = hang_limit_s
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._looked_s = float("-inf")
+        self._seen: dict[Path, int] = {}
+        self._moved_s: dict[Path, float] = {}
+        self._started_s = 0.0
+        self._succeeded = False
+        self.verdict: Verdict | None = None
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start torchrun in a session of its own; it dies with this process."""
+        launcher = os.getpid()
+        self._started_s = time.monotonic()
+        # torchrun reports a failed worker with a traceback of its own and names whichever broken
+        # connection it saw first as "root cause". The workers' own reports are better, so this is
+        # shown only where there are none.
+        with (self._scratch / _AGENT_LOG).open("wb") as log:
+            # This process has one thread, so code between fork and exec is safe.
+            self._agent = subprocess.Popen(
+                command,
+                env={**env, ENV_SCRATCH: str(self._scratch)},
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: die_with_parent(launcher),
+            )
+
+    def look(self, now_s: float) -> Verdict | None:
+        """The node's verdict so far; None while all is well."""
+        if self._agent is None or self._succeeded:
+            return self.verdict
+        status = self._agent.poll()
+        if status is None and now_s - self._looked_s < _BETWEEN_LOOKS_S:
+            return self.verdict
+        self._looked_s = now_s
+        found = self._judge(status, now_s)
+        if found is not None:
+            self.verdict = better(self.verdict, found)
+            self._succeeded = self.verdict.code is ExitCode.OK
+        return self.verdict
+
+    def _judge(self, status: int | None, now_s: float) -> Verdict | None:
+        states = read_states(self._scratch)
+        gone = [path for path, state in states.items() if not state.done and is_gone(state.pid)]
+        # Again, because a worker writes its last word, or its failure, just before it ends.
+        states = read_states(self._scratch)
+        failures = read_failures(self._scratch)
+        if failures:
+            first = min(failures, key=lambda f: Verdict(code=f.code, reason="").strength)
+            return Verdict(
+                code=first.code,
+                reason=f"{self._label}: {first.whose}{first.error}",
+                symptom=first.code is ExitCode.HOST,
+            )
+        if status == 0:
+            return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
+        if silent := [states[path] for path in gone if not states[path].done]:
+            ranks = ", ".join(str(state.rank) for state in silent)
+            return self._host(
+                f"rank {ranks} ended without a word (killed, crashed or out of memory)"
+            )
+        if status is not None:
+            if self.verdict is None:
+                print((self._scratch / _AGENT_LOG).read_text(errors="replace"), flush=True)
+            how = f"ended with {status}" if status > 0 else f"was killed by signal {-status}"
+            return self._host(f"torchrun {how} and no worker says why")
+        return self._hang(states, now_s)
+
+    def _hang(self, states: Mapping[Path, WorkerState], now_s: float) -> Verdict | None:
+        for path in states:
+            # Changes of the file's time, not its age: the wall clock may be set while we run.
+            stamp = path.stat().st_mtime_ns
+            if self._seen.get(path) != stamp:
+                self._seen[path], self._moved_s[path] = stamp, now_s
+        limit_s, limit_name = self._hang_limit_s, "hang-limit-s"
+        if len(states) < self._num_workers or not all(s.ready for s in states.values()):
+            # Imports, and the meeting of all ranks, wait for the slowest node of all.
+            limit_s, limit_name = max(limit_s, _START_LIMIT_S), "to start"
+        if len(states) < self._num_workers:
+            silent_s = now_s - self._started_s
+            what = f"{self._num_workers - len(states)} of {self._num_workers} workers did not start"
+        elif waiting := [path for path, state in states.items() if not is_gone(state.pid)]:
+            path = min(waiting, key=lambda p: self._moved_s[p])
+            silent_s = now_s - self._moved_s[path]
+            state = states[path]
+            step = "the end of its process" if state.done else state.step
+            what = f"rank {state.rank} made no progress at: {step}"
+        elif now_s - max(self._moved_s.values()) > _AGENT_GRACE_S:
+            # torchrun waits for the other nodes' agents, or is stuck; either way the work is done.
+            return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
+        else:
+            return None
+        if silent_s <= limit_s:
+            return None
+        return self._host(f"{what}, for {limit_s:g} s ({limit_name})")
+
+    def _host(self, reason: str) -> Verdict:
+        return Verdict(code=ExitCode.HOST, reason=f"{self._label}: {reason}")
+
+    def request_stop(self) -> None:
+        """Pass SIGTERM on to the workers."""
+        for state in read_states(self._scratch).values():
+            if not state.done:
+                signal_quietly(state.pid, signal.SIGTERM)
+
+    @property
+    def running(self) -> bool:
+        """Whether a worker is still at work."""
+        return any(not is_gone(state.pid) for state in read_states(self._scratch).values())
+
+    def kill(self, beat: Callable[[], None]) -> None:
+        """End everything this launch has started."""
+        if self._agent is None:
+            return
+        self._agent.kill()
+        if left := kill_marked(ENV_SCRATCH, str(self._scratch), beat=beat):
+            print(f"launch: processes {left} cannot be killed; they wait in the kernel", flush=True)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel
+            self._agent.wait(timeout=1)

@@ -1,0 +1,272 @@
+"""The launchers' link: children hold one connection each to the main node.
+
+Child to main: ``hello`` (who I am, what preflight found), ``alive``, ``verdict``, ``ended``.
+Main to child: ``welcome``, ``alive``, ``start`` (all are here; the rendezvous port), ``stop`` (the
+decision).
+Both sides only queue and fetch; every rule about time and codes is in ``verdict`` and
+``supervisor``.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from training.core.contract import NodeContract
+from training.launcher.links import Link, LinkLost, Message
+from training.launcher.verdict import Verdict
+from trainium_catalogue.ports import PEER_WATCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A message from a node."""
+
+    node: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A node's link closed or fell silent before it said goodbye."""
+
+    node: int
+    how: str
+
+
+Event = Heard | Lost
+
+
+def hello(node: NodeContract, problem: Verdict | None) -> Message:
+    """First message of a child."""
+    return {
+        "type": "hello",
+        "job": node.job_id,
+        "attempt": node.attempt,
+        "node": node.node_index,
+        "num_nodes": node.num_nodes,
+        "problem": problem.to_message() if problem else None,
+    }
+
+
+def refusal(node: NodeContract, message: Message, present: set[int]) -> str | None:
+    """Why the main node does not take a newcomer, or None."""
+    theirs = (message.get("job"), message.get("attempt"), message.get("num_nodes"))
+    ours = (node.job_id, node.attempt, node.num_nodes)
+    if message["type"] != "hello":
+        return "the first message is not hello"
+    if theirs != ours:
+        return f"it belongs to job, attempt, nodes {theirs}, not {ours}"
+    index = message.get("node")
+    if not isinstance(index, int) or not 0 <= index < node.num_nodes or index == node.main_index:
+        return f"there is no child node {index}"
+    if index in present:
+        return f"node {index} is already here"
+    return None
+
+
+class _Clocked:
+    """Heartbeats and silence, the same on both sides."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.interval_s = min(1.0, timeout_s / 5)
+        self._beaten_s = float("-inf")
+
+    def beat_due(self, now_s: float) -> bool:
+        """Whether it is time for the next ``alive``."""
+        if now_s - self._beaten_s < self.interval_s:
+            return False
+        self._beaten_s = now_s
+        return True
+
+    def silent(self, link: Link, now_s: float) -> bool:
+        """Whether a peer has not been heard for too long."""
+        return now_s - link.heard_s > self.timeout_s
+
+    def listen(self, link: Link, now_s: float) -> tuple[list[Message], str | None]:
+        """What a peer has said, and how it was lost if it was."""
+        try:
+            messages, closed = link.receive(now_s)
+        except LinkLost as error:
+            return [], str(error)
+        if closed:
+            return messages, "its launcher is gone"
+        if self.silent(link, now_s):
+            return messages, f"its launcher was silent for {self.timeout_s:g} s"
+        return messages, None
+
+
+class Hub:
+    """The main node's side."""
+
+    def __init__(self, node: NodeContract, *, timeout_s: float, port: int = PEER_WATCH) -> None:
+        self._node = node
+        self._clock = _Clocked(timeout_s=timeout_s)
+        self._selector = selectors.DefaultSelector()
+        self._newcomers: list[Link] = []
+        self.members: dict[int, Link] = {}
+        self._listener: socket.socket | None = None
+        if node.num_nodes > 1:
+            self._listener = socket.create_server(
+                (node.address, port), backlog=node.num_nodes, reuse_port=False
+            )
+            self._listener.setblocking(False)
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def poll(self, wait_s: float) -> list[Event]:
+        """Wait up to ``wait_s`` for something to happen; returns what did."""
+        if self._selector.get_map():
+            self._selector.select(wait_s)
+        else:
+            time.sleep(wait_s)
+        now = time.monotonic()
+        self._accept(now)
+        events: list[Event] = []
+        for link in list(self._newcomers):
+            events += self._greet(link, now)
+        for index, link in list(self.members.items()):
+            events += self._hear(index, link, now)
+        if self._clock.beat_due(now):
+            self.broadcast({"type": "alive"})
+        return events
+
+    def broadcast(self, message: Message) -> None:
+        """Send to every member; a broken link shows up in the next ``poll``."""
+        for index in self.members:
+            self.send(index, message)
+
+    def send(self, index: int, message: Message) -> None:
+        """Send to one member; a broken link shows up in the next ``poll``."""
+        link = self.members[index]
+        try:
+            link.send(message)
+        except LinkLost:
+            link.heard_s = float("-inf")
+
+    def dismiss(self, index: int) -> None:
+        """Forget a node that has ended."""
+        self._drop(self.members.pop(index))
+
+    def close(self) -> None:
+        """Close everything."""
+        for link in (*self._newcomers, *self.members.values()):
+            self._drop(link)
+        if self._listener is not None:
+            self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    def _accept(self, now: float) -> None:
+        while self._listener is not None:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # nobody is waiting, or who was has gone
+                return
+            link = Link(connection, now_s=now)
+            self._newcomers.append(link)
+            self._selector.register(connection, selectors.EVENT_READ)
+
+    def _greet(self, link: Link, now: float) -> list[Event]:
+        try:
+            messages, closed = link.receive(now)
+        except LinkLost:
+            messages, closed = [], True
+        if not messages:
+            if closed or self._clock.silent(link, now):  # not a launcher, or gone again
+                self._newcomers.remove(link)
+                self._drop(link)
+            return []
+        self._newcomers.remove(link)
+        why = refusal(self._node, messages[0], set(self.members))
+        if why is not None:
+            print(f"launch: a connection is refused: {why}", flush=True)
+            self._drop(link)
+            return []
+        index = int(messages[0]["node"])
+        self.members[index] = link
+        self.send(index, {"type": "welcome"})
+        return [Heard(node=index, message=message) for message in messages]
+
+    def _hear(self, index: int, link: Link, now: float) -> list[Event]:
+        messages, how = self._clock.listen(link, now)
+        events: list[Event] = [Heard(node=index, message=message) for message in messages]
+        if how is not None:
+            self.dismiss(index)
+            if not any(message["type"] == "ended" for message in messages):
+                events.append(Lost(node=index, how=how))
+        return events
+
+    def _drop(self, link: Link) -> None:
+        self._selector.unregister(link.connection)
+        link.close()
+
+
+class Spoke:
+    """A child's side."""
+
+    def __init__(self, node: NodeContract, *, timeout_s: float, port: int = PEER_WATCH) -> None:
+        self._node = node
+        self._address: Any = (node.main_address, port)
+        self._clock = _Clocked(timeout_s=timeout_s)
+        self._link: Link | None = None
+        self.last_error = "not tried yet"
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a link."""
+        return self._link is not None
+
+    def connect(self, first: Message, wait_s: float) -> bool:
+        """Try to reach the main node for up to ``wait_s``; sends ``first`` when it is reached."""
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            # From the node's own address: the security groups and the main node know that one.
+            connection.bind((self._node.address, 0))
+            connection.settimeout(wait_s)
+            connection.connect(self._address)
+        except OSError as error:
+            connection.close()
+            self.last_error = "no answer" if isinstance(error, TimeoutError) else str(error)
+            return False
+        self._link = Link(connection, now_s=time.monotonic())
+        return self.send(first)
+
+    def poll(self, wait_s: float) -> list[Event]:
+        """Wait up to ``wait_s`` for the main node; returns what it said, or that it is lost."""
+        link, main = self._link, self._node.main_index
+        if link is None:
+            time.sleep(wait_s)
+            return []
+        with selectors.DefaultSelector() as selector:
+            selector.register(link.connection, selectors.EVENT_READ)
+            selector.select(wait_s)
+        now = time.monotonic()
+        messages, how = self._clock.listen(link, now)
+        if how is None and self._clock.beat_due(now) and not self.send({"type": "alive"}):
+            how = "its launcher is gone"
+        events: list[Event] = [Heard(node=main, message=message) for message in messages]
+        if how is not None:
+            self.last_error = how
+            self.close()
+            events.append(Lost(node=main, how=how))
+        return events
+
+    def send(self, message: Message) -> bool:
+        """Send a message; False when the link is broken, which the next ``poll`` reports."""
+        if self._link is None:
+            return False
+        try:
+            self._link.send(message)
+        except LinkLost:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the link."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None

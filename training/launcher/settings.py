@@ -1,0 +1,219 @@
+"""Every environment setting the launcher gives the workers, each with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from training.core.contract import DeviceKind, NodeContract
+from training.launcher.addresses import TASK_INTERFACE
+from trainium_catalogue.contract import GRAPHS_PREFIX
+
+ROOT_COMM_ID = "NEURON_RT_ROOT_COMM_ID"
+
+COMPILES_AT_MOST_S = 4 * 3600
+"""A compilation that takes longer is taken for a hang; whatever waits for a rank that compiles
+waits as long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """What the settings depend on beside the contract."""
+
+    kernel: str
+    """``uname -r``."""
+    interface: str | None
+    """Name of the interface that carries the node's address."""
+    has_cache: bool = False
+    """The workload may write the bucket's compile cache."""
+    dataset_kind: str = ""
+    """Of the datasets that the workload trains on, as the catalogue has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One environment variable; ``value`` returns None where it does not apply."""
+
+    name: str
+    value: Callable[[NodeContract, System], str | None]
+    reason: str
+
+
+def _neuron(value: str) -> Callable[[NodeContract, System], str | None]:
+    return lambda node, system: None if node.device is DeviceKind.CPU else value
+
+
+def _efa(value: str) -> Callable[[NodeContract, System], str | None]:
+    return lambda node, system: value if uses_efa(node) else None
+
+
+def uses_efa(node: NodeContract) -> bool:
+    """Whether collectives leave the node, on hardware that has EFA."""
+    return node.num_nodes > 1 and node.device is not DeviceKind.CPU
+
+
+def _fork_safe(node: NodeContract, system: System) -> str | None:
+    numbers = re.match(r"(\d+)\.(\d+)", system.kernel)
+    old = numbers is not None and (int(numbers[1]), int(numbers[2])) < (5, 15)
+    return "1" if uses_efa(node) and old else None
+
+
+def _xla(value: str) -> Callable[[NodeContract, System], str | None]:
+    return lambda node, system: value if node.device is DeviceKind.XLA else None
+
+
+def _cache(node: NodeContract, system: System) -> str | None:
+    if node.device is not DeviceKind.XLA or node.bucket is None or not system.has_cache:
+        return None
+    return f"s3://{node.bucket}/{GRAPHS_PREFIX}"
+
+
+def _compiler_flags(node: NodeContract, system: System) -> str | None:
+    if node.device is not DeviceKind.XLA or system.dataset_kind == "images":
+        return None
+    split = "" if system.dataset_kind == "bert" else " --distribution-strategy=llm-training"
+    return f"--model-type transformer{split}"
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        name="FI_PROVIDER",
+        value=_efa("efa"),
+        reason="libfabric must take EFA or fail, never fall back to TCP in silence",
+    ),
+    Setting(
+        name="FI_EFA_USE_DEVICE_RDMA",
+        value=_efa("1"),
+        reason="lets EFA read and write device memory directly (Neuron multi-node set-up guide)",
+    ),
+    Setting(
+        name="FI_EFA_FORK_SAFE",
+        value=_fork_safe,
+        reason="registered memory survives fork; kernels from 5.15 do it by themselves",
+    ),
+    Setting(
+        name="CCOM_SOCKET_IFNAME",
+        value=lambda node, system: (system.interface or TASK_INTERFACE) if uses_efa(node) else None,
+        reason="bootstrap of collectives uses the interface whose address peers know",
+    ),
+    Setting(
+        name="PJRT_DEVICE",
+        value=_xla("NEURON"),
+        reason="torch_xla must take the Neuron devices or fail, never fall back to its CPU",
+    ),
+    Setting(
+        name="NEURON_COMPILE_CACHE_URL",
+        value=_cache,
+        reason="one cache for all nodes and jobs, in the bucket (Neuron persistent cache guide)",
+    ),
+    Setting(
+        name="AWS_DEFAULT_REGION",
+        value=lambda node, system: node.region,
+        reason="Neuron's compile cache opens the bucket with boto3, which does not read AWS_REGION "
+        "and would ask the global endpoint first",
+    ),
+    Setting(
+        name="AWS_RETRY_MODE",
+        value=_xla("standard"),
+        reason="Neuron's compile cache has a client of its own, and boto3's default repeats less",
+    ),
+    Setting(
+        name="AWS_MAX_ATTEMPTS",
+        value=_xla("10"),
+        reason="a broken connection must not cost the graphs of a whole cluster",
+    ),
+    Setting(
+        name="ALL_GATHER_REDUCE_SCATTER_BUCKET_CAP_MB",
+        value=_xla("65"),
+        reason="what NxD takes by itself for parameters in bf16 when XLA_DOWNCAST_BF16=0 says so; "
+        "buckets of more than 140 MB of fp32 gave NaN (trainer.py)",
+    ),
+    Setting(
+        name="NEURON_CC_FLAGS",
+        value=_compiler_flags,
+        reason="the compiler's optimizations for transformers, and for those that are split over "
+        "cores (neuronx-cc's reference; NxD's tp_zero1_llama2_7B_hf_pretrain.sh; of BERT "
+        "dp_bert_large_hf_pretrain_hdf5.py names the first alone, mnist_mlp none)",
+    ),
+    Setting(
+        name="NEURON_FUSE_SOFTMAX",
+        value=_xla("1"),
+        reason="the softmax of attention is one operation (tp_zero1_llama2_7B_hf_pretrain.sh)",
+    ),
+    Setting(
+        name="NEURON_RT_STOCHASTIC_ROUNDING_EN",
+        value=_xla("0"),
+        reason="updates go to fp32 master weights, which need no rounding at random "
+        "(tp_zero1_llama_hf_pretrain.py, use_gpu_compatible_precision)",
+    ),
+    Setting(
+        name="NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS",
+        value=_xla("3"),
+        reason="micro-batches are enqueued ahead (tp_zero1_llama2_7B_hf_pretrain.sh); without "
+        "effect since SDK 2.31",
+    ),
+    Setting(
+        name="NEURON_RT_EXEC_TIMEOUT",
+        value=_neuron(str(COMPILES_AT_MOST_S)),
+        reason="seconds that a graph may run, and so wait in a collective for ranks that still "
+        "compile; a hang ends earlier, by hang-limit-s. 30 by Neuron's runtime configuration "
+        "guide, 600 by the messages in its training troubleshooting guide, which says to raise it; "
+        "600 in AWS's BERT scripts. While graphs are loaded ranks wait for each other without "
+        "limit (runtime troubleshooting guide)",
+    ),
+    Setting(
+        name="MALLOC_ARENA_MAX",
+        value=_neuron("64"),
+        reason="bounds the heaps that glibc makes for the runtime's many threads (AWS's samples)",
+    ),
+    Setting(
+        name="GLOO_SOCKET_IFNAME",
+        value=lambda node, system: system.interface,
+        reason="gloo would otherwise look the host name up, which loopback nodes do not have; on "
+        "Trainium it carries what the ranks agree on about checkpoints",
+    ),
+    Setting(
+        name="OMP_NUM_THREADS",
+        value=lambda node, system: "1",
+        reason="the workers of a node share its cores; more threads would only wait for each other",
+    ),
+    Setting(
+        name="PYTHONUNBUFFERED",
+        value=lambda node, system: "1",
+        reason="a line must be in the log when the process is killed right after it",
+    ),
+    Setting(
+        name="PYTHONFAULTHANDLER",
+        value=lambda node, system: "1",
+        reason="a crash in native code leaves a Python traceback in the log",
+    ),
+)
+"""Not here on purpose: ``NEURON_RT_ROOT_COMM_ID``. torch_xla derives it from the main node's
+address; a preset one, above all ``localhost``, would make every node its own root."""
+
+
+def worker_environment(
+    env: Mapping[str, str], node: NodeContract, system: System
+) -> tuple[dict[str, str], list[str]]:
+    """Environment of the workers, and remarks for the log. What the user has set wins."""
+    result = dict(env)
+    remarks: list[str] = []
+    root = result.get(ROOT_COMM_ID)
+    if root is not None and _is_loopback(root) and not _is_loopback(node.main_address):
+        del result[ROOT_COMM_ID]
+        remarks.append(
+            f"{ROOT_COMM_ID}={root} is removed: on loopback every node would be its own root"
+        )
+    for setting in SETTINGS:
+        value = setting.value(node, system)
+        if value is None:
+            continue
+        chosen = result.setdefault(setting.name, value)
+        if chosen != value:
+            remarks.append(f"{setting.name}={chosen} is kept; the launcher would set {value}")
+    return result, remarks
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith(("localhost", "127.", "[::1]", "::1"))

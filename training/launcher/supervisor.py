@@ -1,0 +1,313 @@
+"""The launcher's life on one node: join, watch, decide or be told, end.
+
+One thread and one loop. Every turn polls the link for at most ``_TICK_S``, beats to the guardian
+and looks at the workers, so that silence of this process always means that it is frozen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from training.core.arguments import LaunchParameters
+from training.core.contract import NodeContract
+from training.launcher.guardian import Guardian
+from training.launcher.joining import Lookout, StartedSign, likely_causes
+from training.launcher.node import LocalNode
+from training.launcher.peers import Event, Heard, Hub, Lost, Spoke, hello
+from training.launcher.verdict import MAX_SETTLE_S, Board, Verdict, better
+from trainium_catalogue.exit_codes import ExitCode
+
+_TICK_S = 0.1
+_CLOSING_S = 5.0
+"""How long nodes get to kill and to say goodbye."""
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """Counts SIGTERM and SIGINT; the handler does nothing else."""
+
+    count: int = 0
+
+
+def stopped(node: NodeContract) -> Verdict:
+    """Verdict of a node that has been told to stop.
+
+    The main node is told when the job is stopped. A child alone is told when its host goes away,
+    which is worth another attempt; when the job is stopped the main node's verdict wins.
+    """
+    code = ExitCode.STOPPED if node.is_main else ExitCode.HOST
+    return Verdict(code=code, reason=f"node {node.node_index}: told to stop", graceful=True)
+
+
+def out_of_time(node: NodeContract, time_limit_s: int) -> Verdict:
+    """Verdict of the main node when the attempt has used all its time."""
+    return Verdict(
+        code=ExitCode.TIME_LIMIT,
+        reason=f"node {node.node_index}: the attempt has run for {time_limit_s} s (--time-limit)",
+        graceful=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What a launcher works with, whichever its role."""
+
+    node: NodeContract
+    parameters: LaunchParameters
+    local: LocalNode
+    guardian: Guardian
+    stop: StopRequest
+    start_workers: Callable[[int], None]
+    """Given the rendezvous port."""
+
+
+class _Role:
+    """What main and children have in common."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._node = tools.node
+        self._parameters = tools.parameters
+        self._local = tools.local
+        self._guardian = tools.guardian
+        self._stop = tools.stop
+        self._start_workers = tools.start_workers
+        self._stop_reported = False
+
+    def _own_verdict(self) -> Verdict | None:
+        """What this node would say now; a request to stop is reported once."""
+        if self._stop.count and not self._stop_reported:
+            self._stop_reported = True
+            return stopped(self._node)
+        return self._local.look(time.monotonic())
+
+    def _end_workers(self, decision: Verdict, turn: Callable[[], None]) -> None:
+        """Let the workers finish where that makes sense, then kill what is left."""
+        requests = self._stop.count
+        if decision.graceful and self._local.running:
+            print(
+                f"launch: SIGTERM to the workers; {self._parameters.stop_grace_s:g} s to finish",
+                flush=True,
+            )
+            self._local.request_stop()
+            deadline = time.monotonic() + self._parameters.stop_grace_s
+            # A second request means: at once.
+            while (
+                self._local.running
+                and time.monotonic() < deadline
+                and self._stop.count <= max(requests, 1)
+            ):
+                turn()
+        self._local.kill(self._guardian.beat)
+
+
+class _Patience:
+    """How long the main node waits for its children.
+
+    All hosts are there before Batch starts the main node, and children start, and pull the same
+    image, at about the same time: when one is here the others cannot be far. While none is here
+    that may be the image, unless a child has started and does not get through.
+    """
+
+    def __init__(self, parameters: LaunchParameters, now_s: float) -> None:
+        self._parameters = parameters
+        self._join_s = now_s + parameters.join_timeout_s
+        self._first_child_s = float("inf")
+        self._evidence = ""
+        self._straggler_s = float("inf")
+
+    def no_child_joined(self, evidence: str | None, now_s: float) -> None:
+        """Give the first child little time while there is ``evidence`` that it cannot join."""
+        if evidence is None:
+            self._first_child_s = float("inf")
+        else:
+            limit_s = now_s + self._parameters.first_child_timeout_s
+            self._first_child_s, self._evidence = min(self._first_child_s, limit_s), evidence
+
+    def some_child_joined(self, now_s: float) -> None:
+        """From the first child on the others have less time."""
+        self._first_child_s = float("inf")
+        self._straggler_s = min(self._straggler_s, now_s + self._parameters.straggler_timeout_s)
+
+    def exhausted(self, now_s: float) -> str | None:
+        """The limit that has passed, in words, or None."""
+        if now_s > self._straggler_s:
+            limit_s = self._parameters.straggler_timeout_s
+            return f"{limit_s:g} s of the first one (straggler-timeout-s)"
+        if now_s > self._first_child_s:
+            limit_s = self._parameters.first_child_timeout_s
+            return f"{limit_s:g} s (first-child-timeout-s), and {self._evidence}"
+        if now_s > self._join_s:
+            return f"{self._parameters.join_timeout_s:g} s (join-timeout-s)"
+        return None
+
+
+class MainRole(_Role):
+    """The node whose exit status is the job's: it collects verdicts and decides."""
+
+    def run(self, hub: Hub, problem: Verdict | None, rendezvous_port: int) -> Verdict:
+        """Take part in the job until it is decided; returns the decision."""
+        board = Board(
+            num_nodes=self._node.num_nodes,
+            settle_s=min(MAX_SETTLE_S, self._parameters.peer_timeout_s),
+        )
+        joined = {self._node.node_index}
+        limit_s = self._node.time_limit_s
+        last_s = float("inf") if limit_s is None else time.monotonic() + limit_s
+        if problem is not None:
+            board.report(self._node.node_index, problem, time.monotonic())
+        patience = _Patience(self._parameters, time.monotonic())
+        lookout = Lookout(self._node)
+        started = False
+        wait_s = 0.0  # a job of one node has nobody to wait for
+        while True:
+            for event in hub.poll(wait_s):
+                self._note(event, board, joined)
+            wait_s = _TICK_S
+            self._guardian.beat()
+            now = time.monotonic()
+            own = self._own_verdict()
+            if own is not None:
+                board.report(self._node.node_index, own, now)
+            if limit_s is not None and now > last_s:
+                board.report(self._node.node_index, out_of_time(self._node, limit_s), now)
+            board.all_joined = len(joined) == self._node.num_nodes
+            if len(joined) > 1:
+                patience.some_child_joined(now)
+                lookout.end()
+            elif not board.all_joined:
+                lookout.turn(now)
+                patience.no_child_joined(lookout.evidence, now)
+            if not board.all_joined and (limit := patience.exhausted(now)):
+                board.report(self._node.node_index, self._absent(joined, limit), now)
+            decision = board.decision(now)
+            if decision is not None:
+                break
+            if board.all_joined and not started and not board.verdicts:
+                started = True
+                if self._node.num_nodes > 1:
+                    print(f"launch: all {self._node.num_nodes} nodes are here", flush=True)
+                hub.broadcast({"type": "start", "port": rendezvous_port})
+                self._start_workers(rendezvous_port)
+        self._finish(hub, decision)
+        return decision
+
+    def _note(self, event: Event, board: Board, joined: set[int]) -> None:
+        now = time.monotonic()
+        if isinstance(event, Lost):
+            reason = f"node {event.node} was lost: {event.how}"
+            board.report(event.node, Verdict(code=ExitCode.HOST, reason=reason), now)
+            return
+        message = event.message
+        if message["type"] == "hello":
+            joined.add(event.node)
+            if message.get("problem"):
+                board.report(event.node, Verdict.from_message(message["problem"]), now)
+        elif message["type"] == "verdict":
+            board.report(event.node, Verdict.from_message(message), now)
+
+    def _absent(self, joined: set[int], limit: str) -> Verdict:
+        absent = sorted(set(range(self._node.num_nodes)) - joined)
+        nodes = f"node {absent[0]}" if len(absent) == 1 else f"nodes {absent}"
+        return Verdict(
+            code=ExitCode.PREFLIGHT,
+            reason=(
+                f"{nodes} did not join within {limit}; the log of that node, if there is one, "
+                f"tells more; {likely_causes(self._node)}"
+            ),
+        )
+
+    def _finish(self, hub: Hub, decision: Verdict) -> None:
+        """Tell all nodes, end this one, and leave last: Batch stops children when main exits."""
+        stop = {"type": "stop", **decision.to_message()}
+        hub.broadcast(stop)
+
+        def turn() -> None:
+            for event in hub.poll(_TICK_S):
+                if isinstance(event, Lost) or event.node not in hub.members:
+                    continue
+                if event.message["type"] == "ended":
+                    hub.dismiss(event.node)
+                elif event.message["type"] == "hello":  # late, and told at once
+                    hub.send(event.node, stop)
+            self._guardian.beat()
+
+        grace_s = self._parameters.stop_grace_s if decision.graceful else 0.0
+        # The children's grace has begun as well: a second one would outlast what ECS and the
+        # kubelet leave this process.
+        grace_ends_s = time.monotonic() + grace_s
+        self._end_workers(decision, turn)
+        deadline = max(time.monotonic(), grace_ends_s) + _CLOSING_S
+        while hub.members and time.monotonic() < deadline:
+            turn()
+        hub.close()
+
+
+class ChildRole(_Role):
+    """A node that reports and is told; it decides alone only when the main node is lost."""
+
+    def run(self, spoke: Spoke, problem: Verdict | None) -> Verdict:
+        """Take part in the job until it is decided; returns the decision."""
+        decision, events = self._join(spoke, problem)
+        sent: Verdict | None = None
+        while decision is None:
+            for event in events:
+                decision = decision or self._note(event, sent)
+            self._guardian.beat()
+            own = self._own_verdict()
+            if own is not None and better(sent, own) is not sent:
+                sent = own
+                spoke.send({"type": "verdict", **own.to_message()})
+            events = spoke.poll(_TICK_S)
+
+        def turn() -> None:
+            spoke.poll(_TICK_S)
+            self._guardian.beat()
+
+        self._end_workers(decision, turn)
+        spoke.send({"type": "ended"})
+        spoke.close()
+        return decision
+
+    def _join(
+        self, spoke: Spoke, problem: Verdict | None
+    ) -> tuple[Verdict | None, Sequence[Event]]:
+        """Reach the main node; a verdict if that fails, and what main has said already."""
+        deadline = time.monotonic() + self._parameters.join_timeout_s
+        first = hello(self._node, problem)
+        sign = StartedSign(self._node)
+        while (now := time.monotonic()) < deadline:
+            self._guardian.beat()
+            sign.turn(now)
+            if self._stop.count:
+                return stopped(self._node), ()
+            if not spoke.connected and not spoke.connect(first, 0.5):
+                time.sleep(_TICK_S)  # Batch starts children in any order, and main may lag
+                continue
+            events = spoke.poll(_TICK_S)
+            if any(isinstance(e, Heard) and e.message["type"] == "welcome" for e in events):
+                sign.end()
+                return None, events
+            if not spoke.connected:  # refused, perhaps by an earlier attempt's main node
+                time.sleep(_TICK_S * 5)
+        unreachable = Verdict(
+            code=ExitCode.PREFLIGHT,
+            reason=(
+                f"node {self._node.node_index}: could not join the main node at "
+                f"{self._node.main_address} within {self._parameters.join_timeout_s:g} s "
+                f"(join-timeout-s): {spoke.last_error}; {likely_causes(self._node)}"
+            ),
+        )
+        return unreachable, ()
+
+    def _note(self, event: Event, sent: Verdict | None) -> Verdict | None:
+        if isinstance(event, Lost):
+            lost = Verdict(code=ExitCode.HOST, reason=f"the main node was lost: {event.how}")
+            return lost if sent is None or sent.code is ExitCode.OK else better(sent, lost)
+        message = event.message
+        if message["type"] == "start":
+            self._start_workers(int(message["port"]))
+        elif message["type"] == "stop":
+            return Verdict.from_message(message)
+        return None

@@ -1,0 +1,122 @@
+"""Pre-training of a BERT on HDF5 shards."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from training.backends import open_data_parallel
+from training.core.config import TrainConfig
+from training.datasets.manifest import DatasetError
+from training.datasets.prepared.bert_shards import KIND
+from training.datasets.prepared.ready import Ready
+from training.datasets.samples.staging import stage
+from training.models.bert.data import Batch, random_batches, shard_batches
+from training.models.bert.network import BertNetwork
+from training.models.bert.order import ShardOrder
+from training.trainer.recipe import Material, Recipe, Report, Staging
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from training.backends.base import Backend, DataParallel
+    from training.core.device import Device
+
+_FITTING = {"seq-len": "seq_len", "max-predictions": "max_predictions"}
+"""Parameter to what the dataset has to say."""
+
+
+class BertRecipe(Recipe):
+    """See ``Recipe``."""
+
+    def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
+        """Batch, ranks and model have to fit each other."""
+        TrainingPlan.from_values(values, num_ranks)
+
+    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Material:
+        """A dataset that prepare has made."""
+        dataset = stage(
+            staging.objects,
+            staging.cache,
+            parse=lambda data, name: Ready.from_json(data, name=name, kind=KIND),
+            made_by="prepare",
+            is_leader=staging.is_leader,
+            wait=staging.wait,
+            report=staging.report,
+        )
+        _require(dataset, values)
+        return Material(
+            samples=dataset.samples,
+            facts={"data_sha256": dataset.fingerprint},
+            tokenizer_sha256=None,
+            content=([staging.cache / file.name for file in dataset.shards], dataset),
+        )
+
+    def config(
+        self, values: Mapping[str, Value], num_ranks: int, material: Material | None
+    ) -> TrainConfig:
+        """As the parameters say."""
+        return TrainConfig.from_values(values, num_ranks)
+
+    def backend(
+        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
+    ) -> Backend:
+        """Data parallel."""
+        return open_data_parallel(
+            config, device, BertNetwork(config), peak_flops=peak_flops, report=report
+        )
+
+    def batches(
+        self, config: TrainConfig, material: Material, backend: Any
+    ) -> Callable[[range], Any]:
+        """Sequences of the shards."""
+        paths, dataset = material.content
+        order = ShardOrder(
+            seed=config.seed,
+            sizes=tuple(file.samples for file in dataset.shards),
+            global_batch=config.plan.global_batch,
+        )
+        batch = shard_batches(paths, order, positions_of_a_step=config.positions_of_a_rank)
+        return _seeded(batch, backend, config)
+
+    def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
+        """Sequences without a dataset."""
+        batch = random_batches(
+            vocab_size=config.shape.vocab_size,
+            seed=config.seed,
+            seq_len=config.plan.seq_len,
+            max_predictions=config.max_predictions,
+        )
+        return _seeded(batch, backend, config)
+
+
+def _seeded(
+    batch: Callable[[range], Batch], backend: DataParallel, config: TrainConfig
+) -> Callable[[range], Batch]:
+    """Dropout depends on the positions too, so that a resumed run drops what a whole one would."""
+
+    def seeded(positions: range) -> Batch:
+        if config.dropout:
+            digest = hashlib.sha256(f"{config.seed}/dropout/{positions.start}".encode()).digest()
+            backend.seed(int.from_bytes(digest[:4], "little"))
+        return batch(positions)
+
+    return seeded
+
+
+def _require(dataset: Ready, values: Mapping[str, Value]) -> None:
+    """Refuse a dataset that the model cannot take."""
+    for parameter, fact in _FITTING.items():
+        found = dataset.fact(fact)
+        if found != values[parameter]:
+            raise DatasetError(
+                f"the dataset has {fact}={found} and the run {parameter}={values[parameter]}; "
+                f"submit with --{parameter} {found}"
+            )
+    vocab_size = int(dataset.fact("vocab_size"))
+    if vocab_size > int(values["vocab-size"]):
+        raise DatasetError(
+            f"the dataset has ids up to {vocab_size - 1} and the model's vocabulary only "
+            f"{values['vocab-size']}; train with --vocab-size {vocab_size}"
+        )

@@ -1,0 +1,156 @@
+"""A run at its full size without hardware: what every rank holds, checked against its memory.
+
+The model is built on the meta device and sharded over a fake process group of all ranks by the
+code that trains, so the shapes are PyTorch's own and not this repository's arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+# Registers the process group "fake"; torchtitan's dry runs rely on it too.
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from training.models.llama.model import llama_config, meta_model
+from training.models.llama.parallel import parallelize
+from trainium_catalogue.instances import InstanceType
+from trainium_catalogue.plan import GIB, TrainingPlan
+
+_BF16, _FP32 = 2, 4
+
+
+class DoesNotFit(ValueError):
+    """The run needs more memory than a rank has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """What one rank holds of the parameters, as PyTorch shards them."""
+
+    tensor_parallel: int
+    """Elements after tensor parallelism: weights and gradients."""
+    data_parallel: int
+    """Elements after sharding over data-parallel ranks too: master weights and moments."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Shape of each parameter on this rank, after tensor parallelism."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one rank, by what they are for."""
+
+    weights: int
+    """bf16, after tensor parallelism."""
+    gradients: int
+    """fp32, accumulated over micro-batches."""
+    optimizer: int
+    """fp32 master weights and two moments, of this rank's part."""
+    activations: int
+    """At the peak of one micro-batch; an estimate without the compiler's own buffers."""
+    available: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+    def refuse_too_much(self, plan: TrainingPlan, *, activation_checkpointing: bool) -> None:
+        """``DoesNotFit``, with the remedy, unless the rank has the memory."""
+        if self.total <= self.available:
+            return
+        state = self.total - self.activations
+        if state > self.available:
+            remedy = "raise tensor-parallel, or take more nodes so that the optimizer is split more"
+        elif not activation_checkpointing:
+            remedy = "set activation-checkpointing=true"
+        else:
+            remedy = "lower micro-batch or seq-len, or raise tensor-parallel"
+        raise DoesNotFit(
+            f"a rank needs {self.total / GIB:.1f} GiB (weights, gradients and optimizer "
+            f"{state / GIB:.1f}, activations {self.activations / GIB:.1f}) at "
+            f"tensor-parallel={plan.tensor_parallel}, micro-batch={plan.micro_batch}, "
+            f"seq-len={plan.seq_len}, and has {self.available / GIB:.0f} GiB; {remedy}"
+        )
+
+
+def measure_shards(plan: TrainingPlan) -> Shards:
+    """Build and shard the model as rank 0 of ``plan.num_ranks``; needs no process group yet."""
+    assert not dist.is_initialized()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_ranks)
+    try:
+        mesh = init_device_mesh(
+            "cpu",
+            (plan.data_parallel, plan.tensor_parallel),
+            mesh_dim_names=("data", "tensor"),
+        )
+        model = meta_model(llama_config(plan.shape, seq_len=plan.seq_len))
+        if plan.tensor_parallel > 1:
+            parallelize(model, mesh["tensor"])
+        shapes = {name: _local(p).shape for name, p in model.named_parameters()}
+        if plan.data_parallel > 1:
+            for layer in model.model.layers:
+                fully_shard(layer, mesh=mesh["data"], reshard_after_forward=False)
+            fully_shard(model, mesh=mesh["data"], reshard_after_forward=False)
+        sharded = sum(_local(p).numel() for p in model.parameters())
+    finally:
+        dist.destroy_process_group()
+    return Shards(
+        tensor_parallel=sum(shape.numel() for shape in shapes.values()),
+        data_parallel=sharded,
+        shapes={name: tuple(shape) for name, shape in shapes.items()},
+    )
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def activation_bytes(plan: TrainingPlan, *, activation_checkpointing: bool) -> int:
+    """Peak of one micro-batch on one rank, beside the weights; an upper estimate.
+
+    With checkpointing the inputs of all layers stay and one layer is recomputed at a time; without
+    it every layer's intermediate results stay. Attention scores stay in bf16 and, as the softmax's
+    result, in fp32, for the code that NxD runs fuses nothing; kernels that keep no scores need
+    less.
+    """
+    shape, degree = plan.shape, plan.tensor_parallel
+    tokens = plan.micro_batch * plan.seq_len
+    hidden = tokens * shape.hidden_size * _BF16
+    heads = shape.num_attention_heads // degree
+    scores = plan.micro_batch * heads * plan.seq_len**2
+    local = tokens * shape.hidden_size // degree * _BF16
+    wide = tokens * shape.intermediate_size // degree * _BF16
+    # Two norms (fp32 inside) and two residual sums; queries, keys, values and the attention's
+    # result; gate, activation, up and product; scores before and after the softmax.
+    layer = 2 * (hidden + 2 * hidden) + 2 * hidden + 4 * local + 4 * wide
+    layer += scores * (_BF16 + _FP32)
+    # Logits, their softmax and their gradient.
+    head = tokens * shape.vocab_size // degree * (_BF16 + 2 * _FP32)
+    kept = shape.num_hidden_layers * (hidden if activation_checkpointing else layer)
+    # A layer's backward pass holds about as much again as its forward pass has left.
+    return kept + max(layer * (2 if activation_checkpointing else 1), head)
+
+
+def rank_memory(
+    plan: TrainingPlan,
+    shards: Shards,
+    instance_type: InstanceType,
+    *,
+    activation_checkpointing: bool,
+) -> Memory:
+    """What a rank needs and has."""
+    hbm_gib = instance_type.hbm_gib_per_device * instance_type.num_neuron_devices
+    return Memory(
+        weights=_BF16 * shards.tensor_parallel,
+        gradients=_FP32 * shards.tensor_parallel,
+        optimizer=3 * _FP32 * shards.data_parallel,
+        activations=activation_bytes(plan, activation_checkpointing=activation_checkpointing),
+        available=hbm_gib * GIB // instance_type.num_logical_cores,
+    )

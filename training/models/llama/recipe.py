@@ -1,0 +1,104 @@
+"""Pre-training of a Llama on packed tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from training.backends import open_backend
+from training.core.config import TrainConfig
+from training.datasets.samples.packed import open_dataset
+from training.models.llama.data import packed_batches, random_batches
+from training.trainer.evaluation import HeldOut
+from training.trainer.recipe import Material, Recipe, Report, Staging
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from training.backends.base import ModelParallel
+    from training.core.device import Device
+
+
+class LlamaRecipe(Recipe):
+    """See ``Recipe``."""
+
+    def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
+        """Batch, ranks and model have to fit each other."""
+        TrainingPlan.from_values(values, num_ranks)
+
+    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Material:
+        """A dataset that tokenize has made."""
+        seq_len = int(values["seq-len"])
+        dataset = open_dataset(
+            staging.objects,
+            staging.cache,
+            is_leader=staging.is_leader,
+            wait=staging.wait,
+            report=staging.report,
+        )
+        dataset.require(vocab_size=int(values["vocab-size"]), seq_len=seq_len)
+        if int(values["eval-every"]):
+            dataset.require_validation(seq_len=seq_len)
+        manifest = dataset.manifest
+        return Material(
+            samples=dataset.num_sequences(seq_len),
+            facts={
+                "tokenizer_sha256": manifest.tokenizer_sha256,
+                "num_tokens": manifest.num_tokens,
+                "eos_id": manifest.eos_id,
+            },
+            tokenizer_sha256=manifest.tokenizer_sha256,
+            content=dataset,
+        )
+
+    def config(
+        self, values: Mapping[str, Value], num_ranks: int, material: Material | None
+    ) -> TrainConfig:
+        """As the parameters say."""
+        return TrainConfig.from_values(values, num_ranks)
+
+    def backend(
+        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
+    ) -> ModelParallel:
+        """With tensor parallelism."""
+        return open_backend(config, device, peak_flops=peak_flops, report=report)
+
+    def batches(
+        self, config: TrainConfig, material: Material, backend: Any
+    ) -> Callable[[range], Any]:
+        """Tokens of the dataset."""
+        return packed_batches(
+            material.content,
+            seed=config.seed,
+            seq_len=config.plan.seq_len,
+            masked_by=_masked_by(config, material),
+        )
+
+    def held_out(self, config: TrainConfig, material: Material) -> HeldOut | None:
+        """Tokens of the dataset's validation split."""
+        if config.eval_every == 0:
+            return None
+        seq_len = config.plan.seq_len
+        split = material.content.require_validation(seq_len=seq_len)
+        return HeldOut(
+            # Not the run's seed: losses of runs with different seeds are to be compared.
+            batch=packed_batches(
+                split, seed=0, seq_len=seq_len, masked_by=_masked_by(config, material)
+            ),
+            num_sequences=min(config.eval_sequences, split.num_sequences(seq_len)),
+        )
+
+    def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
+        """Tokens without a dataset."""
+        return random_batches(
+            vocab_size=config.shape.vocab_size,
+            seed=config.seed,
+            seq_len=config.plan.seq_len,
+            # Any id: none is in the graph.
+            masked_by=0 if config.document_masks else None,
+        )
+
+
+def _masked_by(config: TrainConfig, material: Material) -> int | None:
+    """The id that ends a document, where documents do not see each other."""
+    return material.content.manifest.eos_id if config.document_masks else None

@@ -1,0 +1,74 @@
+"""The reference's network for MNIST, as the back-ends see it (aws-neuron-samples, mnist_mlp)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from training.models.initial import generator
+from trainium_catalogue.shapes import MlpShape
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from training.core.config import TrainConfig
+
+SHAPE = MlpShape()
+
+
+class Mlp(nn.Module):
+    """784-120-84-10 with ReLU between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(SHAPE.num_inputs, SHAPE.hidden_size)
+        self.fc2 = nn.Linear(SHAPE.hidden_size, SHAPE.intermediate_size)
+        self.fc3 = nn.Linear(SHAPE.intermediate_size, SHAPE.vocab_size)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Logarithms of the classes' probabilities, ``[batch, 10]``, of ``[batch, 784]``."""
+        inner = functional.relu(self.fc2(functional.relu(self.fc1(images))))
+        return functional.log_softmax(self.fc3(inner), dim=1)
+
+
+class MlpNetwork:
+    """See ``Network``."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+
+    def build(self, mesh: DeviceMesh | None) -> nn.Module:
+        """The model without storage."""
+        with torch.device("meta"):
+            return Mlp()
+
+    def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
+        """As torch begins a Linear, uniform within the inverse root of its inputs."""
+        inputs = {
+            "fc1": SHAPE.num_inputs, "fc2": SHAPE.hidden_size, "fc3": SHAPE.intermediate_size
+        }  # fmt: skip
+        bound = inputs[name.partition(".")[0]] ** -0.5
+        numbers = generator(name, seed=self._config.seed)
+        return torch.empty(size).uniform_(-bound, bound, generator=numbers)
+
+    def restore(self, model: nn.Module, device: torch.device) -> None:
+        """Nothing is lost."""
+
+    def layers(self, model: nn.Module) -> Iterable[nn.Module]:
+        """None is worth a gathering of its own."""
+        return ()
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        """Negative log-likelihood, mean over the batch."""
+        return functional.nll_loss(model(batch["images"]), batch["labels"])
+
+
+def correct(model: Any, batch: Any) -> torch.Tensor:
+    """How many of the images that count are recognised."""
+    hits = model(batch["images"]).argmax(dim=1) == batch["labels"]
+    found: torch.Tensor = (hits * batch["counts"]).sum()
+    return found

@@ -1,0 +1,210 @@
+"""The mnist workload: trained data parallel on handwritten digits, then tested on others.
+
+Network, rate, batch and epochs are those of the reference (aws-neuron-samples, ``mnist_mlp``); the
+order is another one in every epoch, and the last batch of the test counts what is in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from training.backends import open_data_parallel
+from training.core.config import Optimizer, TrainConfig
+from training.datasets.prepared.images import (
+    KIND,
+    SPLITS,
+    Pixels,
+    images_name,
+    labels_name,
+    read_idx,
+)
+from training.datasets.prepared.ready import Ready
+from training.datasets.samples.order import sequence_indices
+from training.datasets.samples.staging import stage
+from training.models.mnist.network import SHAPE, MlpNetwork, correct
+from training.trainer.recipe import Material, Outcome, Recipe, Report, Staging
+from trainium_catalogue.parameters import Value
+from trainium_catalogue.plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from training.backends.base import Backend, DataParallel
+    from training.core.device import Device
+    from training.trainer.metrics import StepRecord
+
+_TEST_BATCH = 256
+"""Images that a worker recognises at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digits:
+    """Images ``[n, 784]`` with their labels ``[n]``."""
+
+    images: Pixels
+    labels: Pixels
+
+    def batch(self, indices: Any) -> dict[str, torch.Tensor]:
+        """Pixels become 0 to 1."""
+        return {
+            "images": torch.from_numpy(self.images[indices].astype(np.float32) / 255),
+            "labels": torch.from_numpy(self.labels[indices].astype(np.int64)),
+        }
+
+
+def evaluation_batches(
+    digits: Digits, *, rank: int, num_ranks: int, size: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """A rank's share of the test, in batches of one size, which a compiler compiles once.
+
+    ``counts`` is 1 for an image, and 0 for what fills the last batches up.
+    """
+    total = len(digits.images)
+    mine = np.arange(rank, total, num_ranks)
+    for number in range(math.ceil(total / (num_ranks * size))):
+        chosen = mine[number * size : (number + 1) * size]
+        indices = np.zeros(size, np.int64)
+        indices[: len(chosen)] = chosen
+        counts = torch.zeros(size)
+        counts[: len(chosen)] = 1
+        yield {**digits.batch(indices), "counts": counts}
+
+
+class MnistRecipe(Recipe):
+    """See ``Recipe``."""
+
+    first_lines = ("----------Training ---------------",)
+    follows_ranks = True
+
+    def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
+        """Every batch fits any number of ranks."""
+
+    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Material:
+        """Images that prepare has put there."""
+        dataset = stage(
+            staging.objects,
+            staging.cache,
+            parse=lambda data, name: Ready.from_json(data, name=name, kind=KIND),
+            made_by="prepare",
+            is_leader=staging.is_leader,
+            wait=staging.wait,
+            report=staging.report,
+        )
+        dataset.fact("accuracy")  # refused now rather than after training
+        train, test = (
+            Digits(
+                images=read_idx(staging.cache / images_name(split)).reshape(-1, SHAPE.num_inputs),
+                labels=read_idx(staging.cache / labels_name(split)),
+            )
+            for split in SPLITS
+        )
+        return Material(
+            samples=len(train.images),
+            facts={"data_sha256": dataset.fingerprint},
+            tokenizer_sha256=None,
+            content=(train, test, dataset),
+        )
+
+    def config(
+        self, values: Mapping[str, Value], num_ranks: int, material: Material | None
+    ) -> TrainConfig:
+        """Batch and rate follow the workers; the steps follow them and the images."""
+        assert material is not None  # nothing is compiled beforehand
+        dataset: Ready = material.content[2]
+        batch_size = int(values["batch-size"])
+        plan = TrainingPlan(
+            shape=SHAPE,
+            num_ranks=num_ranks,
+            tensor_parallel=1,
+            global_batch=batch_size * num_ranks,
+            micro_batch=batch_size,
+            seq_len=1,
+        )
+        epochs = int(values["epochs"]) or int(dataset.fact("epochs"))
+        return TrainConfig(
+            plan=plan,
+            max_steps=math.ceil(epochs * material.samples / plan.global_batch),
+            steps_this_run=0,
+            learning_rate=float(values["lr"]) * num_ranks,
+            warmup_steps=0,
+            rate_falls=False,
+            optimizer=Optimizer.SGD,
+            mixed=False,
+            weight_decay=0.0,
+            beta1=0.0,
+            beta2=0.0,
+            adam_eps=0.0,
+            max_grad_norm=0.0,
+            seed=int(values["seed"]),
+            activation_checkpointing=False,
+            save_every=int(values["save-every"]),
+            keep_last=2,
+            keep_every=0,
+            async_save=True,
+            checkpoint_uri="",
+            log_every=int(values["log-every"]),
+        )
+
+    def backend(
+        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
+    ) -> Backend:
+        """Data parallel."""
+        return open_data_parallel(
+            config, device, MlpNetwork(config), peak_flops=peak_flops, report=report
+        )
+
+    def batches(
+        self, config: TrainConfig, material: Material, backend: Any
+    ) -> Callable[[range], Any]:
+        """Images of the training set."""
+        train: Digits = material.content[0]
+
+        def batch(positions: range) -> dict[str, torch.Tensor]:
+            return train.batch(
+                sequence_indices(
+                    seed=config.seed,
+                    positions=np.array(positions),
+                    num_sequences=material.samples,
+                )
+            )
+
+        return batch
+
+    def finish(
+        self,
+        config: TrainConfig,
+        material: Material,
+        backend: DataParallel,
+        last: StepRecord | None,
+        values: Mapping[str, Value],
+    ) -> Outcome:
+        """Recognise the test's images, and say what the reference says."""
+        _, test, dataset = material.content
+        batches = evaluation_batches(
+            test, rank=backend.rank, num_ranks=backend.num_ranks, size=_TEST_BATCH
+        )
+        hits = sum(backend.evaluate(batch, correct) for batch in batches)
+        accuracy = hits / len(test.images)
+        low, high = dataset.fact("accuracy")
+        is_right = low <= accuracy <= high
+        lines, metrics = [], [("Test accuracy", round(accuracy, 4), "")]
+        if last is not None:
+            rate = last.throughput / config.plan.global_batch
+            lines += [f"Train throughput (iter/sec): {rate}", f"Final loss is {last.loss:0.4f}"]
+        lines += [
+            f"Test accuracy: {accuracy:.4f} on {len(test.images)} images, "
+            f"{'within' if is_right else 'OUTSIDE'} {low} to {high}",
+            "----------End Training ---------------",
+        ]
+        problem = None
+        if values["require-accuracy"] and not is_right:
+            problem = (
+                f"accuracy {accuracy:.4f} is outside {low} to {high}, which is right for this "
+                "dataset with the defaults; look at the loss curve, or leave out "
+                "--require-accuracy"
+            )
+        return Outcome(lines=tuple(lines), metrics=tuple(metrics), problem=problem)

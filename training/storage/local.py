@@ -1,0 +1,202 @@
+"""Objects as files below a local folder: a laptop's disk, or FSx for Lustre."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from training.core.files import PART_PREFIX
+from training.storage.interface import (
+    ObjectInfo,
+    ObjectMissing,
+    Objects,
+    OnBytes,
+    PreconditionFailed,
+)
+
+_COPY_BYTES = 8 * 1024 * 1024
+
+
+class LocalObjects:
+    """Files below ``root``, which is created when the first one is written."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def uri(self) -> str:
+        """The folder."""
+        return str(self._root)
+
+    def put(
+        self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None
+    ) -> str:
+        """Write a small object at once, whole or not at all; returns its etag."""
+        path = self._path(key)
+        with self._new_file(path) as part:
+            part.write_bytes(data)
+            _sync(part)
+            with _locked(path.parent):
+                found = _etag(path.stat()) if path.exists() else None
+                if if_absent and found is not None:
+                    raise PreconditionFailed(f"{path} exists already")
+                if if_match is not None and found != if_match:
+                    raise PreconditionFailed(f"{path} was changed by somebody else")
+                etag = _etag(part.stat())
+                part.replace(path)
+        return etag
+
+    def get(self, key: str) -> bytes:
+        """All bytes of an object; ``ObjectMissing`` when there is none."""
+        return self.get_with_etag(key)[0]
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        """All bytes of an object and its etag; ``ObjectMissing`` when there is none."""
+        with self._found(key), self._path(key).open("rb") as file:
+            return file.read(), _etag(os.fstat(file.fileno()))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """``length`` bytes from ``start``, fewer where the object ends; ``ObjectMissing``."""
+        with self._found(key), self._path(key).open("rb") as file:
+            file.seek(start)
+            return file.read(length)
+
+    def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
+        """Copy a file in; readers see all of it or nothing."""
+        target = self._path(key)
+        with self._new_file(target) as part:
+            _copy(path, part, on_bytes)
+            _sync(part)
+            part.replace(target)
+
+    @contextmanager
+    def create(self, key: str) -> Iterator[io.IOBase]:
+        """A stream to write a new object to; nobody sees it before the block ends."""
+        target = self._path(key)
+        with self._new_file(target) as part:
+            with part.open("wb") as file:
+                yield file
+            _sync(part)
+            part.replace(target)
+
+    def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
+        """Copy an object out; ``path`` appears only when complete; ``ObjectMissing``."""
+        with self._found(key):
+            self._path(key).stat()
+        with self._new_file(path) as part:
+            _copy(self._path(key), part, on_bytes)
+            part.replace(path)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object whose key begins with ``prefix``, in the order of keys."""
+        # Only the folder that can hold them is walked.
+        start = self._path(prefix.rpartition("/")[0])
+        found = []
+        for folder, _, names in os.walk(start):
+            for name in names:
+                path = Path(folder) / name
+                key = path.relative_to(self._root).as_posix()
+                if name.startswith(PART_PREFIX) or not key.startswith(prefix):
+                    continue
+                try:
+                    status = path.stat()
+                except FileNotFoundError:
+                    continue  # deleted meanwhile
+                found.append(
+                    ObjectInfo(
+                        key=key,
+                        size=status.st_size,
+                        etag=_etag(status),
+                        modified=datetime.fromtimestamp(status.st_mtime, UTC),
+                    )
+                )
+        yield from sorted(found, key=lambda info: info.key)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete files, and folders that become empty; one that is missing is no error."""
+        for key in keys:
+            path = self._path(key)
+            path.unlink(missing_ok=True)
+            for folder in path.parents:
+                if folder == self._root or not _remove_empty(folder):
+                    break
+
+    def at(self, prefix: str) -> Objects:
+        """The same storage with its root further down."""
+        return LocalObjects(self._path(prefix.strip("/")))
+
+    def _path(self, key: str) -> Path:
+        assert not key.startswith("/") and ".." not in key.split("/"), key
+        return self._root / key
+
+    @contextmanager
+    def _found(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise ObjectMissing(f"there is no {self._path(key)}") from None
+
+    @contextmanager
+    def _new_file(self, target: Path) -> Iterator[Path]:
+        """A file beside ``target`` to write and then rename; gone if that fails."""
+        while True:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                handle, name = tempfile.mkstemp(prefix=PART_PREFIX, dir=target.parent)
+                break
+            except FileNotFoundError:
+                continue  # another process has just deleted the empty folder
+        os.close(handle)
+        part = Path(name)
+        part.chmod(0o644)
+        try:
+            yield part
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _etag(status: os.stat_result) -> str:
+    # Every write makes a new file, so the inode and the time differ even where the size does not.
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Compare and write as one step, against every process that does it too (flock(2))."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _copy(source: Path, target: Path, on_bytes: OnBytes | None) -> None:
+    if on_bytes is None:
+        shutil.copyfile(source, target)
+        return
+    with source.open("rb") as reader, target.open("wb") as writer:
+        while block := reader.read(_COPY_BYTES):
+            writer.write(block)
+            on_bytes(len(block))
+
+
+def _sync(path: Path) -> None:
+    """On the disk before the name is: a host may lose power, a file must not be half."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _remove_empty(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,130 @@
+"""Upload to S3 in parts while the bytes are still being made."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from training.storage.faults import code_of
+
+Retry = Callable[[Callable[[], Any]], Any]
+
+
+class MultipartUpload(io.RawIOBase):
+    """A stream whose bytes become one object when ``finish`` returns, and none after ``abort``.
+
+    boto3's own transfers read from a file. A rank's share of a checkpoint (0.65 GB for Llama-2-7B
+    on 128 ranks, 20 GB a node) would first go to the container's disk, which is slower than S3.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        where: Mapping[str, str],
+        *,
+        part_bytes: int,
+        num_threads: int,
+        retry: Retry,
+    ) -> None:
+        super().__init__()
+        self._client, self._where, self._retry = client, dict(where), retry
+        self._part_bytes = part_bytes
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="upload")
+        self._free = threading.Semaphore(num_threads)
+        """Of parts that may be in memory besides the one being filled."""
+        self._upload_id: str | None = None
+        self._part = bytearray()
+        self._sent: list[Future[dict[str, Any]]] = []
+        self._size = 0
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+        return self._size
+
+    def write(self, data: Any) -> int:
+        """Take all of ``data``; raises what an earlier part has failed with."""
+        view = memoryview(data).cast("B")
+        rest = view
+        while len(rest):
+            taken = rest[: self._part_bytes - len(self._part)]
+            self._part += taken
+            rest = rest[len(taken) :]
+            if len(self._part) == self._part_bytes:
+                self._send_part()
+        self._size += len(view)
+        return len(view)
+
+    def finish(self) -> None:
+        """Wait for every part and make the object."""
+        if self._upload_id is None:
+            self._retry(lambda: self._client.put_object(**self._where, Body=bytes(self._part)))
+        else:
+            if self._part:
+                self._send_part()
+            parts = [future.result() for future in self._sent]
+            self._retry(lambda: self._complete(parts))
+        self._pool.shutdown()
+
+    def abort(self) -> None:
+        """Forget every part. The bucket's lifecycle rule removes what this cannot."""
+        self._pool.shutdown(cancel_futures=True)
+        if self._upload_id is not None:
+            with suppress(Exception):
+                self._client.abort_multipart_upload(**self._where, UploadId=self._upload_id)
+
+    def _send_part(self) -> None:
+        if self._upload_id is None:
+            answer = self._retry(
+                lambda: self._client.create_multipart_upload(
+                    **self._where, ChecksumAlgorithm="CRC32"
+                )
+            )
+            self._upload_id = answer["UploadId"]
+        part, self._part = self._part, bytearray()
+        self._free.acquire()
+        for future in self._sent:
+            if future.done():
+                future.result()
+        self._sent.append(self._pool.submit(self._upload_part, len(self._sent) + 1, part))
+
+    def _upload_part(self, number: int, part: bytearray) -> dict[str, Any]:
+        try:
+            answer = self._retry(
+                lambda: self._client.upload_part(
+                    **self._where,
+                    UploadId=self._upload_id,
+                    PartNumber=number,
+                    Body=part,
+                    ChecksumAlgorithm="CRC32",
+                )
+            )
+        finally:
+            self._free.release()
+        known = {"ETag": answer["ETag"], "PartNumber": number}
+        if "ChecksumCRC32" in answer:  # not every emulator gives it back
+            known["ChecksumCRC32"] = answer["ChecksumCRC32"]
+        return known
+
+    def _complete(self, parts: list[dict[str, Any]]) -> None:
+        try:
+            self._client.complete_multipart_upload(
+                **self._where, UploadId=self._upload_id, MultipartUpload={"Parts": parts}
+            )
+        except Exception as error:
+            # The answer to an earlier attempt may have been lost: then the object is there.
+            if code_of(error) != "NoSuchUpload" or not self._is_there():
+                raise
+
+    def _is_there(self) -> bool:
+        try:
+            return bool(self._client.head_object(**self._where)["ContentLength"] == self._size)
+        except Exception:
+            return False

@@ -1,0 +1,268 @@
+"""Objects in an S3 bucket, through boto3."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from training.storage.client import Client
+from training.storage.download import download
+from training.storage.faults import code_of, explained, is_transient, status_of
+from training.storage.interface import (
+    ObjectInfo,
+    ObjectMissing,
+    Objects,
+    OnBytes,
+    PreconditionFailed,
+    join,
+)
+from training.storage.multipart import MultipartUpload
+from training.storage.retries import Patience, retrying
+
+T = TypeVar("T")
+
+_PART_BYTES = 16 * 1024 * 1024
+_THREADS = 4
+"""Of one transfer: 32 ranks of a node transfer at once, so few are enough."""
+_REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
+"""The last where the answer's text is lost."""
+_AT_ONCE = 1000  # the most that ListObjectsV2 gives and DeleteObjects takes
+
+
+class S3Objects:
+    """Objects of ``bucket`` below ``prefix``."""
+
+    def __init__(
+        self,
+        *,
+        bucket: str,
+        prefix: str,
+        region: str | None,
+        endpoint_url: str | None,
+        patience: Patience,
+    ) -> None:
+        self._bucket = bucket
+        self._prefix = prefix.strip("/")
+        self._patience = patience
+        self._shared = Client(
+            region=region, endpoint_url=endpoint_url, num_connections=4 * _THREADS
+        )
+
+    @property
+    def uri(self) -> str:
+        """The root."""
+        return f"s3://{join(self._bucket, self._prefix)}"
+
+    def put(
+        self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None
+    ) -> str:
+        """Write a small object at once, whole or not at all; returns its etag."""
+        conditions = {}
+        if if_absent:
+            conditions["IfNoneMatch"] = "*"
+        if if_match is not None:
+            conditions["IfMatch"] = if_match
+
+        def send(attempt: int) -> str:
+            try:
+                answer = self._client.put_object(**self._where(key), Body=data, **conditions)
+            except Exception as error:
+                if conditions and code_of(error) in _REFUSED_CONDITION:
+                    # An earlier attempt of ours may have been carried out although its answer was
+                    # lost; then the object is the one that we wanted to write.
+                    if attempt and (found := self._written(key, data)) is not None:
+                        return found
+                    raise PreconditionFailed(
+                        f"{self._name(key)} was written by somebody else"
+                    ) from None
+                raise
+            return str(answer["ETag"])
+
+        return self._do("write", key, send)
+
+    def _is_absent(self, key: str) -> bool:
+        """Whether a refused object is one that does not exist.
+
+        S3 answers 403 instead of 404 to whom may not list the bucket, and a job's role may list
+        only its prefixes, under a condition that a GetObject request cannot meet
+        (docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html, permissions).
+        """
+        name = join(self._prefix, key)
+        try:
+            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1)
+        except Exception:
+            return False
+        # Of all keys that begin with this one it comes first.
+        return all(entry["Key"] != name for entry in answer.get("Contents", []))
+
+    def _written(self, key: str, data: bytes) -> str | None:
+        """Etag of the object if it holds ``data``."""
+        try:
+            found, etag = self.get_with_etag(key)
+        except ObjectMissing:
+            return None
+        return etag if found == data else None
+
+    def get(self, key: str) -> bytes:
+        """All bytes of an object; ``ObjectMissing`` when there is none."""
+        return self.get_with_etag(key)[0]
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        """All bytes of an object and its etag; ``ObjectMissing`` when there is none."""
+
+        def receive(attempt: int) -> tuple[bytes, str]:
+            answer = self._client.get_object(**self._where(key))
+            return answer["Body"].read(), str(answer["ETag"])
+
+        return self._do("read", key, receive)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """``length`` bytes from ``start``, fewer where the object ends; ``ObjectMissing``."""
+        if length == 0:
+            return b""
+
+        def receive(attempt: int) -> bytes:
+            span = f"bytes={start}-{start + length - 1}"
+            try:
+                answer = self._client.get_object(**self._where(key), Range=span)
+            except Exception as error:
+                if status_of(error) == 416:  # begins behind the end
+                    return b""
+                raise
+            body: bytes = answer["Body"].read()
+            return body
+
+        return self._do("read", key, receive)
+
+    def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
+        """Upload a file in parts; readers see all of it or nothing."""
+        with self.create(key) as stream, path.open("rb") as file:
+            target: Any = stream
+            while part := file.read(_PART_BYTES):
+                target.write(part)
+                if on_bytes is not None:
+                    on_bytes(len(part))
+
+    @contextmanager
+    def create(self, key: str) -> Iterator[io.IOBase]:
+        """A stream to write a new object to; nobody sees it before the block ends."""
+        upload = MultipartUpload(
+            self._client,
+            self._where(key),
+            part_bytes=_PART_BYTES,
+            num_threads=_THREADS,
+            retry=lambda action: self._do("write", key, lambda attempt: action()),
+        )
+        try:
+            yield upload
+            upload.finish()
+        except BaseException:
+            upload.abort()
+            raise
+
+    def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
+        """Download in parts; ``path`` appears only when complete; ``ObjectMissing``."""
+        found = self._do("read", key, lambda _: self._client.head_object(**self._where(key)))
+
+        def fetch(start: int, length: int) -> bytes:
+            span = f"bytes={start}-{start + length - 1}"
+
+            def receive(attempt: int) -> bytes:
+                answer = self._client.get_object(
+                    # All parts of one object, though somebody may replace it meanwhile.
+                    **self._where(key),
+                    Range=span,
+                    IfMatch=found["ETag"],
+                )
+                part: bytes = answer["Body"].read()
+                return part
+
+            return self._do("read", key, receive)
+
+        download(
+            fetch,
+            size=found["ContentLength"],
+            path=path,
+            part_bytes=_PART_BYTES,
+            num_threads=_THREADS,
+            on_bytes=on_bytes or (lambda count: None),
+        )
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object whose key begins with ``prefix``, in the order of keys."""
+        root = f"{self._prefix}/" if self._prefix else ""
+        more: dict[str, str] = {}
+        while True:
+
+            def receive(attempt: int, more: dict[str, str] = more) -> Any:
+                return self._client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=f"{root}{prefix}", MaxKeys=_AT_ONCE, **more
+                )
+
+            page = self._do("list", prefix, receive)
+            for entry in page.get("Contents", []):
+                yield ObjectInfo(
+                    key=entry["Key"][len(root) :],
+                    size=entry["Size"],
+                    etag=entry["ETag"],
+                    modified=entry["LastModified"],
+                )
+            if not page["IsTruncated"]:
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; one that is missing is no error."""
+        rest = list(keys)
+        while rest:
+            batch, rest = rest[:_AT_ONCE], rest[_AT_ONCE:]
+            names = [{"Key": join(self._prefix, key)} for key in batch]
+
+            def send(attempt: int, names: list[dict[str, str]] = names) -> None:
+                answer = self._client.delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": names, "Quiet": True}
+                )
+                if errors := answer.get("Errors"):
+                    raise _partial(errors[0])
+
+            self._do("delete", batch[0], send)
+
+    def at(self, prefix: str) -> Objects:
+        """The same storage with its root further down."""
+        below = object.__new__(S3Objects)
+        below._bucket, below._patience, below._shared = self._bucket, self._patience, self._shared
+        below._prefix = join(self._prefix, prefix.strip("/"))
+        return below
+
+    @property
+    def _client(self) -> Any:
+        return self._shared.get()
+
+    def _where(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": join(self._prefix, key)}
+
+    def _name(self, key: str) -> str:
+        return f"s3://{join(self._bucket, join(self._prefix, key))}"
+
+    def _do(self, verb: str, key: str, action: Callable[[int], T]) -> T:
+        """Retry what may pass; raise the rest as this package's errors."""
+        try:
+            return retrying(action, is_transient=is_transient, patience=self._patience)
+        except Exception as error:
+            told = explained(error, verb=verb, name=self._name(key), bucket=self._bucket)
+            if verb == "read" and status_of(error) == 403 and self._is_absent(key):
+                raise ObjectMissing(f"there is no {self._name(key)}") from None
+            if told is error:
+                raise
+            raise told from error
+
+
+def _partial(entry: dict[str, str]) -> Exception:
+    """The error of one object among many, as if it had been alone."""
+    from botocore.exceptions import ClientError
+
+    kind: Callable[..., Exception] = ClientError
+    return kind({"Error": {"Code": entry["Code"], "Message": entry["Message"]}}, "DeleteObjects")

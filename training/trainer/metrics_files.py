@@ -1,0 +1,221 @@
+"""The files of a training run: train.jsonl, status.json, results.json and TensorBoard's."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.storage import ObjectMissing, Objects
+from training.storage.results import now_utc
+from training.storage.uploads import Uploads
+from training.trainer.metrics_cloudwatch import Pacer, embedded_metrics, embedded_validation
+from training.trainer.metrics_reference import SCALARS, log_line, results_document
+from trainium_catalogue.contract import RUN_STATUS, TRAIN_METRICS, VALIDATION_LOSS_SCALAR
+
+if TYPE_CHECKING:
+    from training.core.progress import RunContext
+    from training.trainer.metrics import EvaluationRecord, StepRecord
+
+RESULTS = "results/results.json"
+TENSORBOARD = "logs/tensorboard"
+_BETWEEN_UPLOADS_S = 5.0
+_CLOSING_S = 60.0
+_SECURING_S = 5.0
+_EVALUATION = "evaluation"
+_MADE_AGAIN = ("step", _EVALUATION)
+"""Events of which a run has one for each step, whatever was repeated."""
+
+
+class RunFiles:
+    """What rank 0 writes about a run, below a local folder and, in turn, to the run's storage.
+
+    Nothing here waits for storage but the beginning, which continues earlier attempts' files, and
+    the end.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        folder: Path,
+        *,
+        context: RunContext,
+        workload: str,
+        lustre: Path | None = None,
+        say: Callable[[str], None] = lambda text: print(text, flush=True),
+    ) -> None:
+        self._context, self._workload, self._say = context, workload, say
+        self._objects = objects
+        self._metrics = folder / TRAIN_METRICS
+        self._metrics.parent.mkdir(parents=True, exist_ok=True)
+        self._tensorboard = (lustre or folder) / TENSORBOARD
+        self._writer: Any = None
+        self._uploads = Uploads(objects, every_s=_BETWEEN_UPLOADS_S, say=say)
+        self._status: dict[str, Any] = {}
+        self._pacer, self._validation_pacer = Pacer(), Pacer()
+        self._checkpoint_s: float | None = None
+        """Since the last line for CloudWatch."""
+        self._throughputs: list[float] = []
+        self._last: StepRecord | None = None
+        self._evaluation: EvaluationRecord | None = None
+        self._began_s = time.monotonic()
+
+    def begin(self, step: int, fields: Mapping[str, Any]) -> None:
+        """Continue the run's curve after ``step`` steps; later ones are done again."""
+        kept, dropped = _lines_until(self._read(TRAIN_METRICS), step)
+        self._metrics.write_text("".join(f"{line}\n" for line in kept))
+        self._status.update(_last_validation(kept))
+        # Imported late: TensorBoard takes a second.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(
+            str(self._tensorboard), purge_step=step + 1 if step else None, flush_secs=5
+        )
+        self.event("start" if step == 0 else "resume", {"step": step, "dropped": dropped, **fields})
+
+    def event(self, name: str, fields: Mapping[str, Any]) -> None:
+        """One line that is not a step."""
+        line = {
+            "time": now_utc(),
+            "run": self._context.run,
+            "workload": self._workload,
+            "attempt": self._context.attempt,
+            "event": name,
+            **fields,
+        }
+        with self._metrics.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        self._uploads.offer(TRAIN_METRICS, self._metrics)
+
+    def step(self, record: StepRecord) -> None:
+        """One logged step, in every form."""
+        self._last = record
+        self._throughputs.append(record.throughput)
+        self.event("step", record.fields())
+        self._say(record.line())
+        self._say(log_line(record))
+        for name, field in SCALARS.items():
+            self._writer.add_scalar(name, getattr(record, field), record.step)
+        if self._context.bucket is not None and self._pacer.due():
+            self._say(
+                embedded_metrics(
+                    record,
+                    deployment=self._context.deployment,
+                    run=self._context.run,
+                    workload=self._workload,
+                    time_ms=int(time.time() * 1000),
+                    checkpoint_s=self._checkpoint_s,
+                )
+            )
+            self._checkpoint_s = None
+        self._offer_tensorboard()
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """One evaluation of the validation split, in every form."""
+        self._evaluation = record
+        fields = record.fields()
+        self.event(_EVALUATION, fields)
+        self._say(record.line())
+        self._writer.add_scalar(VALIDATION_LOSS_SCALAR, record.val_loss, record.step)
+        if self._context.bucket is not None and self._validation_pacer.due():
+            self._say(
+                embedded_validation(
+                    record,
+                    deployment=self._context.deployment,
+                    run=self._context.run,
+                    workload=self._workload,
+                    time_ms=int(time.time() * 1000),
+                )
+            )
+        self.status(val_loss=fields["val_loss"], val_step=record.step)
+        self._offer_tensorboard()
+
+    def save(self, step: int, *, stall_s: float) -> None:
+        """A checkpoint was begun, for which training stood still for ``stall_s`` seconds."""
+        self._checkpoint_s = round(stall_s, 4)
+        self.event("save", {"step": step, "checkpoint_s": self._checkpoint_s})
+
+    def status(self, *, now: bool = False, **fields: Any) -> None:
+        """Change some fields of status.json."""
+        self._status.update(fields)
+        document = {**self._status, "time": now_utc()}
+        self._uploads.offer(RUN_STATUS, json.dumps(document, indent=2).encode() + b"\n", now=now)
+
+    def secure(self) -> None:
+        """Wait, not for long, until the lines so far are uploaded.
+
+        Before a checkpoint is: whoever continues from it would miss them.
+        """
+        self._uploads.flush(TRAIN_METRICS, within_s=_SECURING_S)
+
+    def finish(
+        self,
+        *,
+        parameters: Mapping[str, Any],
+        log_every: int,
+        more: Iterable[tuple[str, float, str]] = (),
+    ) -> None:
+        """Write results.json, with ``more`` metrics and their units; upload what is left."""
+        document = results_document(
+            self._read(RESULTS),
+            parameters=parameters,
+            throughputs=self._throughputs,
+            last=self._last,
+            evaluation=self._evaluation,
+            log_every=log_every,
+            seconds=time.monotonic() - self._began_s,
+            more=more,
+        )
+        self._uploads.offer(RESULTS, json.dumps(document, indent=2).encode() + b"\n", now=True)
+        self.close()
+
+    def close(self, *, within_s: float = _CLOSING_S) -> None:
+        """Upload what is left, if that takes no longer than ``within_s``."""
+        if self._writer is not None:
+            self._writer.close()
+            self._offer_tensorboard()
+        if not self._uploads.close(within_s=within_s):
+            self._say(f"metrics are not complete in {self._objects.uri}: storage is too slow")
+
+    def abandon(self) -> None:
+        """Write nothing more: the run's files are another job's now."""
+        if self._writer is not None:
+            self._writer.close()
+        self._uploads.abandon()
+
+    def _offer_tensorboard(self) -> None:
+        for path in sorted(self._tensorboard.glob("events.*")):
+            self._uploads.offer(f"{TENSORBOARD}/{path.name}", path)
+
+    def _read(self, key: str) -> bytes | None:
+        try:
+            return self._objects.get(key)
+        except ObjectMissing:
+            return None
+
+
+def _lines_until(data: bytes | None, step: int) -> tuple[list[str], int]:
+    """Lines of earlier attempts that stay when the run goes on after ``step``, and how many not."""
+    kept, dropped = [], 0
+    for line in (data or b"").decode(errors="replace").splitlines():
+        try:
+            document = json.loads(line)
+            is_later = document["event"] in _MADE_AGAIN and document["step"] > step
+        except (KeyError, TypeError, ValueError):
+            is_later = True  # half a line, or not ours
+        if is_later:
+            dropped += 1
+        else:
+            kept.append(line)
+    return kept, dropped
+
+
+def _last_validation(lines: list[str]) -> dict[str, Any]:
+    """What the status says of the newest evaluation of earlier attempts, if there was one."""
+    for line in reversed(lines):
+        document = json.loads(line)
+        if document["event"] == _EVALUATION:
+            return {"val_loss": document["val_loss"], "val_step": document["step"]}
+    return {}

@@ -1,0 +1,115 @@
+"""What differs between kinds of training: data, model, batches; all else is ``Run``'s."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.storage import Objects
+from trainium_catalogue.parameters import Value
+
+if TYPE_CHECKING:
+    from training.backends.base import Backend
+    from training.core.config import TrainConfig
+    from training.core.device import Device
+    from training.trainer.evaluation import HeldOut
+    from training.trainer.metrics import StepRecord
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staging:
+    """How a dataset comes to this node; see ``data.staging.stage``."""
+
+    objects: Objects
+    cache: Path
+    is_leader: bool
+    wait: Callable[[], None]
+    report: Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """A dataset on this node."""
+
+    samples: int
+    """Of one epoch."""
+    facts: Mapping[str, Any]
+    """What a run remembers of it, and refuses to continue without."""
+    tokenizer_sha256: str | None
+    """What its ids mean; None where that is not known."""
+    content: Any
+    """For the recipe itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run that has made all its steps says in the end."""
+
+    lines: tuple[str, ...] = ()
+    metrics: tuple[tuple[str, float, str], ...] = ()
+    """Name, value and unit, for results.json."""
+    problem: str | None = None
+    """Why the job fails though it has trained."""
+
+
+class WrongOutcome(ValueError):
+    """The run has made all its steps, and what has come of them is not right."""
+
+
+class Recipe(ABC):
+    """One kind of training; every rank makes the same calls in the same order."""
+
+    first_lines: tuple[str, ...] = ()
+    """For the log, before the first step."""
+    follows_ranks = False
+    """Other ranks would be another run: batch or rate depend on their number."""
+
+    @abstractmethod
+    def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
+        """Raise ``ValueError`` for what cannot be, before anything is downloaded."""
+
+    @abstractmethod
+    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Material:
+        """Bring the dataset to this node, and refuse one that the model cannot take."""
+
+    @abstractmethod
+    def config(
+        self, values: Mapping[str, Value], num_ranks: int, material: Material | None
+    ) -> TrainConfig:
+        """Everything that decides the run; without a dataset, of one that compiles."""
+
+    @abstractmethod
+    def backend(
+        self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
+    ) -> Backend:
+        """The model on this rank's device; ``peak_flops`` is one rank's."""
+
+    @abstractmethod
+    def batches(
+        self, config: TrainConfig, material: Material, backend: Any
+    ) -> Callable[[range], Any]:
+        """Positions in the data order to a micro-batch, as a pure function."""
+
+    def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
+        """The same without a dataset, for graphs that are compiled beforehand."""
+        raise TypeError(f"{type(self).__name__} compiles nothing beforehand")
+
+    def held_out(self, config: TrainConfig, material: Material) -> HeldOut | None:
+        """What is evaluated every ``config.eval_every`` steps; None where nothing is."""
+        return None
+
+    def finish(
+        self,
+        config: TrainConfig,
+        material: Material,
+        backend: Any,
+        last: StepRecord | None,
+        values: Mapping[str, Value],
+    ) -> Outcome:
+        """What is to be done when all steps are made; ``last`` is this job's last logged step."""
+        return Outcome()

@@ -1,0 +1,142 @@
+"""What a training loop measures, and whom it tells; only rank 0 has files."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from training.trainer.metrics import StepRecord, Window
+
+if TYPE_CHECKING:
+    from training.checkpoint import CheckpointInfo
+    from training.core.config import TrainConfig
+    from training.trainer.metrics import EvaluationRecord
+    from training.trainer.metrics_files import RunFiles
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Since the last logged step."""
+
+    steps: int = 0
+    step_s: float = 0.0
+    data_s: float = 0.0
+
+
+class Watch:
+    """Turns steps into records, and saves into events."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        files: RunFiles | None,
+        *,
+        sequences_per_epoch: int,
+        peak_flops: float | None,
+    ) -> None:
+        self._config, self._files, self._peak_flops = config, files, peak_flops
+        self._sequences_per_epoch = sequences_per_epoch
+        self._window = Window(config.log_every)
+        self._sums = _Sums()
+        self.last: StepRecord | None = None
+        """The last logged step, on every rank."""
+        self.failed_saves: dict[int, str] = {}
+        """Step to reason, on every rank."""
+        self.failed_in_a_row = 0
+        """Saves since the last complete one, on every rank."""
+
+    def count(self, *, step_s: float, data_s: float) -> None:
+        """One step was made."""
+        self._sums.steps += 1
+        self._sums.step_s += step_s
+        self._sums.data_s += data_s
+
+    def log(self, step: int, *, loss: float, lr: float, grad_norm: float) -> None:
+        """The steps since the last call, as one record, to everywhere."""
+        plan, sums = self._config.plan, self._sums
+        self._sums = _Sums()
+        sequences = sums.steps * plan.global_batch
+        rate = sequences / max(sums.step_s, 1e-9)
+        tokens_per_second = rate * plan.seq_len
+        mfu = None
+        if self._peak_flops is not None:
+            mfu = plan.model_flops_utilization(tokens_per_second, peak_flops=self._peak_flops)
+        record = StepRecord(
+            step=step,
+            max_steps=self._config.max_steps,
+            epoch=(step * plan.global_batch - 1) // self._sequences_per_epoch,
+            loss=loss,
+            lr=lr,
+            grad_norm=grad_norm,
+            step_s=sums.step_s / sums.steps,
+            data_s=sums.data_s / sums.steps,
+            sequences_per_second=rate,
+            tokens_per_second=tokens_per_second,
+            mfu=mfu,
+            throughput=self._window.add(sequences, sums.step_s),
+            tokens_total=step * plan.tokens_per_step,
+        )
+        self.last = record
+        if self._files is None:
+            return
+        self._files.step(record)
+        shown = record.fields()
+        self._files.status(
+            state="training",
+            eta_seconds=round((record.max_steps - step) * record.step_s, 1),
+            step_seconds=record.step_s,
+            **{
+                name: shown[name]
+                for name in (
+                    *("step", "loss", "lr", "grad_norm", "tokens_per_second"),
+                    *("sequences_per_second", "mfu", "tokens_total"),
+                )
+            },
+        )
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """The validation split was evaluated, between two steps."""
+        if self._files is not None:
+            self._files.evaluation(record)
+
+    def before_save(self) -> None:
+        """A checkpoint will be taken."""
+        if self._files is not None:
+            self._files.status(now=True, state="saving")
+            self._files.secure()
+
+    def save_began(self, step: int, *, stall_s: float) -> None:
+        """A checkpoint was copied, or written, while training stood still for ``stall_s``."""
+        if self._files is not None:
+            self._files.save(step, stall_s=stall_s)
+            self._files.status(state="training")
+
+    def saved(self, info: CheckpointInfo) -> None:
+        """A checkpoint is complete; may come from another thread."""
+        self.failed_in_a_row = 0
+        if self._files is not None:
+            self._files.event("saved", {"step": info.step, "bytes": info.num_bytes})
+            self._files.status(
+                now=True, last_checkpoint_step=info.step, last_checkpoint_time=info.time
+            )
+
+    def save_failed(self, step: int, reason: str) -> None:
+        """A checkpoint could not be written; may come from another thread."""
+        self.failed_saves[step] = reason
+        self.failed_in_a_row += 1
+        if self._files is not None:
+            self._files.event("save-failed", {"step": step, "reason": reason})
+            self._files.status(now=True, failed_saves=len(self.failed_saves))
+
+
+class Stopwatch:
+    """Seconds since it was started."""
+
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return time.perf_counter() - self._began_s

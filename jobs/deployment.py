@@ -9,8 +9,8 @@ from typing import TypeVar
 from jobs.aws import SsmClient
 from jobs.deploy_commands import cdk_deploy, deploy_command, missing_deployment
 from jobs.errors import Refusal
-from jobs.orchestrators import Orchestrator
 from trainium_catalogue import contract
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
+
+from trainium_catalogue.contract import Orchestrator
 
 if TYPE_CHECKING:
     from jobs.aws import LogsClient
     from jobs.batch.reasons import Explanation
     from jobs.batch.runs import Job, RunSummary, Shape
     from jobs.submit.request import JobRequest
-
-
-class Orchestrator(StrEnum):
-    """As `cdk deploy` and the published parameters name it."""
-
-    BATCH = "batch"
-    EKS = "eks"
-
-    @property
-    def who(self) -> str:
-        """Who starts a job again, and gives reasons or none."""
-        return "Batch" if self is Orchestrator.BATCH else "Volcano"
 
 
 class JobService(Protocol):

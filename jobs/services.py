@@ -10,7 +10,8 @@ from jobs.batch.runs import RunSummary
 from jobs.batch.service import BatchService
 from jobs.deployment import Deployment
 from jobs.errors import Refusal, as_refusal
-from jobs.orchestrators import JobService, Orchestrator
+from jobs.orchestrators import JobService
+from trainium_catalogue.contract import Orchestrator
 
 
 @dataclass(slots=True)

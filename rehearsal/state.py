@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ORCHESTRATORS = ("batch", "eks")
+from trainium_catalogue.contract import Orchestrator
+
+ORCHESTRATORS = tuple(Orchestrator)
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOYMENT = "default"
 

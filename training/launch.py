@@ -43,9 +43,9 @@ from trainium_catalogue.contract import (
     ENV_AFTER_JOB,
     ENV_JOB_ID,
     ENV_NODE_ADDRESS,
+    RENDEZVOUS,
 )
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
-from trainium_catalogue.ports import RENDEZVOUS
 
 _PORT_WAIT_S = 10.0
 _TICK_S = 0.1

@@ -12,8 +12,8 @@ from training.core.arguments import ArgumentError, Request
 from training.core.contract import NodeContract
 from training.core.stopping import StopSwitch
 from trainium_catalogue.models import PRESETS
-from trainium_catalogue.plan import TrainingPlan
-from trainium_catalogue.verify_rules import check_verify
+from trainium_catalogue.parameters.plan import TrainingPlan
+from trainium_catalogue.parameters.verify import check_verify
 from trainium_catalogue.workloads import Value
 
 if TYPE_CHECKING:

@@ -1,11 +1,25 @@
 """Names that the stacks publish and the node and the helper read; docs/interfaces.md shows them."""
 
+from enum import StrEnum
 from typing import Final
 
 CONTRACT_VERSION: Final = "3"
 """Raised when a name below changes its meaning; the helper refuses another one."""
 
 DEFAULT_DEPLOYMENT: Final = "default"
+
+
+class Orchestrator(StrEnum):
+    """As `cdk deploy` and the published parameters name it."""
+
+    BATCH = "batch"
+    EKS = "eks"
+
+    @property
+    def who(self) -> str:
+        """Who starts a job again, and gives reasons or none."""
+        return "Batch" if self is Orchestrator.BATCH else "Volcano"
+
 
 # --- SSM parameters, below /trainium/<deployment>/ ---------------------------------------------
 SSM_CONTRACT_VERSION: Final = "contract-version"
@@ -188,6 +202,24 @@ def launch_command(workload: str) -> list[str]:
     """The command of a job definition: what every node runs."""
     return ["python", "-m", "training.launch", workload]
 
+
+# --- TCP ports between the nodes of a job ------------------------------------------------------
+RENDEZVOUS: Final = 41000
+"""torchrun's store on the main node; AWS's samples use the same number."""
+PEER_WATCH: Final = 41001
+"""The launchers' own link, by which every node learns of a lost or silent peer."""
+NEURON_ROOT_COMM: Final = 62182
+"""Where torch-neuronx bootstraps collectives on the main node (torch_xla's Neuron plugin)."""
+NEURON_ROOT_COMM_ALTERNATE: Final = 48620
+"""The port of the Neuron documentation's examples of ``NEURON_RT_ROOT_COMM_ID``."""
+
+RESERVED_PORTS: Final[tuple[int, ...]] = (
+    RENDEZVOUS,
+    PEER_WATCH,
+    NEURON_ROOT_COMM_ALTERNATE,
+    NEURON_ROOT_COMM,
+)
+"""Kept out of the ephemeral range on the host (``net.ipv4.ip_local_reserved_ports``)."""
 
 # --- retries -----------------------------------------------------------------------------------
 HOST_LOST_REASON: Final = "Host EC2*"

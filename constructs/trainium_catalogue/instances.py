@@ -1,4 +1,4 @@
-"""The Trainium instance types, and all arithmetic that follows from them.
+"""The instance types: Trainium's with the arithmetic that follows, and ordinary ones for CPU jobs.
 
 Sizes, cards and zones: ``aws ec2 describe-instance-types`` and
 ``describe-instance-type-offerings --location-type availability-zone-id`` (as recorded in
@@ -312,3 +312,31 @@ def find_instance_type(name: str) -> InstanceType:
     except KeyError:
         reason = did_you_mean(name, INSTANCE_TYPES)
         raise ValueError(f"instance type {name!r} is not in the catalogue; {reason}") from None
+
+
+# Ordinary instances for data and export jobs: enough of them to find Spot capacity anywhere, and
+# x86-64, because the training image is.
+JOB_VCPUS = 16
+JOB_MEMORY_MIB = 57_344
+"""56 GiB: what the ECS agent of a 64 GiB instance registers, with room to spare."""
+USD_PER_JOB_HOUR_ESTIMATE = 0.77
+"""On-demand list price of an m6i.4xlarge in us-east-1; Spot costs less. For orientation only."""
+
+_GIB = 1024
+_FAMILIES = {"m5": 4, "m5a": 4, "m6a": 4, "m6i": 4, "m7a": 4, "m7i": 4} | {
+    "r5": 8, "r6a": 8, "r6i": 8, "r7a": 8, "r7i": 8,
+}  # fmt: skip
+"""GiB of memory for each vCPU."""
+_SIZES = {"4xlarge": 16, "8xlarge": 32, "12xlarge": 48, "16xlarge": 64}
+
+CPU_INSTANCE_TYPES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {
+        f"{family}.{size}": (vcpus, vcpus * gib_per_vcpu * _GIB)
+        for family, gib_per_vcpu in _FAMILIES.items()
+        for size, vcpus in _SIZES.items()
+    }
+)
+"""Name to vCPUs and memory in MiB; each holds one job at least."""
+
+DEFAULT_CPU_INSTANCE_TYPES = ("m6i.4xlarge", "m6a.4xlarge", "m5.4xlarge", "m5a.4xlarge")
+"""Several pools of Spot capacity; sold in every region that sells Trainium."""

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for a near miss, else the list of known words."""
-    words = sorted(known)
+    words = sorted(str(word) for word in known)
     spelled = {word.lower(): word for word in words}
     nearest = get_close_matches(value.lower(), spelled, n=1, cutoff=0.6)
     if nearest:

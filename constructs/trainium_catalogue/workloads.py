@@ -10,16 +10,22 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from trainium_catalogue import contract
-from trainium_catalogue.data_parameters import (
+from trainium_catalogue.models import LLAMA_PRESETS, PRESETS, Preset
+from trainium_catalogue.parameters.allreduce import ALL_REDUCE_PARAMETERS
+from trainium_catalogue.parameters.data import (
     EXPORT_PARAMETERS,
     PREPARE_PARAMETERS,
     TOKENIZE_PARAMETERS,
 )
-from trainium_catalogue.models import LLAMA_PRESETS, PRESETS, Preset
-from trainium_catalogue.parameters import LAUNCH_PARAMETERS, Parameter, Value, parse_parameters
+from trainium_catalogue.parameters.parameter import (
+    LAUNCH_PARAMETERS,
+    Parameter,
+    Value,
+    parse_parameters,
+)
+from trainium_catalogue.parameters.training import MNIST_PARAMETERS, training_parameters
+from trainium_catalogue.parameters.verify import VERIFY_PARAMETERS
 from trainium_catalogue.suggest import did_you_mean
-from trainium_catalogue.training_parameters import MNIST_PARAMETERS, training_parameters
-from trainium_catalogue.verify_rules import CHECKS
 
 __all__ = [
     "LAUNCH_PARAMETERS",
@@ -96,61 +102,7 @@ _WORKLOADS = (
         summary="correctness, latency and bandwidth of all-reduce over all nodes",
         default_nodes=2,
         time_limit_hours=1.0,
-        parameters=(
-            Parameter(
-                name="min-bytes",
-                default=1024,
-                minimum=4,
-                help="smallest payload of the sweep, in bytes per rank",
-            ),
-            Parameter(
-                name="max-bytes",
-                default=1024**3,
-                minimum=4,
-                help="largest payload of the sweep, in bytes per rank",
-            ),
-            Parameter(
-                name="size-factor",
-                default=4,
-                minimum=2,
-                help="ratio between one payload of the sweep and the next",
-            ),
-            Parameter(
-                name="warmup-iterations",
-                default=5,
-                minimum=0,
-                help="iterations of each size before timing starts",
-            ),
-            Parameter(
-                name="iterations",
-                default=20,
-                minimum=1,
-                help="timed iterations of each size, at most",
-            ),
-            Parameter(
-                name="seconds-per-size",
-                default=20.0,
-                minimum=0.01,
-                help="time budget of each size; fewer iterations are made when it runs out",
-            ),
-            Parameter(
-                name="total-seconds",
-                default=1200.0,
-                minimum=1,
-                help="time budget of the whole sweep; sizes that do not fit are left out",
-            ),
-            Parameter(
-                name="require-bar",
-                default=False,
-                help="fail when bus bandwidth is below the published figure, where there is one",
-            ),
-            Parameter(
-                name="inject-error-rank",
-                default=-1,
-                minimum=-1,
-                help="drill: raise an error on this rank, to see how the job ends (-1: none)",
-            ),
-        ),
+        parameters=ALL_REDUCE_PARAMETERS,
     ),
     *(_pretraining(preset) for preset in PRESETS.values()),
     Workload(
@@ -169,22 +121,7 @@ _WORKLOADS = (
         max_nodes=4,
         time_limit_hours=2.0,
         writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
-        parameters=(
-            Parameter(
-                name="checks",
-                default="all",
-                pattern=r"all|[a-z-]+(,[a-z-]+)*",
-                pattern_help="all, or names of checks between commas",
-                help=f"which checks to run: all, or some of {', '.join(CHECKS)}",
-            ),
-            Parameter(
-                name="tensor-parallel",
-                default=0,
-                minimum=0,
-                help="ranks that share the tiny Llama (0: as many as llama2-7b's, or as the job's "
-                "ranks allow)",
-            ),
-        ),
+        parameters=VERIFY_PARAMETERS,
     ),
     Workload(
         name="prepare",

@@ -11,7 +11,7 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from trainium_catalogue.contract import ATTEMPTS, launch_command
-from trainium_catalogue.cpu_instances import JOB_MEMORY_MIB, JOB_VCPUS
+from trainium_catalogue.instances import JOB_MEMORY_MIB, JOB_VCPUS
 from trainium_catalogue.workloads import Workload
 from trainium_constructs.host_setup import NOFILE
 from trainium_constructs.job import environment_pairs, log_configuration, retry_rules

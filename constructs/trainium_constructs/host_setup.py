@@ -8,9 +8,8 @@ from email.mime.text import MIMEText
 from importlib.resources import files
 from shlex import quote
 
-from trainium_catalogue.contract import LUSTRE_MOUNT
+from trainium_catalogue.contract import LUSTRE_MOUNT, RESERVED_PORTS
 from trainium_catalogue.instances import InstanceType
-from trainium_catalogue.ports import RESERVED_PORTS
 from trainium_catalogue.releases import NeuronRelease
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 from trainium_constructs.lustre import LustreMount

@@ -14,8 +14,8 @@ from typing import Any
 from jobs.aws import Ec2Client
 from jobs.deployment import Deployment
 from jobs.errors import Refusal, error_code
-from jobs.orchestrators import Orchestrator
 from jobs.submit.request import JobRequest
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 Rule = Mapping[str, Any]

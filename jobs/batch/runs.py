@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from jobs.aws import BatchClient
-from jobs.orchestrators import Orchestrator
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 ENDED = frozenset({"SUCCEEDED", "FAILED"})

@@ -13,8 +13,8 @@ from jobs.batch.runs import Job, RunSummary, Shape, list_runs
 from jobs.batch.submission import submit_once
 from jobs.batch.waiting import waits_for, why_waiting
 from jobs.deployment import Deployment
-from jobs.orchestrators import Orchestrator
 from jobs.submit.request import JobRequest
+from trainium_catalogue.contract import Orchestrator
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from jobs.bucket.transfers import Item
 from jobs.errors import Refusal
 from trainium_catalogue import contract
-from trainium_catalogue.corpora import CORPORA, TEXT_SUFFIXES
+from trainium_catalogue.parameters.data import CORPORA, TEXT_SUFFIXES
 
 _HEAD_BYTES = 4096
 

@@ -5,7 +5,7 @@ from jobs.commands.options import Globals
 from jobs.deployment import Deployment, EksTarget, read_deployment
 from jobs.eks.service import EksService
 from jobs.errors import Refusal
-from jobs.orchestrators import Orchestrator
+from trainium_catalogue.contract import Orchestrator
 
 
 def eks_deployment(given: Globals, what: str) -> tuple[Aws, Deployment, EksTarget]:

@@ -19,10 +19,10 @@ from jobs.commands.options import (
 )
 from jobs.deployment import read_deployment
 from jobs.errors import EXIT_OK
-from jobs.orchestrators import Orchestrator
 from jobs.output import documents
 from jobs.services import services_of
 from jobs.submit.checks import check_node_index
+from trainium_catalogue.contract import Orchestrator
 
 
 @command

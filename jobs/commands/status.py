@@ -22,10 +22,10 @@ from jobs.commands.options import (
 )
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
-from jobs.orchestrators import JobService, Orchestrator
+from jobs.orchestrators import JobService
 from jobs.output import documents
 from jobs.services import Services, services_of
-from trainium_catalogue.contract import TRAIN_METRICS, run_key
+from trainium_catalogue.contract import TRAIN_METRICS, Orchestrator, run_key
 from trainium_catalogue.workloads import WORKLOADS
 
 

@@ -20,9 +20,10 @@ from jobs.commands.options import (
 )
 from jobs.deployment import read_deployment
 from jobs.errors import EXIT_OK
-from jobs.orchestrators import JobService, Orchestrator
+from jobs.orchestrators import JobService
 from jobs.output import documents
 from jobs.services import services_of
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 
 

@@ -12,7 +12,6 @@ from jobs.batch.runs import RunSummary
 from jobs.bucket.objects import Bucket
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command, note
 from jobs.deployment import read_deployment
-from jobs.orchestrators import Orchestrator
 from jobs.services import service_for, services_of
 from jobs.submit.checks import check_size, checked_request, known_workload, valid_run_name
 from jobs.submit.parameters import parsed_parameters
@@ -28,6 +27,7 @@ from jobs.submit.prepared import (
 from jobs.submit.same_job import check_alone
 from jobs.submit.send import Sender
 from jobs.submit.show import ask, show_plan
+from trainium_catalogue.contract import Orchestrator
 
 
 @command

@@ -26,10 +26,9 @@ from jobs.commands.options import (
 )
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import EXIT_OK, Refusal, as_refusal
-from jobs.orchestrators import Orchestrator
 from jobs.services import services_of
 from jobs.submit.checks import valid_run_name
-from trainium_catalogue.contract import LOSS_SCALAR, run_key
+from trainium_catalogue.contract import LOSS_SCALAR, Orchestrator, run_key
 
 if TYPE_CHECKING:
     from jobs.eks.port_forward import Forwarder

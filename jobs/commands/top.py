@@ -22,8 +22,8 @@ from jobs.commands.shell import running_pod
 from jobs.eks.service import EksService
 from jobs.eks.usage import NEURON_MONITOR, Usage
 from jobs.errors import EXIT_OK, Refusal
-from jobs.orchestrators import Orchestrator
 from jobs.services import Services
+from trainium_catalogue.contract import Orchestrator
 
 
 @command

@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.eks.launch_spec import LaunchSpec
 from trainium_catalogue import contract, kubernetes
-from trainium_catalogue.ports import RESERVED_PORTS
+from trainium_catalogue.contract import RESERVED_PORTS
 
 # A pod that requests no huge pages may have none, whatever the host holds: touching one is SIGBUS
 # (kubernetes/kubernetes issue 71233). libfabric takes them by default for a small gain

@@ -9,8 +9,8 @@ from typing import Any
 from jobs.batch.runs import ENDED, Attempt, Job, Kind, Node, RunSummary, Shape
 from jobs.eks.endings import Ending, Endings
 from jobs.eks.pods import milliseconds, node_of, trouble
-from jobs.orchestrators import Orchestrator
 from trainium_catalogue import kubernetes
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 Json = Mapping[str, Any]

@@ -27,8 +27,8 @@ from jobs.eks.errors import is_missing, status_of
 from jobs.eks.launch_spec import launch_spec
 from jobs.eks.pod_logs import PodLogs
 from jobs.eks.stopping import abort
-from jobs.orchestrators import Orchestrator
 from jobs.submit.request import JobRequest
+from trainium_catalogue.contract import Orchestrator
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts to create a job."""

@@ -9,7 +9,7 @@ from jobs import errors
 from jobs.batch.reasons import Explanation
 from jobs.batch.runs import ON_HOSTS, Attempt, Job, Kind, Shape
 from jobs.batch.streams import LogLine, Phase, Streams
-from jobs.orchestrators import Orchestrator
+from trainium_catalogue.contract import Orchestrator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from jobs.batch.runs import Kind, Shape
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
-from jobs.orchestrators import Orchestrator
 from jobs.submit.request import JobRequest
 from trainium_catalogue import contract
-from trainium_catalogue.cpu_instances import USD_PER_JOB_HOUR_ESTIMATE
+from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.instances import USD_PER_JOB_HOUR_ESTIMATE
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import (
     LAUNCH_PARAMETERS,

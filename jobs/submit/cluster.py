@@ -9,8 +9,9 @@ from jobs.commands.options import note
 from jobs.deployment import Deployment
 from jobs.eks.service import EksService
 from jobs.errors import Refusal
-from jobs.orchestrators import JobService, Orchestrator
+from jobs.orchestrators import JobService
 from jobs.submit.send import Sender
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.eks import DEFAULT_IDLE_MINUTES
 from trainium_catalogue.workloads import Hardware, Workload
 

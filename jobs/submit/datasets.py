@@ -8,7 +8,7 @@ from typing import Any
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
 from trainium_catalogue import contract
-from trainium_catalogue.corpora import DATASETS
+from trainium_catalogue.parameters.data import DATASETS
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import Value, Workload
 

@@ -12,8 +12,8 @@ from jobs.errors import Refusal
 from jobs.submit.datasets import find_dataset, hint, listed
 from jobs.submit.parameters import with_defaults
 from trainium_catalogue import contract
-from trainium_catalogue.corpora import CORPORA
-from trainium_catalogue.run_rules import settle_values
+from trainium_catalogue.parameters.data import CORPORA
+from trainium_catalogue.parameters.training import settle_values
 from trainium_catalogue.workloads import Value, Workload
 
 

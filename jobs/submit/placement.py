@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
-from jobs.orchestrators import Orchestrator
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware, Workload
 
 

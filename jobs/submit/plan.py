@@ -8,9 +8,9 @@ from typing import Any
 
 from jobs.errors import Refusal
 from jobs.submit.inputs import Inputs
-from trainium_catalogue.plan import TrainingPlan
-from trainium_catalogue.sweep_rules import check_sweep
-from trainium_catalogue.verify_rules import check_verify
+from trainium_catalogue.parameters.allreduce import check_sweep
+from trainium_catalogue.parameters.plan import TrainingPlan
+from trainium_catalogue.parameters.verify import check_verify
 from trainium_catalogue.workloads import Value, Workload
 
 

@@ -13,8 +13,8 @@ from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_
 from jobs.submit.parameters import with_defaults
 from jobs.submit.plan import Plan, check_sweep_values, check_verify_values, training_plan
 from jobs.submit.request import JobRequest
+from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
-from trainium_catalogue.training_parameters import GRAPH_PARAMETERS
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Value, Workload
 
 COMPILE_TIME_LIMIT_HOURS = 6.0

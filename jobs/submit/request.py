@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.orchestrators import Orchestrator
 from trainium_catalogue import contract
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware, Value
 
 ESTIMATE_NOTE = "estimate, list price; check your account"

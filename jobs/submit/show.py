@@ -14,7 +14,7 @@ from jobs.deployment import Deployment
 from jobs.submit.prepared import Prepared
 from jobs.submit.request import ESTIMATE_NOTE, JobRequest
 from trainium_catalogue.contract import ATTEMPTS
-from trainium_catalogue.cpu_instances import JOB_VCPUS
+from trainium_catalogue.instances import JOB_VCPUS
 from trainium_catalogue.workloads import Hardware
 
 

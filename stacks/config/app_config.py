@@ -12,8 +12,8 @@ from stacks.config.eks_keys import EksKeys
 from stacks.config.keys import keys_of, read_all
 from stacks.config.names import is_zone_name
 from stacks.config.warnings import ConfigWarning, warnings_of
-from trainium_catalogue.cpu_instances import JOB_VCPUS
-from trainium_catalogue.instances import EfaLayout, InstanceType, find_instance_type
+from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.instances import JOB_VCPUS, EfaLayout, InstanceType, find_instance_type
 from trainium_catalogue.releases import NeuronRelease, find_release
 from trainium_catalogue.zones import subnet_zones
 
@@ -54,7 +54,7 @@ class AppConfig(EksKeys):
     @property
     def runs_on_batch(self) -> bool:
         """Whether Batch runs jobs on nodes; data and export jobs it runs anyway."""
-        return "batch" in self.orchestrators
+        return Orchestrator.BATCH in self.orchestrators
 
     @property
     def tasks_use_default_group(self) -> bool:
@@ -64,7 +64,7 @@ class AppConfig(EksKeys):
     @property
     def runs_on_eks(self) -> bool:
         """Whether an EKS cluster runs jobs on nodes."""
-        return "eks" in self.orchestrators
+        return Orchestrator.EKS in self.orchestrators
 
     @property
     def has_lustre(self) -> bool:

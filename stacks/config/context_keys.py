@@ -24,9 +24,8 @@ from stacks.config.names import (
     region_name,
     zone,
 )
-from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
-from trainium_catalogue.cpu_instances import DEFAULT_CPU_INSTANCE_TYPES
-from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
+from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
+from trainium_catalogue.instances import DEFAULT_CPU_INSTANCE_TYPES, INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, TRAINING_RELEASES
 from trainium_catalogue.zones import ZONES
 
@@ -61,7 +60,7 @@ def _num_nodes(earlier: Mapping[str, Any]) -> int:
 
 
 def _lustre_gib(earlier: Mapping[str, Any]) -> int:
-    wanted = "eks" in earlier["orchestrators"] and earlier["lustre_dns_name"] is None
+    wanted = Orchestrator.EKS in earlier["orchestrators"] and earlier["lustre_dns_name"] is None
     return SMALLEST_LUSTRE_GIB if wanted else 0
 
 
@@ -79,9 +78,9 @@ class ContextKeys:
         help="name of this deployment: several live side by side in one account and region, "
         "each in its own stacks `trainium-<deployment>-<part>`",
     )
-    orchestrators: tuple[str, ...] = key(
+    orchestrators: tuple[Orchestrator, ...] = key(
         orchestrators(),
-        default=("batch",),
+        default=(Orchestrator.BATCH,),
         help="what runs jobs on the nodes: AWS Batch, an EKS cluster, or each of them; data and "
         "export jobs run on Batch anyway",
     )

@@ -6,7 +6,8 @@ import re
 
 from stacks.config.kinds import Kind, matching, text, words
 from stacks.config.refusal import Unfit
-from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
+from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.instances import CPU_INSTANCE_TYPES
 from trainium_catalogue.suggest import did_you_mean
 
 LOG_RETENTION_DAYS = frozenset(
@@ -14,8 +15,6 @@ LOG_RETENTION_DAYS = frozenset(
     | {1827, 2192, 2557, 2922, 3288, 3653}
 )
 """What PutRetentionPolicy takes (CloudWatch Logs API reference)."""
-
-ORCHESTRATORS = ("batch", "eks")
 
 _MOST_DEPLOYMENT_CHARACTERS = 24
 # ECR allows single hyphens between letters and digits; the other places allow more.
@@ -48,20 +47,21 @@ def deployment_name() -> Kind[str]:
     return Kind(noun="name", read=read)
 
 
-def orchestrators() -> Kind[tuple[str, ...]]:
+def orchestrators() -> Kind[tuple[Orchestrator, ...]]:
     """``batch``, ``eks``, or both, as a list or as that word."""
     listed = words(_orchestrator, noun="`batch`, `eks` or `both`")
 
-    def read(value: object) -> tuple[str, ...]:
-        return ORCHESTRATORS if value == "both" else tuple(sorted(listed.read(value)))
+    def read(value: object) -> tuple[Orchestrator, ...]:
+        named = [*Orchestrator] if value == "both" else sorted(listed.read(value))
+        return tuple(Orchestrator(name) for name in named)
 
     return Kind(noun=listed.noun, read=read)
 
 
 def _orchestrator(name: str) -> str:
-    if name not in ORCHESTRATORS:
+    if name not in [*Orchestrator]:
         raise Unfit(
-            f"names the unknown orchestrator {name!r}", did_you_mean(name, (*ORCHESTRATORS, "both"))
+            f"names the unknown orchestrator {name!r}", did_you_mean(name, (*Orchestrator, "both"))
         )
     return name
 

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 from jobs.batch.describe import describe_job
 from jobs.batch.runs import Job, Kind, RunSummary, Shape, list_runs
-from jobs.orchestrators import JobService, Orchestrator
+from jobs.orchestrators import JobService
 from jobs.services import Services
 from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, attempt, child, parent, scene
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 T0 = 1_000_000.0

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.batch.runs import Attempt, Job, Kind, Node, RunSummary, Shape
-from jobs.orchestrators import Orchestrator
 from jobs.output.show import describe_status, verdict
 from jobs.output.tables import node_table, runs_table
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 NAMES = tuple(f"prepare-20261121-1422{index:02d}-ab{index:02d}" for index in range(4))

@@ -11,8 +11,8 @@ import pytest
 from jobs.batch.runs import Job, Kind, Shape
 from jobs.batch.waiting import why_waiting
 from jobs.deployment import Deployment
-from jobs.orchestrators import Orchestrator
 from tests.jobs.fakes import FakeBatch, FakeClock
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import find_instance_type
 
 DEPLOYMENT = Deployment(

@@ -71,7 +71,7 @@ def test_editing_what_no_node_runs_rebuilds_nothing(checkout: Path, path: str) -
     [
         "training/__init__.py",
         "node_scaler/plan.py",
-        "constructs/trainium_catalogue/ports.py",
+        "constructs/trainium_catalogue/contract.py",
         "docker/neuron/Dockerfile",
         "docker/neuron/requirements.txt",
     ],

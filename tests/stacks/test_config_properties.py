@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from stacks.config import AppConfig, ConfigError
 from stacks.config.keys import keys_of
 from stacks.config.names import LOG_RETENTION_DAYS
-from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
 from trainium_catalogue.eks import KUBERNETES_VERSIONS
-from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
+from trainium_catalogue.instances import CPU_INSTANCE_TYPES, INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import NEURON_RELEASES
 
 # Two workers on a busy laptop: a slow example is no finding.

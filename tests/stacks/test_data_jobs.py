@@ -6,7 +6,7 @@ import pytest
 
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract
-from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
+from trainium_catalogue.instances import CPU_INSTANCE_TYPES
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 from trainium_constructs.host_setup import cpu_host_user_data
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium_catalogue.models import PRESETS
-from trainium_catalogue.plan import GIB, TrainingPlan
-from trainium_catalogue.shapes import BertShape
-from trainium_catalogue.training_parameters import (
+from trainium_catalogue.models import PRESETS, BertShape
+from trainium_catalogue.parameters.plan import GIB, TrainingPlan
+from trainium_catalogue.parameters.training import (
     FIXED_IN_A_RUN,
     GRAPH_PARAMETERS,
     training_parameters,

@@ -9,8 +9,7 @@ from importlib.resources import files
 import pytest
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 
-from trainium_catalogue.cpu_instances import DEFAULT_CPU_INSTANCE_TYPES
-from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.instances import DEFAULT_CPU_INSTANCE_TYPES, INSTANCE_TYPES
 from trainium_catalogue.zones import MOST_ZONES, ZONES, subnet_zones
 
 # The control plane of a cluster cannot live here (EKS user guide, VPC and subnet requirements).

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainium_catalogue.contract import RESERVED_PORTS
 from trainium_catalogue.instances import INSTANCE_TYPES, InstanceType
-from trainium_catalogue.ports import RESERVED_PORTS
 from trainium_catalogue.releases import NEURON_RELEASES, NeuronRelease
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 from trainium_constructs import HostSetup

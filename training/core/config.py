@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.plan import TrainingPlan
-from trainium_catalogue.shapes import Shape
+from trainium_catalogue.models import Shape
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.plan import TrainingPlan
 
 
 class Optimizer(StrEnum):

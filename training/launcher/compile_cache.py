@@ -18,8 +18,8 @@ from training.core.contract import DeviceKind
 from training.storage import Objects, Patience, StorageError, open_objects
 from training.storage.results import now_utc
 from trainium_catalogue.contract import CACHE_PREFIX, GRAPHS_PREFIX
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.training_parameters import GRAPH_PARAMETERS
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
 
 if TYPE_CHECKING:
     from training.core.progress import RunContext

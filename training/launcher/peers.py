@@ -18,7 +18,7 @@ from typing import Any
 from training.core.contract import NodeContract
 from training.launcher.links import Link, LinkLost, Message
 from training.launcher.verdict import Verdict
-from trainium_catalogue.ports import PEER_WATCH
+from trainium_catalogue.contract import PEER_WATCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

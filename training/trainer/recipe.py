@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.storage import Objects
-from trainium_catalogue.parameters import Value
+from trainium_catalogue.parameters.parameter import Value
 
 if TYPE_CHECKING:
     from training.backends.base import Backend

@@ -11,8 +11,8 @@ from typing import Any
 from training.storage import ObjectMissing, Objects, open_objects
 from training.trainer.runlock import RunLock, RunLocked, RunLost
 from trainium_catalogue.contract import RUN_CONFIG, run_prefix
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.run_rules import settle_values
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.training import settle_values
 
 __all__ = ["RunConfig", "RunConfigError", "RunLock", "RunLocked", "RunLost", "checkpoint_root"]
 

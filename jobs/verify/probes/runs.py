@@ -8,9 +8,14 @@ from itertools import pairwise
 from typing import Any
 
 from jobs.batch.runs import Attempt, Job, Kind
-from jobs.orchestrators import Orchestrator
 from jobs.verify.probes.desk import PROBES, Desk
-from trainium_catalogue.contract import ATTEMPTS, HOSTS_IN_VAIN_REASON, TRAIN_METRICS, run_key
+from trainium_catalogue.contract import (
+    ATTEMPTS,
+    HOSTS_IN_VAIN_REASON,
+    TRAIN_METRICS,
+    Orchestrator,
+    run_key,
+)
 from trainium_catalogue.exit_codes import EXIT_CODES, RETRIED
 from trainium_catalogue.probing import Missing, Seen
 

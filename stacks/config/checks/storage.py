@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stacks.config.refusal import PREFIX, ConfigError, refuse
-from trainium_catalogue.cpu_instances import CPU_INSTANCE_TYPES
+from trainium_catalogue.instances import CPU_INSTANCE_TYPES
 
 if TYPE_CHECKING:
     from stacks.config.app_config import AppConfig

@@ -14,7 +14,6 @@ from jobs.deploy_check.assembly import Assembly
 from jobs.deploy_check.changes import Update
 from jobs.deploy_check.findings import Finding, Kind, Running, find_all
 from jobs.deploy_check.replacements import Replacements
-from jobs.orchestrators import Orchestrator
 from tests.jobs.deploy_check.conftest import (
     BATCH,
     NETWORK,
@@ -26,6 +25,7 @@ from tests.jobs.deploy_check.conftest import (
     subnet,
     template,
 )
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.kubernetes import TAINT
 from trainium_catalogue.workloads import Hardware
 

@@ -15,11 +15,10 @@ from jobs.batch.runs import Attempt, Job, Kind, Node, Shape
 from jobs.deployment import Deployment, EksTarget
 from jobs.eks.usage import NEURON_MONITOR, Usage
 from jobs.errors import Refusal
-from jobs.orchestrators import Orchestrator
 from jobs.services import Services
 from jobs.verify.probes import PROBES, Desk, account, cluster, hosts
 from tests.jobs.fakes import client_error
-from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
+from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON, Orchestrator
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.probing import State
 

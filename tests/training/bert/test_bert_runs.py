@@ -25,8 +25,7 @@ from training.models.bert.model import Bert, bert_config, initial_weight, meta_m
 from training.models.llama.export import ExportError, Order, export
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.contract import checkpoint_name
-from trainium_catalogue.models import PRESETS
-from trainium_catalogue.shapes import BertShape
+from trainium_catalogue.models import PRESETS, BertShape
 
 STEPS = 12
 """More than an epoch of the 70 sequences."""

@@ -23,7 +23,7 @@ from training.models.llama.export import ExportError, Order, export
 from training.models.llama.model import llama_config
 from training.storage import LocalObjects, Objects
 from training.trainer.runs import RunConfig
-from trainium_catalogue.plan import shape_of
+from trainium_catalogue.parameters.plan import shape_of
 from trainium_catalogue.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[3]

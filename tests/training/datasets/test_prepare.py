@@ -22,7 +22,7 @@ from training.datasets.prepared import api_docs
 from training.datasets.prepared.prepare import prepare
 from training.datasets.prepared.web import Archive, fetch
 from training.datasets.prepared.wikicorpus import RAW_ENGLISH
-from trainium_catalogue.corpora import CORPORA, DATASETS
+from trainium_catalogue.parameters.data import CORPORA, DATASETS
 
 ARTICLES = {
     "englishText_0_10000": (

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.training.s3_server import REGION, s3_server
-from trainium_catalogue.ports import PEER_WATCH
+from trainium_catalogue.contract import PEER_WATCH
 
 if TYPE_CHECKING:
     from tests.training.conftest import Cluster

@@ -18,8 +18,8 @@ from training.launcher import compile_cache
 from training.launcher.compile_cache import CompileCache, cache_key, code_version
 from training.launcher.compile_graphs import Summary, compile_command, main
 from training.launcher.settings import System, worker_environment
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.training_parameters import GRAPH_PARAMETERS
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
 
 WORDS = ("llama-tiny", "--compile-only")
 # As neuron_parallel_compile of SDK 2.21 to 2.28 logs it.

@@ -19,7 +19,7 @@ from training.models.llama.documents import DOCUMENTS, attention_mask, model_inp
 from training.models.llama.model import initial_weight, llama_config, meta_model, restore_buffers
 from training.storage import open_objects
 from training.trainer.runs import RunConfigError
-from trainium_catalogue.shapes import ModelShape
+from trainium_catalogue.models import ModelShape
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop

@@ -11,8 +11,8 @@ from training.models.llama.dry_run import DoesNotFit, Memory, activation_bytes
 from training.models.llama.dry_run_report import DryRun, dry_run, main
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models import PRESETS
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.plan import GIB
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.plan import GIB
 from trainium_catalogue.workloads import find_workload
 
 TRN1 = find_instance_type("trn1.32xlarge")

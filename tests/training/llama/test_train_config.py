@@ -16,7 +16,7 @@ from training.models.llama.model import initial_weight, llama_config, meta_model
 from training.models.llama.parallel import Split, part_of, split_modules, tensor_parallel_plan
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.models import LLAMA_PRESETS
-from trainium_catalogue.parameters import Value
+from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.workloads import WORKLOADS
 
 FIRST_WEIGHTS = [-0.002576436, 0.018411633, -0.005666399, 0.019853739]

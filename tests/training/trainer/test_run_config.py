@@ -13,8 +13,8 @@ from tests.training.checkpoint.documents import assert_valid
 from training.storage import Objects
 from training.trainer.runs import RunConfig, RunConfigError, checkpoint_root
 from trainium_catalogue.contract import RUN_CONFIG
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.training_parameters import FIXED_IN_A_RUN
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.training import FIXED_IN_A_RUN
 from trainium_catalogue.workloads import WORKLOADS
 
 DEFAULTS = {p.name: p.default for p in WORKLOADS["llama-tiny"].parameters}

@@ -33,7 +33,7 @@ from training.checks.allreduce.sweep import (
 from training.checks.payload import compare, tile
 from training.storage.results import now_utc
 from training.workloads import Job
-from trainium_catalogue.sweep_rules import BYTES_PER_ELEMENT
+from trainium_catalogue.parameters.allreduce import BYTES_PER_ELEMENT
 
 _CHECK_BYTES = 2**20
 """Payload of the first check, which is made in int32 as well."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainium_catalogue.sweep_rules import check_sweep
+from trainium_catalogue.parameters.allreduce import check_sweep
 from trainium_catalogue.workloads import Value
 
 TIME_DEFINITION = (

@@ -14,8 +14,7 @@ import urllib.request
 from training.checks.health import failed_imports
 from training.checks.probes.node import PROBES, Node
 from training.core import contract_batch
-from trainium_catalogue.contract import ENV_MAIN_HOST_FROM
-from trainium_catalogue.ports import RESERVED_PORTS
+from trainium_catalogue.contract import ENV_MAIN_HOST_FROM, RESERVED_PORTS
 from trainium_catalogue.probing import Missing, Seen
 
 _METADATA_TOKEN = "http://169.254.169.254/latest/api/token"

@@ -20,7 +20,7 @@ from training.models.bert.model import initial_weight as initial_bert
 from training.models.llama.model import initial_weight as initial_llama
 from training.models.llama.model import llama_config
 from training.models.mnist.network import Mlp, MlpNetwork
-from trainium_catalogue.shapes import BertShape, ModelShape
+from trainium_catalogue.models import BertShape, ModelShape
 
 if TYPE_CHECKING:
     from training.core.config import TrainConfig

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from training.core.config import Optimizer, TrainConfig
-from trainium_catalogue.models import PRESETS
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.plan import TrainingPlan
-from trainium_catalogue.shapes import MlpShape
-from trainium_catalogue.training_parameters import training_parameters
-from trainium_catalogue.verify_rules import SHAPE, llama_values
+from trainium_catalogue.models import PRESETS, MlpShape
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.plan import TrainingPlan
+from trainium_catalogue.parameters.training import training_parameters
+from trainium_catalogue.parameters.verify import SHAPE, llama_values
 
 STEPS = int(SHAPE["max-steps"])
 SAVED_STEP = 4

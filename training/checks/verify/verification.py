@@ -21,8 +21,8 @@ from training.core.ranks import Ranks
 from training.storage import open_objects
 from training.storage.client import Client
 from trainium_catalogue.contract import run_prefix
+from trainium_catalogue.parameters.verify import ALL, CHECKS_OF_THE_LLAMA
 from trainium_catalogue.probing import NODE_RECORD, Finding, State
-from trainium_catalogue.verify_rules import ALL, CHECKS_OF_THE_LLAMA
 
 if TYPE_CHECKING:
     from training.backends.base import Backend

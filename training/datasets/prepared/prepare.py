@@ -15,7 +15,7 @@ from training.datasets.prepared.corpus import count_complete, write_corpus
 from training.datasets.prepared.web import Archive, fetch
 from training.datasets.prepared.wikicorpus import RAW_ENGLISH
 from trainium_catalogue.contract import CORPORA_PREFIX, DATASETS_PREFIX
-from trainium_catalogue.corpora import DATASETS
+from trainium_catalogue.parameters.data import DATASETS
 
 if TYPE_CHECKING:
     from training.datasets.prepared.ready import Ready

@@ -11,7 +11,7 @@ from training.datasets.places import Place
 from training.datasets.prepared.corpus import CORPUS_MANIFEST
 from training.storage import ObjectInfo
 from trainium_catalogue.contract import CORPORA_PREFIX
-from trainium_catalogue.corpora import CORPORA
+from trainium_catalogue.parameters.data import CORPORA
 
 
 class Kind(StrEnum):

@@ -12,7 +12,7 @@ from transformers.models.bert.modeling_bert import BertForPreTraining
 
 from training.models.bert.data import IGNORED
 from training.models.initial import INITIAL_DEVIATION, normal_weight
-from trainium_catalogue.shapes import BERT_POSITIONS, BertShape
+from trainium_catalogue.models import BERT_POSITIONS, BertShape
 
 if TYPE_CHECKING:
     from training.models.bert.data import Batch

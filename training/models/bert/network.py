@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from training.models.bert.model import bert_config, initial_weight, meta_model, restore
-from trainium_catalogue.shapes import BertShape
+from trainium_catalogue.models import BertShape
 
 if TYPE_CHECKING:
     from torch import nn

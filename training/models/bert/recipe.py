@@ -16,8 +16,8 @@ from training.models.bert.data import Batch, random_batches, shard_batches
 from training.models.bert.network import BertNetwork
 from training.models.bert.order import ShardOrder
 from training.trainer.recipe import Material, Recipe, Report, Staging
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.plan import TrainingPlan
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from training.backends.base import Backend, DataParallel

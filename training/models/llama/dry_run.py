@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from training.models.llama.model import llama_config, meta_model
 from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import InstanceType
-from trainium_catalogue.plan import GIB, TrainingPlan
+from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 
 _BF16, _FP32 = 2, 4
 

@@ -18,8 +18,8 @@ from training.core.arguments import PROGRAM, parse
 from training.models.llama.dry_run import Memory, Shards, measure_shards, rank_memory
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.models import LLAMA_PRESETS
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.plan import GIB, TrainingPlan
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

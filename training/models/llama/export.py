@@ -27,7 +27,7 @@ from trainium_catalogue.contract import (
     checkpoint_name,
 )
 from trainium_catalogue.models import LLAMA_PRESETS
-from trainium_catalogue.plan import shape_of
+from trainium_catalogue.parameters.plan import shape_of
 
 if TYPE_CHECKING:
     from training.checkpoint.marker import CheckpointInfo

@@ -15,7 +15,7 @@ from training.models.llama.model import llama_config, meta_model
 if TYPE_CHECKING:
     from training.checkpoint.marker import CheckpointInfo
     from training.storage import Objects
-    from trainium_catalogue.shapes import Shape
+    from trainium_catalogue.models import Shape
 
 Finished = Callable[[Path], None]
 """Takes a file that is complete, and may remove it."""

@@ -9,7 +9,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
 
 from training.models.initial import INITIAL_DEVIATION, normal_weight
-from trainium_catalogue.shapes import ModelShape, Shape
+from trainium_catalogue.models import ModelShape, Shape
 
 
 def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> LlamaConfig:

@@ -11,8 +11,8 @@ from training.datasets.samples.packed import open_dataset
 from training.models.llama.data import packed_batches, random_batches
 from training.trainer.evaluation import HeldOut
 from training.trainer.recipe import Material, Recipe, Report, Staging
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.plan import TrainingPlan
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from training.backends.base import ModelParallel

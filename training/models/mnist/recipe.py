@@ -29,8 +29,8 @@ from training.datasets.samples.order import sequence_indices
 from training.datasets.samples.staging import stage
 from training.models.mnist.network import SHAPE, MlpNetwork, correct
 from training.trainer.recipe import Material, Outcome, Recipe, Report, Staging
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.plan import TrainingPlan
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from training.backends.base import Backend, DataParallel

@@ -17,8 +17,8 @@ from tests.training.checks.probes.conftest import MakeNode, write
 from training.checks.probes import PROBES, Check, Node, container
 from training.launcher.host import Host
 from training.storage import StorageRefused
+from trainium_catalogue.contract import RESERVED_PORTS
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_catalogue.ports import RESERVED_PORTS
 from trainium_catalogue.probing import State
 
 TYPE = INSTANCE_TYPES["trn1.32xlarge"]

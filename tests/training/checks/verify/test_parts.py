@@ -10,7 +10,7 @@ import torch
 from training.checks.verify.data import images, sentences, tokens
 from training.checks.verify.saved import distance
 from training.checks.verify.settings import bert_config_for, config_for
-from trainium_catalogue.verify_rules import default_degree
+from trainium_catalogue.parameters.verify import default_degree
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from training.core.arguments import parse
 from training.core.contract import DeviceKind
 from training.storage.results import Store
 from training.workloads import IMPLEMENTATIONS, Job
+from trainium_catalogue.parameters.verify import CHECKS
 from trainium_catalogue.probing import Place, Probes, Seen, is_intact
-from trainium_catalogue.verify_rules import CHECKS
 
 
 def job(folder: Path, *words: str, device: LoneDevice | None = None) -> Job:

@@ -7,9 +7,9 @@ compares it with what PyTorch really allocates.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.shapes import BertShape, ModelShape, Shape
-from trainium_catalogue.training_parameters import BERT_FIELDS, SHAPE_FIELDS
+from trainium_catalogue.models import BertShape, ModelShape, Shape
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.training import BERT_FIELDS, SHAPE_FIELDS
 
 GIB = 1024**3
 BYTES_OF_STATE = 12

@@ -1,12 +1,12 @@
-"""What verify looks at and the Llama that it trains; for desk and node."""
+"""The parameters of ``verify``, its checks, and the Llama that it trains."""
 
 import math
 from collections.abc import Mapping
 
 from trainium_catalogue.models import LLAMA_PRESETS
-from trainium_catalogue.parameters import Value
-from trainium_catalogue.plan import TrainingPlan
-from trainium_catalogue.training_parameters import training_parameters
+from trainium_catalogue.parameters.parameter import Parameter, Value
+from trainium_catalogue.parameters.plan import TrainingPlan
+from trainium_catalogue.parameters.training import training_parameters
 
 CHECKS_OF_THE_LLAMA = ("gradients", "parity", "resume", "graphs")
 CHECKS = ("sums", *CHECKS_OF_THE_LLAMA, "data-parallel", "cache")
@@ -33,6 +33,24 @@ SHAPE: dict[str, Value] = {
     "beta2": 0.95,
 }
 """Of llama-tiny, smaller and quicker still."""
+
+
+VERIFY_PARAMETERS = (
+    Parameter(
+        name="checks",
+        default="all",
+        pattern=r"all|[a-z-]+(,[a-z-]+)*",
+        pattern_help="all, or names of checks between commas",
+        help=f"which checks to run: all, or some of {', '.join(CHECKS)}",
+    ),
+    Parameter(
+        name="tensor-parallel",
+        default=0,
+        minimum=0,
+        help="ranks that share the tiny Llama (0: as many as llama2-7b's, or as the job's "
+        "ranks allow)",
+    ),
+)
 
 
 def default_degree(num_ranks: int) -> int:

@@ -47,7 +47,11 @@ MODULES = (
 """Of other projects; the workloads import most of them only where they need them."""
 NEURON_MODULES = ("torch_xla", "torch_neuronx", "neuronx_distributed", "libneuronxla", "neuronxcc")
 """Only in a Neuron image; ``training`` imports them only on a Neuron device."""
-DATA = (Path(training.__path__[0]) / "verify" / "golden.json",)
+_FOLDER = Path(training.__path__[0])
+DATA = (
+    _FOLDER / "checks" / "verify" / "golden.json",
+    _FOLDER / "datasets" / "prepared" / "digits.csv.gz",
+)
 """What ``training`` reads beside its modules."""
 _DEVICE = Path("/dev/neuron0")
 

@@ -41,7 +41,7 @@ def test_every_package_that_training_imports_is_looked_at() -> None:
 
 
 def test_every_file_that_is_no_code_is_looked_for() -> None:
-    files = {path for path in TRAINING.rglob("*") if path.is_file() and path.suffix == ".json"}
+    files = {path for path in TRAINING.rglob("*") if path.suffix in (".json", ".gz")}
 
     assert files == {Path(path) for path in health.DATA}
 

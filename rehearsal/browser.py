@@ -17,6 +17,12 @@ LIMIT_S = 60.0
 _START_S = 180.0
 """For the browser to start and to load pages, on a machine that does much else."""
 LOOK = ROOT / "tools" / "browser" / "look.mjs"
+_CHROMIUM = LOOK.parent / "node_modules" / ".chromium"
+
+
+def is_installed() -> bool:
+    """Tell whether there is a browser: set-up brings one for the tests alone."""
+    return _CHROMIUM.is_dir()
 
 
 class BrowserError(RuntimeError):
@@ -99,15 +105,15 @@ def look(
             timeout=limit_s + _START_S,
         )
     except FileNotFoundError:
-        raise BrowserError(f"{node} is missing; make setup installs it") from None
+        raise BrowserError(f"{node} is missing; make setup-tests installs it") from None
     except subprocess.TimeoutExpired as error:
         raise BrowserError(
             f"the headless browser is not done after {error.timeout:.0f} s"
         ) from None
     if done.returncode:
         raise BrowserError(
-            f"the headless browser cannot show {' and '.join(addresses)} (make setup installs it, "
-            f"for x86-64 Linux): {done.stderr.strip()}"
+            f"the headless browser cannot show {' and '.join(addresses)} (make setup-tests "
+            f"installs it, for x86-64 Linux): {done.stderr.strip()}"
         )
     return [
         {run: Chart(**chart) for run, chart in json.loads(line).items()}

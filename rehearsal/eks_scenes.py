@@ -25,6 +25,8 @@ of the story, and at its end 3 seconds."""
 _TRAINIUM_NODES = "trainium/nodes=trainium"
 DIGITS, TEXT = "digits", "bert-tiny"
 """Datasets."""
+DRAWN = "a headless browser finds the loss curve on its page"
+"""Check that only a machine with a browser makes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +129,17 @@ def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Scene, ...]:
     )  # fmt: skip
 
 
-def watching(job_ids: Mapping[str, str]) -> tuple[Scene, ...]:
+def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Scene, ...]:
     """What users, kubectl and TorchX see of the runs.
 
     Args:
         job_ids: Names of the Volcano jobs, by run.
+        with_browser: Look at TensorBoard's page as well.
     """
     bert, mnist = job_ids[BERT], job_ids[MNIST]
     namespace = kubernetes.NAMESPACE
     task = kubernetes.TASK
+    drawn = {DRAWN: r"draws a curve of \d+ pixels"} if with_browser else {}
     return (
         Scene(
             name="kubectl",
@@ -192,9 +196,7 @@ def watching(job_ids: Mapping[str, str]) -> tuple[Scene, ...]:
                 "the cluster's TensorBoard has the run's loss": (
                     rf"(?s)from the cluster.*{BERT}\S* has .*loss"
                 ),
-                "a headless browser finds the loss curve on its page": (
-                    r"draws a curve of \d+ pixels"
-                ),
+                **drawn,
             },
         ),
     )  # fmt: skip

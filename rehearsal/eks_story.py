@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal import cdk, curve, eks_gangs, eks_scenes, evidence, tensorboard
+from rehearsal import browser, cdk, curve, eks_gangs, eks_scenes, evidence, tensorboard
 from rehearsal.aws import Aws
 from rehearsal.eks_scenes import BERT, MNIST, Scene
 from rehearsal.faults import PARAMETER
@@ -209,7 +209,8 @@ def tell(
     if trained:
         _look(story, aws=aws, folder=folder, given=given)
         teller.together(
-            "status, logs, list, kubectl, torchx", [[s] for s in eks_scenes.watching(ids)]
+            "status, logs, list, kubectl, torchx",
+            [[s] for s in eks_scenes.watching(ids, with_browser=browser.is_installed())],
         )
         teller.tell(eks_scenes.probing())
         teller.tell(eks_scenes.end())

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from rehearsal.eks_scenes import DRAWN
 from rehearsal.leftovers import Expected, Item
 from rehearsal.receipt_stories import Chart, ClusterStory, Run, Training
 from rehearsal.state import Settings
@@ -31,6 +32,7 @@ ON_CLUSTER = (
     "pods' networks, volumes and Pod Identity: pods are processes with the rehearsal's credentials",
     "Volcano and Kubernetes themselves: a stand-in follows their source",
 )
+NO_BROWSER = "that TensorBoard's page draws the loss: needs a browser (make setup-tests)"
 STAND_IN_BASE = "the real base image: the Dockerfile was built on Debian packages and CPU torch"
 
 
@@ -117,9 +119,11 @@ class Receipt:
     def unproven(self) -> list[str]:
         """What this rehearsal cannot say about AWS."""
         built = self.image is not None and self.image.built
+        has_looked = self.cluster is None or DRAWN in (c.name for c in self.cluster.checks)
         return [
             *ALWAYS_UNPROVEN,
             *(ON_CLUSTER if "eks" in self.settings.orchestrators else ()),
+            *(() if has_looked else (NO_BROWSER,)),
             *((STAND_IN_BASE,) if built else NO_IMAGE_BUILT),
         ]
 

@@ -41,7 +41,7 @@ def look(scene: Scene, *, log: Path, environment: Mapping[str, str]) -> int:
             while not said and process.poll() is None and time.monotonic() < deadline:
                 said = seen(log.read_text(encoding="utf-8"), scene.until_seen)
                 time.sleep(0.5)
-            said += drawn(log, scene.until_seen) if said else ""
+            said += drawn(log, scene.until_seen) if said and browser.is_installed() else ""
             process.send_signal(signal.SIGINT)
             code = process.wait(timeout=_STOP_LIMIT_S)
         finally:

@@ -17,7 +17,8 @@ from rehearsal import cluster_leftovers, eks_gangs, eks_scenes, eks_story, tenso
 from rehearsal.eks_scenes import Scene
 from rehearsal.faults import FAULTS
 from rehearsal.leftovers import Item, compare
-from rehearsal.receipt_stories import ClusterStory
+from rehearsal.receipt import NO_BROWSER, Receipt
+from rehearsal.receipt_stories import Check, ClusterStory
 from rehearsal.state import Folder
 from rehearsal.state import Settings as Asked
 from rehearsal.submission import judge
@@ -55,7 +56,7 @@ def all_scenes() -> list[Scene]:
         *eks_gangs.watched(),
         *eks_scenes.training(eks_story.parameters(ASKED)),
         *eks_gangs.too_big(),
-        *eks_scenes.watching(JOBS),
+        *eks_scenes.watching(JOBS, with_browser=True),
         *eks_scenes.probing(),
         *eks_scenes.end(),
     ]
@@ -199,6 +200,25 @@ def test_on_a_cluster_only_the_last_attempts_code_is_asked_for() -> None:
     ending = FAULTS["kill-child"].ending
 
     assert ending.on_cluster.exit_codes == (None, 0)
+
+
+def test_only_a_machine_with_a_browser_looks_at_the_page() -> None:
+    with_browser, without = (
+        [name for scene in eks_scenes.watching(JOBS, with_browser=there) for name in scene.says]
+        for there in (True, False)
+    )
+
+    assert set(with_browser) - set(without) == {eks_scenes.DRAWN}
+
+
+def test_a_story_without_a_browser_says_what_it_did_not_see() -> None:
+    receipt = Receipt(settings=ASKED)
+    assert NO_BROWSER not in receipt.unproven
+    receipt.cluster = ClusterStory()
+    assert NO_BROWSER in receipt.unproven
+    receipt.cluster.checks.append(Check(name=eks_scenes.DRAWN, ok=True, detail=""))
+
+    assert NO_BROWSER not in receipt.unproven
 
 
 def test_a_page_without_the_run_has_nothing_to_show_yet() -> None:

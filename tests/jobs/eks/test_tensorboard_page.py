@@ -179,7 +179,7 @@ def test_a_browser_that_does_not_start_says_why(tmp_path: Path) -> None:
     packages = tmp_path / "node_modules"
     (packages / ".chromium").mkdir(parents=True)
     (packages / "playwright-core").symlink_to(LOOK.parent / "node_modules" / "playwright-core")
-    with pytest.raises(BrowserError, match="make setup installs it"):
+    with pytest.raises(BrowserError, match="make setup-tests installs it"):
         look(["http://127.0.0.1"], runs=["nightly"], script=script)
 
     program = packages / ".chromium" / "chromium"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -257,6 +258,16 @@ def test_a_parquet_row_without_text_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DatasetError, match=r"row 2 of row groups 0 to 0 of .* has no 'text'"):
         read(tmp_path)
+
+
+def test_parquet_without_pyarrow_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.parquet").write_text("a table")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(DatasetError, match=r"a.parquet is Parquet, and pyarrow is not installed"):
+        read(tmp_path / "a.parquet")
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:

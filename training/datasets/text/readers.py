@@ -167,9 +167,15 @@ def _parquet(file: io.BufferedReader, piece: Piece, text_field: str, name: str) 
 
 def open_parquet(file: io.BufferedReader, name: str):  # type: ignore[no-untyped-def]
     """A ``pyarrow.parquet.ParquetFile``; ``DatasetError`` when it is none."""
-    import pyarrow
-    import pyarrow.parquet
-
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ModuleNotFoundError:
+        # The image has it; what sets up a laptop leaves it out, as it is large and rarely wanted.
+        raise DatasetError(
+            f"{name} is Parquet, and pyarrow is not installed here; pip install pyarrow, or write "
+            "the documents as JSONL"
+        ) from None
     try:
         return pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:

@@ -14,15 +14,21 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # No command of this project reports usage to anyone.
 export CDK_DISABLE_CLI_TELEMETRY := true
 
-.PHONY: help setup check format test test-full test-nxd rehearse synth bench bench-smoke diagram readme clean lock
+.PHONY: help setup setup-tests setup-benchmarks check format test test-full test-nxd rehearse synth bench bench-smoke diagram readme clean lock
 
 help:
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-setup: ## install what the lock files pin, into .venv (returns at once when nothing changed)
+setup: ## what deploying, submitting and the rehearsal need, into .venv (at once if nothing changed)
 	@$(PYTHON) tools/setup.py
 
-check: setup ## format, lint, types, import contracts, shell scripts, Dockerfiles
+setup-tests: ## and what tests and checks need beside it
+	@$(PYTHON) tools/setup.py tests
+
+setup-benchmarks: ## and what benchmarks compare with, into build/baselines
+	@$(PYTHON) tools/setup.py benchmarks
+
+check: setup-tests ## format, lint, types, import contracts, shell scripts, Dockerfiles
 	ruff format --check .
 	ruff check .
 	mypy
@@ -30,7 +36,7 @@ check: setup ## format, lint, types, import contracts, shell scripts, Dockerfile
 	git ls-files '*.sh' .ci/run | xargs shellcheck
 	git ls-files 'docker/**Dockerfile' | xargs hadolint
 
-format: setup ## rewrite to the house format
+format: setup-tests ## rewrite to the house format
 	ruff format .
 	ruff check --fix .
 
@@ -49,10 +55,10 @@ rehearse: setup ## deploy, run on local nodes, destroy, prove that nothing is le
 synth: setup ## write the templates to cdk.out without touching AWS
 	cdk synth --quiet
 
-bench: setup ## side-by-side benchmarks, into build/bench.json
+bench: setup-benchmarks ## side-by-side benchmarks, into build/bench.json
 	python -m benchmarks
 
-bench-smoke: setup ## every benchmark once, to see that it runs
+bench-smoke: setup-benchmarks ## every benchmark once, to see that it runs
 	python -m benchmarks --smoke
 
 diagram: setup ## draw docs/architecture.svg from the synthesised templates, of both orchestrators
@@ -67,6 +73,8 @@ readme: setup ## renew the generated tables of README.md
 clean: ## remove what was built, keep .venv
 	rm -rf build cdk.out
 
-lock: setup ## write constraints.txt from what is installed, after a version was raised
+lock: setup-tests setup-benchmarks ## write constraints.txt from what is installed, after a version was raised
 	{ echo "# Every transitive version; regenerate with: make lock"; \
-	  python -m pip freeze --exclude-editable | sed 's/^\(torch==[0-9.]*\)+cpu/\1/'; } > constraints.txt
+	  for folder in .venv build/baselines; do \
+	    python -m pip --python $$folder/bin/python freeze --exclude-editable; \
+	  done | sed 's/^\(torch==[0-9.]*\)+cpu/\1/' | sort -fu; } > constraints.txt

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+BASELINE_PYTHON = ROOT / "build" / "baselines" / "bin" / "python"
+"""Python of the environment that `make bench` keeps for what it compares with."""
 
 
 def seconds_of(command: Sequence[str], env: Mapping[str, str]) -> float:

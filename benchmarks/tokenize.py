@@ -11,19 +11,23 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.checkpoint import ask
 from benchmarks.pairs import Comparison
+from benchmarks.processes import BASELINE_PYTHON, ROOT
 from training.datasets.manifest import Manifest
 from training.datasets.places import Place
 from training.datasets.prepared import api_docs
@@ -32,8 +36,6 @@ from training.datasets.text.tokenize import Order, make_dataset
 from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
 
 TEXT_BYTES = 20_000_000
-BLOCK_TOKENS = 4096
-"""Sequence length of the recipe."""
 FAST_TARGET, PLAIN_TARGET = 1 / 5, 1 / 2.5
 
 
@@ -46,21 +48,16 @@ class Setting:
     theirs: Any
     """Hugging Face's fast tokenizer."""
     ours: Vocabulary
-    arrow: Any
-    """The corpus as a ``datasets.Dataset``."""
+    recipe: subprocess.Popen[str]
+    """The sample's steps on the same corpus, with packages of its own."""
 
 
 @contextlib.contextmanager
 def prepared() -> Iterator[Setting]:
     """Write the corpus: AWS's API documentation, as the installed botocore has it."""
-    import datasets
-    import mistral_common
     import transformers
 
     transformers.logging.set_verbosity_error()
-    datasets.disable_progress_bars()
-    # A second run must not find the first one's result.
-    datasets.disable_caching()
     with tempfile.TemporaryDirectory(prefix="bench-tokenize-") as name:
         folder = Path(name)
         texts, size = [], 0
@@ -76,18 +73,32 @@ def prepared() -> Iterator[Setting]:
         model = folder / "model"
         model.mkdir()
         # The legal stand-in for Llama 2's: same kind, same size.
-        source = Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1"
+        spec = find_spec("mistral_common")
+        assert spec is not None and spec.origin is not None  # make setup installs it
+        source = Path(spec.origin).parent / "data" / "tokenizer.model.v1"
         shutil.copyfile(source, model / "tokenizer.model")
         (model / "config.json").write_text('{"model_type": "llama"}')
-        setting = Setting(
-            folder=folder,
-            corpus=corpus,
-            theirs=transformers.AutoTokenizer.from_pretrained(model, local_files_only=True),
-            ours=read_vocabulary(model / "tokenizer.model"),
-            arrow=datasets.Dataset.from_dict({"text": texts}),
+        recipe = subprocess.Popen(
+            [BASELINE_PYTHON, "-m", "benchmarks.tokenize_recipe", folder],
+            cwd=ROOT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        refuse_different_ids(setting, texts)
-        yield setting
+        try:
+            setting = Setting(
+                folder=folder,
+                corpus=corpus,
+                theirs=transformers.AutoTokenizer.from_pretrained(model, local_files_only=True),
+                ours=read_vocabulary(model / "tokenizer.model"),
+                recipe=recipe,
+            )
+            refuse_different_ids(setting, texts)
+            yield setting
+        finally:
+            recipe.kill()
+            recipe.wait()
 
 
 def refuse_different_ids(setting: Setting, texts: list[str]) -> None:
@@ -138,31 +149,6 @@ def ours(setting: Setting, *, accelerate: bool) -> float:
     return elapsed
 
 
-def recipe(setting: Setting) -> float:
-    """The sample's steps (aws-neuron-samples, get_dataset.py), with its fast tokenizer."""
-
-    def group(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-        joined = {key: list(chain(*values)) for key, values in examples.items()}
-        total = len(joined["input_ids"]) // BLOCK_TOKENS * BLOCK_TOKENS
-        result = {
-            key: [ids[i : i + BLOCK_TOKENS] for i in range(0, total, BLOCK_TOKENS)]
-            for key, ids in joined.items()
-        }
-        result["labels"] = result["input_ids"].copy()
-        return result
-
-    start = time.perf_counter()
-    encoded = setting.arrow.map(
-        lambda examples: setting.theirs(examples["text"]), batched=True, remove_columns=["text"]
-    )
-    grouped = encoded.map(group, batched=True)
-    target = Path(tempfile.mkdtemp(dir=setting.folder))
-    grouped.save_to_disk(str(target))
-    elapsed = time.perf_counter() - start
-    shutil.rmtree(target)
-    return elapsed
-
-
 def touch(setting: Setting) -> float:
     """What nobody can do without: read the text and look at every byte."""
     start = time.perf_counter()
@@ -185,7 +171,7 @@ def comparisons(stack: contextlib.ExitStack) -> list[Comparison]:
         return ours(setting(), accelerate=True)
 
     def baseline() -> float:
-        return recipe(setting())
+        return ask(setting().recipe, "recipe")
 
     steps = "fast tokenizer, datasets.map, group to 4096, save_to_disk"
     return [

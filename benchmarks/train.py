@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from benchmarks.checkpoint import ask
 from benchmarks.pairs import Comparison
-from benchmarks.processes import ROOT
+from benchmarks.processes import BASELINE_PYTHON, ROOT
 from trainium_catalogue import contract
 
 STEPS = 6
@@ -68,8 +68,9 @@ def step(environment: Mapping[str, str]) -> Comparison:
 
 def _start(trainer: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     folder = tempfile.TemporaryDirectory()
+    python = BASELINE_PYTHON if trainer == "trainer" else sys.executable
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.train_worker", trainer],
+        [python, "-m", "benchmarks.train_worker", trainer],
         cwd=folder.name,
         env=dict(environment),
         stdin=subprocess.PIPE,

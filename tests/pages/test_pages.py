@@ -1,0 +1,53 @@
+"""The pages say what the code says, and their links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.pages.blocks import PAGES, ROOT
+from tools.readme import tables, with_tables
+
+README = ROOT / "README.md"
+MAX_LINES = 130
+"""A front page, after which a reader knows what this is and has it running."""
+
+_LINK = re.compile(r"\]\(([^)\s]*)\)")
+_LINKS = [
+    pytest.param(page, target, id=f"{page.name} {target}")
+    for page in PAGES
+    for target in sorted(set(_LINK.findall(page.read_text())))
+    if ":" not in target
+]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what GitHub calls the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_front_page_is_short() -> None:
+    assert len(README.read_text().splitlines()) <= MAX_LINES
+
+
+def test_the_front_page_names_every_page() -> None:
+    text = README.read_text()
+
+    assert [page.name for page in PAGES[1:] if f"{page.name})" not in text] == []
+
+
+@pytest.mark.parametrize("path", tables(), ids=lambda path: path.name)
+def test_generated_tables_are_current(path: Path) -> None:
+    text = path.read_text()
+
+    assert with_tables(text, tables()[path]) == text, "run make readme"
+
+
+@pytest.mark.parametrize(("page", "link"), _LINKS)
+def test_a_link_leads_somewhere(page: Path, link: str) -> None:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+
+    assert target.exists()
+    assert not anchor or anchor in anchors(target)

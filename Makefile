@@ -67,7 +67,7 @@ diagram: setup ## draw docs/architecture.svg from the synthesised templates, of 
 	cd tools/diagram && node "$$(dirname "$$(readlink -f "$$(command -v node)")")/../lib/node_modules/npm/bin/npm-cli.js" ci --no-audit --no-fund --loglevel=error
 	python tools/diagram/draw.py
 
-readme: setup ## renew the generated tables of README.md
+readme: setup ## renew the generated tables of the pages below docs
 	PYTHONPATH=.:constructs python tools/readme.py
 
 clean: ## remove what was built, keep .venv

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +23,16 @@ import typer
 from jobs.cli import app as jobs_app
 from rehearsal.__main__ import app as rehearsal_app
 from stacks.config.app_config import AppConfig
-from tests.pages.blocks import PAGES, ROOT, RUN_ORDER, Block, blocks, blocks_to_run, commands_of, spans_of
+from tests.pages.blocks import (
+    PAGES,
+    ROOT,
+    RUN_ORDER,
+    Block,
+    blocks,
+    blocks_to_run,
+    commands_of,
+    spans_of,
+)
 
 BLOCKS = blocks()
 CDK_CLI = ROOT / "tools" / "cdk" / "node_modules" / "aws-cdk" / "lib" / "cli"
@@ -175,6 +186,17 @@ def check(words: Sequence[str]) -> None:
     CHECKS[program](words[1:])
 
 
+def is_there(module: str, name: str) -> bool:
+    return hasattr(import_module(module), name)
+
+
+def imported_names(text: str) -> Iterator[tuple[str, str]]:
+    """Return the modules that a piece of Python imports from, and the names."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
 def test_a_block_says_what_it_is_and_how_it_is_held(block: Block) -> None:
     assert block.language in LANGUAGES, f"{block.name}: give the language, one of {LANGUAGES}"
@@ -190,6 +212,8 @@ def test_a_block_says_what_it_is_and_how_it_is_held(block: Block) -> None:
 )
 def test_a_block_of_python_compiles(block: Block) -> None:
     compile(block.text, block.name, "exec")
+
+    assert [name for name in imported_names(block.text) if not is_there(*name)] == []
 
 
 @pytest.mark.parametrize(

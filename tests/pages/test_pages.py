@@ -13,6 +13,16 @@ MAX_LINES = 130
 """A front page, after which a reader knows what this is and has it running."""
 
 _LINK = re.compile(r"\]\(([^)\s]*)\)")
+# A file or folder of this repository in the text of a page; `<...>` and `*` stand for a part.
+_PATH = re.compile(
+    r"`((?:constructs|docker|docs|emulators|jobs|node_scaler|rehearsal|stacks|tests|tools|training)/"
+    r"[\w./-]+)`"
+)
+_NAMED = [
+    pytest.param(path, id=f"{page.name} {path}")
+    for page in PAGES
+    for path in sorted(set(_PATH.findall(page.read_text())))
+]
 _LINKS = [
     pytest.param(page, target, id=f"{page.name} {target}")
     for page in PAGES
@@ -51,3 +61,8 @@ def test_a_link_leads_somewhere(page: Path, link: str) -> None:
 
     assert target.exists()
     assert not anchor or anchor in anchors(target)
+
+
+@pytest.mark.parametrize("path", _NAMED)
+def test_a_file_that_a_page_names_exists(path: str) -> None:
+    assert (ROOT / path).exists()

@@ -76,5 +76,5 @@ clean: ## remove what was built, keep .venv
 lock: setup-tests setup-benchmarks ## write constraints.txt from what is installed, after a version was raised
 	{ echo "# Every transitive version; regenerate with: make lock"; \
 	  for folder in .venv build/baselines; do \
-	    python -m pip --python $$folder/bin/python freeze --exclude-editable; \
-	  done | sed 's/^\(torch==[0-9.]*\)+cpu/\1/' | sort -fu; } > constraints.txt
+	    python -m pip --python $$folder/bin/python freeze --all --exclude-editable; \
+	  done | sed 's/^\(torch==[0-9.]*\)+cpu/\1/; /^pip==/d' | sort -f -t= -k1,1 | uniq; } > constraints.txt

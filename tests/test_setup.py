@@ -21,13 +21,13 @@ from trainium_catalogue.eks import KUBERNETES_VERSIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {
-    "app", "jobs", "rehearsal", "stacks", "node_scaler", "training",
+    "app", "benchmarks", "jobs", "node_scaler", "rehearsal", "stacks", "tests", "tools", "training",
     "trainium_catalogue", "trainium_constructs", "trainium_emulators",
 }  # fmt: skip
-NOT_REHEARSED = {
-    "pyarrow",  # reads a user's own Parquet
-    "torch_xla", "torch_neuronx", "neuronx_distributed", "libneuronxla",  # on a Neuron device
-}  # fmt: skip
+NOT_INSTALLED = {"torch_xla", "torch_neuronx", "neuronx_distributed", "libneuronxla"}
+"""Only on a Neuron device, and for tests/nxd."""
+NOT_REHEARSED = {"pyarrow"}
+"""Reads a user's own Parquet."""
 
 
 def requirements(name: str) -> list[Requirement]:
@@ -64,6 +64,8 @@ def imports(folder: Path) -> set[str]:
     """Top packages of others that a folder's modules import, wherever they do."""
     found = set()
     for path in [folder] if folder.is_file() else folder.rglob("*.py"):
+        if "node_modules" in path.parts:
+            continue
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
@@ -75,6 +77,18 @@ def imports(folder: Path) -> set[str]:
 # --- what each layer holds -----------------------------------------------------------------------
 
 
+def missing(folder: str, layer: setup.Layer) -> set[str]:
+    """Packages that a folder's modules import and that the layer's requirements do not bring."""
+    installed = with_dependencies([*requirements(layer.requirements), Requirement(setup.TORCH)])
+    installed |= set(setup.DATA_ONLY)
+    providers = packages_distributions()
+    return {
+        name
+        for name in imports(ROOT / folder) - NOT_INSTALLED
+        if not {canonicalize_name(p) for p in providers.get(name, ())} & installed
+    }
+
+
 @pytest.mark.parametrize(
     "folder",
     [
@@ -83,16 +97,12 @@ def imports(folder: Path) -> set[str]:
     ],
 )  # fmt: skip
 def test_whatever_the_rehearsal_may_import_is_in_its_requirements(folder: str) -> None:
-    wanted = [*requirements("requirements-rehearsal.txt"), Requirement(setup.TORCH)]
-    installed = with_dependencies(wanted)
-    providers = packages_distributions()
+    assert missing(folder, setup.REHEARSAL) - NOT_REHEARSED == set()
 
-    missing = {
-        name
-        for name in imports(ROOT / folder) - NOT_REHEARSED
-        if not {canonicalize_name(p) for p in providers.get(name, ())} & installed
-    }
-    assert missing == set()
+
+@pytest.mark.parametrize("folder", ["tests", "tools", "training"])
+def test_whatever_tests_import_is_in_their_requirements(folder: str) -> None:
+    assert missing(folder, setup.TESTS) == set()
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ def test_the_front_page_is_short() -> None:
 def test_the_front_page_names_every_page() -> None:
     text = README.read_text()
 
-    assert [page.name for page in PAGES[1:] if f"{page.name})" not in text] == []
+    assert "(docs/adr)" in text
+    pages = [page for page in PAGES[1:] if page.parent.name != "adr"]
+    assert [page.name for page in pages if f"{page.name})" not in text] == []
 
 
 @pytest.mark.parametrize("path", tables(), ids=lambda path: path.name)

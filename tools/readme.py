@@ -7,9 +7,9 @@ from pathlib import Path
 from jobs.output.explain import KNOWN_REASONS
 from jobs.verify.claims import Claim, read_claims
 from stacks.config.table import context_table
-from trainium_catalogue.corpora import CORPORA, DATASETS
 from trainium_catalogue.exit_codes import EXIT_CODES
 from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.parameters.data import CORPORA, DATASETS
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -153,9 +153,10 @@ def test_a_submission_may_bring_a_retry_strategy_of_its_own(batch: Batch) -> Non
 
 def test_a_lost_host_leaves_no_exit_code_and_leads_to_another_attempt(batch: Batch) -> None:
     fault = {"kind": "lose-host", "run": "spot", "after": "working"}
-    batch.client("ssm").put_parameter(
-        Name="/rehearsal/next-fault", Value=json.dumps(fault), Type="String"
-    )
+    for name, armed in (("", {"kind": "kill-main", "run": "nobody"}), ("/spot", fault)):
+        batch.client("ssm").put_parameter(
+            Name=f"/rehearsal/next-fault{name}", Value=json.dumps(armed), Type="String"
+        )
     strategy = {"attempts": 2, "evaluateOnExit": HOST_LOST}
 
     other = batch.end(batch.submit("other"))

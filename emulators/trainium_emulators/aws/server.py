@@ -24,7 +24,7 @@ from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators import kubernetes
 from trainium_emulators.aws.batch import api
 from trainium_emulators.aws.batch.gang import Settings
-from trainium_emulators.aws.batch.scheduler import NEXT_FAULT, Scheduler
+from trainium_emulators.aws.batch.scheduler import Scheduler, take_fault
 from trainium_emulators.aws.cloudformation import registry
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.aws.s3_faults import S3Faults
@@ -59,16 +59,10 @@ def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
         emit("seeded", name=name, value=AMI)
 
 
-def take_fault(run: str) -> Fault | None:
+def take_anywhere(run: str) -> Fault | None:
     """The fault that is armed for a run, in whichever region, once."""
-    for backend in ssm_backends[DEFAULT_ACCOUNT_ID].values():
-        if (parameter := backend.get_parameter(NEXT_FAULT)) is None:
-            continue
-        fault = Fault.parse(parameter.value)
-        if fault.run in (None, run):
-            backend.delete_parameter(NEXT_FAULT)
-            return fault
-    return None
+    backends = ssm_backends[DEFAULT_ACCOUNT_ID].values()
+    return next(filter(None, (take_fault(backend, run) for backend in backends)), None)
 
 
 def start_cluster(settings: Settings, claims: Path) -> kubernetes.Cluster:
@@ -80,7 +74,7 @@ def start_cluster(settings: Settings, claims: Path) -> kubernetes.Cluster:
             processes_of=settings.processes_of,
             addresses=settings.addresses,
             engine=settings.engine,
-            take_fault=take_fault,
+            take_fault=take_anywhere,
             claims=claims,
             count_nodes=True,
         )

@@ -13,7 +13,7 @@ from trainium_emulators.kubernetes.resources import DEPLOYMENT, POD, Json
 from trainium_emulators.kubernetes.store import Store, owned_by
 from trainium_emulators.kubernetes.volcano_scheduler import Scheduler
 
-_TICK_S = 0.2
+_TICK_S = 0.5
 _HASH = "pod-template-hash"
 
 

@@ -28,7 +28,7 @@ MARK = "REHEARSAL_POD"
 _FIRST_ADDRESS = 200
 """Above the addresses of Batch's nodes and containers."""
 _ADDRESSES = 50
-_POLL_S = 0.05
+_POLL_S = 0.2
 _RESTART_S = 0.5
 
 

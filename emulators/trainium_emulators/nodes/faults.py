@@ -14,7 +14,7 @@ FEW_OPEN_FILES = 256
 """File limit of a node that is meant to fail preflight."""
 WORKING = "first all-reduce"
 """A line of the main node's log by which all nodes are at work together."""
-WORKING_WITHIN_S = 120.0
+WORKING_WITHIN_S = 600.0
 
 _SIGNALS = {
     "kill-child": signal.SIGKILL,

@@ -21,7 +21,8 @@ from trainium_emulators.nodes import faults
 from trainium_emulators.nodes.events import emit
 
 NEXT_FAULT = "/rehearsal/next-fault"
-"""SSM parameter by which a fault is armed: JSON with its ``kind``, and maybe ``run``, ``after``."""
+"""SSM parameter by which a fault is armed: JSON with its ``kind``, and maybe ``run``, ``after``.
+With a run's name below it, another one can be armed at the same time."""
 
 NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 MAX_RESOURCE = "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE"
@@ -203,15 +204,7 @@ class Scheduler:
              attempts=len(job.attempts))  # fmt: skip
 
     def _take_fault(self, place: Place, job: Job) -> faults.Fault | None:
-        backend = ssm_backends[place.account_id][place.region]
-        parameter = backend.get_parameter(NEXT_FAULT)
-        if parameter is None:
-            return None
-        fault = faults.Fault.parse(parameter.value)
-        if fault.run not in (None, job.name):
-            return None
-        backend.delete_parameter(NEXT_FAULT)
-        return fault
+        return take_fault(ssm_backends[place.account_id][place.region], job.name)
 
     @staticmethod
     def _blocked(job: Job, environment: Any, fault: faults.Fault | None) -> tuple[str, str] | None:
@@ -261,3 +254,15 @@ def _vcpus(job: Job, instance_types: list[str]) -> int:
         return INSTANCE_TYPES[name].vcpus_for(job.num_nodes)
     requirements = job.container(0).get("resourceRequirements", ())
     return sum(int(entry["value"]) for entry in requirements if entry["type"] == "VCPU")
+
+
+def take_fault(backend: Any, run: str) -> faults.Fault | None:
+    """The fault that is armed for a run in one region's parameters, once."""
+    for name in (f"{NEXT_FAULT}/{run}", NEXT_FAULT):
+        if (parameter := backend.get_parameter(name)) is None:
+            continue
+        fault = faults.Fault.parse(parameter.value)
+        if fault.run in (None, run):
+            backend.delete_parameter(name)
+            return fault
+    return None

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from training.checkpoint.dcp import Reader
-from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
+from training.checkpoint.dcp import Reader, Writer
 from training.checkpoint.folders import Folders
-from training.checkpoint.marker import CheckpointInfo
-from training.checkpoint.pending import Pending
-from training.checkpoint.saving import Listener, Saver, reason_of
+from training.checkpoint.marker import CheckpointDamaged, CheckpointInfo, CheckpointUnusable
 from training.core.ranks import Ranks
 from training.storage import Objects
+from trainium_catalogue.contract import checkpoint_name
+
+_HEARTBEAT_S = 0.5
 
 
 def _quiet(text: str) -> None:
@@ -54,15 +58,10 @@ class Checkpoints:
         self._ranks = Ranks()
         self._say = say if self._ranks.is_leader else _quiet
         self._folders = Folders(objects, keep_last=keep_last, keep_every=keep_every, say=self._say)
-        self._listener = Listener(
-            say=self._say, report=report, guard=guard, on_saved=on_saved, on_failed=on_failed
-        )
-        self._saver = Saver(objects, self._ranks, self._folders, self._listener)
-
-    @property
-    def uri(self) -> str:
-        """Of the folder that the checkpoints are in."""
-        return self._objects.uri
+        self._guard, self._on_saved, self._on_failed = guard, on_saved, on_failed
+        self._stager = BlockingAsyncStager()
+        self._saving: tuple[str, threading.Thread] | None = None
+        """Name and thread of the latest save."""
 
     def latest(self, *, at_most: int | None = None) -> CheckpointInfo | None:
         """All ranks: the newest complete checkpoint, or None; rank 0 decides.
@@ -126,7 +125,7 @@ class Checkpoints:
         *,
         asynchronous: bool,
         copied: bool = False,
-    ) -> Pending:
+    ) -> None:
         """All ranks: save the state after ``step`` optimizer steps, with ``meta`` in the marker.
 
         Asynchronous: returns when the state is copied, so that it may change again; one that is
@@ -134,11 +133,102 @@ class Checkpoints:
         still under way is waited for first. It never raises for storage: ``on_failed`` hears the
         step and the reason, and what was written is removed.
         """
-        return self._saver.save(state_dict, step, meta, asynchronous=asynchronous, copied=copied)
+        self.wait()
+        if asynchronous and not copied:
+            state_dict = self._staged(state_dict)
+        # A thread in either case: whoever waits for it reports all the time that it does.
+        thread = threading.Thread(
+            target=self._save, args=(state_dict, step, meta), name=f"save-{step}", daemon=True
+        )
+        self._saving = checkpoint_name(step), thread
+        thread.start()
+        if not asynchronous:
+            self.wait()
 
     def wait(self) -> None:
         """All ranks: return when the save under way is complete everywhere, or has failed."""
-        self._saver.wait()
+        if self._saving is None:
+            return
+        name, thread = self._saving
+        thread.join(_HEARTBEAT_S)
+        while thread.is_alive():
+            self._report(f"waiting until {name} is saved")
+            thread.join(_HEARTBEAT_S)
+
+    def _staged(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """A copy on the host, in the memory of the copy before: new memory costs more to get.
+
+        The stager's own cache would be pinned memory, which there is not on CPUs.
+        """
+        staged: dict[str, Any] = self._stager.stage(state_dict)
+        self._stager.cache_staged_state_dict = True
+        self._stager.state_dict_cache = staged
+        return staged
+
+    def _save(self, state_dict: dict[str, Any], step: int, meta: Mapping[str, Any]) -> None:
+        """Write a checkpoint and call back, on the thread whose end ``wait`` waits for."""
+        try:
+            self._on_saved(self._write(state_dict, step, meta))
+        except (Exception, CheckpointException) as error:
+            reason = _reason(error)
+            self._say(
+                f"checkpoint {checkpoint_name(step)} was not saved, training goes on: {reason}"
+            )
+            self._on_failed(step, reason)
+
+    def _write(
+        self, state_dict: dict[str, Any], step: int, meta: Mapping[str, Any]
+    ) -> CheckpointInfo:
+        ranks, folders = self._ranks, self._folders
+
+        def begin() -> None:
+            # It deletes what another job may have taken over.
+            self._guard()
+            folders.remove(step)
+
+        def discard() -> None:
+            # A failure costs space and nothing else; whoever has lost the run deletes nothing.
+            with suppress(Exception):
+                self._guard()
+                folders.remove(step)
+
+        # Also holds the other ranks back until nothing of an earlier attempt is left.
+        ranks.agree(begin)
+        writer = Writer(self._objects.at(checkpoint_name(step)))
+        try:
+            dcp_save(
+                state_dict,
+                storage_writer=writer,
+                process_group=ranks.group,
+                no_dist=ranks.group is None,
+            )
+        except CheckpointException:
+            # A full disk stays full otherwise. Every rank has ended its part.
+            ranks.agree(discard)
+            raise
+        gathered = ranks.gather(writer.sums)
+        files = {name: known for sums in gathered for name, known in sums.items()}
+
+        def commit() -> CheckpointInfo:
+            self._guard()
+            if unknown := writer.named - files.keys():
+                raise CheckpointDamaged(f"no rank says that it has written {min(unknown)}")
+            return folders.commit(step, meta, files)
+
+        info = ranks.agree(commit)
+        if ranks.is_leader:
+            self._clean()
+        return info
+
+    def _clean(self) -> None:
+        """Delete what need not be kept; a failure costs space and nothing else."""
+        try:
+            gone = self._folders.clean()
+        except Exception as error:
+            self._say(f"old checkpoints could not be deleted: {_reason(error)}")
+            return
+        if gone:
+            self._say(f"deleted checkpoints {', '.join(map(checkpoint_name, gone))}")
 
 
 def _damage(info: CheckpointInfo, error: CheckpointException) -> str:
@@ -151,6 +241,15 @@ def _damage(info: CheckpointInfo, error: CheckpointException) -> str:
         if isinstance(cause, OSError):
             raise cause from None
     raise CheckpointUnusable(
-        f"checkpoint {info.name} does not fit the state to load: {reason_of(causes[0])}; use "
+        f"checkpoint {info.name} does not fit the state to load: {_reason(causes[0])}; use "
         "another run name for another model"
     ) from causes[0]
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong, in one line."""
+    if isinstance(error, CheckpointException):
+        rank, failure = min(error.failures.items())
+        return f"rank {rank}: {_reason(failure[0])}"
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

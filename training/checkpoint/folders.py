@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from training.checkpoint.dcp import METADATA
-from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
-from training.checkpoint.marker import CheckpointInfo, now
-from training.checkpoint.retention import superfluous
-from training.checkpoint.streams import FileSum
+from training.checkpoint.marker import (
+    CheckpointDamaged,
+    CheckpointInfo,
+    CheckpointUnusable,
+    FileSum,
+)
 from training.storage import Objects, PreconditionFailed
+from training.storage.results import now_utc
 from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
 
 _FOLDER = re.compile(r"step-(\d{8,})")
@@ -34,7 +37,7 @@ class Folders:
         self._keep_last, self._keep_every = keep_last, keep_every
         self._refused: set[int] = set()
 
-    def listed(self) -> dict[int, Sizes]:
+    def _listed(self) -> dict[int, Sizes]:
         """Every checkpoint there is, torn ones included, by step."""
         found: dict[int, Sizes] = {}
         for entry in self._objects.list("step-"):
@@ -49,7 +52,7 @@ class Folders:
         ``CheckpointUnusable`` when there were complete ones and none is whole any more: whoever
         took that for none would train from the first step again.
         """
-        listed = self.listed()
+        listed = self._listed()
         damaged: list[str] = []
         for step in sorted(listed, reverse=True):
             if step in self._refused or (at_most is not None and step > at_most):
@@ -69,10 +72,13 @@ class Folders:
         return None
 
     def complete(self) -> set[int]:
-        """Steps of which there is a marker, and that have not been refused."""
+        """Steps that have a marker and have not been refused."""
+        return self._complete(self._listed())
+
+    def _complete(self, listed: Mapping[int, Sizes]) -> set[int]:
         return {
             step
-            for step, sizes in self.listed().items()
+            for step, sizes in listed.items()
             if CHECKPOINT_MARKER in sizes and step not in self._refused
         }
 
@@ -89,29 +95,22 @@ class Folders:
         _refuse_incomplete(info.files, sizes)
         return info
 
-    def begin(self, step: int) -> Objects:
-        """Make room for a new checkpoint; returns where its files go.
+    def remove(self, step: int) -> None:
+        """Delete what there is of a checkpoint, as a killed attempt or a failed save has left it.
 
-        A checkpoint of the same step, left by an attempt that was killed or refused as damaged,
-        goes first: marker before files, so that it is never complete and wrong.
+        The marker goes before the files, so that it is never complete and wrong.
         """
-        self._remove(step, self.listed().get(step, {}))
-        return self._objects.at(checkpoint_name(step))
+        self._remove(step, self._listed().get(step, {}))
 
     def commit(
-        self,
-        step: int,
-        meta: Mapping[str, Any],
-        *,
-        format: str,
-        files: Mapping[str, FileSum],
+        self, step: int, meta: Mapping[str, Any], files: Mapping[str, FileSum]
     ) -> CheckpointInfo:
         """Declare the checkpoint complete that consists of ``files``.
 
         ``CheckpointDamaged`` if they do not lie there as they were written; ``PreconditionFailed``
-        if somebody else has completed one of this step since ``begin``.
+        if somebody else has completed one of this step meanwhile.
         """
-        info = CheckpointInfo(step=step, format=format, time=now(), meta=meta, files=files)
+        info = CheckpointInfo(step=step, meta=meta, files=files, time=now_utc())
         _refuse_incomplete(files, self._sizes(info.name))
         marker = f"{info.name}/{CHECKPOINT_MARKER}"
         try:
@@ -126,19 +125,15 @@ class Folders:
         return info
 
     def _sizes(self, name: str) -> Sizes:
-        """Of one folder's files."""
+        """Sizes of one folder's files."""
         entries = self._objects.list(f"{name}/")
         return {entry.key.removeprefix(f"{name}/"): entry.size for entry in entries}
 
     def clean(self) -> list[int]:
-        """Delete what need not be kept; returns the steps of it."""
-        listed = self.listed()
-        complete = {
-            step
-            for step, sizes in listed.items()
-            if CHECKPOINT_MARKER in sizes and step not in self._refused
-        }
-        gone = superfluous(
+        """Delete what need not be kept; returns its steps."""
+        listed = self._listed()
+        complete = self._complete(listed)
+        gone = checkpoints_to_delete(
             complete=complete,
             torn=set(listed) - complete,
             keep_last=self._keep_last,
@@ -148,15 +143,30 @@ class Folders:
             self._remove(step, listed[step])
         return gone
 
-    def discard(self, step: int) -> None:
-        """Remove what a failed save has left."""
-        self._remove(step, self.listed().get(step, {}))
-
     def _remove(self, step: int, names: Sizes) -> None:
         folder = checkpoint_name(step)
         if CHECKPOINT_MARKER in names:
             self._objects.delete([f"{folder}/{CHECKPOINT_MARKER}"])
         self._objects.delete(f"{folder}/{name}" for name in names if name != CHECKPOINT_MARKER)
+
+
+def checkpoints_to_delete(
+    *, complete: Collection[int], torn: Collection[int], keep_last: int, keep_every: int
+) -> list[int]:
+    """Steps whose checkpoints go, oldest first.
+
+    Of the complete ones stay the ``keep_last`` newest and every multiple of ``keep_every`` (0:
+    none). Torn ones go once a newer one is complete; a torn one that is the newest of all may
+    still be being written.
+    """
+    assert keep_last >= 1, keep_last
+    ordered = sorted(complete)
+    kept = set(ordered[-keep_last:])
+    if keep_every:
+        kept |= {step for step in ordered if step % keep_every == 0}
+    newest = ordered[-1] if ordered else -1
+    old_torn = {step for step in torn if step < newest}
+    return sorted((set(ordered) - kept) | old_torn)
 
 
 def _refuse_incomplete(files: Mapping[str, FileSum], sizes: Sizes) -> None:

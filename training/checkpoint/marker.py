@@ -1,19 +1,36 @@
-"""``complete.json``: what a complete checkpoint consists of, written after everything else."""
+"""What a complete checkpoint is: ``complete.json``, written last, and what may be wrong with it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
-from training.checkpoint.streams import FileSum
 from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
 
-SCHEMA = 1
-FORMATS = ("dcp",)
+CHUNK_BYTES = 8 * 1024 * 1024
+"""Smallest part that can be verified by itself, and so the least that is read."""
+_SCHEMA = 1
+_FORMAT = "dcp"
+"""torch.distributed.checkpoint, the only format; part of the published schema."""
+
+
+class CheckpointDamaged(Exception):
+    """A file of a complete checkpoint is missing, short, or has other bytes than were written."""
+
+
+class CheckpointUnusable(ValueError):
+    """A run has checkpoints and none of them can be loaded, or not into this model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSum:
+    """Size of a file and the CRC-32 of each of its chunks; none when it was never computed."""
+
+    num_bytes: int
+    chunk_bytes: int = CHUNK_BYTES
+    crc32: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,22 +39,20 @@ class CheckpointInfo:
 
     step: int
     """Optimizer steps that it contains."""
-    format: str
-    """``dcp``: torch.distributed.checkpoint, the only one."""
-    time: str
-    """When it was complete, ISO 8601."""
     meta: Mapping[str, Any]
     """What the trainer says: model, tokenizer_sha256, world_size, tokens_total, ..."""
     files: Mapping[str, FileSum]
+    time: str
+    """When it was complete, ISO 8601."""
 
     @property
     def name(self) -> str:
-        """Its folder."""
+        """Name of its folder."""
         return checkpoint_name(self.step)
 
     @property
     def num_bytes(self) -> int:
-        """Of all files together."""
+        """Size of all files together."""
         return sum(known.num_bytes for known in self.files.values())
 
     def refuse_other(self, *, model: Mapping[str, Any], tokenizer_sha256: str | None) -> None:
@@ -67,8 +82,8 @@ class CheckpointInfo:
         """The marker's bytes."""
         document = {
             **self.meta,
-            "schema": SCHEMA,
-            "format": self.format,
+            "schema": _SCHEMA,
+            "format": _FORMAT,
             "step": self.step,
             "time": self.time,
             "files": {
@@ -87,14 +102,13 @@ class CheckpointInfo:
         """Read a marker; ``CheckpointDamaged`` when it is none."""
         try:
             document = json.loads(data)
-            if document["schema"] != SCHEMA or document["format"] not in FORMATS:
+            if document["schema"] != _SCHEMA or document["format"] != _FORMAT:
                 raise CheckpointDamaged(
                     f"{CHECKPOINT_MARKER} is of schema {document['schema']}, format "
                     f"{document['format']}, which this version does not know"
                 )
             info = CheckpointInfo(
                 step=document.pop("step"),
-                format=document.pop("format"),
                 time=document.pop("time"),
                 files={
                     name: FileSum(
@@ -104,15 +118,14 @@ class CheckpointInfo:
                     )
                     for name, known in document.pop("files").items()
                 },
-                meta={name: value for name, value in document.items() if name != "schema"},
+                meta={
+                    name: value
+                    for name, value in document.items()
+                    if name not in ("schema", "format")
+                },
             )
         except (AttributeError, KeyError, TypeError, ValueError):
             raise CheckpointDamaged(f"{CHECKPOINT_MARKER} cannot be read") from None
         if info.name != folder:
             raise CheckpointDamaged(f"{CHECKPOINT_MARKER} is that of {info.name}")
         return info
-
-
-def now() -> str:
-    """The time as a marker holds it."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -12,8 +12,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from training.checkpoint.dcp import Reader
-from training.checkpoint.errors import CheckpointUnusable
-from training.checkpoint.marker import CheckpointInfo
+from training.checkpoint.marker import CheckpointInfo, CheckpointUnusable
 from training.storage import Objects
 
 OnBytes = Callable[[int], None]

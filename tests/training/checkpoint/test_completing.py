@@ -20,7 +20,7 @@ from tests.training.checkpoint.test_checkpoints import (
 )
 from training.checkpoint import Checkpoints
 from training.checkpoint.dcp import Writer
-from training.checkpoint.streams import FileSum
+from training.checkpoint.marker import FileSum
 from training.storage import LocalObjects, Objects
 from trainium_catalogue.contract import CHECKPOINT_MARKER
 
@@ -29,10 +29,21 @@ MARKER = f"step-00000010/{CHECKPOINT_MARKER}"
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def failure(checkpoints: Checkpoints, value: float = 10) -> str:
-    pending = checkpoints.save(state(value), 10, META, asynchronous=False)
-    assert pending.error is not None
-    return str(pending.error)
+def failure(
+    objects: Objects, guard: Callable[[], None] = lambda: None, *, value: float = 10
+) -> str:
+    """Why a save of step 10 fails."""
+    reasons: list[str] = []
+    checkpoints = Checkpoints(
+        objects,
+        keep_last=2,
+        keep_every=0,
+        guard=guard,
+        on_failed=lambda step, reason: reasons.append(reason),
+    )
+    checkpoints.save(state(value), 10, META, asynchronous=False)
+    (reason,) = reasons
+    return reason
 
 
 def on_call(number: int, action: Callable[[], None]) -> Callable[[], None]:
@@ -50,8 +61,8 @@ def lose() -> None:
     raise ValueError("this job no longer holds run x")
 
 
-def opened(objects: Objects, guard: Callable[[], None] = lambda: None) -> Checkpoints:
-    return Checkpoints(objects, keep_last=2, keep_every=0, guard=guard)
+def opened(objects: Objects) -> Checkpoints:
+    return Checkpoints(objects, keep_last=2, keep_every=0)
 
 
 def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) -> None:
@@ -61,7 +72,7 @@ def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) 
     def overtake() -> None:
         save(second, 10)
 
-    error = failure(opened(objects, on_call(2, overtake)), value=-7)
+    error = failure(objects, on_call(2, overtake), value=-7)
 
     assert "another job has completed step-00000010 meanwhile; stop one of the two" in error
     info, loaded = second.latest(), state(0)
@@ -71,7 +82,7 @@ def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) 
 
 
 def test_a_job_that_has_lost_the_run_completes_nothing(objects: Objects) -> None:
-    error = failure(opened(objects, on_call(2, lose)))
+    error = failure(objects, on_call(2, lose))
 
     assert "no longer holds run x" in error
     assert opened(objects).latest() is None
@@ -81,7 +92,7 @@ def test_a_job_that_has_lost_the_run_deletes_nothing(objects: Objects) -> None:
     """A save begins with removing what another attempt may have left of the same step."""
     before = save(opened(objects), 10)
 
-    failure(opened(objects, on_call(1, lose)))
+    failure(objects, on_call(1, lose))
 
     assert opened(objects).latest() == before
 
@@ -109,7 +120,7 @@ def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: 
     second = opened(LocalObjects(tmp_path))
     broken = Broken(tmp_path, lambda: save(second, 10))
 
-    error = failure(opened(broken, on_call(2, lose)), value=-7)
+    error = failure(broken, on_call(2, lose), value=-7)
 
     assert "no space left" in error
     info, loaded = second.latest(), state(0)
@@ -148,7 +159,7 @@ def test_what_is_not_all_there_does_not_become_complete(
 ) -> None:
     objects = Forgetful(tmp_path, kept_bytes=kept_bytes)
 
-    assert reason in failure(opened(objects))
+    assert reason in failure(objects)
     assert opened(objects).latest() is None
 
 
@@ -164,7 +175,7 @@ def test_a_file_of_which_no_rank_tells_does_not_become_complete(
 
     monkeypatch.setattr(Writer, "sums", property(sums))
 
-    assert f"no rank says that it has written {FILE}" in failure(opened(folder))
+    assert f"no rank says that it has written {FILE}" in failure(folder)
     assert opened(folder).latest() is None
 
 

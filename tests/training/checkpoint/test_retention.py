@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.checkpoint.retention import superfluous
+from training.checkpoint.folders import checkpoints_to_delete
 
 steps = st.sets(st.integers(0, 60))
 
@@ -15,7 +15,9 @@ def test_the_newest_and_the_multiples_stay_and_nothing_else(
     complete: set[int], torn: set[int], keep_last: int, keep_every: int
 ) -> None:
     torn -= complete
-    gone = superfluous(complete=complete, torn=torn, keep_last=keep_last, keep_every=keep_every)
+    gone = checkpoints_to_delete(
+        complete=complete, torn=torn, keep_last=keep_last, keep_every=keep_every
+    )
     stay = complete - set(gone)
 
     newest = set(sorted(complete)[-keep_last:])
@@ -28,7 +30,12 @@ def test_the_newest_and_the_multiples_stay_and_nothing_else(
 def test_thinning_out_again_finds_nothing(
     complete: set[int], keep_last: int, keep_every: int
 ) -> None:
-    gone = superfluous(complete=complete, torn=(), keep_last=keep_last, keep_every=keep_every)
+    gone = checkpoints_to_delete(
+        complete=complete, torn=(), keep_last=keep_last, keep_every=keep_every
+    )
     stay = complete - set(gone)
 
-    assert superfluous(complete=stay, torn=(), keep_last=keep_last, keep_every=keep_every) == []
+    assert (
+        checkpoints_to_delete(complete=stay, torn=(), keep_last=keep_last, keep_every=keep_every)
+        == []
+    )

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.checkpoint.errors import CheckpointDamaged
-from training.checkpoint.streams import FileSum, SummingStream, VerifiedStream
+from training.checkpoint.dcp import SummingStream, VerifiedStream
+from training.checkpoint.marker import CheckpointDamaged, FileSum
 from training.storage import LocalObjects, Objects
 
 CHUNK = 16

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.checkpoint.errors import CheckpointDamaged, CheckpointUnusable
+from training.checkpoint import CheckpointDamaged, CheckpointUnusable
 from training.checkpoint.folders import Folders
 from training.datasets.manifest import TOKENIZER_FILE
 from training.datasets.places import Place
@@ -30,7 +30,7 @@ from trainium_catalogue.models import LLAMA_PRESETS
 from trainium_catalogue.parameters.plan import shape_of
 
 if TYPE_CHECKING:
-    from training.checkpoint.marker import CheckpointInfo
+    from training.checkpoint import CheckpointInfo
     from training.workloads import Job
 
 RECEIPT = "export.json"

@@ -13,7 +13,7 @@ from training.checkpoint.weights import Weights
 from training.models.llama.model import llama_config, meta_model
 
 if TYPE_CHECKING:
-    from training.checkpoint.marker import CheckpointInfo
+    from training.checkpoint import CheckpointInfo
     from training.storage import Objects
     from trainium_catalogue.models import Shape
 

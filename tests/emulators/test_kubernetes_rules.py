@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tests.emulators.volcano_jobs import job
 from trainium_catalogue.instances import find_instance_type
 from trainium_emulators.kubernetes.nodes import trainium_resources
-from trainium_emulators.kubernetes.patches import merged, operated, strategic
-from trainium_emulators.kubernetes.podenv import container_command, expanded
-from trainium_emulators.kubernetes.scheduling import placed, quantity
-from trainium_emulators.kubernetes.selectors import matches
+from trainium_emulators.kubernetes.pod_environment import container_command, expanded
+from trainium_emulators.kubernetes.quantities import quantity
+from trainium_emulators.kubernetes.requests import merged, operated, strategic
+from trainium_emulators.kubernetes.store import matches
 from trainium_emulators.kubernetes.volcano_rules import action_for
+from trainium_emulators.kubernetes.volcano_scheduler import placed
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),

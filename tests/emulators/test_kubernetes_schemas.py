@@ -18,7 +18,7 @@ from tests.jobs.eks.test_volcano_job import made
 from tests.stacks.cluster_objects import objects_of, with_cluster
 from trainium_catalogue.charts import VOLCANO_VERSION
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import Cluster, Settings, errors, schemas, serve, volcano_schemas
+from trainium_emulators.kubernetes import Cluster, Settings, errors, schemas, serve
 from trainium_emulators.kubernetes.resources import BUILT_IN, Kind
 
 Json = dict[str, Any]
@@ -160,7 +160,7 @@ def test_several_mistakes_are_told_at_once() -> None:
 def test_what_the_cli_sends_is_what_the_definition_takes() -> None:
     sent = made(lustre_claim="lustre")
 
-    schemas.check(volcano_schemas.JOB, sent)
+    schemas.check(schemas.JOB, sent)
     assert refusal(changed(sent, "spec", "ttlSecondsAfterFinished", to="7d"))[0] == 422
 
 
@@ -213,7 +213,7 @@ def test_a_change_is_judged_like_a_new_object(kubectl: Kubectl, cluster: Cluster
 
 
 @pytest.mark.skipif(CHARTS_FOLDER is None, reason="HELM_CHARTS_DIR names no folder with charts")
-@pytest.mark.parametrize("kind", volcano_schemas.SCHEMAS, ids=lambda kind: kind.plural)
+@pytest.mark.parametrize("kind", schemas.SCHEMAS, ids=lambda kind: kind.plural)
 def test_every_rule_is_one_of_the_real_definitions(kind: Kind) -> None:
     archive = Path(CHARTS_FOLDER or "") / f"volcano-{VOLCANO_VERSION}.tgz"
     name = f"/{kind.group}_{kind.plural}.yaml"
@@ -225,7 +225,7 @@ def test_every_rule_is_one_of_the_real_definitions(kind: Kind) -> None:
     real = version["schema"]["openAPIV3Schema"]
 
     assert version["name"] == kind.version
-    assert list(differences(volcano_schemas.SCHEMAS[kind], real, "")) == []
+    assert list(differences(schemas.SCHEMAS[kind], real, "")) == []
 
 
 def differences(ours: Mapping[str, Any], real: Mapping[str, Any], path: str) -> Iterator[str]:

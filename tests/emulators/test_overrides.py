@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium_emulators.aws.batch.overrides import InvalidOverride, node_properties
+from trainium_emulators.aws.batch.api import InvalidOverride, node_properties
 
 
 def definition(*targets: str, num_nodes: int = 2) -> dict[str, Any]:

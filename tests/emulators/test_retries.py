@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium_emulators.aws.batch.retries import Outcome, matches, retries
+from trainium_emulators.aws.batch.gang import AttemptEnd, matches, retries
 
 RULES: dict[str, Any] = {
     "attempts": 3,
@@ -38,13 +38,13 @@ def test_a_pattern_matches_the_whole_text_or_its_beginning(
 @pytest.mark.parametrize(
     ("outcome", "expected"),
     [
-        (Outcome(exit_code=75), True),
-        (Outcome(exit_code=1), False),
-        (Outcome(exit_code=None, status_reason="Host EC2 (instance i-0) terminated."), True),
-        (Outcome(exit_code=0), False),
+        (AttemptEnd(exit_code=75), True),
+        (AttemptEnd(exit_code=1), False),
+        (AttemptEnd(exit_code=None, status_reason="Host EC2 (instance i-0) terminated."), True),
+        (AttemptEnd(exit_code=0), False),
     ],
 )
-def test_the_first_rule_that_matches_decides(outcome: Outcome, expected: bool) -> None:
+def test_the_first_rule_that_matches_decides(outcome: AttemptEnd, expected: bool) -> None:
     assert retries(RULES, outcome, attempt=1) is expected
 
 
@@ -52,17 +52,17 @@ def test_all_patterns_of_a_rule_must_match() -> None:
     rule = {"onExitCode": "75", "onReason": "gone*", "action": "EXIT"}
     strategy = {"attempts": 2, "evaluateOnExit": [rule]}
 
-    assert not retries(strategy, Outcome(exit_code=75, reason="gone away"), attempt=1)
-    assert retries(strategy, Outcome(exit_code=75, reason="other"), attempt=1)
+    assert not retries(strategy, AttemptEnd(exit_code=75, reason="gone away"), attempt=1)
+    assert retries(strategy, AttemptEnd(exit_code=75, reason="other"), attempt=1)
 
 
 @given(st.integers(1, 255))
 def test_what_matches_no_rule_is_retried(exit_code: int) -> None:
     strategy = {"attempts": 2, "evaluateOnExit": []}
 
-    assert retries(strategy, Outcome(exit_code=exit_code), attempt=1)
+    assert retries(strategy, AttemptEnd(exit_code=exit_code), attempt=1)
 
 
 @given(st.integers(1, 255), st.integers(1, 10))
 def test_no_attempt_comes_after_the_last(exit_code: int, attempts: int) -> None:
-    assert not retries({"attempts": attempts}, Outcome(exit_code=exit_code), attempt=attempts)
+    assert not retries({"attempts": attempts}, AttemptEnd(exit_code=exit_code), attempt=attempts)

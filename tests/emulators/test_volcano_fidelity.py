@@ -9,7 +9,7 @@ import pytest
 
 from tests.emulators.volcano_jobs import BASE, job
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import errors, objects
+from trainium_emulators.kubernetes import errors, volcano_objects
 from trainium_emulators.kubernetes.admission import ADMISSIONS
 from trainium_emulators.kubernetes.resources import (
     CLAIM,
@@ -21,9 +21,9 @@ from trainium_emulators.kubernetes.resources import (
     Kind,
 )
 from trainium_emulators.kubernetes.resources import NAMESPACE as NAMESPACE_KIND
-from trainium_emulators.kubernetes.scheduling import Nodes, Queue, refusal
 from trainium_emulators.kubernetes.store import Store
 from trainium_emulators.kubernetes.volcano_rules import Counts, admit, changed_status, next_phase
+from trainium_emulators.kubernetes.volcano_scheduler import Nodes, Queue, refusal
 
 Json = dict[str, Any]
 CHIP = "aws.amazon.com/neuron"
@@ -148,8 +148,8 @@ def test_an_event_that_happens_again_is_counted(monkeypatch: pytest.MonkeyPatch)
     there = store()
     about = there.create(VOLCANO_JOB, NAMESPACE, job("seen", ["true"]))
     for moment in ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z"):
-        monkeypatch.setattr(objects, "now", lambda moment=moment: moment)
-        objects.record_event(there, about, reason="R", message="m", type_="Normal")
+        monkeypatch.setattr(volcano_objects, "now", lambda moment=moment: moment)
+        volcano_objects.record_event(there, about, reason="R", message="m", type_="Normal")
 
     (event,) = there.list(EVENT, NAMESPACE)
     assert (event["count"], event["firstTimestamp"], event["lastTimestamp"]) == (

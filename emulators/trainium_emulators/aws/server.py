@@ -23,7 +23,7 @@ from trainium_catalogue.kubernetes import LUSTRE_CLAIM, NAMESPACE
 from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators import kubernetes
 from trainium_emulators.aws.batch import api
-from trainium_emulators.aws.batch.gang import Settings
+from trainium_emulators.aws.batch.gang import NodeSettings
 from trainium_emulators.aws.batch.scheduler import Scheduler, take_fault
 from trainium_emulators.aws.cloudformation import registry
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
@@ -65,7 +65,7 @@ def take_anywhere(run: str) -> Fault | None:
     return next(filter(None, (take_fault(backend, run) for backend in backends)), None)
 
 
-def start_cluster(settings: Settings, claims: Path) -> kubernetes.Cluster:
+def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.Cluster:
     """Start the Kubernetes cluster, whose pods run as Batch's nodes do, on the same files."""
     cluster = kubernetes.serve(
         kubernetes.Settings(
@@ -108,7 +108,7 @@ def main(words: Sequence[str]) -> None:
     # No container engine: nodes are ours to run, and the one Lambda has a model.
     default_user_config["lambda"] = {"use_docker": False}
     registry.install()
-    settings: list[Settings] = []
+    settings: list[NodeSettings] = []
     files = tempfile.TemporaryDirectory(prefix="rehearsal-files-")
     claims = Path(files.name)
     scheduler = Scheduler(lambda: settings[0])
@@ -120,7 +120,7 @@ def main(words: Sequence[str]) -> None:
     endpoint = f"http://localhost:{server.get_host_and_port()[1]}"
     image = given.container_image
     settings.append(
-        Settings(
+        NodeSettings(
             endpoint=endpoint,
             processes_per_node=given.processes_per_node,
             processes_of={

@@ -1,9 +1,18 @@
-"""What the API server and its webhooks add to new objects."""
+"""Admits new objects: defaults, quotas, Pod Security, and what Volcano's webhooks add.
+
+Quotas are from kubernetes.io/docs/concepts/policy/resource-quotas and the API server's plug-in
+(apiserver, plugin/pkg/admission/resourcequota, controller.go): a quota is looked at when an object
+is created. Of Pod Security's levels only Baseline is known, and taken for Restricted as well
+(kubernetes.io/docs/concepts/security/pod-security-standards).
+"""
 
 from __future__ import annotations
 
-from trainium_emulators.kubernetes import errors, quotas
-from trainium_emulators.kubernetes.pod_security import violations
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+
+from trainium_emulators.kubernetes import errors
+from trainium_emulators.kubernetes.quantities import Amounts, pod_requests, quantity, total
 from trainium_emulators.kubernetes.resources import (
     ACCOUNT,
     CLAIM,
@@ -11,6 +20,7 @@ from trainium_emulators.kubernetes.resources import (
     NAMESPACE,
     POD,
     QUEUE,
+    QUOTA,
     SERVICE,
     VOLCANO_JOB,
     VOLUME,
@@ -20,6 +30,155 @@ from trainium_emulators.kubernetes.resources import (
 from trainium_emulators.kubernetes.store import Admission, Store
 from trainium_emulators.kubernetes.volcano_rules import admit
 from trainium_emulators.kubernetes.volumes import admit_claim, admit_volume
+
+_COUNTED = frozenset(
+    {"configmaps", "persistentvolumeclaims", "pods", "resourcequotas", "secrets", "services"}
+)
+"""Plurals that a quota names by themselves; the others are ``count/<plural>.<group>``."""
+_FROM_OUTSIDE = ("NodePort", "LoadBalancer")
+_MIB = 2**20
+
+
+def check_quotas(store: Store, kind: Kind, entry: Json) -> None:
+    """Refuse an object with which a quota of its namespace would be exceeded."""
+    metadata = entry["metadata"]
+    wanted = usage(kind, entry)
+    for quota in store.list(QUOTA, metadata["namespace"]):
+        name = quota["metadata"]["name"]
+        hard = {key: quantity(most) for key, most in quota["spec"]["hard"].items()}
+        if kind == POD:
+            _check_said(name, hard, wanted, entry)
+        used = total(
+            usage(kind, other)
+            for other in store.list(kind, metadata["namespace"])
+            if kind != POD or other["status"]["phase"] in ("Pending", "Running")
+        )
+        over = [
+            key
+            for key, most in hard.items()
+            if wanted.get(key) and wanted[key] + used.get(key, 0) > most
+        ]
+        if over:
+            what = {
+                "requested": {key: wanted[key] for key in over},
+                "used": {key: used.get(key, Fraction()) for key in over},
+                "limited": {key: hard[key] for key in over},
+            }
+            words = ", ".join(f"{verb}: {_listed(amounts)}" for verb, amounts in what.items())
+            raise errors.forbidden(kind, metadata["name"], f"exceeded quota: {name}, {words}")
+
+
+def usage(kind: Kind, entry: Json) -> Amounts:
+    """What an object takes of a quota, by the quota's names."""
+    one = Fraction(1)
+    counted = {f"count/{kind.reference}": one}
+    if kind.plural in _COUNTED and not kind.group:
+        counted[kind.plural] = one
+    if kind == POD:
+        requests = pod_requests(entry["spec"])
+        return {**counted, **{f"requests.{name}": amount for name, amount in requests.items()}}
+    if kind == SERVICE:
+        type_ = entry["spec"].get("type", "ClusterIP")
+        if type_ == "LoadBalancer":
+            counted["services.loadbalancers"] = one
+        if type_ in _FROM_OUTSIDE:
+            counted["services.nodeports"] = Fraction(len(entry["spec"].get("ports") or ()))
+    return counted
+
+
+def _check_said(quota: str, hard: Mapping[str, Fraction], wanted: Amounts, pod: Json) -> None:
+    """Of processor and memory every container says how much, once the quota limits them."""
+    keys = [f"requests.{name}" for name in ("cpu", "memory")]
+    silent = [key for key in keys if key in hard and key not in wanted]
+    if silent:
+        container = pod["spec"]["containers"][0]["name"]
+        words = "; ".join(f"{key} for: {container}" for key in silent)
+        why = f"failed quota: {quota}: must specify {words}"
+        raise errors.forbidden(POD, pod["metadata"]["name"], why)
+
+
+def _listed(amounts: Mapping[str, Fraction]) -> str:
+    return ",".join(f"{key}={_text(key, amounts[key])}" for key in sorted(amounts))
+
+
+def _text(key: str, amount: Fraction) -> str:
+    if key.endswith("memory") and amount and amount % _MIB == 0:
+        return f"{amount / _MIB}Mi"
+    return str(amount) if amount.denominator == 1 else f"{amount * 1000}m"
+
+
+LABEL = "pod-security.kubernetes.io/enforce"
+_CAPABILITIES = frozenset(
+    [
+        "AUDIT_WRITE",
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "MKNOD",
+        "NET_BIND_SERVICE",
+        "SETFCAP",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+        "SYS_CHROOT",
+    ]
+)
+_SYSCTLS = frozenset(
+    {
+        "kernel.shm_rmid_forced",
+        *(
+            f"net.ipv4.{name}"
+            for name in [
+                "ip_local_port_range",
+                "ip_local_reserved_ports",
+                "ip_unprivileged_port_start",
+                "ping_group_range",
+                "tcp_fin_timeout",
+                "tcp_keepalive_intvl",
+                "tcp_keepalive_probes",
+                "tcp_keepalive_time",
+                "tcp_syncookies",
+            ]
+        ),
+    }
+)
+
+
+def violations(namespace: Json, spec: Json) -> list[str]:
+    """What a pod has that the namespace forbids; nothing where it enforces nothing."""
+    level = (namespace["metadata"].get("labels") or {}).get(LABEL, "privileged")
+    return [] if level == "privileged" else [*_of_pod(spec), *_of_containers(spec)]
+
+
+def _of_pod(spec: Json) -> Iterator[str]:
+    for name in ("hostNetwork", "hostPID", "hostIPC"):
+        if spec.get(name):
+            yield f"host namespaces ({name}=true)"
+    for volume in spec.get("volumes") or ():
+        if "hostPath" in volume:
+            yield f'hostPath volumes (volume "{volume["name"]}")'
+    context = spec.get("securityContext") or {}
+    for sysctl in context.get("sysctls") or ():
+        if sysctl["name"] not in _SYSCTLS:
+            yield f"forbidden sysctls ({sysctl['name']})"
+    if (context.get("seccompProfile") or {}).get("type") == "Unconfined":
+        yield "seccompProfile (Unconfined)"
+
+
+def _of_containers(spec: Json) -> Iterator[str]:
+    for container in (*spec["containers"], *(spec.get("initContainers") or ())):
+        name, context = container["name"], container.get("securityContext") or {}
+        if context.get("privileged"):
+            yield f'privileged (container "{name}")'
+        added = set((context.get("capabilities") or {}).get("add") or ()) - _CAPABILITIES
+        if added:
+            yield f'non-default capabilities (container "{name}": {", ".join(sorted(added))})'
+        if any(port.get("hostPort") for port in container.get("ports") or ()):
+            yield f'hostPort (container "{name}")'
+        if (context.get("seccompProfile") or {}).get("type") == "Unconfined":
+            yield f'seccompProfile (container "{name}": Unconfined)'
 
 
 def _with_status(phase: str, key: str = "phase") -> Admission:
@@ -34,7 +193,7 @@ def _service(store: Store, entry: Json) -> Json:
     spec = {"type": "ClusterIP", **entry["spec"]}
     number = len(store.list(SERVICE)) + 10
     spec.setdefault("clusterIP", f"10.100.{number // 250}.{number % 250}")
-    quotas.check(store, SERVICE, {**entry, "spec": spec})
+    check_quotas(store, SERVICE, {**entry, "spec": spec})
     return {**entry, "spec": spec}
 
 
@@ -42,7 +201,7 @@ def _pod(store: Store, entry: Json) -> Json:
     spec = {"restartPolicy": "Always", "terminationGracePeriodSeconds": 30, **entry["spec"]}
     _check_security(store, entry)
     _check_account(store, entry)
-    quotas.check(store, POD, entry)
+    check_quotas(store, POD, entry)
     return {**entry, "spec": spec, "status": {"phase": "Pending"}}
 
 
@@ -67,13 +226,13 @@ def _check_account(store: Store, pod: Json) -> None:
 
 
 def _claim(store: Store, entry: Json) -> Json:
-    quotas.check(store, CLAIM, entry)
+    check_quotas(store, CLAIM, entry)
     return admit_claim(store, entry)
 
 
 def _job(store: Store, entry: Json) -> Json:
     entry = admit(store, entry)
-    quotas.check(store, VOLCANO_JOB, entry)
+    check_quotas(store, VOLCANO_JOB, entry)
     return entry
 
 
@@ -81,7 +240,7 @@ def _counted(kind: Kind) -> Admission:
     """Nothing is added; a quota may count it."""
 
     def count(store: Store, entry: Json) -> Json:
-        quotas.check(store, kind, entry)
+        check_quotas(store, kind, entry)
         return entry
 
     return count

@@ -1,4 +1,4 @@
-"""The API server: Kubernetes' REST conventions over the store.
+"""Serves Kubernetes' REST API over the store, and the discovery that clients begin with.
 
 kubernetes.io/docs/reference/using-api/api-concepts says what lists, watches, patches and deletions
 look like; the tests hold it against the real kubectl, Python client and TorchX.
@@ -6,12 +6,12 @@ look like; the tests hold it against the real kubectl, Python client and TorchX.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
-from trainium_emulators.kubernetes import discovery, errors, rbac, schemas, streams, tables
-from trainium_emulators.kubernetes.portforward import forward_ports
+from trainium_emulators.kubernetes import errors, rbac, responses, schemas
+from trainium_emulators.kubernetes.connections import Runs, forward_ports, run_in_pod
 from trainium_emulators.kubernetes.requests import (
     APPLY_PATCH,
     Target,
@@ -19,9 +19,111 @@ from trainium_emulators.kubernetes.requests import (
     patched,
     read_body,
 )
-from trainium_emulators.kubernetes.resources import POD, Json
-from trainium_emulators.kubernetes.shell import Runs, run_in_pod
+from trainium_emulators.kubernetes.resources import DEPLOYMENT, POD, SERVICE, Json, Kind
 from trainium_emulators.kubernetes.store import Store
+
+_ALL = (POD, SERVICE, DEPLOYMENT)
+"""What ``kubectl get all`` shows."""
+VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+
+
+def version_info() -> Json:
+    """``/version``: the one that the stack asks EKS for."""
+    return {
+        "major": "1",
+        "minor": "35",
+        "gitVersion": "v1.35.0-rehearsal",
+        "gitCommit": "rehearsal",
+        "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "none",
+        "compiler": "none",
+        "platform": "linux/amd64",
+    }
+
+
+def core_versions() -> Json:
+    """``/api``."""
+    return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+
+
+def group_list(kinds: Sequence[Kind]) -> Json:
+    """``/apis``."""
+    names = dict.fromkeys((kind.group, kind.version) for kind in kinds if kind.group)
+    return {
+        "kind": "APIGroupList",
+        "apiVersion": "v1",
+        "groups": [_group_entry(group, version_info) for group, version_info in names],
+    }
+
+
+def _group_entry(group: str, version: str) -> Json:
+    entry = {"groupVersion": f"{group}/{version_info}", "version": version_info}
+    return {"name": group, "versions": [entry], "preferredVersion": entry}
+
+
+def resource_list(kinds: Sequence[Kind], api_version: str) -> Json | None:
+    """``/api/v1`` and ``/apis/<group>/<version>``; None when nothing is there."""
+    rows = []
+    for kind in kinds:
+        if kind.api_version != api_version:
+            continue
+        common = {"namespaced": kind.namespaced, "kind": kind.kind}
+        rows.append(
+            {
+                "name": kind.plural,
+                "singularName": kind.kind.lower(),
+                "verbs": VERBS,
+                "shortNames": list(kind.short),
+                "categories": ["all"] if kind in _ALL else [],
+                **common,
+            }
+        )
+        subresources = ["status"] + (["log", "exec"] if kind.plural == "pods" else [])
+        rows += [
+            {"name": f"{kind.plural}/{name}", "singularName": "", "verbs": ["get"], **common}
+            for name in subresources
+        ]
+    if not rows:
+        return None
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": api_version,
+        "resources": rows,
+    }
+
+
+def openapi_index(kinds: Sequence[Kind]) -> Json:
+    """``/openapi/v3``."""
+    places = dict.fromkeys(_place(kind) for kind in kinds)
+    return {"paths": {place: {"serverRelativeURL": f"/openapi/v3/{place}"} for place in places}}
+
+
+def openapi_document(kinds: Sequence[Kind], place: str) -> Json:
+    """``/openapi/v3/<place>``: enough for kubectl to leave the validation of fields to the server.
+
+    It looks for a PATCH with the parameter ``fieldValidation`` on the kind it is about to send.
+    """
+    paths = {}
+    for kind in kinds:
+        if _place(kind) != place:
+            continue
+        known = {"group": kind.group, "kind": kind.kind, "version": kind.version}
+        paths[f"/{place}/{kind.plural}/{{name}}"] = {
+            "patch": {
+                "x-kubernetes-group-version-kind": known,
+                "parameters": [{"name": "fieldValidation", "in": "query"}],
+                "responses": {},
+            }
+        }
+    info = {"title": "Kubernetes", "version": "v1.35.0"}
+    return {"openapi": "3.0.0", "info": info, "paths": paths}
+
+
+def _place(kind: Kind) -> str:
+    return f"apis/{kind.api_version}" if kind.group else f"api/{kind.version}"
+
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,25 +156,19 @@ def application(
         except errors.ApiError as error:
             return web.json_response(error.status(), status=error.code)
 
-    async def version(request: web.Request) -> web.Response:
-        return web.json_response(discovery.version())
+    def document(make: Callable[[], Json]) -> Handler:
+        async def answer(request: web.Request) -> web.Response:
+            return web.json_response(make())
 
-    async def core_versions(request: web.Request) -> web.Response:
-        return web.json_response(discovery.core_versions())
-
-    async def groups(request: web.Request) -> web.Response:
-        return web.json_response(discovery.groups(store.kinds))
-
-    async def openapi_paths(request: web.Request) -> web.Response:
-        return web.json_response(discovery.openapi_paths(store.kinds))
+        return answer
 
     api = Api(store, runs, authorizer or rbac.Authorizer(store))
     app = web.Application(middlewares=[guard], client_max_size=16 * 2**20)
     for path, handler in (
-        ("/version", version),
-        ("/api", core_versions),
-        ("/apis", groups),
-        ("/openapi/v3", openapi_paths),
+        ("/version", document(version_info)),
+        ("/api", document(core_versions)),
+        ("/apis", document(lambda: group_list(store.kinds))),
+        ("/openapi/v3", document(lambda: openapi_index(store.kinds))),
         ("/openapi/v3/{place:.*}", api.openapi),
         ("/api/{version}", api.kinds),
         ("/apis/{group}/{version}", api.kinds),
@@ -96,12 +192,12 @@ class Api:
 
     async def openapi(self, request: web.Request) -> web.StreamResponse:
         """Documents of one group."""
-        return await _json(discovery.openapi(self._store.kinds, request.match_info["place"]))
+        return await _json(openapi_document(self._store.kinds, request.match_info["place"]))
 
     async def kinds(self, request: web.Request) -> web.StreamResponse:
         """Kinds of one group."""
         words = [request.match_info.get(key, "") for key in ("group", "version")]
-        found = discovery.resources(self._store.kinds, "/".join(filter(None, words)))
+        found = resource_list(self._store.kinds, "/".join(filter(None, words)))
         if found is None:
             raise errors.no_such_path()
         return await _json(found)
@@ -109,11 +205,11 @@ class Api:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Everything about objects."""
         target = find_target(request.path, self._store.kinds)
-        watching = streams.wants_watch(request)
+        watching = responses.wants_watch(request)
         accesses = rbac.wanted(request.method, target, watching=watching)
         self._authorizer.check(request[_CALLER], accesses)
         if target.kind == POD and target.part == "log":
-            return await streams.log(request, self._pod(target), self._runs)
+            return await responses.log(request, self._pod(target), self._runs)
         if target.kind == POD and target.part == "exec":
             return await run_in_pod(request, self._pod(target), self._runs)
         if target.kind == POD and target.part == "portforward":
@@ -138,17 +234,17 @@ class Api:
     async def _get(self, request: web.Request, target: Target) -> web.StreamResponse:
         assert target.namespace is not None and target.name is not None
         entry = self._store.get(target.kind, target.namespace, target.name)
-        if streams.wants_table(request):
-            return await _json(tables.table(target.kind, [entry], version=self._store.version))
+        if responses.wants_table(request):
+            return await _json(responses.table(target.kind, [entry], version=self._store.version))
         return await _json(entry)
 
     async def _list(self, request: web.Request, target: Target) -> web.StreamResponse:
-        if streams.wants_watch(request):
-            return await streams.watch(request, self._store, target)
+        if responses.wants_watch(request):
+            return await responses.watch(request, self._store, target)
         version = self._store.version
         entries = self._selected(request, target)
-        if streams.wants_table(request):
-            return await _json(tables.table(target.kind, entries, version=version))
+        if responses.wants_table(request):
+            return await _json(responses.table(target.kind, entries, version=version))
         return await _json(
             {
                 "kind": f"{target.kind.kind}List",

@@ -17,7 +17,7 @@ from trainium_emulators.kubernetes.admission import ADMISSIONS
 from trainium_emulators.kubernetes.api import application
 from trainium_emulators.kubernetes.deployments import Deployments
 from trainium_emulators.kubernetes.kubelet import Kubelet
-from trainium_emulators.kubernetes.podenv import ApiAccess
+from trainium_emulators.kubernetes.pod_environment import ApiAccess
 from trainium_emulators.kubernetes.rbac import Authorizer
 from trainium_emulators.kubernetes.resources import NAMESPACE, POD, QUEUE, VOLCANO_JOB, Json
 from trainium_emulators.kubernetes.settings import Settings

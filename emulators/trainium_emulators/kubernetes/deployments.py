@@ -7,7 +7,7 @@ import json
 import threading
 import traceback
 
-from trainium_emulators.kubernetes import errors, objects
+from trainium_emulators.kubernetes import errors, volcano_objects
 from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.resources import DEPLOYMENT, POD, Json
 from trainium_emulators.kubernetes.store import Store, owned_by
@@ -54,7 +54,7 @@ class Deployments:
         pods = owned_by(self._store.list(POD, namespace), metadata["uid"])
         wanted = [f"{metadata['name']}-{digest[:10]}-{i}" for i in range(spec.get("replicas", 1))]
         for pod in pods:
-            if pod["metadata"]["name"] not in wanted and not objects.is_leaving(pod):
+            if pod["metadata"]["name"] not in wanted and not volcano_objects.is_leaving(pod):
                 self._store.delete(POD, namespace, pod["metadata"]["name"])
         present = {pod["metadata"]["name"] for pod in pods}
         # As with the strategy Recreate: the old ones go first.
@@ -84,7 +84,7 @@ def _pod(deployment: Json, name: str, digest: str) -> Json:
             "name": name,
             "labels": {**(metadata.get("labels") or {}), _HASH: digest},
             "annotations": metadata.get("annotations") or {},
-            "ownerReferences": objects.owner(deployment),
+            "ownerReferences": volcano_objects.owner(deployment),
         },
         "spec": template["spec"],
     }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trainium_catalogue import kubernetes
-from trainium_emulators.kubernetes import errors, objects
-from trainium_emulators.kubernetes.pod_run import Output, Run, container_status, last_words
-from trainium_emulators.kubernetes.podenv import (
+from trainium_emulators.kubernetes import errors, volcano_objects
+from trainium_emulators.kubernetes.pod_environment import (
     ApiAccess,
     Unresolved,
     container_command,
@@ -20,8 +21,87 @@ from trainium_emulators.kubernetes.resources import POD, Json
 from trainium_emulators.kubernetes.settings import Settings
 from trainium_emulators.kubernetes.store import Store, now
 from trainium_emulators.nodes.environment import node_address, rehearsal_extras
+from trainium_emulators.nodes.events import emit
 from trainium_emulators.nodes.faults import Fault
 from trainium_emulators.nodes.node import Node, image_environment
+
+_LAST_LINES, _LAST_BYTES = 80, 2048
+"""Of a termination message."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Output:
+    """What a container has written; an executor's ``Stream``."""
+
+    name: str
+    lines: list[tuple[float, str]] = field(default_factory=list)
+
+    def write(self, line: str) -> None:
+        """Append one line, now."""
+        self.lines.append((time.time(), line))
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A pod that runs or has run."""
+
+    pod: Json
+    index: int
+    """Place in its gang."""
+    output: Output
+    fault: Fault | None = None
+    node: Node | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    restarts: int = 0
+    ended: bool = False
+
+    @property
+    def job(self) -> str:
+        """The Volcano job's name, or the pod's own."""
+        return str(self._annotations.get(volcano_objects.JOB_NAME, self.pod["metadata"]["name"]))
+
+    @property
+    def attempt(self) -> int:
+        """Counted from 1, as on Batch."""
+        return 1 + int(self._annotations.get(volcano_objects.RETRY_COUNT, 0))
+
+    def tell(self, event: str, **details: Any) -> None:
+        """Emit an event of a node; a pod that belongs to no job is none."""
+        if volcano_objects.JOB_NAME in self._annotations:
+            emit(event, job_id=self.job, attempt=self.attempt, node=self.index, **details)
+
+    @property
+    def _annotations(self) -> Mapping[str, str]:
+        return self.pod["metadata"].get("annotations") or {}
+
+    def label(self, name: str) -> str:
+        """A label of the pod; empty without it."""
+        return str((self.pod["metadata"].get("labels") or {}).get(name, ""))
+
+
+def last_words(run: Run, code: int | None) -> Json:
+    """What the container's log ends with, for who asks for it (kubelet, kuberuntime)."""
+    policy = run.pod["spec"]["containers"][0].get("terminationMessagePolicy")
+    if not code or policy != "FallbackToLogsOnError":
+        return {}
+    lines = [text for _, text in run.output.lines[-_LAST_LINES:]]
+    return {"message": "\n".join(lines).encode()[-_LAST_BYTES:].decode(errors="ignore")}
+
+
+def container_status(run: Run, state: Json, *, ready: bool) -> Json:
+    """An entry of ``containerStatuses``."""
+    container = run.pod["spec"]["containers"][0]
+    return {
+        "name": container["name"],
+        "image": container.get("image", ""),
+        "imageID": "",
+        "ready": ready,
+        "started": ready,
+        "restartCount": run.restarts,
+        "state": state,
+        "lastState": {},
+    }
+
 
 MARK = "REHEARSAL_POD"
 """Variable by which a pod's processes are known from all others."""
@@ -99,7 +179,7 @@ class Kubelet:
                 return
             again = policy == "Always" or (policy == "OnFailure" and code != 0)
             current = self._current(run)
-            if not again or reason or current is None or objects.is_leaving(current):
+            if not again or reason or current is None or volcano_objects.is_leaving(current):
                 break
             run.restarts += 1
             time.sleep(_RESTART_S)
@@ -107,7 +187,7 @@ class Kubelet:
         self._report(run, phase="Failed" if code or reason else "Succeeded", code=code,
                      reason=reason)  # fmt: skip
         current = self._current(run)
-        if current is not None and objects.is_leaving(current):
+        if current is not None and volcano_objects.is_leaving(current):
             self._remove(run)
 
     def _run_container(self, run: Run) -> tuple[int, str]:
@@ -121,7 +201,7 @@ class Kubelet:
             current = self._current(run)
             if current is None:
                 node.stop(0)
-            elif objects.is_leaving(current):
+            elif volcano_objects.is_leaving(current):
                 node.stop(current["metadata"]["deletionGracePeriodSeconds"])
             elif deadline_s is not None and time.monotonic() - started_s > deadline_s:
                 reason = "DeadlineExceeded"
@@ -220,7 +300,7 @@ class Kubelet:
         status = {"containerStatuses": [container_status(run, state, ready=False)]}
         self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
         while (current := self._current(run)) is not None:
-            if objects.is_leaving(current):
+            if volcano_objects.is_leaving(current):
                 self._remove(run)
             time.sleep(_POLL_S)
         run.ended = True

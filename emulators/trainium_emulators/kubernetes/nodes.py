@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from trainium_catalogue import kubernetes
 from trainium_catalogue.instances import InstanceType
-from trainium_emulators.kubernetes import errors, objects
+from trainium_emulators.kubernetes import errors, volcano_objects
 from trainium_emulators.kubernetes.resources import NODE, POD, Json
 from trainium_emulators.kubernetes.store import Store
 
@@ -89,7 +89,7 @@ def remove(store: Store, node: Json) -> None:
 
 
 def _is_busy(store: Store, node: Json) -> bool:
-    return any(objects.is_alive(pod) for pod in _pods_on(store, node["metadata"]["name"]))
+    return any(volcano_objects.is_alive(pod) for pod in _pods_on(store, node["metadata"]["name"]))
 
 
 def _pods_on(store: Store, name: str) -> list[Json]:

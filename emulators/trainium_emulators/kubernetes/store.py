@@ -1,16 +1,18 @@
-"""The cluster's objects: versioned, watched, and deleted with their owners."""
+"""Keeps the cluster's objects: versioned, selected, watched, and deleted with their owners."""
 
 from __future__ import annotations
 
 import copy
+import re
 import secrets
 import threading
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
-from trainium_emulators.kubernetes import errors, selectors
+from trainium_emulators.kubernetes import errors
 from trainium_emulators.kubernetes.resources import (
     BUILT_IN,
     DEFINITION,
@@ -20,6 +22,41 @@ from trainium_emulators.kubernetes.resources import (
     Kind,
     defined_kinds,
 )
+
+_SET = re.compile(r"(?P<key>\S+)\s+(?P<word>in|notin)\s+\((?P<values>[^)]*)\)")
+_EQUAL = re.compile(r"(?P<key>[^=!\s]+)\s*(?P<sign>==|=|!=)\s*(?P<value>.*)")
+
+
+def matches(entry: Json, *, labels: str = "", fields: str = "") -> bool:
+    """Whether an object is selected by both (empty: by everything)."""
+    own = entry["metadata"].get("labels") or {}
+    return all(_holds(term, own) for term in _terms(labels)) and all(
+        _holds_field(term, entry) for term in _terms(fields)
+    )
+
+
+def _terms(selector: str) -> list[str]:
+    """The parts between commas that are not inside brackets."""
+    return [term.strip() for term in re.split(r",(?![^(]*\))", selector) if term.strip()]
+
+
+def _holds(term: str, labels: dict[str, str]) -> bool:
+    if found := _SET.fullmatch(term):
+        values = [value.strip() for value in found["values"].split(",")]
+        return (labels.get(found["key"]) in values) == (found["word"] == "in")
+    if found := _EQUAL.fullmatch(term):
+        return (labels.get(found["key"]) == found["value"]) == (found["sign"] != "!=")
+    return term[1:].strip() not in labels if term.startswith("!") else term in labels
+
+
+def _holds_field(term: str, entry: Json) -> bool:
+    found = _EQUAL.fullmatch(term)
+    assert found is not None, term
+    value: Any = entry
+    for step in found["key"].split("."):
+        value = (value or {}).get(step)
+    return (("" if value is None else str(value)) == found["value"]) == (found["sign"] != "!=")
+
 
 Admission = Callable[["Store", Json], Json]
 """Completes an object that is about to be created, or raises."""
@@ -96,7 +133,7 @@ class Store:
                 )
                 if its_kind == kind and namespace in (None, its_namespace)
             ]
-        return [entry for entry in found if selectors.matches(entry, labels=labels, fields=fields)]
+        return [entry for entry in found if matches(entry, labels=labels, fields=fields)]
 
     def create(self, kind: Kind, namespace: str, entry: Json, *, dry_run: bool = False) -> Json:
         """Add an object; returns it as it is kept."""

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from trainium_emulators.kubernetes import errors, objects, parts
+from trainium_emulators.kubernetes import errors, volcano_objects
 from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.resources import COMMAND, POD, VOLCANO_JOB, Json
 from trainium_emulators.kubernetes.settings import Settings
@@ -79,14 +79,14 @@ class Volcano:
                 if not self._changes.empty():
                     continue
             # The scheduler takes the older job first (Volcano 1.15.1, framework, JobOrderFn).
-            for job in sorted(self._store.list(VOLCANO_JOB), key=objects.age):
+            for job in sorted(self._store.list(VOLCANO_JOB), key=volcano_objects.age):
                 _done(self._sync, job)
 
     # --- events ---------------------------------------------------------------------------------
     def _on_change(self, change: Change) -> None:
         metadata = change.entry["metadata"]
         if change.kind == VOLCANO_JOB and change.type == "ADDED":
-            emit("job-submitted", job_id=metadata["name"], run=objects.run_of(change.entry),
+            emit("job-submitted", job_id=metadata["name"], run=volcano_objects.run_of(change.entry),
                  num_nodes=len(change.entry["spec"]["tasks"]))  # fmt: skip
         elif change.kind == VOLCANO_JOB and change.type == "DELETED":
             self._tell(change.entry, DELETED)
@@ -107,9 +107,9 @@ class Volcano:
         phase = pod.get("status", {}).get("phase", "Pending")
         before = self._phases.get(uid)
         owners = pod["metadata"].get("ownerReferences", ())
-        if not owners or objects.JOB_NAME not in annotations:
+        if not owners or volcano_objects.JOB_NAME not in annotations:
             return
-        name = annotations[objects.JOB_NAME]
+        name = annotations[volcano_objects.JOB_NAME]
         job = self._store.find(VOLCANO_JOB, pod["metadata"]["namespace"], name)
         if job is None or job["metadata"]["uid"] != owners[0]["uid"]:
             return
@@ -120,11 +120,11 @@ class Volcano:
             event = "PodFailed"
             for status in pod["status"].get("containerStatuses", ())[:1]:
                 code = status["state"].get("terminated", {}).get("exitCode", 0)
-        outdated = int(annotations[objects.JOB_VERSION]) < job["status"].get("version", 0)
+        outdated = int(annotations[volcano_objects.JOB_VERSION]) < job["status"].get("version", 0)
         if not event or outdated or uid in self._removed:
             self._phases[uid] = phase
             return
-        task = annotations[objects.TASK]
+        task = annotations[volcano_objects.TASK]
         action = action_for(job, task=task, event=event, exit_code=code)
         if action is not None:
             ended = f" with exit code {code}" if code else ""
@@ -150,12 +150,12 @@ class Volcano:
             return
         pods = self._pods(job)
         if phase in ("Pending", "Running"):
-            parts.ensure(self._store, job)
+            volcano_objects.ensure(self._store, job)
             if self._scheduler.let_in(job):
                 # Also one that has gone without a policy that would say anything of it.
-                parts.create_pods(self._store, job, pods)
+                volcano_objects.create_pods(self._store, job, pods)
                 self._start(job, self._scheduler.bind(job, self._pods(job)))
-        elif phase in FINISHED and parts.remain(self._store, job, pods):
+        elif phase in FINISHED and volcano_objects.remain(self._store, job, pods):
             # What goes with the pods: the gang's share of the queue. Also of a job whose phase
             # TorchX has written, which is how it cancels one.
             self._kill(job, phase, "")
@@ -164,7 +164,9 @@ class Volcano:
             return  # what these pods have done is first a matter of the policies
         counts = Counts.of(pods)
         self._set(
-            job, next_phase(job, counts), {**counts.status(), **objects.counted_by_task(pods)}
+            job,
+            next_phase(job, counts),
+            {**counts.status(), **volcano_objects.counted_by_task(pods)},
         )
 
     def _pods(self, job: Json) -> list[Json]:
@@ -180,10 +182,10 @@ class Volcano:
         # Before the pods go, so that their end is known for a consequence.
         self._set(job, phase, status, why)
         for pod in self._pods(job):
-            if pod["status"]["phase"] not in kept and not objects.is_leaving(pod):
+            if pod["status"]["phase"] not in kept and not volcano_objects.is_leaving(pod):
                 self._removed.add(pod["metadata"]["uid"])
                 self._store.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
-        parts.remove(self._store, job)
+        volcano_objects.remove(self._store, job)
 
     def _set(self, job: Json, phase: str, status: Json, why: str = "") -> None:
         """Write a status."""
@@ -191,7 +193,7 @@ class Volcano:
         old = job.get("status", {})
         status = changed_status(old, phase, status)
         if why:
-            objects.record_event(
+            volcano_objects.record_event(
                 self._store, job, reason="ExecuteAction", message=why, type_="Normal"
             )
         if status != old:
@@ -219,10 +221,10 @@ class Volcano:
     # --- pods -----------------------------------------------------------------------------------
     def _start(self, job: Json, pods: list[Json]) -> None:
         """Hand the gang's pods to the kubelet, and provoke the fault that is armed for the run."""
-        fault = self._settings.take_fault(objects.run_of(job)) if pods else None
+        fault = self._settings.take_fault(volcano_objects.run_of(job)) if pods else None
         order = [task["name"] for task in job["spec"]["tasks"]]
         for pod in pods:
-            index = order.index(pod["metadata"]["annotations"][objects.TASK])
+            index = order.index(pod["metadata"]["annotations"][volcano_objects.TASK])
             self._kubelet.start(pod, index=index, fault=fault)
         if fault is not None:
             attempt = 1 + job["status"].get("retryCount", 0)

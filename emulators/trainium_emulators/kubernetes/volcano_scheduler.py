@@ -1,29 +1,119 @@
 """Volcano's scheduler: lets gangs in, and binds all pods of one or none.
 
-What it decides is in ``scheduling``; see there for the sources.
+From the source of Volcano 1.15.1, with the configuration of its chart: the plugins overcommit and
+proportion decide whether a gang gets pods at all, gang and predicates whether they are bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 
-from trainium_emulators.kubernetes import objects
+from trainium_emulators.kubernetes import volcano_objects
 from trainium_emulators.kubernetes.kubelet import Kubelet
-from trainium_emulators.kubernetes.resources import CLAIM, NODE, POD, POD_GROUP, QUEUE, Json
-from trainium_emulators.kubernetes.scheduling import (
+from trainium_emulators.kubernetes.quantities import (
     Amounts,
-    Nodes,
-    Queue,
     amounts,
     job_requests,
-    placed,
     pod_requests,
-    refusal,
     total,
 )
+from trainium_emulators.kubernetes.resources import CLAIM, NODE, POD, POD_GROUP, QUEUE, Json
 from trainium_emulators.kubernetes.settings import Settings
 from trainium_emulators.kubernetes.store import Store, now
 from trainium_emulators.kubernetes.volumes import UNBOUND, is_bound
+
+OVERCOMMIT = Fraction(12, 10)
+"""overcommit-factor's default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """Of the whole cluster."""
+
+    allocatable: Amounts
+    used: Amounts
+    """By all pods that have a node and have not ended, also those that are leaving."""
+    waiting: Amounts
+    """What gangs ask for that were let in and have no nodes yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """The gang's queue."""
+
+    capability: Amounts
+    """Without an entry: without a limit of its own."""
+    used: Amounts
+    """By pods that have a node, and neither have ended nor are leaving."""
+    waiting: Amounts
+
+
+def refusal(wanted: Amounts, *, queue: Queue, nodes: Nodes | None) -> str | None:
+    """Why a gang gets no pods yet, in Volcano's words; None when it does.
+
+    First overcommit's JobEnqueueableFn, then proportion's, for which a queue has no more than all
+    nodes together. ``nodes`` is None when they are not counted.
+    """
+    if nodes is not None:
+        over = [
+            name
+            for name, amount in wanted.items()
+            if nodes.waiting.get(name, 0) + amount
+            > nodes.allocatable.get(name, 0) * OVERCOMMIT - nodes.used.get(name, 0)
+        ]
+        if over:
+            return _overused("resource in cluster is overused", "overused", over)
+    over = [
+        name
+        for name, amount in wanted.items()
+        if (most := _most(name, queue, nodes)) is not None
+        and amount + queue.used.get(name, 0) + queue.waiting.get(name, 0) > most
+    ]
+    return _overused("queue resource quota insufficient", "insufficient", over) if over else None
+
+
+def _most(name: str, queue: Queue, nodes: Nodes | None) -> Fraction | None:
+    """The queue's realCapability."""
+    limits = [queue.capability[name]] if name in queue.capability else []
+    limits += [] if nodes is None else [nodes.allocatable.get(name, Fraction())]
+    return min(limits, default=None)
+
+
+def _overused(what: str, verb: str, names: Iterable[str]) -> str:
+    return f"{what}: {', '.join(f'{verb} {name}' for name in names)}"
+
+
+def placed(pods: Sequence[Json], nodes: Sequence[Json], used: Mapping[str, Amounts]) -> list[str]:
+    """A node's name for each pod; fewer names than pods when there is no room."""
+    taken = {name: dict(parts) for name, parts in used.items()}
+    names = []
+    for pod in pods:
+        wanted = pod_requests(pod["spec"])
+        for node in nodes:
+            name = node["metadata"]["name"]
+            room = amounts(node["status"]["allocatable"])
+            own = taken.setdefault(name, {})
+            if _allows(node, pod["spec"]) and all(
+                own.get(key, 0) + amount <= room.get(key, 0) for key, amount in wanted.items()
+            ):
+                taken[name] = dict(total([own, wanted]))
+                names.append(name)
+                break
+    return names
+
+
+def _allows(node: Json, spec: Json) -> bool:
+    """Whether selector and taints let the pod on the node, and nobody has cordoned it."""
+    if node["spec"].get("unschedulable"):
+        return False
+    labels = node["metadata"].get("labels", {})
+    if any(labels.get(key) != value for key, value in spec.get("nodeSelector", {}).items()):
+        return False
+    keys = [entry.get("key") for entry in spec.get("tolerations", ())]
+    taints = [t for t in node["spec"].get("taints", ()) if t["effect"] != "PreferNoSchedule"]
+    return all(taint["key"] in keys or None in keys for taint in taints)
 
 
 class Scheduler:
@@ -37,7 +127,7 @@ class Scheduler:
     def let_in(self, job: Json) -> bool:
         """Whether the gang may have pods: the scheduler's enqueue action."""
         namespace = job["metadata"]["namespace"]
-        group = self._store.get(POD_GROUP, namespace, objects.group_name(job))
+        group = self._store.get(POD_GROUP, namespace, volcano_objects.group_name(job))
         if group["status"]["phase"] != "Pending":
             return True
         queue = job["spec"]["queue"]
@@ -49,15 +139,15 @@ class Scheduler:
                 used=total(
                     pod_requests(pod["spec"])
                     for pod in self._bound_pods()
-                    if pod["metadata"].get("labels", {}).get(objects.QUEUE_NAME) == queue
-                    and not objects.is_leaving(pod)
+                    if pod["metadata"].get("labels", {}).get(volcano_objects.QUEUE_NAME) == queue
+                    and not volcano_objects.is_leaving(pod)
                 ),
                 waiting=_wanted(group for group in inside if group["spec"]["queue"] == queue),
             ),
             nodes=self._nodes(_wanted(inside)),
         )
         if why is not None:
-            objects.record_event(
+            volcano_objects.record_event(
                 self._store, group, reason="Unschedulable", message=why, type_="Normal"
             )
             return False
@@ -75,19 +165,23 @@ class Scheduler:
         )
 
     def _bound_pods(self) -> list[Json]:
-        return [p for p in self._store.list(POD) if "nodeName" in p["spec"] and objects.is_alive(p)]
+        return [
+            p
+            for p in self._store.list(POD)
+            if "nodeName" in p["spec"] and volcano_objects.is_alive(p)
+        ]
 
     def bind(self, job: Json, pods: list[Json]) -> list[Json]:
         """Give every pod of the gang a node and an address; nothing when there is no room."""
         namespace = job["metadata"]["namespace"]
         # One that is on its way out counts for nothing until another has its name.
-        if sum(not objects.is_leaving(pod) for pod in pods) < job["spec"]["minAvailable"]:
+        if sum(not volcano_objects.is_leaving(pod) for pod in pods) < job["spec"]["minAvailable"]:
             return []
         pods = _unbound(pods)
         if not pods:
             return []
         order = [task["name"] for task in job["spec"]["tasks"]]
-        pods.sort(key=lambda pod: order.index(pod["metadata"]["annotations"][objects.TASK]))
+        pods.sort(key=lambda pod: order.index(pod["metadata"]["annotations"][volcano_objects.TASK]))
         lost = self._lost_claims(pods)
         names = [] if lost else self._nodes_for(pods)
         if len(names) < len(pods):
@@ -101,7 +195,7 @@ class Scheduler:
             "lastTransitionTime": now(),
         }
         status = {"phase": "Running", "conditions": [condition]}
-        self._store.set_status(POD_GROUP, namespace, objects.group_name(job), status)
+        self._store.set_status(POD_GROUP, namespace, volcano_objects.group_name(job), status)
         return bound
 
     def _lost_claims(self, pods: list[Json]) -> str:
@@ -133,7 +227,7 @@ class Scheduler:
             return [f"node-{index}" for index in range(len(pods))]
         used: dict[str, Amounts] = {}
         for pod in self._store.list(POD):
-            if objects.is_alive(pod) and "nodeName" in pod["spec"]:
+            if volcano_objects.is_alive(pod) and "nodeName" in pod["spec"]:
                 name = pod["spec"]["nodeName"]
                 used[name] = total([used.get(name, {}), pod_requests(pod["spec"])])
         return placed(pods, self._store.list(NODE), used)
@@ -166,7 +260,7 @@ class Scheduler:
             f"Pending: {size} Unschedulable"
         ) + (f". Origin reason is: {why}" if why else "")
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
-        group = self._store.get(POD_GROUP, namespace, objects.group_name(job))
+        group = self._store.get(POD_GROUP, namespace, volcano_objects.group_name(job))
         if any(c["message"] == message for c in group["status"].get("conditions", ())):
             return
         condition = {
@@ -190,7 +284,7 @@ class Scheduler:
                 POD, namespace, pod["metadata"]["name"], {"conditions": [scheduled]}
             )
         words = f"PodGroup {namespace}:{name} unschedulable, reason: {message}"
-        objects.record_event(
+        volcano_objects.record_event(
             self._store, job, reason="PodGroupPending", message=words, type_="Warning"
         )
 
@@ -206,5 +300,5 @@ def _unbound(pods: list[Json]) -> list[Json]:
         for pod in pods
         if pod["status"]["phase"] == "Pending"
         and "nodeName" not in pod["spec"]
-        and not objects.is_leaving(pod)
+        and not volcano_objects.is_leaving(pod)
     ]

@@ -6,8 +6,8 @@ From kubernetes.io/docs/concepts/storage/persistent-volumes (binding) and the co
 
 from __future__ import annotations
 
+from trainium_emulators.kubernetes.quantities import quantity
 from trainium_emulators.kubernetes.resources import CLAIM, VOLUME, Json
-from trainium_emulators.kubernetes.scheduling import quantity
 from trainium_emulators.kubernetes.store import Store
 
 UNBOUND = "pod has unbound immediate PersistentVolumeClaims"

@@ -22,13 +22,13 @@ from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, TAINT, pod_resources, service_account
 from trainium_constructs.eks.manifests import lustre_claim, lustre_volume
 from trainium_constructs.lustre import LustreMount
-from trainium_emulators.aws.cloudformation import eks_scaling
+from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.kubernetes import Cluster, Settings, serve
 from trainium_emulators.kubernetes.resources import NODE, POD, VOLCANO_JOB
 from trainium_emulators.nodes import events
 
-eks_scaling.install()
+eks_nodes.install()
 INSTANCE_TYPE = find_instance_type("trn1.32xlarge")
 ROOT = Path(__file__).parents[3]
 NODE_GROUP = "nodes"

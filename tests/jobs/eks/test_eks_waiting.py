@@ -15,8 +15,8 @@ from jobs.output.explain import explain_reason
 from tests.jobs.conftest import REGION
 from tests.jobs.eks.conftest import EksDesk
 from trainium_catalogue.kubernetes import NAMESPACE, NEURON_RESOURCE
-from trainium_emulators.kubernetes.objects import record_event
 from trainium_emulators.kubernetes.resources import EVENT, NODE, POD, VOLCANO_JOB
+from trainium_emulators.kubernetes.volcano_objects import record_event
 
 GANG = "job-7f1c"
 NO_NEWS = "0/0 tasks in gang unschedulable: pod group is not ready, 2 minAvailable"

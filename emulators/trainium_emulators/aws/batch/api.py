@@ -1,7 +1,8 @@
-"""Batch's job API over the scheduler, in place of moto's, which runs no multi-node jobs."""
+"""Answers Batch's job API from the scheduler; moto's runs no multi-node jobs."""
 
+import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from moto.batch.exceptions import ClientException
@@ -10,14 +11,9 @@ from moto.batch.utils import JobStatus
 
 from trainium_emulators.aws import refusals
 from trainium_emulators.aws.batch.job import ArrayJob, ContainerJob, Job, MultiNodeJob
-from trainium_emulators.aws.batch.overrides import (
-    InvalidOverride,
-    container_properties,
-    node_properties,
-)
 from trainium_emulators.aws.batch.scheduler import Scheduler
 from trainium_emulators.aws.cloudformation.account import StackAccount
-from trainium_emulators.aws.cloudformation.spi import Place
+from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.aws.refusals.kinds import DEFINITION, SUBMIT
 from trainium_emulators.aws.refusals.request import Request, from_api
 
@@ -73,7 +69,7 @@ def _given(request: BatchResponse, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _refuse(request: BatchResponse, on: str, properties: dict[str, Any]) -> None:
-    place = Place(account_id=request.current_account, region=request.region)
+    place = AccountRegion(account_id=request.current_account, region=request.region)
     asked = Request(properties=properties, account=StackAccount(place))
     for message in refusals.messages(on, asked):
         raise ClientException(message)
@@ -217,3 +213,68 @@ def _passes(job: Job, entry: dict[str, Any]) -> bool:
             return job.created_at < int(value)
         case other:
             raise ClientException(f"the rehearsal does not understand the filter {other}")
+
+
+Json = dict[str, Any]
+
+
+class InvalidOverride(ValueError):
+    """A submission that Batch would refuse."""
+
+
+def _range(text: str, num_nodes: int) -> range:
+    """``0:3``, ``2:`` or ``:1`` as node indexes, or one number."""
+    start, colon, end = text.partition(":")
+    first = int(start or 0)
+    if not colon:
+        return range(first, first + 1)
+    return range(first, int(end) + 1 if end else num_nodes)
+
+
+def node_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any]) -> Json:
+    """Node properties of the job, one container per node index under ``nodes``.
+
+    AWS Batch user guide, multi-node parallel jobs: the number of nodes can only change when a
+    range has an open upper bound, and the ranges must cover all nodes.
+    """
+    properties = copy.deepcopy(dict(definition))
+    ranges = properties["nodeRangeProperties"]
+    num_nodes = int(overrides.get("numNodes", properties["numNodes"]))
+    is_open = any(entry["targetNodes"].endswith(":") for entry in ranges)
+    if num_nodes != int(properties["numNodes"]) and not is_open:
+        raise InvalidOverride(
+            f"numNodes={num_nodes} needs a node range with an open upper bound, such as 0:"
+        )
+    properties["numNodes"] = num_nodes
+    containers: dict[int, Json] = {}
+    for entry in ranges:
+        for index in _range(entry["targetNodes"], num_nodes):
+            if index < num_nodes:
+                containers[index] = copy.deepcopy(entry["container"])
+    if sorted(containers) != list(range(num_nodes)):
+        raise InvalidOverride("the node ranges do not cover all nodes")
+    for override in overrides.get("nodePropertyOverrides", ()):
+        given = override.get("containerOverrides", {})
+        for index in _range(override["targetNodes"], num_nodes):
+            if index in containers:
+                _apply(containers[index], given)
+    return {**properties, "nodes": [containers[index] for index in range(num_nodes)]}
+
+
+def container_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any]) -> Json:
+    """Container properties of the job: the definition's, with the overrides of its submission."""
+    properties = copy.deepcopy(dict(definition))
+    _apply(properties, overrides)
+    return properties
+
+
+def _apply(container: Json, given: Mapping[str, Any]) -> None:
+    # Where nodes are processes, what they may have of a host says nothing.
+    unknown = set(given) - {"command", "environment", "resourceRequirements"}
+    if unknown:
+        raise InvalidOverride(f"the rehearsal does not understand overrides of {sorted(unknown)}")
+    if "command" in given:
+        container["command"] = list(given["command"])
+    environment = {pair["name"]: pair["value"] for pair in container.get("environment", ())}
+    environment |= {pair["name"]: pair["value"] for pair in given.get("environment", ())}
+    container["environment"] = [{"name": k, "value": v} for k, v in environment.items()]

@@ -1,24 +1,25 @@
-"""Runs one attempt after another of a job, with Batch's rules.
+"""Runs a job's attempts, one after another, by AWS Batch's rules.
 
 AWS Batch user guide, multi-node parallel jobs: the main node starts first, children after it runs;
 the job has the main node's status; when the main node ends the children are stopped; a child that
 ends changes nothing; only the main node's failure leads to a retry. A job of one container is a
-gang of one.
+gang of one. Retries follow its chapter "Automated job retries": rules of ``evaluateOnExit`` are
+read in order, a rule applies when all of its patterns match, and what matches no rule is retried.
 """
 
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from moto.logs.models import logs_backends
+
 from trainium_catalogue import contract
 from trainium_emulators.aws.batch.job import Job, MultiNodeJob, NodeAttempt, now_ms
-from trainium_emulators.aws.batch.logs import LogStream
-from trainium_emulators.aws.batch.retries import Outcome, retries
-from trainium_emulators.aws.cloudformation.spi import Place
+from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.nodes.environment import (
     NodePlace,
     from_pairs,
@@ -28,6 +29,64 @@ from trainium_emulators.nodes.environment import (
 from trainium_emulators.nodes.events import emit
 from trainium_emulators.nodes.faults import Fault
 from trainium_emulators.nodes.node import Engine, Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """How an attempt of the main node ended, as Batch sees it."""
+
+    exit_code: int | None
+    """None when the container did not end by itself (its host was lost)."""
+    reason: str = ""
+    status_reason: str = ""
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Batch's patterns: the whole text, or its beginning when they end with ``*``."""
+    if pattern.endswith("*"):
+        return text.startswith(pattern[:-1])
+    return text == pattern
+
+
+def _applies(rule: Mapping[str, str], outcome: AttemptEnd) -> bool:
+    texts = {
+        "onExitCode": "" if outcome.exit_code is None else str(outcome.exit_code),
+        "onReason": outcome.reason,
+        "onStatusReason": outcome.status_reason,
+    }
+    return all(matches(rule[key], text) for key, text in texts.items() if key in rule)
+
+
+def retries(strategy: Mapping[str, Any], outcome: AttemptEnd, *, attempt: int) -> bool:
+    """Whether there is another attempt after ``attempt`` (counted from 1) ended so."""
+    if outcome.exit_code == 0 or attempt >= int(strategy.get("attempts", 1)):
+        return False
+    rules: Sequence[Mapping[str, str]] = strategy.get("evaluateOnExit", ())
+    for rule in rules:
+        if _applies(rule, outcome):
+            return rule["action"].lower() == "retry"
+    return True
+
+
+_LOCK = threading.Lock()
+
+
+class LogStream:
+    """One node's stream, as the awslogs driver of its job definition names it."""
+
+    def __init__(self, *, place: AccountRegion, group: str, stream: str):
+        self._backend = logs_backends[place.account_id][place.region]
+        self._group = group
+        self.name = stream
+        with _LOCK:
+            self._backend.create_log_stream(group, stream)
+
+    def write(self, line: str) -> None:
+        """Append one line, now."""
+        event = {"timestamp": int(time.time() * 1000), "message": line}
+        with _LOCK:
+            self._backend.put_log_events(self._group, self.name, [event])
+
 
 CONTAINER_EXITED = "Essential container in task exited"
 HOST_LOST = "Host EC2 (instance i-0e1e2e3e4e5e6e7e8) terminated."
@@ -39,7 +98,7 @@ CHILD_DELAY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class NodeSettings:
     """How this server runs nodes."""
 
     endpoint: str
@@ -63,8 +122,8 @@ class Gang:
         self,
         job: Job,
         *,
-        settings: Settings,
-        place: Place,
+        settings: NodeSettings,
+        place: AccountRegion,
         compute_environment: str,
         fault: Fault | None,
         first_address: int = 0,
@@ -98,7 +157,7 @@ class Gang:
             job.stopped_at = now_ms()
         emit("job-status", job_id=job.job_id, status=status, reason=reason)
 
-    def _attempt(self) -> tuple[Outcome, bool]:
+    def _attempt(self) -> tuple[AttemptEnd, bool]:
         """One attempt: how the main node ended, and whether that is the end of the job."""
         job = self._job
         job.attempts.append([None] * job.num_nodes)
@@ -138,7 +197,7 @@ class Gang:
             # Nobody is left to report how the container ended.
             main.exit_code, status_reason = None, HOST_LOST
         main.status_reason = status_reason
-        return Outcome(exit_code=main.exit_code, status_reason=status_reason), final
+        return AttemptEnd(exit_code=main.exit_code, status_reason=status_reason), final
 
     def _start(self, index: int) -> None:
         job = self._job

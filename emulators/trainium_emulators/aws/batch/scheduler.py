@@ -14,9 +14,9 @@ from moto.batch.models import batch_backends
 from moto.ssm.models import ssm_backends
 
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_emulators.aws.batch.gang import Gang, Settings
+from trainium_emulators.aws.batch.gang import Gang, NodeSettings
 from trainium_emulators.aws.batch.job import ArrayJob, Job, MultiNodeJob, now_ms
-from trainium_emulators.aws.cloudformation.spi import Place
+from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.nodes import faults
 from trainium_emulators.nodes.events import emit
 
@@ -43,7 +43,7 @@ _ADDRESSES = 100
 class Scheduler:
     """The jobs of one server."""
 
-    def __init__(self, settings: Callable[[], Settings]):
+    def __init__(self, settings: Callable[[], NodeSettings]):
         self._settings = settings
         self._jobs: dict[str, Job] = {}
         self._changed = threading.Condition()
@@ -182,7 +182,7 @@ class Scheduler:
                 self._changed.notify_all()
 
     def _run(self, job: Job, first_address: int) -> None:
-        place = Place(account_id=job.account_id, region=job.region)
+        place = AccountRegion(account_id=job.account_id, region=job.region)
         queue = batch_backends[job.account_id][job.region].get_job_queue(job.queue_arn)
         environment = queue.environments[0]
         fault = self._take_fault(place, job)
@@ -203,7 +203,7 @@ class Scheduler:
         emit("job-ended", job_id=job.job_id, status=job.status, reason=job.status_reason,
              attempts=len(job.attempts))  # fmt: skip
 
-    def _take_fault(self, place: Place, job: Job) -> faults.Fault | None:
+    def _take_fault(self, place: AccountRegion, job: Job) -> faults.Fault | None:
         return take_fault(ssm_backends[place.account_id][place.region], job.name)
 
     @staticmethod

@@ -1,22 +1,52 @@
-"""IAM and KMS: identity providers, tags of keys, and updates of roles, which moto half ignores."""
+"""Models what moto lacks or half ignores of IAM, KMS, Lambda layers and SSM parameters."""
+
+from __future__ import annotations
 
 import json
+import uuid
 from typing import Any
 
+from moto.awslambda.models import get_backend
 from moto.iam.models import iam_backends
 
-from trainium_emulators.aws.cloudformation.spi import (
-    Change,
+from trainium_emulators.aws.cloudformation.contributions import (
+    AccountRegion,
     Contribution,
-    Place,
     Properties,
+    PropertyChange,
     Resource,
 )
+
+
+def _complete_parameter(properties: Properties, _: AccountRegion) -> None:
+    """CloudFormation has a map of tags here, moto wants the list that the API has."""
+    properties.setdefault("Name", f"CFN-Parameter-{uuid.uuid4().hex[:12]}")
+    tags = properties.get("Tags", {})
+    properties["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def _delete_layer(layer: Any, _: Properties, place: AccountRegion) -> None:
+    get_backend(place.account_id, place.region).delete_layer_version(layer.name, layer.version)
+
+
+def _update_layer(layer: Any, change: PropertyChange, place: AccountRegion) -> Any:
+    """Every change makes a new version."""
+    made = type(layer).create_from_cloudformation_json(
+        layer.name, {"Properties": change.properties}, place.account_id, place.region
+    )
+    _delete_layer(layer, {}, place)
+    return made
+
+
+def _refer_by_arn(layer: Any, _: Properties, place: AccountRegion) -> None:
+    """Let a reference be the version's ARN, as on AWS; moto's is the object itself."""
+    layer.physical_resource_id = layer.arn
+
 
 _CHANGEABLE = frozenset({"AssumeRolePolicyDocument", "Description", "Policies", "Tags"})
 
 
-def _update_role(role: Any, change: Change, _: Place) -> Any:
+def _update_role(role: Any, change: PropertyChange, _: AccountRegion) -> Any:
     # Managed policies are kept by nothing here, so a change of them changes nothing.
     change.refuse_others("AWS::IAM::Role", _CHANGEABLE | {"ManagedPolicyArns"})
     properties = change.properties
@@ -36,7 +66,7 @@ class OpenIdConnectProvider(Resource):
     """AWS::IAM::OIDCProvider: what lets a cluster's service accounts take roles."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
         made = iam_backends[place.account_id]["aws"].create_open_id_connect_provider(
             properties["Url"],
             properties.get("ThumbprintList", []),
@@ -46,7 +76,7 @@ class OpenIdConnectProvider(Resource):
         return cls(made.arn, {"Arn": made.arn})
 
 
-def _delete_provider(provider: Any, _: Properties, place: Place) -> None:
+def _delete_provider(provider: Any, _: Properties, place: AccountRegion) -> None:
     iam_backends[place.account_id]["aws"].delete_open_id_connect_provider(
         provider.physical_resource_id
     )
@@ -59,11 +89,11 @@ class ParsedJson(Resource):
     """
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
         return cls(name, {"Value": json.loads(properties["Value"])})
 
 
-def _name_tags_as_kms(properties: Properties, _: Place) -> None:
+def _name_tags_as_kms(properties: Properties, _: AccountRegion) -> None:
     """KMS's API has other words for a tag's parts than CloudFormation."""
     properties["Tags"] = [
         {"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in properties.get("Tags", [])
@@ -71,19 +101,25 @@ def _name_tags_as_kms(properties: Properties, _: Place) -> None:
 
 
 CONTRIBUTION = Contribution(
-    before={"AWS::KMS::Key": _name_tags_as_kms},
+    before={
+        "AWS::KMS::Key": _name_tags_as_kms,
+        "AWS::SSM::Parameter": _complete_parameter,
+    },
+    after={"AWS::Lambda::LayerVersion": _refer_by_arn},
     models={
         "AWS::IAM::OIDCProvider": OpenIdConnectProvider,
         "Custom::AWSCDKCfnJson": ParsedJson,
     },
     update={
         "AWS::IAM::Role": _update_role,
+        "AWS::Lambda::LayerVersion": _update_layer,
         "Custom::AWSCDKCfnJson": lambda parsed, change, place: ParsedJson.create(
             parsed.physical_resource_id, change.properties, place
         ),
     },
     delete={
         "AWS::IAM::OIDCProvider": _delete_provider,
+        "AWS::Lambda::LayerVersion": _delete_layer,
         # It is an answer, not a thing.
         "Custom::AWSCDKCfnJson": lambda parsed, properties, place: None,
     },

@@ -9,7 +9,7 @@ from moto.cloudformation.exceptions import ValidationError
 from moto.cloudformation.models import cloudformation_backends
 
 from trainium_emulators.aws import refusals
-from trainium_emulators.aws.cloudformation.spi import Place, Properties
+from trainium_emulators.aws.cloudformation.contributions import AccountRegion, Properties
 from trainium_emulators.aws.refusals.kinds import TEMPLATE
 from trainium_emulators.aws.refusals.request import Request
 from trainium_emulators.aws.refusals.templates import TemplateAccount
@@ -18,7 +18,7 @@ from trainium_emulators.aws.refusals.templates import TemplateAccount
 class StackAccount:
     """Resources of all stacks of a place, those of the stack in the making too."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: AccountRegion) -> None:
         self._place = place
 
     @property
@@ -73,7 +73,7 @@ def refuse(
     logical_id: str,
     kind: str,
     properties: Properties,
-    place: Place,
+    place: AccountRegion,
     previous: Properties | None = None,
 ) -> None:
     """Fail with AWS's message, if AWS would not take the resource."""
@@ -82,7 +82,7 @@ def refuse(
         raise ValidationError(message=f"{logical_id}: {message}")
 
 
-def refuse_template(name: str, template: Properties, place: Place) -> None:
+def refuse_template(name: str, template: Properties, place: AccountRegion) -> None:
     """Fail with CloudFormation's message, if it would not take the template as a whole."""
     account = TemplateAccount(
         templates={name: template}, region=place.region, account_id=place.account_id

@@ -9,16 +9,21 @@ from moto.core.common_models import CloudFormationModel
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
-from trainium_emulators.aws.cloudformation.spi import Change, Contribution, Place, Properties
+from trainium_emulators.aws.cloudformation.contributions import (
+    AccountRegion,
+    Contribution,
+    Properties,
+    PropertyChange,
+)
 
 SERVICE = "batch.amazonaws.com"
 
 
-def _backend(place: Place) -> Any:
+def _backend(place: AccountRegion) -> Any:
     return batch_backends[place.account_id][place.region]
 
 
-def _service_linked_role(properties: Properties, place: Place) -> None:
+def _service_linked_role(properties: Properties, place: AccountRegion) -> None:
     """AWS creates the role with the first compute environment; moto asks for one by ARN."""
     if "ServiceRole" in properties:
         return
@@ -29,7 +34,7 @@ def _service_linked_role(properties: Properties, place: Place) -> None:
     properties["ServiceRole"] = role.arn
 
 
-def _complete_environment(properties: Properties, place: Place) -> None:
+def _complete_environment(properties: Properties, place: AccountRegion) -> None:
     _service_linked_role(properties, place)
     resources = properties["ComputeResources"]
     if "SecurityGroupIds" not in resources:
@@ -39,7 +44,7 @@ def _complete_environment(properties: Properties, place: Place) -> None:
         properties["GroupsOfTemplate"] = True
 
 
-def _template_groups(named: Properties, place: Place) -> list[str]:
+def _template_groups(named: Properties, place: AccountRegion) -> list[str]:
     """Groups of a launch template: its own, or else those of its interfaces."""
     template = ec2_backends[place.account_id][place.region].get_launch_template(
         named["LaunchTemplateId"]
@@ -51,7 +56,7 @@ def _template_groups(named: Properties, place: Place) -> list[str]:
     return list(data.get("SecurityGroupIds", of_interfaces))
 
 
-def _forget_template_groups(environment: Any, properties: Properties, _: Place) -> None:
+def _forget_template_groups(environment: Any, properties: Properties, _: AccountRegion) -> None:
     """Batch describes no groups where it was given none."""
     if "GroupsOfTemplate" in properties:
         del environment.compute_resources["securityGroupIds"]
@@ -84,7 +89,9 @@ class AnyJobDefinition(CloudFormationModel):
                 for key in ("RetryStrategy", "Timeout", "NodeProperties", "ContainerProperties")
             }
         )
-        return _backend(Place(account_id=account_id, region=region_name)).register_job_definition(
+        return _backend(
+            AccountRegion(account_id=account_id, region=region_name)
+        ).register_job_definition(
             def_name=properties.get("JobDefinitionName", resource_name),
             parameters=properties.get("Parameters", {}),
             _type=properties["Type"],
@@ -117,14 +124,14 @@ def describe_with_nodes(definition: JobDefinition) -> dict[str, Any]:
 _describe = JobDefinition.describe
 
 
-def _keep_queue_extras(queue: Any, properties: Properties, place: Place) -> None:
+def _keep_queue_extras(queue: Any, properties: Properties, place: AccountRegion) -> None:
     """The queue's time limits, for the executor."""
     queue.job_state_time_limit_actions = [
         lowercase_first_key(action) for action in properties.get("JobStateTimeLimitActions", [])
     ]
 
 
-def _update_environment(environment: Any, change: Change, _: Place) -> Any:
+def _update_environment(environment: Any, change: PropertyChange, _: AccountRegion) -> Any:
     """In place: an environment that is replaced on AWS would have another ARN."""
     change.refuse_others(
         "AWS::Batch::ComputeEnvironment", frozenset({"ComputeResources", "State", "Tags"})
@@ -134,7 +141,7 @@ def _update_environment(environment: Any, change: Change, _: Place) -> Any:
     return environment
 
 
-def _update_queue(queue: Any, change: Change, place: Place) -> Any:
+def _update_queue(queue: Any, change: PropertyChange, place: AccountRegion) -> Any:
     properties = change.properties
     order = [lowercase_first_key(entry) for entry in properties["ComputeEnvironmentOrder"]]
     _backend(place).update_job_queue(
@@ -143,7 +150,7 @@ def _update_queue(queue: Any, change: Change, place: Place) -> Any:
     return queue
 
 
-def _update_definition(definition: Any, change: Change, place: Place) -> Any:
+def _update_definition(definition: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """A new revision; the old one is deregistered, as CloudFormation does."""
     made = AnyJobDefinition.create_from_cloudformation_json(
         definition.name,

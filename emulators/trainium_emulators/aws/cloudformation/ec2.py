@@ -8,19 +8,19 @@ from moto.ec2 import ec2_backends
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 from moto.ec2.responses import EC2Response
 
-from trainium_emulators.aws.cloudformation.spi import (
-    Change,
+from trainium_emulators.aws.cloudformation.contributions import (
+    AccountRegion,
     Contribution,
-    Place,
     Properties,
+    PropertyChange,
     Resource,
 )
 
-PLACEMENT_GROUPS: dict[Place, dict[str, str]] = {}
+PLACEMENT_GROUPS: dict[AccountRegion, dict[str, str]] = {}
 """Strategy of every placement group, by place and name; moto has no back-end for them."""
 
 
-def _backend(place: Place) -> Any:
+def _backend(place: AccountRegion) -> Any:
     return ec2_backends[place.account_id][place.region]
 
 
@@ -28,18 +28,18 @@ class PlacementGroup(Resource):
     """AWS::EC2::PlacementGroup."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
         PLACEMENT_GROUPS.setdefault(place, {})[name] = properties["Strategy"]
         return cls(name, {"GroupName": name})
 
 
-def _delete_placement_group(group: PlacementGroup, _: Properties, place: Place) -> None:
+def _delete_placement_group(group: PlacementGroup, _: Properties, place: AccountRegion) -> None:
     del PLACEMENT_GROUPS[place][group.physical_resource_id]
 
 
 def describe_placement_groups(response: EC2Response) -> ActionResult:
     """DescribePlacementGroups, which moto answers with an error that no client can parse."""
-    place = Place(account_id=response.current_account, region=response.region)
+    place = AccountRegion(account_id=response.current_account, region=response.region)
     groups = [
         {
             "GroupName": name,
@@ -72,7 +72,7 @@ class SecurityGroupEgress(Resource):
     """AWS::EC2::SecurityGroupEgress."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
         group_id = properties["GroupId"]
         _forget_default_egress(group_id, place)
         _backend(place).authorize_security_group_egress(
@@ -85,7 +85,7 @@ _EVERYTHING = {"IpProtocol": "-1"}
 _EVERYWHERE = {**_EVERYTHING, "CidrIp": "0.0.0.0/0"}
 
 
-def _forget_default_egress(group_id: str, place: Place) -> None:
+def _forget_default_egress(group_id: str, place: AccountRegion) -> None:
     """A rule of one's own takes EC2's "everything to everywhere" away (aws/aws-cdk issue 987)."""
     group = _backend(place).get_security_group_from_id(group_id)
     if group.is_default and _has_everywhere(group):
@@ -99,7 +99,7 @@ def _has_everywhere(group: Any) -> bool:
     )
 
 
-def _admit_default_group_to_itself(vpc: Any, _: Properties, place: Place) -> None:
+def _admit_default_group_to_itself(vpc: Any, _: Properties, place: AccountRegion) -> None:
     """EC2 makes a default group that admits itself; moto's admits nobody.
 
     docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
@@ -110,19 +110,19 @@ def _admit_default_group_to_itself(vpc: Any, _: Properties, place: Place) -> Non
     backend.authorize_security_group_ingress(group.id, **_rule(itself, "SourceSecurityGroupId"))
 
 
-def _delete_egress(_: Any, properties: Properties, place: Place) -> None:
+def _delete_egress(_: Any, properties: Properties, place: AccountRegion) -> None:
     _backend(place).revoke_security_group_egress(
         properties["GroupId"], **_rule(properties, "DestinationSecurityGroupId")
     )
 
 
-def _delete_ingress(_: Any, properties: Properties, place: Place) -> None:
+def _delete_ingress(_: Any, properties: Properties, place: AccountRegion) -> None:
     _backend(place).revoke_security_group_ingress(
         properties["GroupId"], **_rule(properties, "SourceSecurityGroupId")
     )
 
 
-def _honour_inline_egress(group: Any, properties: Properties, place: Place) -> None:
+def _honour_inline_egress(group: Any, properties: Properties, place: AccountRegion) -> None:
     """moto adds "everything to everywhere" and ignores the property that replaces it."""
     if "SecurityGroupEgress" not in properties:
         return
@@ -134,7 +134,7 @@ def _honour_inline_egress(group: Any, properties: Properties, place: Place) -> N
         )
 
 
-def _update_group(group: Any, change: Change, place: Place) -> Any:
+def _update_group(group: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Its rules in both directions; anything else replaces a group on AWS."""
     change.refuse_others(
         "AWS::EC2::SecurityGroup",
@@ -155,7 +155,7 @@ def _update_group(group: Any, change: Change, place: Place) -> Any:
 # --- the network ---------------------------------------------------------------------------------
 
 
-def _name_the_zone(properties: Properties, place: Place) -> None:
+def _name_the_zone(properties: Properties, place: AccountRegion) -> None:
     """moto's model reads the zone's name only."""
     zone_id = properties.pop("AvailabilityZoneId", None)
     if zone_id is None:
@@ -167,11 +167,11 @@ def _name_the_zone(properties: Properties, place: Place) -> None:
     properties["AvailabilityZone"] = names[zone_id]
 
 
-def _delete_route(route: Any, properties: Properties, place: Place) -> None:
+def _delete_route(route: Any, properties: Properties, place: AccountRegion) -> None:
     _backend(place).delete_route(properties["RouteTableId"], properties["DestinationCidrBlock"])
 
 
-def _disassociate_route_table(_: Any, properties: Properties, place: Place) -> None:
+def _disassociate_route_table(_: Any, properties: Properties, place: AccountRegion) -> None:
     backend = _backend(place)
     table = backend.get_route_table(properties["RouteTableId"])
     for association_id, subnet_id in list(table._associations.items()):
@@ -179,7 +179,7 @@ def _disassociate_route_table(_: Any, properties: Properties, place: Place) -> N
             backend.disassociate_route_table(association_id)
 
 
-def _delete_vpc(vpc: Any, _: Properties, place: Place) -> None:
+def _delete_vpc(vpc: Any, _: Properties, place: AccountRegion) -> None:
     """EC2 deletes the default network ACL with its VPC, moto does not."""
     backend = _backend(place)
     backend.delete_vpc(vpc.id)
@@ -187,7 +187,7 @@ def _delete_vpc(vpc: Any, _: Properties, place: Place) -> None:
         backend.network_acls.pop(acl.id)
 
 
-def _delete_nat_gateway(gateway: Any, _: Properties, place: Place) -> None:
+def _delete_nat_gateway(gateway: Any, _: Properties, place: AccountRegion) -> None:
     backend = _backend(place)
     backend.delete_nat_gateway(gateway.id)
     # EC2 deletes the gateway's interface with it, moto does not.
@@ -199,11 +199,11 @@ def _delete_nat_gateway(gateway: Any, _: Properties, place: Place) -> None:
     backend.enis.pop(eni.id, None)
 
 
-def _detach_gateway(_: Any, properties: Properties, place: Place) -> None:
+def _detach_gateway(_: Any, properties: Properties, place: AccountRegion) -> None:
     _backend(place).detach_internet_gateway(properties["InternetGatewayId"], properties["VpcId"])
 
 
-def _delete_flow_log(log: Any, _: Properties, place: Place) -> None:
+def _delete_flow_log(log: Any, _: Properties, place: AccountRegion) -> None:
     _backend(place).delete_flow_logs([log.physical_resource_id])
 
 

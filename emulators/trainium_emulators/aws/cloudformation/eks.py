@@ -1,26 +1,53 @@
-"""EKS: clusters whose endpoint is the API server of this machine, and their node groups."""
+"""Models EKS clusters and node groups; the endpoint is the API server of this machine."""
 
 from __future__ import annotations
 
+import base64
+from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from moto.cloudformation.exceptions import ValidationError
 from moto.ec2.models import ec2_backends
 from moto.eks.models import eks_backends
 
 from trainium_emulators.aws.cloudformation import eks_nodes
-from trainium_emulators.aws.cloudformation.eks_certificate import certificate_data
-from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
-from trainium_emulators.aws.cloudformation.spi import (
-    Change,
+from trainium_emulators.aws.cloudformation.contributions import (
+    AccountRegion,
     Contribution,
-    Place,
     Properties,
+    PropertyChange,
     Resource,
 )
+from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 
 
-def _backend(place: Place) -> Any:
+@cache
+def certificate_data() -> str:
+    """Base64 of PEM, as DescribeCluster gives it.
+
+    The API server speaks plain HTTP on loopback, so nothing is ever checked against it.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubernetes")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    return base64.b64encode(made.public_bytes(serialization.Encoding.PEM)).decode()
+
+
+def _backend(place: AccountRegion) -> Any:
     return eks_backends[place.account_id][place.region]
 
 
@@ -34,11 +61,11 @@ def _lower(value: Any) -> Any:
 # --- clusters ------------------------------------------------------------------------------------
 
 
-class Cluster(Resource):
+class EksCluster(Resource):
     """AWS::EKS::Cluster: its endpoint is the API server of this machine."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
         if _backend(place).clusters:
             raise ValidationError(message="the rehearsal has one API server, hence one cluster")
         network = _lower(properties["ResourcesVpcConfig"])
@@ -79,7 +106,7 @@ def _logging(properties: Properties) -> Any:
     return {"clusterLogging": [{"types": types, "enabled": True}]} if types else None
 
 
-def _update_cluster(cluster: Any, change: Change, place: Place) -> Any:
+def _update_cluster(cluster: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Access to the endpoint, logging and tags; a new version would roll the nodes."""
     change.refuse_others("AWS::EKS::Cluster", frozenset({"Logging", "ResourcesVpcConfig", "Tags"}))
     made = _backend(place).describe_cluster(cluster.physical_resource_id)
@@ -88,7 +115,7 @@ def _update_cluster(cluster: Any, change: Change, place: Place) -> Any:
     return cluster
 
 
-def _delete_cluster(cluster: Any, _: Properties, place: Place) -> None:
+def _delete_cluster(cluster: Any, _: Properties, place: AccountRegion) -> None:
     name = cluster.physical_resource_id
     _backend(place).delete_cluster(name)
     ec2_backends[place.account_id][place.region].delete_security_group(
@@ -103,7 +130,7 @@ class Nodegroup(Resource):
     """AWS::EKS::Nodegroup: its desired size is the number of Ready nodes."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
         cluster = properties["ClusterName"]
         template = _launch_template(properties, place)
         if not (properties.get("InstanceTypes") or template.get("InstanceType")):
@@ -143,7 +170,7 @@ class Nodegroup(Resource):
         )
 
 
-def _launch_template(properties: Properties, place: Place) -> dict[str, Any]:
+def _launch_template(properties: Properties, place: AccountRegion) -> dict[str, Any]:
     """Data of the version that the node group names, or nothing."""
     given = properties.get("LaunchTemplate")
     if given is None:
@@ -168,7 +195,7 @@ def _taints(properties: Properties) -> list[dict[str, str]]:
     return [_lower(taint) for taint in properties.get("Taints", [])]
 
 
-def _update_nodegroup(group: Any, change: Change, place: Place) -> Any:
+def _update_nodegroup(group: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Sizes, labels, taints, and what rolls the nodes: they are gone and come back."""
     change.refuse_others(
         "AWS::EKS::Nodegroup",
@@ -189,13 +216,13 @@ def _update_nodegroup(group: Any, change: Change, place: Place) -> Any:
     return group
 
 
-def _delete_nodegroup(group: Any, _: Properties, place: Place) -> None:
+def _delete_nodegroup(group: Any, _: Properties, place: AccountRegion) -> None:
     cluster, _, name = group.physical_resource_id.partition("/")
     eks_nodes.remove(_backend(place).delete_nodegroup(cluster, name))
 
 
 CONTRIBUTION = Contribution(
-    models={"AWS::EKS::Cluster": Cluster, "AWS::EKS::Nodegroup": Nodegroup},
+    models={"AWS::EKS::Cluster": EksCluster, "AWS::EKS::Nodegroup": Nodegroup},
     update={"AWS::EKS::Cluster": _update_cluster, "AWS::EKS::Nodegroup": _update_nodegroup},
     replaced_by={"AWS::EKS::Nodegroup": frozenset({"Subnets"})},
     delete={"AWS::EKS::Cluster": _delete_cluster, "AWS::EKS::Nodegroup": _delete_nodegroup},

@@ -1,15 +1,28 @@
-"""The Kubernetes cluster behind the rehearsed EKS cluster: there is one, started when needed."""
+"""Starts the one Kubernetes cluster behind EKS, and deploys the CDK's manifests and charts into it.
+
+On AWS the CDK's kubectl handler does that, a Lambda function; here its custom resources are read.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import kubernetes_validate
 from moto.cloudformation.exceptions import ValidationError
+from moto.eks.models import eks_backends
 
-from trainium_emulators.aws.cloudformation.spi import Properties
+from trainium_emulators.aws.cloudformation.contributions import (
+    AccountRegion,
+    Contribution,
+    Properties,
+    PropertyChange,
+    Resource,
+)
 from trainium_emulators.kubernetes import Cluster, errors
+from trainium_emulators.nodes.events import emit
 
 
 class KubernetesCluster:
@@ -66,3 +79,128 @@ CLUSTER = KubernetesCluster()
 def describe(manifest: Any) -> str:
     """Kind and name, for messages."""
     return f"{manifest.get('kind')} {manifest.get('metadata', {}).get('name')}"
+
+
+MANIFEST = "Custom::AWSCDK-EKS-KubernetesResource"
+HELM_CHART = "Custom::AWSCDK-EKS-HelmChart"
+_PRUNE_LABEL = "aws.cdk.eks/prune-"
+
+
+def _check_cluster(properties: Properties, place: AccountRegion) -> str:
+    """Kubernetes' version, as major.minor; moto raises if the cluster does not exist."""
+    backend = eks_backends[place.account_id][place.region]
+    cluster = backend.describe_cluster(properties["ClusterName"])
+    return ".".join(str(cluster.version).split(".")[:2])
+
+
+# --- manifests -----------------------------------------------------------------------------------
+
+
+class Manifest(Resource):
+    """Custom::AWSCDK-EKS-KubernetesResource: validated, then applied to the API server."""
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+        version = _check_cluster(properties, place)
+        manifests = _parse(properties)
+        for manifest in manifests:
+            validate(manifest, version)
+        for manifest in manifests:
+            CLUSTER.apply(manifest)
+        return cls(name)
+
+
+def _parse(properties: Properties) -> list[Properties]:
+    manifests: list[Properties] = json.loads(properties["Manifest"])
+    return manifests
+
+
+def validate(manifest: Properties, version: str) -> None:
+    """Refuse what Kubernetes' own schemas refuse; kinds of charts have none there."""
+    try:
+        kubernetes_validate.validate(manifest, version, strict=True)
+    except kubernetes_validate.SchemaNotFoundError:
+        for key in ("apiVersion", "kind"):
+            if key not in manifest:
+                raise ValidationError(message=f"{describe(manifest)} has no {key}") from None
+    except kubernetes_validate.ValidationError as error:
+        raise ValidationError(message=f"{describe(manifest)}: {error.message}") from error
+
+
+def _update_manifest(resource: Any, change: PropertyChange, place: AccountRegion) -> Any:
+    """Apply anew, then delete what the manifest no longer has, as ``kubectl apply --prune``."""
+    change.refuse_others(MANIFEST, frozenset({"Manifest", "PruneLabel"}))
+    Manifest.create("", change.properties, place)
+    kept = [_identity(manifest) for manifest in _parse(change.properties)]
+    for manifest in reversed(_parse(resource.rehearsal_properties)):
+        if _identity(manifest) not in kept:
+            CLUSTER.delete(manifest)
+    return resource
+
+
+def _identity(manifest: Properties) -> tuple[str, ...]:
+    metadata = manifest["metadata"]
+    place = metadata.get("namespace", "")
+    return manifest["apiVersion"], manifest["kind"], place, metadata["name"]
+
+
+def _delete_manifest(_: Any, properties: Properties, place: AccountRegion) -> None:
+    for manifest in reversed(_parse(properties)):
+        CLUSTER.delete(manifest)
+
+
+# --- charts --------------------------------------------------------------------------------------
+
+
+class HelmChart(Resource):
+    """Custom::AWSCDK-EKS-HelmChart: checked and recorded; a chart cannot be fetched here."""
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+        _check_cluster(properties, place)
+        check_release(properties)
+        _record("installed", properties)
+        return cls(name)
+
+
+def check_release(properties: Properties) -> None:
+    """Refuse what Helm refuses, and a chart without a version: the newest changes by itself."""
+    release = properties["Release"]
+    chart, repository = properties.get("Chart", ""), properties.get("Repository", "")
+    if not properties.get("Version"):
+        raise ValidationError(message=f"Helm release {release} has no version of its chart")
+    if not (chart.startswith("oci://") or repository.startswith(("https://", "oci://"))):
+        raise ValidationError(message=f"Helm release {release} has neither repository nor oci://")
+    if not isinstance(json.loads(properties.get("Values", "{}")), dict):
+        raise ValidationError(message=f"values of Helm release {release} are no mapping")
+
+
+def _record(action: str, properties: Properties) -> None:
+    emit(
+        "helm-release",
+        action=action,
+        release=properties["Release"],
+        chart=properties.get("Chart", ""),
+        repository=properties.get("Repository", ""),
+        version=properties.get("Version", ""),
+        namespace=properties.get("Namespace", "default"),
+    )
+
+
+def _update_chart(resource: Any, change: PropertyChange, _: AccountRegion) -> Any:
+    change.refuse_others(
+        HELM_CHART, frozenset({"Chart", "Repository", "Timeout", "Values", "Version", "Wait"})
+    )
+    check_release(change.properties)
+    _record("upgraded", change.properties)
+    return resource
+
+
+CONTRIBUTION = Contribution(
+    models={MANIFEST: Manifest, HELM_CHART: HelmChart},
+    update={MANIFEST: _update_manifest, HELM_CHART: _update_chart},
+    delete={
+        MANIFEST: _delete_manifest,
+        HELM_CHART: lambda _, properties, place: _record("uninstalled", properties),
+    },
+)

@@ -21,27 +21,23 @@ from trainium_emulators.aws.cloudformation import (
     batch,
     ec2,
     eks,
-    eks_api,
-    eks_belongings,
-    eks_manifests,
-    eks_scaling,
-    exports,
-    functions,
-    lustre,
-    parameters,
+    eks_cluster,
+    eks_members,
+    eks_nodes,
+    stacks,
     storage,
 )
 from trainium_emulators.aws.cloudformation.account import refuse, refuse_template
-from trainium_emulators.aws.cloudformation.spi import (
+from trainium_emulators.aws.cloudformation.contributions import (
+    AccountRegion,
     After,
     Before,
-    Change,
     Contribution,
     Delete,
-    Place,
+    PropertyChange,
     Update,
 )
-from trainium_emulators.aws.cloudformation.updates import (
+from trainium_emulators.aws.cloudformation.stacks import (
     depends_on,
     resolved_properties,
     update_stack_resources,
@@ -52,11 +48,8 @@ _CONTRIBUTIONS: tuple[Contribution, ...] = (
     batch.CONTRIBUTION,
     ec2.CONTRIBUTION,
     eks.CONTRIBUTION,
-    eks_belongings.CONTRIBUTION,
-    eks_manifests.CONTRIBUTION,
-    functions.CONTRIBUTION,
-    lustre.CONTRIBUTION,
-    parameters.CONTRIBUTION,
+    eks_members.CONTRIBUTION,
+    eks_cluster.CONTRIBUTION,
     storage.CONTRIBUTION,
 )
 
@@ -143,7 +136,7 @@ def _create(
     kind = resource_json["Type"]
     if kind in _WITHOUT_EFFECT:
         return None
-    place = Place(account_id=account_id, region=region_name)
+    place = AccountRegion(account_id=account_id, region=region_name)
     # moto makes what a resource refers to before it, not what it names in DependsOn.
     for other in depends_on(resource_json):
         _ = resources_map[other]
@@ -173,7 +166,7 @@ def _delete_resource(self: parsing.ResourceMap, resource: Any, resource_json: An
     kind = resource_json["Type"]
     account_id, region = self._account_id, self._region_name
     if kind in DELETE:
-        place = Place(account_id=account_id, region=region)
+        place = AccountRegion(account_id=account_id, region=region)
         DELETE[kind](resource, resource.rehearsal_properties, place)
     elif hasattr(resource, "delete"):
         resource.delete(account_id, region)
@@ -216,7 +209,7 @@ def _update(
 ) -> Any:
     """Update by our function, else by moto's model where that is right; never by chance."""
     kind = resource_json["Type"]
-    place = Place(account_id=account_id, region=region_name)
+    place = AccountRegion(account_id=account_id, region=region_name)
     old = resources_map._parsed_resources[logical_id]
     resolved = resolved_properties(resource_json, resources_map)
     refuse(logical_id, kind, resolved, place, previous=old.rehearsal_resolved)
@@ -234,7 +227,7 @@ def _update(
         made.rehearsal_replaces = [old, *getattr(old, "rehearsal_replaces", ())]
         return made
     if kind in UPDATE:
-        resource = UPDATE[kind](old, Change(properties=properties, changed=changed), place)
+        resource = UPDATE[kind](old, PropertyChange(properties=properties, changed=changed), place)
     elif kind in _UPDATED_BY_MOTO:
         complete = {**resource_json, "Properties": properties}
         resource = _moto_update(logical_id, complete, resources_map, account_id, region_name)
@@ -281,7 +274,7 @@ def _checked(operation: Any) -> Any:
             parsed = Stack.parse_template(template)
             check_template(parsed, lenient=name == "CDKToolkit")
             refuse_template(
-                name, parsed, Place(account_id=self.account_id, region=self.region_name)
+                name, parsed, AccountRegion(account_id=self.account_id, region=self.region_name)
             )
         with _in_words_of_cloudformation():
             return operation(self, name, template, *args, **kw)
@@ -294,13 +287,13 @@ def _update_stack(
 ) -> Stack:
     """Update a stack unless an export is in use that goes or changes."""
     stack = self.get_stack(name)
-    before = exports.values_of(stack)
+    before = stacks.values_of(stack)
     if template:
-        kept = exports.names_in(Stack.parse_template(template), stack)
-        exports.refuse_deletion(self, stack, kept)
+        kept = stacks.names_in(Stack.parse_template(template), stack)
+        stacks.refuse_deletion(self, stack, kept)
     updated = _moto_update_stack(self, name, template, *args, **kw)
-    exports.refuse_change(self, stack, before)
-    exports.remember(self, stack, before)
+    stacks.refuse_change(self, stack, before)
+    stacks.remember(self, stack, before)
     return updated
 
 
@@ -312,7 +305,7 @@ def _checked_delete_stack(self: CloudFormationBackend, name: str) -> None:
     with _in_words_of_cloudformation():
         for stack in list(self.stacks.values()):
             if name in (stack.name, stack.stack_id):
-                exports.refuse_deletion_of_stack(self, stack)
+                stacks.refuse_deletion_of_stack(self, stack)
         _delete_stack(self, name)
 
 
@@ -347,5 +340,5 @@ def install() -> None:
     JobQueue.get_cfn_attribute = batch.get_arn
     JobDefinition.describe = batch.describe_with_nodes
     EC2Response.describe_placement_groups = ec2.describe_placement_groups
-    eks_api.install()
-    eks_scaling.install()
+    eks_members.install()
+    eks_nodes.install()

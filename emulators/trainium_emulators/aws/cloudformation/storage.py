@@ -1,23 +1,24 @@
-"""S3 bucket policies, the auto-delete custom resource, and repositories that empty themselves."""
+"""Models what moto lacks of S3, ECR, CloudWatch Logs and FSx for Lustre."""
 
 import json
 from typing import Any
 
 from moto.cloudformation.exceptions import ValidationError
 from moto.ecr.models import ecr_backends
+from moto.fsx.models import fsx_backends
 from moto.s3.cloud_formation import cfn_to_api_encryption
 from moto.s3.models import s3_backends
 
-from trainium_emulators.aws.cloudformation.spi import (
-    Change,
+from trainium_emulators.aws.cloudformation.contributions import (
+    AccountRegion,
     Contribution,
-    Place,
     Properties,
+    PropertyChange,
     Resource,
 )
 
 
-def _s3(place: Place) -> Any:
+def _s3(place: AccountRegion) -> Any:
     return s3_backends[place.account_id]["aws"]
 
 
@@ -32,7 +33,7 @@ class BucketPolicy(Resource):
     """
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
         document = properties["PolicyDocument"]
         kept = [s for s in document["Statement"] if s.get("Condition") != TLS_ONLY]
         if any("Condition" in statement for statement in kept):
@@ -43,11 +44,11 @@ class BucketPolicy(Resource):
         return cls(name)
 
 
-def _update_bucket_policy(policy: Any, change: Change, place: Place) -> Any:
+def _update_bucket_policy(policy: Any, change: PropertyChange, place: AccountRegion) -> Any:
     return BucketPolicy.create(policy.physical_resource_id, change.properties, place)
 
 
-def _update_bucket(bucket: Any, change: Change, place: Place) -> Any:
+def _update_bucket(bucket: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """What moto keeps of a bucket: encryption and tags."""
     change.refuse_others(
         "AWS::S3::Bucket", frozenset({"BucketEncryption", "LifecycleConfiguration", "Tags"})
@@ -61,13 +62,13 @@ def _update_bucket(bucket: Any, change: Change, place: Place) -> Any:
     return bucket
 
 
-def _update_log_group(group: Any, change: Change, _: Place) -> Any:
+def _update_log_group(group: Any, change: PropertyChange, _: AccountRegion) -> Any:
     change.refuse_others("AWS::Logs::LogGroup", frozenset({"RetentionInDays", "Tags"}))
     group.retention_in_days = change.properties.get("RetentionInDays")
     return group
 
 
-def _delete_bucket_policy(_: Any, properties: Properties, place: Place) -> None:
+def _delete_bucket_policy(_: Any, properties: Properties, place: AccountRegion) -> None:
     _s3(place).delete_bucket_policy(properties["Bucket"])
 
 
@@ -78,11 +79,11 @@ class S3AutoDeleteObjects(Resource):
     """
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: Place) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
         return cls(name)
 
 
-def _empty_bucket(_: Any, properties: Properties, place: Place) -> None:
+def _empty_bucket(_: Any, properties: Properties, place: AccountRegion) -> None:
     bucket = _s3(place).get_bucket(properties["BucketName"])
     # Every version and every delete marker.
     for key in list(bucket.keys):
@@ -90,17 +91,86 @@ def _empty_bucket(_: Any, properties: Properties, place: Place) -> None:
     bucket.multiparts.clear()
 
 
-def _empty_repository(repository: Any, properties: Properties, place: Place) -> None:
+def _empty_repository(repository: Any, properties: Properties, place: AccountRegion) -> None:
     """EmptyOnDelete, which moto's model does not read; without it a full repository stays."""
     ecr_backends[place.account_id][place.region].delete_repository(
         repository.name, force=bool(properties.get("EmptyOnDelete", False))
     )
 
 
+ASSOCIATIONS: dict[AccountRegion, dict[str, str]] = {}
+"""Bucket path of every association, by place and id; moto has no back-end for them."""
+
+
+def _fsx(place: AccountRegion) -> Any:
+    return fsx_backends[place.account_id][place.region]
+
+
+class FileSystem(Resource):
+    """AWS::FSx::FileSystem, of type LUSTRE."""
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+        made = _fsx(place).create_file_system(
+            client_request_token=name,
+            file_system_type=properties["FileSystemType"],
+            storage_capacity=int(properties["StorageCapacity"]),
+            storage_type=properties.get("StorageType", "SSD"),
+            subnet_ids=properties["SubnetIds"],
+            security_group_ids=properties.get("SecurityGroupIds", []),
+            tags=properties.get("Tags", []),
+            kms_key_id=properties.get("KmsKeyId"),
+            windows_configuration=None,
+            # A name that FSx chooses: for PERSISTENT_2 never plain "fsx".
+            lustre_configuration={**properties["LustreConfiguration"], "MountName": "rehearse"},
+            ontap_configuration=None,
+            file_system_type_version=properties.get("FileSystemTypeVersion"),
+            open_zfs_configuration=None,
+        )
+        attributes = {
+            "DNSName": made.dns_name,
+            "LustreMountName": "rehearse",
+            "ResourceARN": made.resource_arn,
+        }
+        return cls(made.file_system_id, attributes)
+
+
+class DataRepositoryAssociation(Resource):
+    """AWS::FSx::DataRepositoryAssociation: kept, not acted on; no file moves."""
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+        file_system = properties["FileSystemId"]
+        if not _fsx(place).describe_file_systems([file_system]):
+            raise ValidationError(message=f"file system {file_system} does not exist")
+        existing = ASSOCIATIONS.setdefault(place, {})
+        identity = f"dra-{file_system.removeprefix('fs-')}{len(existing)}"
+        existing[identity] = properties["DataRepositoryPath"]
+        return cls(identity, {"AssociationId": identity})
+
+
+def _delete_file_system(file_system: Any, _: Properties, place: AccountRegion) -> None:
+    _fsx(place).delete_file_system(file_system.physical_resource_id, "", None, None, None)
+
+
+def _delete_association(association: Any, _: Properties, place: AccountRegion) -> None:
+    del ASSOCIATIONS[place][association.physical_resource_id]
+
+
+def _grow_file_system(file_system: Any, change: PropertyChange, place: AccountRegion) -> Any:
+    """More storage, in place; what else changes a file system replaces it on AWS."""
+    change.refuse_others("AWS::FSx::FileSystem", frozenset({"StorageCapacity"}))
+    (kept,) = _fsx(place).describe_file_systems([file_system.physical_resource_id])
+    kept.storage_capacity = int(change.properties["StorageCapacity"])
+    return file_system
+
+
 CONTRIBUTION = Contribution(
     models={
         "AWS::S3::BucketPolicy": BucketPolicy,
         "Custom::S3AutoDeleteObjects": S3AutoDeleteObjects,
+        "AWS::FSx::FileSystem": FileSystem,
+        "AWS::FSx::DataRepositoryAssociation": DataRepositoryAssociation,
     },
     update={
         "AWS::S3::Bucket": _update_bucket,
@@ -108,10 +178,13 @@ CONTRIBUTION = Contribution(
         "AWS::Logs::LogGroup": _update_log_group,
         # Its properties name the bucket, which keeps its name.
         "Custom::S3AutoDeleteObjects": lambda custom, _, place: custom,
+        "AWS::FSx::FileSystem": _grow_file_system,
     },
     delete={
         "AWS::S3::BucketPolicy": _delete_bucket_policy,
         "Custom::S3AutoDeleteObjects": _empty_bucket,
         "AWS::ECR::Repository": _empty_repository,
+        "AWS::FSx::FileSystem": _delete_file_system,
+        "AWS::FSx::DataRepositoryAssociation": _delete_association,
     },
 )

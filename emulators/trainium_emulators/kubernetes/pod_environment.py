@@ -1,4 +1,4 @@
-"""The environment and the command of a pod's container, as the kubelet resolves them."""
+"""Resolves the environment and the command of a pod's container, as the kubelet does."""
 
 from __future__ import annotations
 

@@ -1,12 +1,21 @@
-"""Objects that Volcano's controllers make for a job."""
+"""Makes and removes what belongs to a Volcano job: its gang, its pods, what its plugins need."""
 
 from __future__ import annotations
 
 import copy
 
 from trainium_catalogue.kubernetes import LABEL_RUN
-from trainium_emulators.kubernetes.resources import EVENT, Json
-from trainium_emulators.kubernetes.scheduling import job_requests
+from trainium_emulators.kubernetes import errors
+from trainium_emulators.kubernetes.quantities import job_requests
+from trainium_emulators.kubernetes.resources import (
+    CONFIG_MAP,
+    EVENT,
+    POD,
+    POD_GROUP,
+    SERVICE,
+    Json,
+    Kind,
+)
 from trainium_emulators.kubernetes.store import Store, now
 
 JOB_NAME = "volcano.sh/job-name"
@@ -18,12 +27,12 @@ QUEUE_NAME = "volcano.sh/queue-name"
 
 def is_alive(pod: Json) -> bool:
     """Whether a pod has not ended."""
-    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+    return task_pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
 def is_leaving(pod: Json) -> bool:
     """Whether a pod is being removed."""
-    return "deletionTimestamp" in pod["metadata"]
+    return "deletionTimestamp" in task_pod["metadata"]
 
 
 def run_of(job: Json) -> str:
@@ -40,11 +49,11 @@ def age(job: Json) -> tuple[str, str]:
 def counted_by_task(pods: list[Json]) -> Json:
     """The part of a job's status that counts the phases of each task's pods."""
     tasks: dict[str, Json] = {}
-    for pod in pods:
-        if not is_leaving(pod):
-            task = pod["metadata"]["annotations"][TASK]
+    for task_pod in pods:
+        if not is_leaving(task_pod):
+            task = task_pod["metadata"]["annotations"][TASK]
             phases = tasks.setdefault(task, {"phase": {}})["phase"]
-            phase = pod["status"]["phase"]
+            phase = task_pod["status"]["phase"]
             phases[phase] = phases.get(phase, 0) + 1
     return {"taskStatusCount": tasks}
 
@@ -122,7 +131,7 @@ def service(job: Json) -> Json:
     }
 
 
-def pod(job: Json, task: Json, index: int) -> Json:
+def task_pod(job: Json, task: Json, index: int) -> Json:
     """A pod of a task (createJobPod, and the plugins env and svc)."""
     template = copy.deepcopy(task["template"])
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
@@ -210,3 +219,51 @@ def record_event(store: Store, about: Json, *, reason: str, message: str, type_:
             "source": {"component": "volcano"},
         },
     )
+
+
+def ensure(store: Store, job: Json) -> None:
+    """Make what is not there: the gang, host names and the service behind them."""
+    made: list[tuple[Kind, Json]] = [(POD_GROUP, pod_group(job))]
+    if "svc" in job["spec"].get("plugins", {}):
+        made += [(CONFIG_MAP, config_map(job)), (SERVICE, service(job))]
+    namespace = job["metadata"]["namespace"]
+    for kind, entry in made:
+        if store.find(kind, namespace, entry["metadata"]["name"]) is None:
+            store.create(kind, namespace, entry)
+
+
+def remove(store: Store, job: Json) -> None:
+    """Delete all of it but the pods."""
+    namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
+    for kind, made in (
+        (CONFIG_MAP, f"{name}-svc"),
+        (SERVICE, name),
+        (POD_GROUP, group_name(job)),
+    ):
+        if store.find(kind, namespace, made) is not None:
+            store.delete(kind, namespace, made)
+
+
+def remain(store: Store, job: Json, pods: list[Json]) -> bool:
+    """Whether there is anything that has to go when the job has ended."""
+    group = store.find(POD_GROUP, job["metadata"]["namespace"], group_name(job))
+    alive = (pod for pod in pods if is_alive(pod) and not is_leaving(pod))
+    return group is not None or any(alive)
+
+
+def create_pods(store: Store, job: Json, pods: list[Json]) -> None:
+    """Make the pods that are not there; the first that is refused leaves an event."""
+    present = {pod["metadata"]["name"] for pod in pods}
+    for task in job["spec"]["tasks"]:
+        for index in range(task["replicas"]):
+            pod = task_pod(job, task, index)
+            if pod["metadata"]["name"] in present:
+                continue
+            try:
+                store.create(POD, job["metadata"]["namespace"], pod)
+            except errors.ApiError as error:
+                if error.code != 403:
+                    raise
+                words = f"Error creating pods: [{error}]"
+                record_event(store, job, reason="FailedCreate", message=words, type_="Warning")
+                return

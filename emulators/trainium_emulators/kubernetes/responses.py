@@ -1,20 +1,139 @@
-"""Answers that go on: watches, and logs that are followed."""
+"""Answers in the forms that clients ask for: kubectl's tables, watches, and followed logs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from aiohttp import web
 
-from trainium_emulators.kubernetes import selectors, tables
+from trainium_emulators.kubernetes.connections import Runs
 from trainium_emulators.kubernetes.requests import Target
-from trainium_emulators.kubernetes.resources import Json
-from trainium_emulators.kubernetes.shell import Runs
-from trainium_emulators.kubernetes.store import Change, Store
+from trainium_emulators.kubernetes.resources import (
+    DEPLOYMENT,
+    NAMESPACE,
+    NODE,
+    POD,
+    POD_GROUP,
+    QUEUE,
+    VOLCANO_JOB,
+    Json,
+    Kind,
+)
+from trainium_emulators.kubernetes.store import Change, Store, matches
+
+Column = tuple[str, Callable[[Json], Any]]
+
+
+def _status(*names: str) -> Callable[[Json], Any]:
+    def value(entry: Json) -> Any:
+        found: Any = entry.get("status", {})
+        for name in names:
+            found = (found or {}).get(name)
+        return found
+
+    return value
+
+
+def _pod_status(entry: Json) -> str:
+    """As kubectl says it: the phase, or why the container ended (printers, printPod)."""
+    if "deletionTimestamp" in entry["metadata"]:
+        return "Terminating"
+    status = entry.get("status", {})
+    reasons = [
+        state["reason"]
+        for container in status.get("containerStatuses", ())
+        for state in (container["state"].get("terminated"), container["state"].get("waiting"))
+        if state and state.get("reason")
+    ]
+    return str(status.get("reason") or (reasons or [status.get("phase", "Unknown")])[0])
+
+
+def _ready(entry: Json) -> str:
+    containers = entry.get("status", {}).get("containerStatuses", ())
+    return f"{sum(c['ready'] for c in containers)}/{len(entry['spec']['containers'])}"
+
+
+def _restarts(entry: Json) -> int:
+    return sum(c["restartCount"] for c in entry.get("status", {}).get("containerStatuses", ()))
+
+
+_COLUMNS: Mapping[Kind, Sequence[Column]] = {
+    POD: (("Ready", _ready), ("Status", _pod_status), ("Restarts", _restarts)),
+    # Volcano's additionalPrinterColumns (config/crd/volcano/bases, 1.15.1).
+    VOLCANO_JOB: (
+        ("STATUS", _status("state", "phase")),
+        ("minAvailable", _status("minAvailable")),
+        ("RUNNINGS", _status("running")),
+    ),
+    POD_GROUP: (
+        ("STATUS", _status("phase")),
+        ("minMember", lambda entry: entry["spec"].get("minMember")),
+        ("RUNNINGS", _status("running")),
+    ),
+    QUEUE: (("PARENT", lambda entry: entry.get("spec", {}).get("parent")),),
+    NAMESPACE: (("Status", _status("phase")),),
+    NODE: (("Status", lambda entry: "Ready"), ("Version", _status("nodeInfo", "kubeletVersion"))),
+    DEPLOYMENT: (
+        (
+            "Ready",
+            lambda entry: (
+                f"{entry.get('status', {}).get('readyReplicas', 0)}"
+                f"/{entry['spec'].get('replicas', 1)}"
+            ),
+        ),
+    ),
+}
+
+
+def table(kind: Kind, entries: Sequence[Json], *, version: int) -> Json:
+    """The objects as rows."""
+    columns = _COLUMNS.get(kind, ())
+    names = ["Name", *(name for name, _ in columns), "Age"]
+    return {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": {"resourceVersion": str(version)},
+        "columnDefinitions": [
+            {
+                "name": name,
+                "type": "string",
+                "format": "name" if name == "Name" else "",
+                "description": "",
+                "priority": 0,
+            }
+            for name in names
+        ],
+        "rows": [
+            {
+                "cells": [
+                    entry["metadata"]["name"],
+                    *(value(entry) for _, value in columns),
+                    _age(entry),
+                ],
+                "object": {
+                    "kind": "PartialObjectMetadata",
+                    "apiVersion": "meta.k8s.io/v1",
+                    "metadata": entry["metadata"],
+                },
+            }
+            for entry in entries
+        ],
+    }
+
+
+def _age(entry: Json) -> str:
+    created = datetime.fromisoformat(entry["metadata"]["creationTimestamp"])
+    seconds = int((datetime.now(UTC) - created).total_seconds())
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
 
 _POLL_S = 0.1
 _INITIAL_END = {"k8s.io/initial-events-end": "true"}
@@ -89,7 +208,7 @@ class _Chosen:
         inside = self._namespace in (None, entry["metadata"].get("namespace", ""))
         if not inside:
             return None
-        selected = selectors.matches(entry, labels=self._labels, fields=self._fields)
+        selected = matches(entry, labels=self._labels, fields=self._fields)
         if not selected:
             type_ = "DELETED"
             if uid not in self._known:
@@ -114,7 +233,7 @@ async def _send(
     type_, entry = event
     if wants_table(request):
         version = int(entry["metadata"]["resourceVersion"])
-        entry = tables.table(target.kind, [entry], version=version)
+        entry = table(target.kind, [entry], version=version)
     await _line(response, {"type": type_, "object": entry})
 
 

@@ -1,4 +1,4 @@
-"""What a file of this package contributes: models, hooks around moto's own models, deleters."""
+"""Defines what a module of this package adds to moto: models, hooks around moto's own, deleters."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -12,23 +12,23 @@ Properties = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class AccountRegion:
     """Account and region of a stack."""
 
     account_id: str
     region: str
 
 
-Before = Callable[[Properties, Place], None]
+Before = Callable[[Properties, AccountRegion], None]
 """Changes the properties before moto's model reads them."""
-After = Callable[[Any, Properties, Place], None]
+After = Callable[[Any, Properties, AccountRegion], None]
 """Completes the resource that moto's model made."""
-Delete = Callable[[Any, Properties, Place], None]
+Delete = Callable[[Any, Properties, AccountRegion], None]
 """Takes the resource away."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class PropertyChange:
     """What an update asks for."""
 
     properties: Properties
@@ -44,7 +44,7 @@ class Change:
             )
 
 
-Update = Callable[[Any, Change, Place], Any]
+Update = Callable[[Any, PropertyChange, AccountRegion], Any]
 """Changes the resource, or makes one in its place, and returns what there is now."""
 
 
@@ -96,10 +96,10 @@ class Resource(CloudFormationModel):
         region_name: str,
         **kwargs: Any,
     ) -> "Resource":
-        place = Place(account_id=account_id, region=region_name)
+        place = AccountRegion(account_id=account_id, region=region_name)
         return cls.create(resource_name, cloudformation_json["Properties"], place)
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: Place) -> "Resource":
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> "Resource":
         """Make the resource; ``name`` is what CloudFormation would call it."""
         raise TypeError(f"{cls.__name__} has no create")

@@ -1,0 +1,162 @@
+"""Models add-ons, access entries and Pod Identity associations, and EKS's API for them."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from moto.core.responses import ActionResult
+from moto.eks import urls
+from moto.eks.exceptions import InvalidParameterException
+from moto.eks.models import eks_backends
+from moto.eks.responses import EKSResponse
+
+from trainium_emulators.aws.cloudformation import eks_nodes
+from trainium_emulators.aws.cloudformation.contributions import (
+    AccountRegion,
+    Contribution,
+    Properties,
+    PropertyChange,
+    Resource,
+)
+
+KEPT: dict[tuple[AccountRegion, str, str], dict[str, Properties]] = {}
+"""Properties by id, of every place, cluster and type; moto has no back-end for them."""
+
+
+class Belonging(Resource):
+    """Base of what only its cluster knows: kept, and listed by the API."""
+
+    type_name = ""
+    key = ""
+    """Property that is its id, or empty for one that EKS makes up."""
+    arn_name = ""
+
+    @classmethod
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+        cluster = eks_backends[place.account_id][place.region].describe_cluster(
+            properties["ClusterName"]
+        )
+        identity = properties[cls.key] if cls.key else f"a-{uuid.uuid4().hex[:17]}"
+        kept = belongings(place, cluster.name, cls.type_name)
+        kept[identity] = properties
+        arn = f"{cluster.arn.replace(':cluster/', f':{cls.type_name}/')}/{identity}"
+        return cls(
+            f"{identity}|{cluster.name}",
+            {cls.arn_name: arn, "AssociationId": identity, "Id": identity},
+        )
+
+
+class Addon(Belonging):
+    """AWS::EKS::Addon."""
+
+    type_name, key, arn_name = "addon", "AddonName", "Arn"
+
+
+class AccessEntry(Belonging):
+    """AWS::EKS::AccessEntry."""
+
+    type_name, key, arn_name = "access-entry", "PrincipalArn", "AccessEntryArn"
+
+
+class PodIdentityAssociation(Belonging):
+    """AWS::EKS::PodIdentityAssociation."""
+
+    type_name, key, arn_name = "podidentityassociation", "", "AssociationArn"
+
+
+def belongings(place: AccountRegion, cluster: str, type_name: str) -> dict[str, Properties]:
+    """What a cluster has of one type, by id."""
+    return KEPT.setdefault((place, cluster, type_name), {})
+
+
+def _update_belonging(belonging: Any, change: PropertyChange, place: AccountRegion) -> Any:
+    kind = f"AWS::EKS::{type(belonging).__name__}"
+    change.refuse_others(
+        kind,
+        frozenset({"AccessPolicies", "AddonVersion", "ConfigurationValues",
+                   "PodIdentityAssociations", "RoleArn", "ServiceAccountRoleArn", "Tags"}),
+    )  # fmt: skip
+    identity, _, cluster = belonging.physical_resource_id.partition("|")
+    belongings(place, cluster, belonging.type_name)[identity] = change.properties
+    return belonging
+
+
+def _delete_belonging(belonging: Any, _: Properties, place: AccountRegion) -> None:
+    identity, _, cluster = belonging.physical_resource_id.partition("|")
+    del belongings(place, cluster, belonging.type_name)[identity]
+
+
+_MODELS = (Addon, AccessEntry, PodIdentityAssociation)
+
+CONTRIBUTION = Contribution(
+    models={f"AWS::EKS::{model.__name__}": model for model in _MODELS},
+    update={f"AWS::EKS::{model.__name__}": _update_belonging for model in _MODELS},
+    delete={f"AWS::EKS::{model.__name__}": _delete_belonging for model in _MODELS},
+)
+
+
+_LISTS = ("addons", "access-entries", "pod-identity-associations")
+
+
+def _kept(response: EKSResponse, type_name: str) -> dict[str, Properties]:
+    place = AccountRegion(account_id=response.current_account, region=response.region)
+    cluster = response.eks_backend.describe_cluster(response._get_param("name"))
+    return belongings(place, cluster.name, type_name)
+
+
+def list_addons(response: EKSResponse) -> ActionResult:
+    """ListAddons."""
+    return ActionResult({"addons": sorted(_kept(response, Addon.type_name))})
+
+
+def list_access_entries(response: EKSResponse) -> ActionResult:
+    """ListAccessEntries."""
+    return ActionResult({"accessEntries": sorted(_kept(response, AccessEntry.type_name))})
+
+
+def list_pod_identity_associations(response: EKSResponse) -> ActionResult:
+    """ListPodIdentityAssociations."""
+    kept = _kept(response, PodIdentityAssociation.type_name)
+    return ActionResult(
+        {
+            "associations": [
+                {
+                    "associationId": identity,
+                    "clusterName": properties["ClusterName"],
+                    "namespace": properties["Namespace"],
+                    "serviceAccount": properties["ServiceAccount"],
+                }
+                for identity, properties in kept.items()
+            ]
+        }
+    )
+
+
+def update_nodegroup_config(response: EKSResponse) -> ActionResult:
+    """UpdateNodegroupConfig as moto has it, refused where EKS refuses, and seen in the cluster."""
+    group = response.eks_backend.describe_nodegroup(
+        response._get_param("name"), response._get_param("nodegroupName")
+    )
+    sizes = {**group.scaling_config, **(response._get_param("scalingConfig") or {})}
+    if not sizes["minSize"] <= sizes["desiredSize"] <= sizes["maxSize"]:
+        raise InvalidParameterException(
+            message=f"desired capacity {sizes['desiredSize']} is not between the minimum "
+            f"{sizes['minSize']} and the maximum {sizes['maxSize']}"
+        )
+    answer = _update(response)
+    eks_nodes.match(group)
+    return answer
+
+
+_update = EKSResponse.update_nodegroup_config
+
+
+def install() -> None:
+    """Patch moto in this process."""
+    EKSResponse.list_addons = list_addons
+    EKSResponse.list_access_entries = list_access_entries
+    EKSResponse.list_pod_identity_associations = list_pod_identity_associations
+    EKSResponse.update_nodegroup_config = update_nodegroup_config
+    for name in _LISTS:
+        urls.url_paths[f"{{0}}/clusters/(?P<name>[^/]+)/{name}$"] = EKSResponse.dispatch

@@ -1,0 +1,53 @@
+"""Reads Kubernetes' quantities and adds up what pods and gangs request."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+from trainium_emulators.kubernetes.resources import Json
+
+_UNITS = {
+    "": Fraction(1), "m": Fraction(1, 1000),
+    **{letter: Fraction(1000**power) for power, letter in enumerate("kMGTPE", start=1)},
+    **{f"{letter}i": Fraction(1024**power) for power, letter in enumerate("KMGTPE", start=1)},
+}  # fmt: skip
+Amounts = Mapping[str, Fraction]
+
+
+def quantity(text: str | int | float) -> Fraction:
+    """A Kubernetes quantity as a number."""
+    found = re.fullmatch(r"([0-9.]+)([a-zA-Z]*)", str(text))
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"{text} is not a quantity")
+    return Fraction(found[1]) * _UNITS[found[2]]
+
+
+def amounts(given: Mapping[str, str | int] | None) -> Amounts:
+    """A resource list as numbers."""
+    return {name: quantity(value) for name, value in (given or {}).items()}
+
+
+def total(parts: Iterable[Amounts]) -> Amounts:
+    """The sum."""
+    result: Counter[str] = Counter()
+    for part in parts:
+        result.update(dict(part))
+    return dict(result)  # type: ignore[arg-type]
+
+
+def pod_requests(spec: Json) -> Amounts:
+    """What a pod asks for; limits stand in for requests that are not given."""
+    resources = [container.get("resources", {}) for container in spec["containers"]]
+    return total(amounts({**r.get("limits", {}), **r.get("requests", {})}) for r in resources)
+
+
+def job_requests(job: Json) -> Amounts:
+    """What the gang asks for."""
+    return total(
+        pod_requests(task["template"]["spec"])
+        for task in job["spec"]["tasks"]
+        for _ in range(task["replicas"])
+    )

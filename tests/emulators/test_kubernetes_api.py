@@ -24,7 +24,7 @@ from torchx.schedulers.kubernetes_scheduler import create_scheduler
 from rehearsal import binaries
 from tests.emulators.volcano_jobs import BASE, job
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE
-from trainium_emulators.kubernetes import Cluster, Settings, kubeconfig, serve
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, kubeconfig, serve
 from trainium_emulators.kubernetes.resources import CONFIG_MAP, DEFINITION, VOLCANO_JOB
 
 Json = dict[str, Any]
@@ -51,8 +51,8 @@ class Kubectl:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    running = serve(Settings(addresses="127.0.93"))
+def cluster() -> Iterator[ClusterEmulator]:
+    running = serve(ClusterSettings(addresses="127.0.93"))
     for manifest in BASE:
         running.apply(manifest)
     yield running
@@ -60,7 +60,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def kubectl(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
+def kubectl(cluster: ClusterEmulator, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
     return Kubectl(kubeconfig.write(tmp_path_factory.mktemp("kube") / "config", cluster.endpoint))
 
 
@@ -70,7 +70,7 @@ def api(kubectl: Kubectl) -> client.ApiClient:
 
 
 @pytest.fixture(scope="module")
-def gang(cluster: Cluster, kubectl: Kubectl) -> str:
+def gang(cluster: ClusterEmulator, kubectl: Kubectl) -> str:
     """A job that runs, submitted with kubectl."""
     kubectl.ok("apply", "-f", "-", stdin=yaml.safe_dump(job("gang", SLEEP)))
     ready = ("wait", "--for=jsonpath={.status.state.phase}=Running", "vcjob/gang", "--timeout=20s")
@@ -129,7 +129,7 @@ def test_kubectl_describes_a_pod(kubectl: Kubectl, gang: str) -> None:
     assert "Controlled By:  Job/gang" in text
 
 
-def test_kubectl_deletes_what_a_namespace_holds(kubectl: Kubectl, cluster: Cluster) -> None:
+def test_kubectl_deletes_what_a_namespace_holds(kubectl: Kubectl, cluster: ClusterEmulator) -> None:
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "short"}})
     inside = {"name": "inside", "namespace": "short"}
     cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": inside})
@@ -140,7 +140,7 @@ def test_kubectl_deletes_what_a_namespace_holds(kubectl: Kubectl, cluster: Clust
 
 
 def test_a_kind_that_nobody_defined_is_unknown_until_it_is(
-    kubectl: Kubectl, cluster: Cluster
+    kubectl: Kubectl, cluster: ClusterEmulator
 ) -> None:
     names = {"kind": "ServiceMonitor", "plural": "servicemonitors"}
     before = kubectl("get", "servicemonitors")
@@ -164,7 +164,7 @@ def test_a_kind_that_nobody_defined_is_unknown_until_it_is(
 
 
 def test_the_python_client_watches_from_a_version_on(
-    api: client.ApiClient, cluster: Cluster
+    api: client.ApiClient, cluster: ClusterEmulator
 ) -> None:
     core = client.CoreV1Api(api)
     version = core.list_namespaced_config_map(NAMESPACE).metadata.resource_version
@@ -185,7 +185,9 @@ def test_the_python_client_watches_from_a_version_on(
     assert [event["type"] for event in stream] == ["ADDED", "MODIFIED", "DELETED"]
 
 
-def test_an_outdated_replacement_is_a_conflict(api: client.ApiClient, cluster: Cluster) -> None:
+def test_an_outdated_replacement_is_a_conflict(
+    api: client.ApiClient, cluster: ClusterEmulator
+) -> None:
     core = client.CoreV1Api(api)
     core.create_namespaced_config_map(NAMESPACE, {"metadata": {"name": "contended"}})
     old = core.read_namespaced_config_map("contended", NAMESPACE)
@@ -256,7 +258,7 @@ def test_torchx_submits_describes_and_reads_a_job(torchx: Any) -> None:
     assert [line.split()[-1] for line in torchx.log_iter(app_id, "node", 1)] == ["here"]
 
 
-def test_torchx_cancels_and_deletes_a_job(torchx: Any, cluster: Cluster) -> None:
+def test_torchx_cancels_and_deletes_a_job(torchx: Any, cluster: ClusterEmulator) -> None:
     app_id = submit(torchx, 60)
     wait_for_state(torchx, app_id, specs.AppState.RUNNING)
 

@@ -13,7 +13,7 @@ from kubernetes.stream import portforward
 
 from tests.emulators.volcano_jobs import BASE, end, events, job
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import Cluster, Settings, kubeconfig, serve
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, kubeconfig, serve
 from trainium_emulators.kubernetes.resources import CLAIM, DEPLOYMENT, POD, VOLUME
 
 Json = dict[str, Any]
@@ -69,8 +69,8 @@ def claim(name: str, **spec: Any) -> Json:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    running = serve(Settings(addresses="127.0.95"))
+def cluster() -> Iterator[ClusterEmulator]:
+    running = serve(ClusterSettings(addresses="127.0.95"))
     for manifest in BASE:
         running.apply(manifest)
     running.apply(volume("lustre"))
@@ -81,7 +81,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def core(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> client.CoreV1Api:
+def core(cluster: ClusterEmulator, tmp_path_factory: pytest.TempPathFactory) -> client.CoreV1Api:
     path = kubeconfig.write(tmp_path_factory.mktemp("kube") / "config", cluster.endpoint)
     return client.CoreV1Api(config.new_client_from_config(str(path)))
 
@@ -93,16 +93,16 @@ def wait(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def pods(cluster: Cluster) -> list[Json]:
+def pods(cluster: ClusterEmulator) -> list[Json]:
     return cluster.store.list(POD, NAMESPACE, labels="app=files")
 
 
-def ready(cluster: Cluster) -> int:
+def ready(cluster: ClusterEmulator) -> int:
     status = cluster.store.get(DEPLOYMENT, NAMESPACE, "files").get("status", {})
     return int(status.get("readyReplicas", 0))
 
 
-def test_a_deployment_keeps_its_pod(cluster: Cluster) -> None:
+def test_a_deployment_keeps_its_pod(cluster: ClusterEmulator) -> None:
     wait(lambda: ready(cluster) == 1)
     (before,) = pods(cluster)
 
@@ -131,7 +131,7 @@ def get(core: client.CoreV1Api, name: str, path: str) -> bytes:
 
 
 def test_a_forwarded_port_leads_to_what_a_job_wrote_on_the_claim(
-    cluster: Cluster, core: client.CoreV1Api
+    cluster: ClusterEmulator, core: client.CoreV1Api
 ) -> None:
     volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "lustre"}}
     writer = job("writer", ["sh", "-c", "mkdir -p $WHERE/runs && echo loss > $WHERE/runs/x"],
@@ -156,17 +156,19 @@ def listens(address: str) -> bool:
     return any(own in line and " 0A " in line for line in lines)
 
 
-def test_a_deployment_that_is_deleted_takes_its_pod_with_it(cluster: Cluster) -> None:
+def test_a_deployment_that_is_deleted_takes_its_pod_with_it(cluster: ClusterEmulator) -> None:
     cluster.store.delete(DEPLOYMENT, NAMESPACE, "files")
 
     wait(lambda: not pods(cluster))
 
 
-def phase(cluster: Cluster, name: str) -> str:
+def phase(cluster: ClusterEmulator, name: str) -> str:
     return str(cluster.store.get(CLAIM, NAMESPACE, name)["status"]["phase"])
 
 
-def test_a_claim_without_its_volume_is_pending_and_so_are_its_pods(cluster: Cluster) -> None:
+def test_a_claim_without_its_volume_is_pending_and_so_are_its_pods(
+    cluster: ClusterEmulator,
+) -> None:
     cluster.apply(claim("later"))
     mounted = {"name": "shared", "persistentVolumeClaim": {"claimName": "later"}}
     cluster.apply(job("mounts", ["true"], volumes=[mounted]))
@@ -193,7 +195,7 @@ def test_a_claim_without_its_volume_is_pending_and_so_are_its_pods(cluster: Clus
     ],
     ids=lambda offer: next(iter(offer)),
 )
-def test_a_volume_that_does_not_fit_is_not_bound(cluster: Cluster, offer: Json) -> None:
+def test_a_volume_that_does_not_fit_is_not_bound(cluster: ClusterEmulator, offer: Json) -> None:
     cluster.apply(volume("unfit", **offer))
     cluster.apply(claim("unfit"))
     found = phase(cluster, "unfit")
@@ -203,7 +205,7 @@ def test_a_volume_that_does_not_fit_is_not_bound(cluster: Cluster, offer: Json) 
     assert found == "Pending"
 
 
-def test_a_volume_has_one_claim(cluster: Cluster) -> None:
+def test_a_volume_has_one_claim(cluster: ClusterEmulator) -> None:
     cluster.apply(claim("second", volumeName="lustre"))
 
     assert phase(cluster, "second") == "Pending"

@@ -18,8 +18,8 @@ from tests.jobs.eks.test_volcano_job import made
 from tests.stacks.cluster_objects import objects_of, with_cluster
 from trainium_catalogue.charts import VOLCANO_VERSION
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import Cluster, Settings, errors, schemas, serve
-from trainium_emulators.kubernetes.resources import BUILT_IN, Kind
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, errors, schemas, serve
+from trainium_emulators.kubernetes.resources import BUILT_IN, ApiResource
 
 Json = dict[str, Any]
 CHARTS_FOLDER = os.environ.get("HELM_CHARTS_DIR")
@@ -42,7 +42,7 @@ def changed(manifest: Json, *path: str | int, to: Any) -> Json:
     return result
 
 
-def kind_of(manifest: Json) -> Kind:
+def kind_of(manifest: Json) -> ApiResource:
     (found,) = (
         each
         for each in BUILT_IN
@@ -173,8 +173,8 @@ def test_what_the_stack_applies_is_what_the_api_server_takes() -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    running = serve(Settings(addresses="127.0.86"))
+def cluster() -> Iterator[ClusterEmulator]:
+    running = serve(ClusterSettings(addresses="127.0.86"))
     for manifest in BASE:
         running.apply(manifest)
     yield running
@@ -182,7 +182,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def kubectl(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
+def kubectl(cluster: ClusterEmulator, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
     from trainium_emulators.kubernetes import kubeconfig
 
     return Kubectl(kubeconfig.write(tmp_path_factory.mktemp("kube") / "config", cluster.endpoint))
@@ -203,7 +203,7 @@ def test_kubectl_shows_why_nothing_was_made(kubectl: Kubectl, manifest: Json, sa
     assert said in done.stderr
 
 
-def test_a_change_is_judged_like_a_new_object(kubectl: Kubectl, cluster: Cluster) -> None:
+def test_a_change_is_judged_like_a_new_object(kubectl: Kubectl, cluster: ClusterEmulator) -> None:
     cluster.apply({**SERVICE, "metadata": {"name": "web", "namespace": NAMESPACE}})
     patch = '{"spec": {"ports": [{"port": "eighty"}]}}'
     done = kubectl("patch", "service", "web", "--type=merge", "-p", patch)
@@ -214,7 +214,7 @@ def test_a_change_is_judged_like_a_new_object(kubectl: Kubectl, cluster: Cluster
 
 @pytest.mark.skipif(CHARTS_FOLDER is None, reason="HELM_CHARTS_DIR names no folder with charts")
 @pytest.mark.parametrize("kind", schemas.SCHEMAS, ids=lambda kind: kind.plural)
-def test_every_rule_is_one_of_the_real_definitions(kind: Kind) -> None:
+def test_every_rule_is_one_of_the_real_definitions(kind: ApiResource) -> None:
     archive = Path(CHARTS_FOLDER or "") / f"volcano-{VOLCANO_VERSION}.tgz"
     name = f"/{kind.group}_{kind.plural}.yaml"
     with tarfile.open(archive) as chart:

@@ -18,9 +18,8 @@ from cfnlint.api import ManualArgs, lint
 from tests.emulators.refusal_examples.example import Example, Json, att, closure, ref, resource
 from tests.emulators.refusal_examples.index import EXAMPLES, SUBMISSIONS, TEMPLATES
 from trainium_emulators.aws.refusals import TABLE
-from trainium_emulators.aws.refusals.kinds import SUBMIT, TEMPLATE
-from trainium_emulators.aws.refusals.refusal import Outcome, Refusal
-from trainium_emulators.aws.refusals.request import UNKNOWN, PartialText, Reference, Request
+from trainium_emulators.aws.refusals.refusal import SUBMIT, TEMPLATE, Refusal, RefusalOutcome
+from trainium_emulators.aws.refusals.request import UNKNOWN, AwsRequest, PartialText, Reference
 from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +37,7 @@ def said(row: Refusal, template: Json, *, region: str, before: Json | None = Non
         if kind == row.on:
             known = before is not None and logical_id in before["Resources"]
             previous = old.properties("stack", logical_id) if known else None
-            asked = Request(properties=request.properties, account=account, previous=previous)
+            asked = AwsRequest(properties=request.properties, account=account, previous=previous)
             found += row.messages(asked)
     if row.on == TEMPLATE:
         found += [message for _, request in account.whole() for message in row.messages(request)]
@@ -91,7 +90,7 @@ def test_a_row_on_submissions_tells_bad_from_good(name: str) -> None:
     account = TemplateAccount(templates={}, region="us-west-2")
 
     def met(request: Json) -> list[str]:
-        asked = Request(properties=request, account=account)
+        asked = AwsRequest(properties=request, account=account)
         return [row.id for row in TABLE if row.on == SUBMIT and row.messages(asked)]
 
     bad, good = SUBMISSIONS[name]
@@ -150,7 +149,7 @@ def test_what_is_not_known_is_not_refused(name: str, value: Any) -> None:
         properties = {each: properties}
     account = TemplateAccount(templates={}, region="us-west-2")
 
-    assert ROWS[name].messages(Request(properties=properties, account=account)) == []
+    assert ROWS[name].messages(AwsRequest(properties=properties, account=account)) == []
 
 
 # --- the emulator --------------------------------------------------------------------------------
@@ -179,7 +178,7 @@ def emulator() -> Json:
 def test_the_emulator_fails_a_deployment_with_the_words_of_aws(emulator: Json, name: str) -> None:
     answer = emulator[name]["bad"]
 
-    if ROWS[name].outcome is Outcome.IGNORED:
+    if ROWS[name].outcome is RefusalOutcome.IGNORED:
         assert answer is None
     else:
         assert begins(ROWS[name]) in (answer or "")

@@ -25,30 +25,30 @@ from tests.emulators.volcano_jobs import (
 )
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import Cluster, Settings, errors, serve
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, errors, serve
 from trainium_emulators.kubernetes.kubelet import MARK
 from trainium_emulators.kubernetes.resources import COMMAND, CONFIG_MAP, POD, SERVICE, VOLCANO_JOB
-from trainium_emulators.nodes.faults import Fault
+from trainium_emulators.nodes.faults import NodeFault
 
 Json = dict[str, Any]
 SLEEP = ["sh", "-c", "echo working; sleep 60"]
-FAULTS: list[Fault] = []
+FAULTS: list[NodeFault] = []
 
 
-def take_fault(run: str) -> Fault | None:
+def take_fault(run: str) -> NodeFault | None:
     return FAULTS.pop() if FAULTS and FAULTS[0].run == run else None
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    running = serve(Settings(addresses="127.0.91", take_fault=take_fault))
+def cluster() -> Iterator[ClusterEmulator]:
+    running = serve(ClusterSettings(addresses="127.0.91", take_fault=take_fault))
     for manifest in BASE:
         running.apply(manifest)
     yield running
     running.stop()
 
 
-def variables(cluster: Cluster, pod: Json) -> dict[str, str]:
+def variables(cluster: ClusterEmulator, pod: Json) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in output(cluster, pod))
 
 
@@ -63,7 +63,7 @@ def process_of(pod: Json) -> psutil.Process:
 
 
 @pytest.fixture(scope="module")
-def completed(cluster: Cluster) -> tuple[Json, list[Json]]:
+def completed(cluster: ClusterEmulator) -> tuple[Json, list[Json]]:
     """A job that went well, and its pods."""
     status = run(cluster, "good", ["env"], environment={"GREETING": "from $(TRAINIUM_JOB_ID)"})
     return status, pods(cluster, "good")
@@ -90,7 +90,7 @@ def test_pods_are_named_after_job_task_and_index(completed: tuple[Json, list[Jso
 
 
 def test_every_pod_knows_the_address_of_the_main_one(
-    cluster: Cluster, completed: tuple[Json, list[Json]]
+    cluster: ClusterEmulator, completed: tuple[Json, list[Json]]
 ) -> None:
     main, child = completed[1]
     found = variables(cluster, child)
@@ -100,7 +100,7 @@ def test_every_pod_knows_the_address_of_the_main_one(
 
 
 def test_references_in_the_environment_are_resolved(
-    cluster: Cluster, completed: tuple[Json, list[Json]]
+    cluster: ClusterEmulator, completed: tuple[Json, list[Json]]
 ) -> None:
     found = variables(cluster, completed[1][0])
 
@@ -108,7 +108,7 @@ def test_references_in_the_environment_are_resolved(
     assert (found["TRAINIUM_DEVICE"], found["VC_TASK_INDEX"]) == ("cpu", "0")
 
 
-def test_a_lost_pod_restarts_the_whole_gang(cluster: Cluster) -> None:
+def test_a_lost_pod_restarts_the_whole_gang(cluster: ClusterEmulator) -> None:
     once = 'echo attempt $TRAINIUM_ATTEMPT; test "$TRAINIUM_ATTEMPT" = 1 || sleep 60'
     start(cluster, "lost", ["sh", "-c", once])
     first = pods(cluster, "lost")
@@ -121,7 +121,9 @@ def test_a_lost_pod_restarts_the_whole_gang(cluster: Cluster) -> None:
     assert "lost-node-1-0: PodFailed with exit code 137" in events(cluster, "lost")
 
 
-def test_a_pod_that_is_evicted_restarts_the_gang_whatever_its_exit_code(cluster: Cluster) -> None:
+def test_a_pod_that_is_evicted_restarts_the_gang_whatever_its_exit_code(
+    cluster: ClusterEmulator,
+) -> None:
     code = 'trap "exit 143" TERM; echo up; test "$TRAINIUM_ATTEMPT" = 1 || { sleep 60 & wait; }'
     start(cluster, "drained", ["sh", "-c", code])
 
@@ -131,7 +133,7 @@ def test_a_pod_that_is_evicted_restarts_the_gang_whatever_its_exit_code(cluster:
     assert (status["state"]["phase"], status["retryCount"]) == ("Completed", 1)
 
 
-def test_an_error_of_the_workload_ends_the_job_and_its_log_stays(cluster: Cluster) -> None:
+def test_an_error_of_the_workload_ends_the_job_and_its_log_stays(cluster: ClusterEmulator) -> None:
     fail = 'test "$TRAINIUM_NODE_INDEX" = 0 && sleep 60; echo Traceback; exit 1'
 
     status = run(cluster, "wrong", ["sh", "-c", fail])
@@ -145,14 +147,14 @@ def test_an_error_of_the_workload_ends_the_job_and_its_log_stays(cluster: Cluste
     assert (terminated["exitCode"], terminated["reason"]) == (1, "Error")
 
 
-def test_a_job_fails_after_as_many_attempts_as_max_retry_says(cluster: Cluster) -> None:
+def test_a_job_fails_after_as_many_attempts_as_max_retry_says(cluster: ClusterEmulator) -> None:
     status = run(cluster, "unlucky", ["sh", "-c", "exit 75"], nodes=1)
 
     assert (status["state"]["phase"], status["retryCount"]) == ("Failed", 3)
 
 
-def test_an_armed_fault_hits_the_first_attempt(cluster: Cluster) -> None:
-    FAULTS.append(Fault(kind="kill-child", run="struck", after="working"))
+def test_an_armed_fault_hits_the_first_attempt(cluster: ClusterEmulator) -> None:
+    FAULTS.append(NodeFault(kind="kill-child", run="struck", after="working"))
     once = 'echo working; test "$TRAINIUM_ATTEMPT" = 1 || sleep 60'
 
     status = run(cluster, "struck", ["sh", "-c", once])
@@ -160,7 +162,7 @@ def test_an_armed_fault_hits_the_first_attempt(cluster: Cluster) -> None:
     assert (status["state"]["phase"], status["retryCount"]) == ("Completed", 1)
 
 
-def test_a_job_that_is_deleted_leaves_nothing(cluster: Cluster) -> None:
+def test_a_job_that_is_deleted_leaves_nothing(cluster: ClusterEmulator) -> None:
     start(cluster, "gone", SLEEP, terminationGracePeriodSeconds=1)
     processes = [process_of(pod) for pod in pods(cluster, "gone")]
 
@@ -174,7 +176,7 @@ def test_a_job_that_is_deleted_leaves_nothing(cluster: Cluster) -> None:
     assert not [name for name in names if name.startswith("gone")]
 
 
-def test_a_command_aborts_a_job(cluster: Cluster) -> None:
+def test_a_command_aborts_a_job(cluster: ClusterEmulator) -> None:
     start(cluster, "unwanted", SLEEP)
     target = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "unwanted"}
 
@@ -186,7 +188,7 @@ def test_a_command_aborts_a_job(cluster: Cluster) -> None:
     assert not pods(cluster, "unwanted")
 
 
-def test_a_pod_past_its_deadline_is_ended_and_says_so(cluster: Cluster) -> None:
+def test_a_pod_past_its_deadline_is_ended_and_says_so(cluster: ClusterEmulator) -> None:
     manifest = job("late", SLEEP, nodes=1, activeDeadlineSeconds=1)
     manifest["spec"]["maxRetry"] = 1
     cluster.apply(manifest)
@@ -196,7 +198,7 @@ def test_a_pod_past_its_deadline_is_ended_and_says_so(cluster: Cluster) -> None:
     assert left["status"]["reason"] == "DeadlineExceeded"
 
 
-def test_a_gang_too_big_for_its_queue_gets_no_pods_and_says_why(cluster: Cluster) -> None:
+def test_a_gang_too_big_for_its_queue_gets_no_pods_and_says_why(cluster: ClusterEmulator) -> None:
     resources = {"limits": {"aws.amazon.com/neuron": "16"}}
     cluster.apply(job("big", SLEEP, nodes=3, resources=resources))
 
@@ -224,7 +226,7 @@ def test_a_gang_too_big_for_its_queue_gets_no_pods_and_says_why(cluster: Cluster
     ],
 )
 def test_what_volcanos_webhooks_refuse_is_refused(
-    cluster: Cluster, change: Json, message: str
+    cluster: ClusterEmulator, change: Json, message: str
 ) -> None:
     manifest = job("refused", SLEEP)
     manifest["spec"] |= change
@@ -234,16 +236,16 @@ def test_what_volcanos_webhooks_refuse_is_refused(
 
 
 @pytest.fixture(scope="module")
-def counted() -> Iterator[Cluster]:
+def counted() -> Iterator[ClusterEmulator]:
     """A cluster whose pods need nodes."""
-    running = serve(Settings(addresses="127.0.92", count_nodes=True))
+    running = serve(ClusterSettings(addresses="127.0.92", count_nodes=True))
     for manifest in BASE:
         running.apply(manifest)
     yield running
     running.stop()
 
 
-def test_a_gang_waits_until_there_are_nodes_for_all_of_it(counted: Cluster) -> None:
+def test_a_gang_waits_until_there_are_nodes_for_all_of_it(counted: ClusterEmulator) -> None:
     type_ = INSTANCE_TYPES["trn1.32xlarge"]
     pod: Json = {
         "resources": {"limits": {"aws.amazon.com/neuron": "16"}},
@@ -263,7 +265,7 @@ def test_a_gang_waits_until_there_are_nodes_for_all_of_it(counted: Cluster) -> N
     assert names == {"trainium-0", "trainium-1"}
 
 
-def test_a_gang_that_no_node_tolerates_stays_pending(counted: Cluster) -> None:
+def test_a_gang_that_no_node_tolerates_stays_pending(counted: ClusterEmulator) -> None:
     counted.scale("trainium", INSTANCE_TYPES["trn1.32xlarge"], 2)
     counted.apply(job("unfit", ["true"], nodes=1, tolerations=[]))
 
@@ -272,7 +274,7 @@ def test_a_gang_that_no_node_tolerates_stays_pending(counted: Cluster) -> None:
     assert [pod["status"]["phase"] for pod in pods(counted, "unfit")] == ["Pending"]
 
 
-def test_the_launcher_reduces_over_two_pods(cluster: Cluster) -> None:
+def test_the_launcher_reduces_over_two_pods(cluster: ClusterEmulator) -> None:
     words = ["all-reduce", "--max-bytes", "4096", "--iterations", "2"]
 
     cluster.apply(job("sum", [sys.executable, "-m", "training.launch", *words]))

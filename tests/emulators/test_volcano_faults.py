@@ -15,7 +15,7 @@ import pytest
 from tests.emulators.volcano_jobs import BASE, end, events, job, output, pods, run, wait
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import Cluster, Settings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
 from trainium_emulators.kubernetes.resources import (
     COMMAND,
     CONFIG_MAP,
@@ -24,12 +24,12 @@ from trainium_emulators.kubernetes.resources import (
     SERVICE,
     VOLCANO_JOB,
 )
-from trainium_emulators.nodes.faults import Fault
+from trainium_emulators.nodes.faults import NodeFault
 
 Json = dict[str, Any]
 UNLUCKY, WRONG = "unlucky", "wrong"
 FAULTS = [
-    Fault(kind=kind, run=UNLUCKY) for kind in ("preflight-failure", "hang-child", "kill-main")
+    NodeFault(kind=kind, run=UNLUCKY) for kind in ("preflight-failure", "hang-child", "kill-main")
 ]
 ALL_REDUCE = (
     *(sys.executable, "-m", "training.launch", "all-reduce", "--max-bytes", "65536"),
@@ -38,13 +38,13 @@ ALL_REDUCE = (
 )
 
 
-def take_fault(run: str) -> Fault | None:
+def take_fault(run: str) -> NodeFault | None:
     return FAULTS.pop(0) if FAULTS and FAULTS[0].run == run else None
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    running = serve(Settings(addresses="127.0.96", take_fault=take_fault))
+def cluster() -> Iterator[ClusterEmulator]:
+    running = serve(ClusterSettings(addresses="127.0.96", take_fault=take_fault))
     for manifest in BASE:
         running.apply(manifest)
     yield running
@@ -52,7 +52,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def ended(cluster: Cluster) -> dict[str, Json]:
+def ended(cluster: ClusterEmulator) -> dict[str, Json]:
     """How each job ended."""
     cluster.apply(job(UNLUCKY, list(ALL_REDUCE)))
     cluster.apply(job(WRONG, [*ALL_REDUCE, "--inject-error-rank", "1"]))
@@ -60,7 +60,7 @@ def ended(cluster: Cluster) -> dict[str, Json]:
 
 
 def test_preflight_a_hung_node_and_a_killed_main_node_each_cost_one_attempt(
-    cluster: Cluster, ended: dict[str, Json]
+    cluster: ClusterEmulator, ended: dict[str, Json]
 ) -> None:
     assert (ended[UNLUCKY]["state"]["phase"], ended[UNLUCKY]["retryCount"]) == ("Failed", 3)
     assert FAULTS == []
@@ -70,12 +70,14 @@ def test_preflight_a_hung_node_and_a_killed_main_node_each_cost_one_attempt(
     assert set(codes) <= {ExitCode.PREFLIGHT, ExitCode.KILLED, ExitCode.HOST}
 
 
-def test_a_python_error_is_not_tried_again(cluster: Cluster, ended: dict[str, Json]) -> None:
+def test_a_python_error_is_not_tried_again(
+    cluster: ClusterEmulator, ended: dict[str, Json]
+) -> None:
     assert (ended[WRONG]["state"]["phase"], ended[WRONG]["retryCount"]) == ("Terminated", 0)
     assert any(f"exit code {ExitCode.WORKLOAD:d}" in text for text in events(cluster, WRONG))
 
 
-def test_a_job_that_has_ended_gives_its_share_of_the_queue_back(cluster: Cluster) -> None:
+def test_a_job_that_has_ended_gives_its_share_of_the_queue_back(cluster: ClusterEmulator) -> None:
     whole = {"limits": {"aws.amazon.com/neuron": "16"}}
     run(cluster, "before", ["true"], resources=whole)
 
@@ -86,7 +88,7 @@ def test_a_job_that_has_ended_gives_its_share_of_the_queue_back(cluster: Cluster
     assert len(pods(cluster, "before")) == 2
 
 
-def test_a_pod_that_no_policy_is_about_is_made_again(cluster: Cluster) -> None:
+def test_a_pod_that_no_policy_is_about_is_made_again(cluster: ClusterEmulator) -> None:
     manifest = job("plain", ["sh", "-c", "echo $HOSTNAME; sleep 60"])
     manifest["spec"]["policies"] = []
     cluster.apply(manifest)
@@ -101,12 +103,12 @@ def test_a_pod_that_no_policy_is_about_is_made_again(cluster: Cluster) -> None:
     cluster.store.delete(VOLCANO_JOB, NAMESPACE, "plain")
 
 
-def uids(cluster: Cluster, name: str) -> list[str]:
+def uids(cluster: ClusterEmulator, name: str) -> list[str]:
     return [pod["metadata"]["uid"] for pod in pods(cluster, name)]
 
 
 def test_a_claim_that_is_missing_keeps_the_whole_gang_waiting_and_says_so(
-    cluster: Cluster,
+    cluster: ClusterEmulator,
 ) -> None:
     volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "lost"}}
     cluster.apply(job("unmounted", ["true"], volumes=[volume]))
@@ -119,7 +121,7 @@ def test_a_claim_that_is_missing_keeps_the_whole_gang_waiting_and_says_so(
     cluster.store.delete(VOLCANO_JOB, NAMESPACE, "unmounted")
 
 
-def test_pods_that_are_refused_leave_an_event(cluster: Cluster) -> None:
+def test_pods_that_are_refused_leave_an_event(cluster: ClusterEmulator) -> None:
     cluster.apply(job("stranger", ["true"], serviceAccountName="job-x"))
 
     wait(lambda: events(cluster, "stranger"))
@@ -127,7 +129,7 @@ def test_pods_that_are_refused_leave_an_event(cluster: Cluster) -> None:
     cluster.store.delete(VOLCANO_JOB, NAMESPACE, "stranger")
 
 
-def test_a_failed_containers_last_words_are_kept_when_asked_for(cluster: Cluster) -> None:
+def test_a_failed_containers_last_words_are_kept_when_asked_for(cluster: ClusterEmulator) -> None:
     manifest = job("spoken", ["sh", "-c", "echo first; echo last; exit 1"], nodes=1)
     container = manifest["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"
@@ -138,7 +140,7 @@ def test_a_failed_containers_last_words_are_kept_when_asked_for(cluster: Cluster
     assert left["status"]["containerStatuses"][0]["state"]["terminated"]["message"] == "first\nlast"
 
 
-def test_a_command_for_a_job_that_is_not_there_is_used_up(cluster: Cluster) -> None:
+def test_a_command_for_a_job_that_is_not_there_is_used_up(cluster: ClusterEmulator) -> None:
     target = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "nobody"}
     cluster.store.create(
         COMMAND, NAMESPACE, {"metadata": {"name": "c"}, "action": "AbortJob", "target": target}

@@ -18,12 +18,12 @@ from trainium_emulators.kubernetes.resources import (
     POD,
     SERVICE,
     VOLCANO_JOB,
-    Kind,
+    ApiResource,
 )
 from trainium_emulators.kubernetes.resources import NAMESPACE as NAMESPACE_KIND
 from trainium_emulators.kubernetes.store import Store
 from trainium_emulators.kubernetes.volcano_rules import Counts, admit, changed_status, next_phase
-from trainium_emulators.kubernetes.volcano_scheduler import Nodes, Queue, refusal
+from trainium_emulators.kubernetes.volcano_scheduler import NodeUsage, QueueUsage, refusal
 
 Json = dict[str, Any]
 CHIP = "aws.amazon.com/neuron"
@@ -33,14 +33,14 @@ def amounts(**given: int) -> dict[str, Fraction]:
     return {CHIP if name == "chips" else name: Fraction(count) for name, count in given.items()}
 
 
-def nodes(chips: int, *, used: int = 0, waiting: int = 0) -> Nodes:
-    return Nodes(
+def nodes(chips: int, *, used: int = 0, waiting: int = 0) -> NodeUsage:
+    return NodeUsage(
         allocatable=amounts(chips=chips), used=amounts(chips=used), waiting=amounts(chips=waiting)
     )
 
 
-def queue(chips: int, *, used: int = 0, waiting: int = 0) -> Queue:
-    return Queue(
+def queue(chips: int, *, used: int = 0, waiting: int = 0) -> QueueUsage:
+    return QueueUsage(
         capability=amounts(chips=chips), used=amounts(chips=used), waiting=amounts(chips=waiting)
     )
 
@@ -60,7 +60,7 @@ def queue(chips: int, *, used: int = 0, waiting: int = 0) -> Queue:
     ],
 )
 def test_a_gang_is_let_in_when_queue_and_nodes_have_room(
-    wanted: int, of_queue: Queue, of_nodes: Nodes | None, words: str | None
+    wanted: int, of_queue: QueueUsage, of_nodes: NodeUsage | None, words: str | None
 ) -> None:
     why = refusal(amounts(chips=wanted), queue=of_queue, nodes=of_nodes)
 
@@ -215,7 +215,7 @@ def test_a_quota_counts_services(hard: Json, spec: Json, said: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [CLAIM, CONFIG_MAP, VOLCANO_JOB], ids=lambda kind: kind.plural)
-def test_a_quota_counts_other_objects_too(kind: Kind) -> None:
+def test_a_quota_counts_other_objects_too(kind: ApiResource) -> None:
     there = store({**QUOTA, "spec": {"hard": {f"count/{kind.reference}": "0"}}})
     made = job("a", ["true"]) if kind == VOLCANO_JOB else {"metadata": {"name": "a"}, "spec": {}}
 

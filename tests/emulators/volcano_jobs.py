@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from trainium_catalogue.kubernetes import JOB_POLICIES, MAX_RETRY, NAMESPACE, QUEUE, TAINT
-from trainium_emulators.kubernetes import Cluster
+from trainium_emulators.kubernetes import ClusterEmulator
 from trainium_emulators.kubernetes.resources import EVENT, POD, VOLCANO_JOB
 
 Json = dict[str, Any]
@@ -79,12 +79,12 @@ def job(
     }
 
 
-def state(cluster: Cluster, name: str) -> Json:
+def state(cluster: ClusterEmulator, name: str) -> Json:
     status: Json = cluster.store.get(VOLCANO_JOB, NAMESPACE, name).get("status", {})
     return status
 
 
-def pods(cluster: Cluster, name: str) -> list[Json]:
+def pods(cluster: ClusterEmulator, name: str) -> list[Json]:
     return cluster.store.list(POD, NAMESPACE, labels=f"volcano.sh/job-name={name}")
 
 
@@ -95,27 +95,27 @@ def wait(condition: Callable[[], object], seconds: float = 20) -> None:
         time.sleep(0.02)
 
 
-def end(cluster: Cluster, name: str, seconds: float = 20) -> Json:
+def end(cluster: ClusterEmulator, name: str, seconds: float = 20) -> Json:
     wait(lambda: state(cluster, name).get("state", {}).get("phase") in FINISHED, seconds)
     return state(cluster, name)
 
 
-def run(cluster: Cluster, name: str, command: list[str], **more: Any) -> Json:
+def run(cluster: ClusterEmulator, name: str, command: list[str], **more: Any) -> Json:
     cluster.apply(job(name, command, **more))
     return end(cluster, name)
 
 
-def start(cluster: Cluster, name: str, command: list[str], **more: Any) -> None:
+def start(cluster: ClusterEmulator, name: str, command: list[str], **more: Any) -> None:
     """Return once all pods of the job have written a line."""
     cluster.apply(job(name, command, **more))
     wait(lambda: (found := pods(cluster, name)) and all(output(cluster, pod) for pod in found))
 
 
-def output(cluster: Cluster, pod: Json) -> list[str]:
+def output(cluster: ClusterEmulator, pod: Json) -> list[str]:
     return [text for _, text in cluster._kubelet.lines(pod["metadata"]["uid"])]
 
 
-def events(cluster: Cluster, name: str) -> list[str]:
+def events(cluster: ClusterEmulator, name: str) -> list[str]:
     return [
         event["message"]
         for event in cluster.store.list(EVENT, NAMESPACE)

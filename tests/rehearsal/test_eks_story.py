@@ -22,7 +22,7 @@ from rehearsal.receipt_stories import Check, ClusterStory
 from rehearsal.state import Folder
 from rehearsal.state import Settings as Asked
 from rehearsal.submission import judge
-from trainium_emulators.kubernetes import Cluster, Settings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
 
 ASKED = Asked(
     orchestrators=("eks",),
@@ -40,8 +40,8 @@ JOBS = {"mnist": "mnist-a", "bert": "bert-b"}
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    running = serve(Settings())
+def cluster() -> Iterator[ClusterEmulator]:
+    running = serve(ClusterSettings())
     yield running
     running.stop()
 
@@ -242,14 +242,14 @@ def test_a_page_without_the_run_has_nothing_to_show_yet() -> None:
     assert tensorboard.seen("not yet", "bert") == ""
 
 
-def test_what_is_in_every_cluster_is_no_leftover(cluster: Cluster) -> None:
+def test_what_is_in_every_cluster_is_no_leftover(cluster: ClusterEmulator) -> None:
     found = cluster_leftovers.take_inventory(cluster.endpoint)
 
     assert found
     assert compare(before=(), after=found, toolkit=())[1] == []
 
 
-def test_a_forgotten_object_of_the_cluster_is_a_leftover(cluster: Cluster) -> None:
+def test_a_forgotten_object_of_the_cluster_is_a_leftover(cluster: ClusterEmulator) -> None:
     cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "forgotten"}})
 
     found = cluster_leftovers.take_inventory(cluster.endpoint)

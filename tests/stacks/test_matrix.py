@@ -19,8 +19,7 @@ from tests.stacks.synthesis import FLAGS, Deployment, checked, deployment, matri
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators.aws.refusals import TABLE
-from trainium_emulators.aws.refusals.kinds import TEMPLATE
-from trainium_emulators.aws.refusals.refusal import Refusal
+from trainium_emulators.aws.refusals.refusal import TEMPLATE, Refusal
 from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 REGIONS = [

@@ -24,12 +24,12 @@ from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators import kubernetes
 from trainium_emulators.aws.batch import api
 from trainium_emulators.aws.batch.gang import NodeSettings
-from trainium_emulators.aws.batch.scheduler import Scheduler, take_fault
+from trainium_emulators.aws.batch.scheduler import JobScheduler, take_fault
 from trainium_emulators.aws.cloudformation import registry
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.aws.s3_faults import S3Faults
 from trainium_emulators.nodes.events import emit
-from trainium_emulators.nodes.faults import Fault
+from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import Engine
 
 AMI = "ami-0e1e2e3e4e5e6e7e8"
@@ -59,16 +59,16 @@ def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
         emit("seeded", name=name, value=AMI)
 
 
-def take_anywhere(run: str) -> Fault | None:
+def take_anywhere(run: str) -> NodeFault | None:
     """The fault that is armed for a run, in whichever region, once."""
     backends = ssm_backends[DEFAULT_ACCOUNT_ID].values()
     return next(filter(None, (take_fault(backend, run) for backend in backends)), None)
 
 
-def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.Cluster:
+def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmulator:
     """Start the Kubernetes cluster, whose pods run as Batch's nodes do, on the same files."""
     cluster = kubernetes.serve(
-        kubernetes.Settings(
+        kubernetes.ClusterSettings(
             aws_endpoint=settings.endpoint,
             processes_per_node=settings.processes_per_node,
             processes_of=settings.processes_of,
@@ -111,7 +111,7 @@ def main(words: Sequence[str]) -> None:
     settings: list[NodeSettings] = []
     files = tempfile.TemporaryDirectory(prefix="rehearsal-files-")
     claims = Path(files.name)
-    scheduler = Scheduler(lambda: settings[0])
+    scheduler = JobScheduler(lambda: settings[0])
     api.install(scheduler)
     moto = threaded_moto_server.DomainDispatcherApplication
     threaded_moto_server.DomainDispatcherApplication = lambda make: S3Faults(moto(make))

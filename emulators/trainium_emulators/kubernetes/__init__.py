@@ -1,6 +1,6 @@
 """A Kubernetes cluster's stand-in: an API server, Volcano and a kubelet on one machine."""
 
-from trainium_emulators.kubernetes.cluster import Cluster, serve
-from trainium_emulators.kubernetes.settings import Settings
+from trainium_emulators.kubernetes.cluster import ClusterEmulator, serve
+from trainium_emulators.kubernetes.settings import ClusterSettings
 
-__all__ = ["Cluster", "Settings", "serve"]
+__all__ = ["ClusterEmulator", "ClusterSettings", "serve"]

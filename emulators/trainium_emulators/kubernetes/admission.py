@@ -24,8 +24,8 @@ from trainium_emulators.kubernetes.resources import (
     SERVICE,
     VOLCANO_JOB,
     VOLUME,
+    ApiResource,
     Json,
-    Kind,
 )
 from trainium_emulators.kubernetes.store import Admission, Store
 from trainium_emulators.kubernetes.volcano_rules import admit
@@ -39,7 +39,7 @@ _FROM_OUTSIDE = ("NodePort", "LoadBalancer")
 _MIB = 2**20
 
 
-def check_quotas(store: Store, kind: Kind, entry: Json) -> None:
+def check_quotas(store: Store, kind: ApiResource, entry: Json) -> None:
     """Refuse an object with which a quota of its namespace would be exceeded."""
     metadata = entry["metadata"]
     wanted = usage(kind, entry)
@@ -68,7 +68,7 @@ def check_quotas(store: Store, kind: Kind, entry: Json) -> None:
             raise errors.forbidden(kind, metadata["name"], f"exceeded quota: {name}, {words}")
 
 
-def usage(kind: Kind, entry: Json) -> Amounts:
+def usage(kind: ApiResource, entry: Json) -> Amounts:
     """What an object takes of a quota, by the quota's names."""
     one = Fraction(1)
     counted = {f"count/{kind.reference}": one}
@@ -236,7 +236,7 @@ def _job(store: Store, entry: Json) -> Json:
     return entry
 
 
-def _counted(kind: Kind) -> Admission:
+def _counted(kind: ApiResource) -> Admission:
     """Nothing is added; a quota may count it."""
 
     def count(store: Store, entry: Json) -> Json:
@@ -246,7 +246,7 @@ def _counted(kind: Kind) -> Admission:
     return count
 
 
-ADMISSIONS: dict[Kind, Admission] = {
+ADMISSIONS: dict[ApiResource, Admission] = {
     CLAIM: _claim,
     CONFIG_MAP: _counted(CONFIG_MAP),
     NAMESPACE: _with_status("Active"),

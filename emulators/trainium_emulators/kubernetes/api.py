@@ -19,7 +19,7 @@ from trainium_emulators.kubernetes.requests import (
     patched,
     read_body,
 )
-from trainium_emulators.kubernetes.resources import DEPLOYMENT, POD, SERVICE, Json, Kind
+from trainium_emulators.kubernetes.resources import DEPLOYMENT, POD, SERVICE, ApiResource, Json
 from trainium_emulators.kubernetes.store import Store
 
 _ALL = (POD, SERVICE, DEPLOYMENT)
@@ -47,7 +47,7 @@ def core_versions() -> Json:
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
 
 
-def group_list(kinds: Sequence[Kind]) -> Json:
+def group_list(kinds: Sequence[ApiResource]) -> Json:
     """``/apis``."""
     names = dict.fromkeys((kind.group, kind.version) for kind in kinds if kind.group)
     return {
@@ -62,7 +62,7 @@ def _group_entry(group: str, version: str) -> Json:
     return {"name": group, "versions": [entry], "preferredVersion": entry}
 
 
-def resource_list(kinds: Sequence[Kind], api_version: str) -> Json | None:
+def resource_list(kinds: Sequence[ApiResource], api_version: str) -> Json | None:
     """``/api/v1`` and ``/apis/<group>/<version>``; None when nothing is there."""
     rows = []
     for kind in kinds:
@@ -94,13 +94,13 @@ def resource_list(kinds: Sequence[Kind], api_version: str) -> Json | None:
     }
 
 
-def openapi_index(kinds: Sequence[Kind]) -> Json:
+def openapi_index(kinds: Sequence[ApiResource]) -> Json:
     """``/openapi/v3``."""
     places = dict.fromkeys(_place(kind) for kind in kinds)
     return {"paths": {place: {"serverRelativeURL": f"/openapi/v3/{place}"} for place in places}}
 
 
-def openapi_document(kinds: Sequence[Kind], place: str) -> Json:
+def openapi_document(kinds: Sequence[ApiResource], place: str) -> Json:
     """``/openapi/v3/<place>``: enough for kubectl to leave the validation of fields to the server.
 
     It looks for a PATCH with the parameter ``fieldValidation`` on the kind it is about to send.
@@ -121,7 +121,7 @@ def openapi_document(kinds: Sequence[Kind], place: str) -> Json:
     return {"openapi": "3.0.0", "info": info, "paths": paths}
 
 
-def _place(kind: Kind) -> str:
+def _place(kind: ApiResource) -> str:
     return f"apis/{kind.api_version}" if kind.group else f"api/{kind.version}"
 
 

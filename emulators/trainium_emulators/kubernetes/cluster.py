@@ -20,20 +20,22 @@ from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.pod_environment import ApiAccess
 from trainium_emulators.kubernetes.rbac import Authorizer
 from trainium_emulators.kubernetes.resources import NAMESPACE, POD, QUEUE, VOLCANO_JOB, Json
-from trainium_emulators.kubernetes.settings import Settings
+from trainium_emulators.kubernetes.settings import ClusterSettings
 from trainium_emulators.kubernetes.store import Store
-from trainium_emulators.kubernetes.volcano import Volcano
-from trainium_emulators.kubernetes.volcano_scheduler import Scheduler
+from trainium_emulators.kubernetes.volcano import VolcanoController
+from trainium_emulators.kubernetes.volcano_scheduler import GangScheduler
 
 _HOST = "127.0.0.1"
 _STOP_LIMIT_S = 30.0
 _PRESENT = ("default", "kube-system", "volcano-system")
 
 
-class Cluster:
+class ClusterEmulator:
     """A cluster that runs."""
 
-    def __init__(self, settings: Settings, *, port: int = 0, token: str | None = None) -> None:
+    def __init__(
+        self, settings: ClusterSettings, *, port: int = 0, token: str | None = None
+    ) -> None:
         self.store = Store(ADMISSIONS)
         for name in _PRESENT:
             self.store.create(NAMESPACE, "", {"metadata": {"name": name}})
@@ -42,8 +44,8 @@ class Cluster:
         self.claims = settings.claims or Path(self._folder.name)
         """Files of claims, in ``<namespace>/<claim>``; gone with the cluster."""
         self._kubelet = Kubelet(self.store, settings, self.claims)
-        scheduler = Scheduler(self.store, self._kubelet, settings)
-        self._volcano = Volcano(self.store, self._kubelet, scheduler, settings)
+        scheduler = GangScheduler(self.store, self._kubelet, settings)
+        self._volcano = VolcanoController(self.store, self._kubelet, scheduler, settings)
         self._deployments = Deployments(self.store, self._kubelet, scheduler)
         self.authorizer = Authorizer(self.store)
         self._app = application(
@@ -117,6 +119,8 @@ class Cluster:
         self._loop.close()
 
 
-def serve(settings: Settings | None = None, *, port: int = 0, token: str | None = None) -> Cluster:
+def serve(
+    settings: ClusterSettings | None = None, *, port: int = 0, token: str | None = None
+) -> ClusterEmulator:
     """Start a cluster on loopback; port 0 is a free one."""
-    return Cluster(settings or Settings(), port=port, token=token)
+    return ClusterEmulator(settings or ClusterSettings(), port=port, token=token)

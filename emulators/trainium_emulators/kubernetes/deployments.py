@@ -11,7 +11,7 @@ from trainium_emulators.kubernetes import errors, volcano_objects
 from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.resources import DEPLOYMENT, POD, Json
 from trainium_emulators.kubernetes.store import Store, owned_by
-from trainium_emulators.kubernetes.volcano_scheduler import Scheduler
+from trainium_emulators.kubernetes.volcano_scheduler import GangScheduler
 
 _TICK_S = 0.5
 _HASH = "pod-template-hash"
@@ -20,7 +20,7 @@ _HASH = "pod-template-hash"
 class Deployments:
     """One thread that looks after all of them."""
 
-    def __init__(self, store: Store, kubelet: Kubelet, scheduler: Scheduler) -> None:
+    def __init__(self, store: Store, kubelet: Kubelet, scheduler: GangScheduler) -> None:
         self._store = store
         self._kubelet = kubelet
         self._scheduler = scheduler

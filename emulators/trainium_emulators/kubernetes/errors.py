@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainium_emulators.kubernetes.resources import Json, Kind
+from trainium_emulators.kubernetes.resources import ApiResource, Json
 
 
 class ApiError(Exception):
@@ -30,19 +30,19 @@ class ApiError(Exception):
         }
 
 
-def not_found(kind: Kind, name: str) -> ApiError:
+def not_found(kind: ApiResource, name: str) -> ApiError:
     """There is no such object."""
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     return ApiError(404, "NotFound", f'{kind.reference} "{name}" not found', details)
 
 
-def already_exists(kind: Kind, name: str) -> ApiError:
+def already_exists(kind: ApiResource, name: str) -> ApiError:
     """There is one of that name."""
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     return ApiError(409, "AlreadyExists", f'{kind.reference} "{name}" already exists', details)
 
 
-def conflict(kind: Kind, name: str) -> ApiError:
+def conflict(kind: ApiResource, name: str) -> ApiError:
     """Somebody else has changed it since it was read."""
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     message = (
@@ -62,7 +62,7 @@ class Cause:
     message: str
 
 
-def invalid(kind: Kind, name: str, *causes: Cause) -> ApiError:
+def invalid(kind: ApiResource, name: str, *causes: Cause) -> ApiError:
     """It is not a legal object of its kind (apimachinery, errors.NewInvalid)."""
     details = {
         "name": name,
@@ -84,7 +84,7 @@ def denied(webhook: str, why: str) -> ApiError:
     return ApiError(400, "BadRequest", f'admission webhook "{webhook}" denied the request: {why}')
 
 
-def forbidden(kind: Kind, name: str, why: str) -> ApiError:
+def forbidden(kind: ApiResource, name: str, why: str) -> ApiError:
     """A built-in admission plugin's words (apiserver, admission.NewForbidden)."""
     return ApiError(403, "Forbidden", f'{kind.reference} "{name}" is forbidden: {why}')
 

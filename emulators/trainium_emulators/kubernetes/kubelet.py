@@ -18,12 +18,12 @@ from trainium_emulators.kubernetes.pod_environment import (
     container_environment,
 )
 from trainium_emulators.kubernetes.resources import POD, Json
-from trainium_emulators.kubernetes.settings import Settings
+from trainium_emulators.kubernetes.settings import ClusterSettings
 from trainium_emulators.kubernetes.store import Store, now
 from trainium_emulators.nodes.environment import node_address, rehearsal_extras
 from trainium_emulators.nodes.events import emit
-from trainium_emulators.nodes.faults import Fault
-from trainium_emulators.nodes.node import Node, image_environment
+from trainium_emulators.nodes.faults import NodeFault
+from trainium_emulators.nodes.node import NodeProcess, image_environment
 
 _LAST_LINES, _LAST_BYTES = 80, 2048
 """Of a termination message."""
@@ -42,15 +42,15 @@ class Output:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class PodRun:
     """A pod that runs or has run."""
 
     pod: Json
     index: int
     """Place in its gang."""
     output: Output
-    fault: Fault | None = None
-    node: Node | None = None
+    fault: NodeFault | None = None
+    node: NodeProcess | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     restarts: int = 0
     ended: bool = False
@@ -79,7 +79,7 @@ class Run:
         return str((self.pod["metadata"].get("labels") or {}).get(name, ""))
 
 
-def last_words(run: Run, code: int | None) -> Json:
+def last_words(run: PodRun, code: int | None) -> Json:
     """What the container's log ends with, for who asks for it (kubelet, kuberuntime)."""
     policy = run.pod["spec"]["containers"][0].get("terminationMessagePolicy")
     if not code or policy != "FallbackToLogsOnError":
@@ -88,7 +88,7 @@ def last_words(run: Run, code: int | None) -> Json:
     return {"message": "\n".join(lines).encode()[-_LAST_BYTES:].decode(errors="ignore")}
 
 
-def container_status(run: Run, state: Json, *, ready: bool) -> Json:
+def container_status(run: PodRun, state: Json, *, ready: bool) -> Json:
     """An entry of ``containerStatuses``."""
     container = run.pod["spec"]["containers"][0]
     return {
@@ -115,14 +115,14 @@ _RESTART_S = 0.5
 class Kubelet:
     """Of every node of the cluster."""
 
-    def __init__(self, store: Store, settings: Settings, claims: Path) -> None:
+    def __init__(self, store: Store, settings: ClusterSettings, claims: Path) -> None:
         """``claims`` is the folder that has one for each claim that pods mount."""
         self._store = store
         self._settings = settings
         self._claims = claims
         self.api: ApiAccess | None = None
         """How pods reach the API server, once it listens."""
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, PodRun] = {}
         self._addresses = 0
 
     def take_address(self) -> str:
@@ -131,14 +131,14 @@ class Kubelet:
         index = _FIRST_ADDRESS + self._addresses % _ADDRESSES
         return node_address(self._settings.addresses, index)
 
-    def start(self, pod: Json, *, index: int = 0, fault: Fault | None = None) -> None:
+    def start(self, pod: Json, *, index: int = 0, fault: NodeFault | None = None) -> None:
         """Run a bound pod, which has its address."""
         uid = pod["metadata"]["uid"]
-        run = Run(pod=pod, index=index, output=Output(name=uid), fault=fault)
+        run = PodRun(pod=pod, index=index, output=Output(name=uid), fault=fault)
         self._runs[uid] = run
         threading.Thread(target=self._live, args=(run,), daemon=True).start()
 
-    def nodes(self, job: str, attempt: int) -> Mapping[int, Node]:
+    def nodes(self, job: str, attempt: int) -> Mapping[int, NodeProcess]:
         """Running nodes of one attempt of a job, by their place."""
         return {
             run.index: run.node
@@ -169,7 +169,7 @@ class Kubelet:
         return {**image_environment(), **run.environment}, run.node.folder
 
     # --- one pod's life -------------------------------------------------------------------------
-    def _live(self, run: Run) -> None:
+    def _live(self, run: PodRun) -> None:
         policy = run.pod["spec"].get("restartPolicy", "Always")
         while True:
             try:
@@ -190,7 +190,7 @@ class Kubelet:
         if current is not None and volcano_objects.is_leaving(current):
             self._remove(run)
 
-    def _run_container(self, run: Run) -> tuple[int, str]:
+    def _run_container(self, run: PodRun) -> tuple[int, str]:
         """Run the container to its end: its exit code, and why the pod was ended if it was."""
         node = self._start_container(run)
         deadline_s = run.pod["spec"].get("activeDeadlineSeconds")
@@ -214,7 +214,7 @@ class Kubelet:
         run.tell("node-ended", exit_code=code, reason=reason or "the container ended")
         return code, reason
 
-    def _start_container(self, run: Run) -> Node:
+    def _start_container(self, run: PodRun) -> NodeProcess:
         settings = self._settings
         address = run.pod["status"]["podIP"]
         processes = settings.processes_of.get(
@@ -233,7 +233,7 @@ class Kubelet:
             **extras,
             MARK: run.pod["metadata"]["uid"],
         }
-        run.node = Node(
+        run.node = NodeProcess(
             command=command,
             environment=run.environment,
             stream=run.output,
@@ -251,14 +251,16 @@ class Kubelet:
         )
         return run.node
 
-    def _current(self, run: Run) -> Json | None:
+    def _current(self, run: PodRun) -> Json | None:
         """The pod as it is now; None when it has gone, or another has its name."""
         metadata = run.pod["metadata"]
         found = self._store.find(POD, metadata["namespace"], metadata["name"])
         same = found is not None and found["metadata"]["uid"] == metadata["uid"]
         return found if same else None
 
-    def _report(self, run: Run, *, phase: str, code: int | None = None, reason: str = "") -> None:
+    def _report(
+        self, run: PodRun, *, phase: str, code: int | None = None, reason: str = ""
+    ) -> None:
         """Write the pod's status."""
         if self._current(run) is None:
             return
@@ -293,7 +295,7 @@ class Kubelet:
         metadata = run.pod["metadata"]
         self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
 
-    def _wait_unresolved(self, run: Run, why: str) -> None:
+    def _wait_unresolved(self, run: PodRun, why: str) -> None:
         """Stay as a real pod does, until somebody deletes it."""
         metadata = run.pod["metadata"]
         state = {"waiting": {"reason": "CreateContainerConfigError", "message": why}}
@@ -305,7 +307,7 @@ class Kubelet:
             time.sleep(_POLL_S)
         run.ended = True
 
-    def _remove(self, run: Run) -> None:
+    def _remove(self, run: PodRun) -> None:
         metadata = run.pod["metadata"]
         try:
             self._store.remove(POD, metadata["namespace"], metadata["name"])

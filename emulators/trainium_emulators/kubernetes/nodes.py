@@ -18,7 +18,7 @@ GROUP_LABEL = "eks.amazonaws.com/nodegroup"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class EmulatedNodeGroup:
     """What all nodes of a group have in common."""
 
     name: str
@@ -29,10 +29,10 @@ class Group:
     kubernetes_version: str = "1.35"
 
 
-def trainium_group(name: str, instance_type: InstanceType) -> Group:
+def trainium_group(name: str, instance_type: InstanceType) -> EmulatedNodeGroup:
     """A group as the stack makes it."""
     taint = {"key": kubernetes.TAINT, "value": "true", "effect": "NoSchedule"}
-    return Group(
+    return EmulatedNodeGroup(
         name=name,
         instance_type=instance_type.name,
         resources=trainium_resources(instance_type),
@@ -62,7 +62,7 @@ def instance_of(node: Json) -> str:
     return str(node["spec"]["providerID"]).rpartition("/")[2]
 
 
-def scale(store: Store, group: Group, number: int) -> None:
+def scale(store: Store, group: EmulatedNodeGroup, number: int) -> None:
     """Have as many nodes, as an Auto Scaling group sees to it.
 
     Which ones go is the group's own choice: it compares zones, launch templates and ages (Amazon
@@ -96,7 +96,7 @@ def _pods_on(store: Store, name: str) -> list[Json]:
     return store.list(POD, fields=f"spec.nodeName={name}")
 
 
-def _node(group: Group, name: str) -> Json:
+def _node(group: EmulatedNodeGroup, name: str) -> Json:
     own = {kubernetes.NODE_LABEL: group.instance_type, GROUP_LABEL: group.name}
     return {
         "metadata": {"name": name, "labels": {**group.labels, **own}},

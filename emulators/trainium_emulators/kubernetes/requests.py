@@ -12,7 +12,7 @@ import yaml
 from aiohttp import web
 
 from trainium_emulators.kubernetes import errors
-from trainium_emulators.kubernetes.resources import NAMESPACE, Json, Kind
+from trainium_emulators.kubernetes.resources import NAMESPACE, ApiResource, Json
 
 APPLY_PATCH = "application/apply-patch+yaml"
 
@@ -21,14 +21,14 @@ APPLY_PATCH = "application/apply-patch+yaml"
 class Target:
     """A collection, an object in it, or a part of that."""
 
-    kind: Kind
+    kind: ApiResource
     namespace: str | None
     """None: all of them. Objects outside namespaces are kept under the empty name."""
     name: str | None = None
     part: str | None = None
 
 
-def find_target(path: str, kinds: Sequence[Kind]) -> Target:
+def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
     """Take ``/api/v1/...`` or ``/apis/<group>/<version>/...`` apart."""
     words = [word for word in path.split("/") if word]
     if words[:1] == ["api"]:

@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ApiResource:
     """One kind of object."""
 
     group: str
@@ -77,9 +77,9 @@ _TABLE: Mapping[tuple[str, str], tuple[str, ...]] = {
 }
 
 
-def _kind(group: str, version: str, row: str) -> Kind:
+def _kind(group: str, version: str, row: str) -> ApiResource:
     name, plural, *short = row.split()
-    return Kind(
+    return ApiResource(
         group=group,
         version=version,
         kind=name.removeprefix("!"),
@@ -89,12 +89,12 @@ def _kind(group: str, version: str, row: str) -> Kind:
     )
 
 
-BUILT_IN: tuple[Kind, ...] = tuple(
+BUILT_IN: tuple[ApiResource, ...] = tuple(
     _kind(group, version, row) for (group, version), rows in _TABLE.items() for row in rows
 )
 
 
-def _built_in(api_version: str, kind: str) -> Kind:
+def _built_in(api_version: str, kind: str) -> ApiResource:
     (found,) = (k for k in BUILT_IN if (k.api_version, k.kind) == (api_version, kind))
     return found
 
@@ -121,11 +121,11 @@ POD_GROUP = _built_in("scheduling.volcano.sh/v1beta1", "PodGroup")
 QUEUE = _built_in("scheduling.volcano.sh/v1beta1", "Queue")
 
 
-def defined_kinds(definition: Json) -> tuple[Kind, ...]:
+def defined_kinds(definition: Json) -> tuple[ApiResource, ...]:
     """What a CustomResourceDefinition adds."""
     spec = definition["spec"]
     return tuple(
-        Kind(
+        ApiResource(
             group=spec["group"],
             version=version["name"],
             kind=spec["names"]["kind"],

@@ -21,10 +21,10 @@ from trainium_emulators.kubernetes.resources import (
     POD_GROUP,
     QUEUE,
     VOLCANO_JOB,
+    ApiResource,
     Json,
-    Kind,
 )
-from trainium_emulators.kubernetes.store import Change, Store, matches
+from trainium_emulators.kubernetes.store import Store, StoreChange, matches
 
 Column = tuple[str, Callable[[Json], Any]]
 
@@ -62,7 +62,7 @@ def _restarts(entry: Json) -> int:
     return sum(c["restartCount"] for c in entry.get("status", {}).get("containerStatuses", ()))
 
 
-_COLUMNS: Mapping[Kind, Sequence[Column]] = {
+_COLUMNS: Mapping[ApiResource, Sequence[Column]] = {
     POD: (("Ready", _ready), ("Status", _pod_status), ("Restarts", _restarts)),
     # Volcano's additionalPrinterColumns (config/crd/volcano/bases, 1.15.1).
     VOLCANO_JOB: (
@@ -90,7 +90,7 @@ _COLUMNS: Mapping[Kind, Sequence[Column]] = {
 }
 
 
-def table(kind: Kind, entries: Sequence[Json], *, version: int) -> Json:
+def table(kind: ApiResource, entries: Sequence[Json], *, version: int) -> Json:
     """The objects as rows."""
     columns = _COLUMNS.get(kind, ())
     names = ["Name", *(name for name, _ in columns), "Age"]
@@ -151,7 +151,7 @@ def wants_watch(request: web.Request) -> bool:
 
 async def watch(request: web.Request, store: Store, target: Target) -> web.StreamResponse:
     """Send changes as they happen; without a resource version, what there is comes first."""
-    changes: asyncio.Queue[Change] = asyncio.Queue()
+    changes: asyncio.Queue[StoreChange] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     given = request.query.get("resourceVersion", "")
     initial = given in ("", "0") or request.query.get("sendInitialEvents") == "true"
@@ -172,7 +172,7 @@ async def watch(request: web.Request, store: Store, target: Target) -> web.Strea
             }
             await _line(response, {"type": "BOOKMARK", "object": bookmark})
 
-    def on_change(change: Change) -> None:
+    def on_change(change: StoreChange) -> None:
         loop.call_soon_threadsafe(changes.put_nowait, change)
 
     stop = store.listen(on_change, since=since)

@@ -28,8 +28,8 @@ from trainium_emulators.kubernetes.resources import (
     POD_GROUP,
     QUEUE,
     VOLCANO_JOB,
+    ApiResource,
     Json,
-    Kind,
 )
 
 JOB = VOLCANO_JOB
@@ -107,7 +107,7 @@ def _top(**properties: Json) -> Json:
     return _object(apiVersion=_text(), kind=_text(), metadata={"type": "object"}, **properties)
 
 
-SCHEMAS: Mapping[Kind, Json] = {
+SCHEMAS: Mapping[ApiResource, Json] = {
     JOB: _top(
         spec=_object(
             schedulerName=_text(63),
@@ -165,7 +165,7 @@ _MAX_NAME, _MAX_LABEL = 253, 63
 _FREE_NAMES = ("rbac.authorization.k8s.io",)
 
 
-def check(kind: Kind, entry: Json) -> None:
+def check(kind: ApiResource, entry: Json) -> None:
     """Refuse what is no object of its kind; a status is not looked at, only its owner writes it."""
     spec = {key: value for key, value in entry.items() if key != "status"}
     spec |= {"apiVersion": kind.api_version, "kind": kind.kind}
@@ -186,7 +186,7 @@ def check(kind: Kind, entry: Json) -> None:
         raise errors.invalid(kind, (spec.get("metadata") or {}).get("name", ""), *causes)
 
 
-def _mistakes(kind: Kind, entry: Json) -> Iterator[Any]:
+def _mistakes(kind: ApiResource, entry: Json) -> Iterator[Any]:
     validator = _validator(kind)
     if validator is None:
         return
@@ -210,7 +210,7 @@ def _innermost(mistake: Any) -> Iterable[Any]:
 
 
 @cache
-def _validator(kind: Kind) -> Any:
+def _validator(kind: ApiResource) -> Any:
     """None for a kind that nobody has described."""
     if kind in SCHEMAS:
         return jsonschema.Draft202012Validator(SCHEMAS[kind])
@@ -244,7 +244,7 @@ def _unknown(mistake: Any) -> list[str]:
     return [_path(mistake, name) for name in mistake.instance if name not in known]
 
 
-def _unreadable(kind: Kind, mistake: Any) -> str:
+def _unreadable(kind: ApiResource, mistake: Any) -> str:
     return (
         f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: json: cannot '
         f"unmarshal {_json_type(mistake.instance)} into Go struct field {kind.kind}."
@@ -301,7 +301,7 @@ def _wrong(field: str, value: str, why: str) -> errors.Cause:
     )
 
 
-def _of_metadata(kind: Kind, metadata: Json) -> Iterator[errors.Cause]:
+def _of_metadata(kind: ApiResource, metadata: Json) -> Iterator[errors.Cause]:
     """Names and labels, whose form no schema tells."""
     name = str(metadata.get("name") or "")
     shown = json.dumps(name)

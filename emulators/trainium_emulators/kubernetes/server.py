@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from trainium_emulators.kubernetes.cluster import serve
-from trainium_emulators.kubernetes.settings import Settings
+from trainium_emulators.kubernetes.settings import ClusterSettings
 from trainium_emulators.nodes.events import emit
 
 
@@ -28,7 +28,7 @@ def main(words: Sequence[str]) -> None:
     """Serve until SIGTERM or SIGINT."""
     given = options(words)
     cluster = serve(
-        Settings(
+        ClusterSettings(
             aws_endpoint=given.aws_endpoint,
             processes_per_node=given.processes_per_node,
             addresses=given.addresses,

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainium_emulators.kubernetes.rbac import Caller, everybody_is_admin
-from trainium_emulators.nodes.faults import Fault
+from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import Engine
 
 
-def no_fault(run: str) -> Fault | None:
+def no_fault(run: str) -> NodeFault | None:
     """Nothing goes wrong by itself."""
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class ClusterSettings:
     """One cluster."""
 
     aws_endpoint: str = ""
@@ -28,7 +28,7 @@ class Settings:
     addresses: str = "127.0.0"
     """The first three numbers of the pods' loopback addresses."""
     engine: Engine | None = None
-    take_fault: Callable[[str], Fault | None] = no_fault
+    take_fault: Callable[[str], NodeFault | None] = no_fault
     """Hands out the fault that is armed for a run, once."""
     claims: Path | None = None
     """Folder for the files of claims, in ``<namespace>/<claim>``; None: one of its own."""

@@ -18,8 +18,8 @@ from trainium_emulators.kubernetes.resources import (
     DEFINITION,
     NAMESPACE,
     POD,
+    ApiResource,
     Json,
-    Kind,
     defined_kinds,
 )
 
@@ -68,29 +68,29 @@ def now() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class StoreChange:
     """One event of a watch."""
 
     version: int
     type: str
     """``ADDED``, ``MODIFIED`` or ``DELETED``."""
-    kind: Kind
+    kind: ApiResource
     entry: Json
 
 
-Listener = Callable[[Change], None]
+Listener = Callable[[StoreChange], None]
 
 
 class Store:
     """Objects by kind, namespace and name; every method may be called from any thread."""
 
-    def __init__(self, admissions: dict[Kind, Admission] | None = None) -> None:
-        self.kinds: list[Kind] = list(BUILT_IN)
+    def __init__(self, admissions: dict[ApiResource, Admission] | None = None) -> None:
+        self.kinds: list[ApiResource] = list(BUILT_IN)
         self._admissions = admissions or {}
         self._lock = threading.RLock()
-        self._objects: dict[tuple[Kind, str, str], Json] = {}
+        self._objects: dict[tuple[ApiResource, str, str], Json] = {}
         self._version = 1
-        self._history: list[Change] = []
+        self._history: list[StoreChange] = []
         self._listeners: list[Listener] = []
 
     @property
@@ -98,7 +98,7 @@ class Store:
         """Version of the newest change."""
         return self._version
 
-    def find_kind(self, api_version: str, kind: str) -> Kind:
+    def find_kind(self, api_version: str, kind: str) -> ApiResource:
         """The kind of a manifest."""
         for known in self.kinds:
             if (known.api_version, known.kind) == (api_version, kind):
@@ -106,7 +106,7 @@ class Store:
         message = f'no matches for kind "{kind}" in version "{api_version}"'
         raise errors.ApiError(404, "NotFound", message)
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Json:
+    def get(self, kind: ApiResource, namespace: str, name: str) -> Json:
         """A copy of one object."""
         with self._lock:
             entry = self._objects.get((kind, namespace, name))
@@ -114,7 +114,7 @@ class Store:
                 raise errors.not_found(kind, name)
             return copy.deepcopy(entry)
 
-    def find(self, kind: Kind, namespace: str, name: str) -> Json | None:
+    def find(self, kind: ApiResource, namespace: str, name: str) -> Json | None:
         """A copy of one object, or None."""
         try:
             return self.get(kind, namespace, name)
@@ -122,7 +122,7 @@ class Store:
             return None
 
     def list(
-        self, kind: Kind, namespace: str | None = None, *, labels: str = "", fields: str = ""
+        self, kind: ApiResource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> list[Json]:
         """Copies of the selected objects by namespace and name; None: of every namespace."""
         with self._lock:
@@ -135,7 +135,9 @@ class Store:
             ]
         return [entry for entry in found if matches(entry, labels=labels, fields=fields)]
 
-    def create(self, kind: Kind, namespace: str, entry: Json, *, dry_run: bool = False) -> Json:
+    def create(
+        self, kind: ApiResource, namespace: str, entry: Json, *, dry_run: bool = False
+    ) -> Json:
         """Add an object; returns it as it is kept."""
         entry = copy.deepcopy(entry)
         metadata = entry.setdefault("metadata", {})
@@ -162,7 +164,7 @@ class Store:
                 self.kinds += [new for new in defined_kinds(entry) if new not in self.kinds]
             return self._keep("ADDED", kind, entry)
 
-    def _refuse_create(self, kind: Kind, namespace: str, metadata: Json) -> None:
+    def _refuse_create(self, kind: ApiResource, namespace: str, metadata: Json) -> None:
         if (kind, namespace, metadata["name"]) in self._objects:
             raise errors.already_exists(kind, metadata["name"])
         if kind.namespaced and (NAMESPACE, "", namespace) not in self._objects:
@@ -174,7 +176,7 @@ class Store:
             raise errors.ApiError(404, "NotFound", f"the owner of {metadata['name']} has gone")
 
     def update(
-        self, kind: Kind, namespace: str, name: str, change: Callable[[Json], Json | None]
+        self, kind: ApiResource, namespace: str, name: str, change: Callable[[Json], Json | None]
     ) -> Json:
         """Put what ``change`` makes of an object (or changes in it) in its place."""
         with self._lock:
@@ -196,7 +198,7 @@ class Store:
                 metadata["generation"] = kept["generation"] + 1
             return self._keep("MODIFIED", kind, new)
 
-    def set_status(self, kind: Kind, namespace: str, name: str, status: Json) -> None:
+    def set_status(self, kind: ApiResource, namespace: str, name: str, status: Json) -> None:
         """Put parts of an object's status; an object that has gone is none of our business."""
 
         def change(entry: Json) -> None:
@@ -208,7 +210,9 @@ class Store:
             if error.code != 404:
                 raise
 
-    def delete(self, kind: Kind, namespace: str, name: str, *, grace_s: int | None = None) -> Json:
+    def delete(
+        self, kind: ApiResource, namespace: str, name: str, *, grace_s: int | None = None
+    ) -> Json:
         """Remove an object and what it owns; a pod that runs is only marked.
 
         Its kubelet then stops it, and calls ``remove``. Without any grace it goes at once.
@@ -225,7 +229,7 @@ class Store:
                 return self._keep("MODIFIED", kind, entry)
             return self.remove(kind, namespace, name)
 
-    def remove(self, kind: Kind, namespace: str, name: str) -> Json:
+    def remove(self, kind: ApiResource, namespace: str, name: str) -> Json:
         """Remove an object at once; what it owns is deleted as ``delete`` does it."""
         with self._lock:
             entry = self._objects.pop((kind, namespace, name), None)
@@ -257,17 +261,19 @@ class Store:
 
         return stop
 
-    def _keep(self, type_: str, kind: Kind, entry: Json) -> Json:
+    def _keep(self, type_: str, kind: ApiResource, entry: Json) -> Json:
         """Put an object in its place and tell the listeners."""
         metadata = entry["metadata"]
         self._objects[kind, metadata.get("namespace", ""), metadata["name"]] = entry
         self._announce(type_, kind, entry)
         return copy.deepcopy(entry)
 
-    def _announce(self, type_: str, kind: Kind, entry: Json) -> None:
+    def _announce(self, type_: str, kind: ApiResource, entry: Json) -> None:
         self._version += 1
         entry["metadata"]["resourceVersion"] = str(self._version)
-        change = Change(version=self._version, type=type_, kind=kind, entry=copy.deepcopy(entry))
+        change = StoreChange(
+            version=self._version, type=type_, kind=kind, entry=copy.deepcopy(entry)
+        )
         self._history.append(change)
         for listener in list(self._listeners):
             listener(change)

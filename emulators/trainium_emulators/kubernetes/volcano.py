@@ -15,8 +15,8 @@ from typing import Any
 from trainium_emulators.kubernetes import errors, volcano_objects
 from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.resources import COMMAND, POD, VOLCANO_JOB, Json
-from trainium_emulators.kubernetes.settings import Settings
-from trainium_emulators.kubernetes.store import Change, Store, owned_by
+from trainium_emulators.kubernetes.settings import ClusterSettings
+from trainium_emulators.kubernetes.store import Store, StoreChange, owned_by
 from trainium_emulators.kubernetes.volcano_rules import (
     FINISHED,
     KILLED,
@@ -26,9 +26,9 @@ from trainium_emulators.kubernetes.volcano_rules import (
     next_phase,
     retained,
 )
-from trainium_emulators.kubernetes.volcano_scheduler import Scheduler
+from trainium_emulators.kubernetes.volcano_scheduler import GangScheduler
 from trainium_emulators.nodes.events import emit
-from trainium_emulators.nodes.faults import Fault
+from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import wait_for
 
 DELETED = "Deleted"
@@ -38,17 +38,17 @@ _TICK_S = 0.1
 _START_LIMIT_S = 30.0
 
 
-class Volcano:
+class VolcanoController:
     """One thread that looks after all jobs."""
 
     def __init__(
-        self, store: Store, kubelet: Kubelet, scheduler: Scheduler, settings: Settings
+        self, store: Store, kubelet: Kubelet, scheduler: GangScheduler, settings: ClusterSettings
     ) -> None:
         self._store = store
         self._kubelet = kubelet
         self._settings = settings
         self._scheduler = scheduler
-        self._changes: queue.Queue[Change | None] = queue.Queue()
+        self._changes: queue.Queue[StoreChange | None] = queue.Queue()
         self._phases: dict[str, str] = {}
         self._removed: set[str] = set()
         self._told: dict[str, str] = {}
@@ -83,7 +83,7 @@ class Volcano:
                 _done(self._sync, job)
 
     # --- events ---------------------------------------------------------------------------------
-    def _on_change(self, change: Change) -> None:
+    def _on_change(self, change: StoreChange) -> None:
         metadata = change.entry["metadata"]
         if change.kind == VOLCANO_JOB and change.type == "ADDED":
             emit("job-submitted", job_id=metadata["name"], run=volcano_objects.run_of(change.entry),
@@ -100,7 +100,7 @@ class Volcano:
         elif change.kind == POD:
             self._on_pod(change)
 
-    def _on_pod(self, change: Change) -> None:
+    def _on_pod(self, change: StoreChange) -> None:
         """What pods do, as the events that policies are about."""
         pod = change.entry
         uid, annotations = pod["metadata"]["uid"], pod["metadata"].get("annotations") or {}
@@ -231,7 +231,7 @@ class Volcano:
             arguments = (job["metadata"]["name"], attempt, fault, len(pods))
             threading.Thread(target=self._inject, args=arguments, daemon=True).start()
 
-    def _inject(self, name: str, attempt: int, fault: Fault, size: int) -> None:
+    def _inject(self, name: str, attempt: int, fault: NodeFault, size: int) -> None:
         wait_for(lambda: len(self._kubelet.nodes(name, attempt)) == size, _START_LIMIT_S)
         detail = fault.inject(self._kubelet.nodes(name, attempt), main_index=0)
         if detail is not None:

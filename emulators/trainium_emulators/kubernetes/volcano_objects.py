@@ -13,8 +13,8 @@ from trainium_emulators.kubernetes.resources import (
     POD,
     POD_GROUP,
     SERVICE,
+    ApiResource,
     Json,
-    Kind,
 )
 from trainium_emulators.kubernetes.store import Store, now
 
@@ -223,7 +223,7 @@ def record_event(store: Store, about: Json, *, reason: str, message: str, type_:
 
 def ensure(store: Store, job: Json) -> None:
     """Make what is not there: the gang, host names and the service behind them."""
-    made: list[tuple[Kind, Json]] = [(POD_GROUP, pod_group(job))]
+    made: list[tuple[ApiResource, Json]] = [(POD_GROUP, pod_group(job))]
     if "svc" in job["spec"].get("plugins", {}):
         made += [(CONFIG_MAP, config_map(job)), (SERVICE, service(job))]
     namespace = job["metadata"]["namespace"]

@@ -20,7 +20,7 @@ from trainium_emulators.kubernetes.quantities import (
     total,
 )
 from trainium_emulators.kubernetes.resources import CLAIM, NODE, POD, POD_GROUP, QUEUE, Json
-from trainium_emulators.kubernetes.settings import Settings
+from trainium_emulators.kubernetes.settings import ClusterSettings
 from trainium_emulators.kubernetes.store import Store, now
 from trainium_emulators.kubernetes.volumes import UNBOUND, is_bound
 
@@ -29,7 +29,7 @@ OVERCOMMIT = Fraction(12, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
+class NodeUsage:
     """Of the whole cluster."""
 
     allocatable: Amounts
@@ -40,7 +40,7 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
+class QueueUsage:
     """The gang's queue."""
 
     capability: Amounts
@@ -50,7 +50,7 @@ class Queue:
     waiting: Amounts
 
 
-def refusal(wanted: Amounts, *, queue: Queue, nodes: Nodes | None) -> str | None:
+def refusal(wanted: Amounts, *, queue: QueueUsage, nodes: NodeUsage | None) -> str | None:
     """Why a gang gets no pods yet, in Volcano's words; None when it does.
 
     First overcommit's JobEnqueueableFn, then proportion's, for which a queue has no more than all
@@ -74,7 +74,7 @@ def refusal(wanted: Amounts, *, queue: Queue, nodes: Nodes | None) -> str | None
     return _overused("queue resource quota insufficient", "insufficient", over) if over else None
 
 
-def _most(name: str, queue: Queue, nodes: Nodes | None) -> Fraction | None:
+def _most(name: str, queue: QueueUsage, nodes: NodeUsage | None) -> Fraction | None:
     """The queue's realCapability."""
     limits = [queue.capability[name]] if name in queue.capability else []
     limits += [] if nodes is None else [nodes.allocatable.get(name, Fraction())]
@@ -116,10 +116,10 @@ def _allows(node: Json, spec: Json) -> bool:
     return all(taint["key"] in keys or None in keys for taint in taints)
 
 
-class Scheduler:
+class GangScheduler:
     """Of all queues."""
 
-    def __init__(self, store: Store, kubelet: Kubelet, settings: Settings) -> None:
+    def __init__(self, store: Store, kubelet: Kubelet, settings: ClusterSettings) -> None:
         self._store = store
         self._kubelet = kubelet
         self._settings = settings
@@ -134,7 +134,7 @@ class Scheduler:
         inside = [g for g in self._store.list(POD_GROUP) if g["status"]["phase"] == "Inqueue"]
         why = refusal(
             job_requests(job),
-            queue=Queue(
+            queue=QueueUsage(
                 capability=amounts(self._store.get(QUEUE, "", queue)["spec"].get("capability")),
                 used=total(
                     pod_requests(pod["spec"])
@@ -155,10 +155,10 @@ class Scheduler:
         self._store.set_status(POD_GROUP, namespace, name, {"phase": "Inqueue"})
         return True
 
-    def _nodes(self, waiting: Amounts) -> Nodes | None:
+    def _nodes(self, waiting: Amounts) -> NodeUsage | None:
         if not self._settings.count_nodes:
             return None
-        return Nodes(
+        return NodeUsage(
             allocatable=total(amounts(n["status"]["allocatable"]) for n in self._store.list(NODE)),
             used=total(pod_requests(pod["spec"]) for pod in self._bound_pods()),
             waiting=waiting,

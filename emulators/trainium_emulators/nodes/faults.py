@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from trainium_emulators.nodes.node import Node, wait_for
+from trainium_emulators.nodes.node import NodeProcess, wait_for
 
 NO_CAPACITY = "no-capacity"
 CHILD = 1
@@ -28,7 +28,7 @@ KINDS = (*_SIGNALS, "preflight-failure", NO_CAPACITY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class NodeFault:
     """One fault, armed for a job."""
 
     kind: str
@@ -38,7 +38,7 @@ class Fault:
     """Beginning of a line of the main node's log; the fault comes right after it."""
 
     @classmethod
-    def parse(cls, text: str) -> "Fault":
+    def parse(cls, text: str) -> "NodeFault":
         """From the JSON by which it is armed."""
         given = json.loads(text)
         return cls(kind=given["kind"], run=given.get("run"), after=given.get("after", WORKING))
@@ -54,7 +54,7 @@ class Fault:
 
     def inject(
         self,
-        nodes: Mapping[int, Node],
+        nodes: Mapping[int, NodeProcess],
         *,
         main_index: int,
         before: Callable[[], None] = lambda: None,

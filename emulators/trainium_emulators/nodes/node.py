@@ -58,7 +58,7 @@ def image_environment() -> dict[str, str]:
     }
 
 
-class Node:
+class NodeProcess:
     """A running node."""
 
     def __init__(

@@ -24,7 +24,7 @@ from trainium_constructs.eks.manifests import lustre_claim, lustre_volume
 from trainium_constructs.lustre import LustreMount
 from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
-from trainium_emulators.kubernetes import Cluster, Settings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
 from trainium_emulators.kubernetes.resources import NODE, POD, VOLCANO_JOB
 from trainium_emulators.nodes import events
 
@@ -66,12 +66,12 @@ BELONGINGS = (
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[ClusterEmulator]:
     """A cluster without nodes and jobs."""
     with pytest.MonkeyPatch.context() as patch:
         # It tells what happens on standard output, which belongs to the commands here.
         patch.setattr(events, "print", lambda *_, **__: None, raising=False)
-        running = serve(Settings(addresses="127.0.94", count_nodes=True))
+        running = serve(ClusterSettings(addresses="127.0.94", count_nodes=True))
         for manifest in (*BASE, *BELONGINGS):
             running.apply(manifest)
         yield running
@@ -83,7 +83,7 @@ class EksDesk:
     """The account with a cluster, and the commands."""
 
     desk: Desk
-    cluster: Cluster
+    cluster: ClusterEmulator
 
     def run(self, *arguments: str) -> Result:
         """Call `python -m jobs` in this process."""
@@ -159,12 +159,12 @@ def conforms(schema: str, document: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def eks(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
+def eks(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     """The deployment `default`, with Batch and a cluster with 2 of at most 4 nodes."""
     yield from eks_desk(desk, cluster)
 
 
-def eks_desk(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
+def eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     """The desk of a deployment with this cluster; leaves the cluster as it was."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CLUSTER, "_cluster", cluster)
@@ -172,7 +172,7 @@ def eks_desk(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
         yield from _eks_desk(desk, cluster)
 
 
-def _eks_desk(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
+def _eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     backend = eks_backends[ACCOUNT][REGION]
     backend.create_cluster(
         name="cluster",

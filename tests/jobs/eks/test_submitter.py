@@ -26,7 +26,7 @@ from tests.jobs.conftest import Desk
 from tests.jobs.eks.conftest import BELONGINGS, ROOT, EksDesk, eks_desk
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, SUBMITTERS
 from trainium_constructs.eks.submitters import NAME, submitters
-from trainium_emulators.kubernetes import Cluster, Settings, kubeconfig, serve
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, kubeconfig, serve
 from trainium_emulators.kubernetes.rbac import ADMIN, Caller
 from trainium_emulators.kubernetes.resources import ROLE, ROLE_BINDING
 from trainium_emulators.nodes import events
@@ -51,12 +51,12 @@ ME = Caller(name="submitter", groups=frozenset({SUBMITTERS}))
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster() -> Iterator[ClusterEmulator]:
     """A cluster whose API server knows the tokens of EKS as a submitter's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(events, "print", lambda *_, **__: None, raising=False)
         running = serve(
-            Settings(
+            ClusterSettings(
                 addresses="127.0.87",
                 count_nodes=True,
                 identify=lambda token: ME if token.startswith("k8s-aws-v1.") else ADMIN,
@@ -69,7 +69,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def eks(desk: Desk, cluster: Cluster) -> Iterator[EksDesk]:
+def eks(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     yield from eks_desk(desk, cluster)
 
 

@@ -10,12 +10,12 @@ from moto.batch.responses import BatchResponse
 from moto.batch.utils import JobStatus
 
 from trainium_emulators.aws import refusals
-from trainium_emulators.aws.batch.job import ArrayJob, ContainerJob, Job, MultiNodeJob
-from trainium_emulators.aws.batch.scheduler import Scheduler
+from trainium_emulators.aws.batch.job import ArrayJob, BatchJob, ContainerJob, MultiNodeJob
+from trainium_emulators.aws.batch.scheduler import JobScheduler
 from trainium_emulators.aws.cloudformation.account import StackAccount
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion
-from trainium_emulators.aws.refusals.kinds import DEFINITION, SUBMIT
-from trainium_emulators.aws.refusals.request import Request, from_api
+from trainium_emulators.aws.refusals.refusal import DEFINITION, SUBMIT
+from trainium_emulators.aws.refusals.request import AwsRequest, from_api
 
 DEFAULT_LISTED = "RUNNING"
 PAGE = 100
@@ -30,7 +30,7 @@ _REGISTERED = (
 )  # fmt: skip
 
 
-def install(scheduler: Scheduler) -> None:
+def install(scheduler: JobScheduler) -> None:
     """Answer the job calls of every region from ``scheduler``."""
 
     def submit(self: BatchResponse) -> str:
@@ -70,7 +70,7 @@ def _given(request: BatchResponse, names: Iterable[str]) -> dict[str, Any]:
 
 def _refuse(request: BatchResponse, on: str, properties: dict[str, Any]) -> None:
     place = AccountRegion(account_id=request.current_account, region=request.region)
-    asked = Request(properties=properties, account=StackAccount(place))
+    asked = AwsRequest(properties=properties, account=StackAccount(place))
     for message in refusals.messages(on, asked):
         raise ClientException(message)
 
@@ -80,7 +80,7 @@ def _own_id(job_id: str) -> str:
     return job_id.rpartition("/")[2].partition("#")[0]
 
 
-def _submit(request: BatchResponse, scheduler: Scheduler) -> dict[str, str]:
+def _submit(request: BatchResponse, scheduler: JobScheduler) -> dict[str, str]:
     backend = request.batch_backend
     name = request._get_param("jobName")
     queue = backend.get_job_queue(request._get_param("jobQueue"))
@@ -115,7 +115,7 @@ def _submit(request: BatchResponse, scheduler: Scheduler) -> dict[str, str]:
     return {"jobId": job.job_id, "jobName": job.name, "jobArn": job.arn}
 
 
-def _job(request: BatchResponse, definition: Any, common: dict[str, Any]) -> Job:
+def _job(request: BatchResponse, definition: Any, common: dict[str, Any]) -> BatchJob:
     size = (request._get_param("arrayProperties") or {}).get("size")
     if definition.type == "multinode":
         properties = node_properties(
@@ -141,7 +141,7 @@ def _job(request: BatchResponse, definition: Any, common: dict[str, Any]) -> Job
     return parent
 
 
-def _dependencies(given: list[dict[str, str]], scheduler: Scheduler) -> tuple[str, ...]:
+def _dependencies(given: list[dict[str, str]], scheduler: JobScheduler) -> tuple[str, ...]:
     """Ids of the jobs that must succeed first."""
     for entry in given:
         if "type" in entry:
@@ -151,7 +151,7 @@ def _dependencies(given: list[dict[str, str]], scheduler: Scheduler) -> tuple[st
     return tuple(_own_id(entry["jobId"]) for entry in given)
 
 
-def _describe(scheduler: Scheduler, wanted: Iterable[str]) -> Iterable[dict[str, Any]]:
+def _describe(scheduler: JobScheduler, wanted: Iterable[str]) -> Iterable[dict[str, Any]]:
     for text in wanted:
         job = scheduler.get(_own_id(text))
         if job is None:
@@ -163,7 +163,7 @@ def _describe(scheduler: Scheduler, wanted: Iterable[str]) -> Iterable[dict[str,
             yield job.describe_node(int(index))
 
 
-def _list(request: BatchResponse, scheduler: Scheduler) -> dict[str, Any]:
+def _list(request: BatchResponse, scheduler: JobScheduler) -> dict[str, Any]:
     """Filters replace the status, as the API reference says; newest first."""
     parent = request._get_param("multiNodeJobId")
     if parent is not None:
@@ -200,7 +200,7 @@ def _list(request: BatchResponse, scheduler: Scheduler) -> dict[str, Any]:
     return page
 
 
-def _passes(job: Job, entry: dict[str, Any]) -> bool:
+def _passes(job: BatchJob, entry: dict[str, Any]) -> bool:
     value = str(entry["values"][0])
     match entry["name"]:
         case "JOB_NAME":

@@ -18,7 +18,7 @@ from typing import Any
 from moto.logs.models import logs_backends
 
 from trainium_catalogue import contract
-from trainium_emulators.aws.batch.job import Job, MultiNodeJob, NodeAttempt, now_ms
+from trainium_emulators.aws.batch.job import BatchJob, MultiNodeJob, NodeAttempt, now_ms
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.nodes.environment import (
     NodePlace,
@@ -27,8 +27,8 @@ from trainium_emulators.nodes.environment import (
     rehearsal_extras,
 )
 from trainium_emulators.nodes.events import emit
-from trainium_emulators.nodes.faults import Fault
-from trainium_emulators.nodes.node import Engine, Node
+from trainium_emulators.nodes.faults import NodeFault
+from trainium_emulators.nodes.node import Engine, NodeProcess
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,12 +120,12 @@ class Gang:
 
     def __init__(
         self,
-        job: Job,
+        job: BatchJob,
         *,
         settings: NodeSettings,
         place: AccountRegion,
         compute_environment: str,
-        fault: Fault | None,
+        fault: NodeFault | None,
         first_address: int = 0,
     ):
         self._job = job
@@ -135,7 +135,7 @@ class Gang:
         self._fault = fault
         self._first_address = first_address
         self._host_lost = False
-        self._nodes: dict[int, Node] = {}
+        self._nodes: dict[int, NodeProcess] = {}
 
     def run(self) -> None:
         """Run attempts until the job has ended."""
@@ -232,7 +232,7 @@ class Gang:
         }
         fault = self._fault if number == 1 else None
         stream = self._open_stream(container)
-        node = Node(
+        node = NodeProcess(
             command=container["command"],
             environment=environment,
             stream=stream,

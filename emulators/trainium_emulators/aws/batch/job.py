@@ -48,7 +48,7 @@ class NodeAttempt:
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class BatchJob:
     """What all kinds of submitted jobs have."""
 
     name: str
@@ -155,7 +155,7 @@ def _summary(detail: Json) -> Json:
 
 
 @dataclass(slots=True, kw_only=True)
-class ContainerJob(Job):
+class ContainerJob(BatchJob):
     """A job of one container, by itself or as a child of an array."""
 
     properties: Json
@@ -178,7 +178,7 @@ class ContainerJob(Job):
     def describe(self) -> Json:
         last = self.attempts[-1][0] if self.attempts else None
         detail = {
-            **Job.describe(self),
+            **BatchJob.describe(self),
             "container": {**self.properties, **(last.container() if last else {})},
         }
         if self.array_index is not None:
@@ -193,7 +193,7 @@ class ContainerJob(Job):
 
 
 @dataclass(slots=True, kw_only=True)
-class ArrayJob(Job):
+class ArrayJob(BatchJob):
     """The parent of an array: it runs nothing itself.
 
     AWS Batch user guide, array jobs and job states: the parent is PENDING from the first child
@@ -217,7 +217,7 @@ class ArrayJob(Job):
     def describe(self) -> Json:
         first = self.children[0].properties if self.children else {}
         return {
-            **Job.describe(self),
+            **BatchJob.describe(self),
             "container": first,
             "arrayProperties": self.array_properties(),
         }
@@ -228,7 +228,7 @@ class ArrayJob(Job):
 
 
 @dataclass(slots=True, kw_only=True)
-class MultiNodeJob(Job):
+class MultiNodeJob(BatchJob):
     """A gang of nodes."""
 
     properties: Json
@@ -253,7 +253,7 @@ class MultiNodeJob(Job):
     def describe(self) -> Json:
         """The job itself; its attempts are those of the main node."""
         properties = {key: value for key, value in self.properties.items() if key != "nodes"}
-        return {**Job.describe(self), "nodeProperties": properties}
+        return {**BatchJob.describe(self), "nodeProperties": properties}
 
     def describe_node(self, index: int) -> Json:
         """A child job, ``<job id>#<index>``."""

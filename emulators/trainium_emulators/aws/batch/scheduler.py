@@ -15,7 +15,7 @@ from moto.ssm.models import ssm_backends
 
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_emulators.aws.batch.gang import Gang, NodeSettings
-from trainium_emulators.aws.batch.job import ArrayJob, Job, MultiNodeJob, now_ms
+from trainium_emulators.aws.batch.job import ArrayJob, BatchJob, MultiNodeJob, now_ms
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.nodes import faults
 from trainium_emulators.nodes.events import emit
@@ -40,18 +40,18 @@ _FIRST_CONTAINER = 100
 _ADDRESSES = 100
 
 
-class Scheduler:
+class JobScheduler:
     """The jobs of one server."""
 
     def __init__(self, settings: Callable[[], NodeSettings]):
         self._settings = settings
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, BatchJob] = {}
         self._changed = threading.Condition()
         self._queues: set[str] = set()
         self._containers = threading.Semaphore(_CONTAINERS_AT_ONCE)
         self._started = 0
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: BatchJob) -> None:
         """Queue a job, and with the parent of an array its children."""
         children = job.children if isinstance(job, ArrayJob) else []
         with self._changed:
@@ -64,11 +64,11 @@ class Scheduler:
                 threading.Thread(target=self._serve, args=arguments, daemon=True).start()
             self._changed.notify_all()
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[BatchJob]:
         """Every job, in order of submission; children after their parent."""
         return list(self._jobs.values())
 
-    def get(self, job_id: str) -> Job | None:
+    def get(self, job_id: str) -> BatchJob | None:
         """The job of this id."""
         return self._jobs.get(job_id)
 
@@ -110,7 +110,7 @@ class Scheduler:
             arguments = (job, first_address)
             threading.Thread(target=self._run_container, args=arguments, daemon=True).start()
 
-    def _next(self, queue_arn: str) -> Job | None:
+    def _next(self, queue_arn: str) -> BatchJob | None:
         """The first job that may start; jobs that cannot are ended or left PENDING on the way."""
         for job in self.jobs():
             if job.queue_arn != queue_arn or job.status not in ("SUBMITTED", "PENDING"):
@@ -132,7 +132,7 @@ class Scheduler:
                 return job
         return None
 
-    def _waits(self, job: Job) -> bool | None:
+    def _waits(self, job: BatchJob) -> bool | None:
         """Whether a job that it depends on is still to end; None when one has failed."""
         others = [self._jobs[identity] for identity in job.depends_on]
         if any(other.status == "FAILED" for other in others):
@@ -159,18 +159,18 @@ class Scheduler:
         )
 
     @staticmethod
-    def _show(job: Job, status: str) -> None:
+    def _show(job: BatchJob, status: str) -> None:
         if job.status != status:
             job.status = status
             emit("job-status", job_id=job.job_id, status=status, reason="")
 
-    def _run_container(self, job: Job, first_address: int) -> None:
+    def _run_container(self, job: BatchJob, first_address: int) -> None:
         try:
             self._guarded(job, first_address)
         finally:
             self._containers.release()
 
-    def _guarded(self, job: Job, first_address: int) -> None:
+    def _guarded(self, job: BatchJob, first_address: int) -> None:
         try:
             self._run(job, first_address)
         except Exception as error:
@@ -181,7 +181,7 @@ class Scheduler:
             with self._changed:
                 self._changed.notify_all()
 
-    def _run(self, job: Job, first_address: int) -> None:
+    def _run(self, job: BatchJob, first_address: int) -> None:
         place = AccountRegion(account_id=job.account_id, region=job.region)
         queue = batch_backends[job.account_id][job.region].get_job_queue(job.queue_arn)
         environment = queue.environments[0]
@@ -203,11 +203,13 @@ class Scheduler:
         emit("job-ended", job_id=job.job_id, status=job.status, reason=job.status_reason,
              attempts=len(job.attempts))  # fmt: skip
 
-    def _take_fault(self, place: AccountRegion, job: Job) -> faults.Fault | None:
+    def _take_fault(self, place: AccountRegion, job: BatchJob) -> faults.NodeFault | None:
         return take_fault(ssm_backends[place.account_id][place.region], job.name)
 
     @staticmethod
-    def _blocked(job: Job, environment: Any, fault: faults.Fault | None) -> tuple[str, str] | None:
+    def _blocked(
+        job: BatchJob, environment: Any, fault: faults.NodeFault | None
+    ) -> tuple[str, str] | None:
         """Batch's reason why the job cannot start, and its words."""
         resources = environment.compute_resources
         names = resources["instanceTypes"]
@@ -220,7 +222,7 @@ class Scheduler:
             return NO_CAPACITY, EXPLAINED[NO_CAPACITY].format(type=", ".join(names))
         return None
 
-    def _wait_blocked(self, job: Job, queue: Any, reason: str, text: str) -> bool:
+    def _wait_blocked(self, job: BatchJob, queue: Any, reason: str, text: str) -> bool:
         """Stay RUNNABLE until the queue's time limit for this reason, or a request to stop."""
         job.status_reason = text
         emit("job-status", job_id=job.job_id, status=job.status, reason=text)
@@ -240,14 +242,14 @@ class Scheduler:
         return True
 
     @staticmethod
-    def _end(job: Job, reason: str) -> None:
+    def _end(job: BatchJob, reason: str) -> None:
         job.status, job.status_reason, job.stopped_at = "FAILED", reason, now_ms()
         emit("job-status", job_id=job.job_id, status="FAILED", reason=reason)
         emit("job-ended", job_id=job.job_id, status="FAILED", reason=reason,
              attempts=len(job.attempts))  # fmt: skip
 
 
-def _vcpus(job: Job, instance_types: list[str]) -> int:
+def _vcpus(job: BatchJob, instance_types: list[str]) -> int:
     """vCPUs that the job needs at the same time: of whole nodes, or of its container."""
     if isinstance(job, MultiNodeJob):
         (name,) = instance_types
@@ -256,12 +258,12 @@ def _vcpus(job: Job, instance_types: list[str]) -> int:
     return sum(int(entry["value"]) for entry in requirements if entry["type"] == "VCPU")
 
 
-def take_fault(backend: Any, run: str) -> faults.Fault | None:
+def take_fault(backend: Any, run: str) -> faults.NodeFault | None:
     """The fault that is armed for a run in one region's parameters, once."""
     for name in (f"{NEXT_FAULT}/{run}", NEXT_FAULT):
         if (parameter := backend.get_parameter(name)) is None:
             continue
-        fault = faults.Fault.parse(parameter.value)
+        fault = faults.NodeFault.parse(parameter.value)
         if fault.run in (None, run):
             backend.delete_parameter(name)
             return fault

@@ -14,7 +14,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
     Contribution,
     Properties,
     PropertyChange,
-    Resource,
+    ResourceModel,
 )
 
 
@@ -62,11 +62,11 @@ def _update_role(role: Any, change: PropertyChange, _: AccountRegion) -> Any:
     return role
 
 
-class OpenIdConnectProvider(Resource):
+class OpenIdConnectProvider(ResourceModel):
     """AWS::IAM::OIDCProvider: what lets a cluster's service accounts take roles."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         made = iam_backends[place.account_id]["aws"].create_open_id_connect_provider(
             properties["Url"],
             properties.get("ThumbprintList", []),
@@ -82,14 +82,14 @@ def _delete_provider(provider: Any, _: Properties, place: AccountRegion) -> None
     )
 
 
-class ParsedJson(Resource):
+class ParsedJson(ResourceModel):
     """Custom::AWSCDKCfnJson: a text with references in it, as what it says.
 
     The CDK writes trust policies with it, where a name depends on another resource.
     """
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         return cls(name, {"Value": json.loads(properties["Value"])})
 
 

@@ -10,8 +10,8 @@ from moto.cloudformation.models import cloudformation_backends
 
 from trainium_emulators.aws import refusals
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion, Properties
-from trainium_emulators.aws.refusals.kinds import TEMPLATE
-from trainium_emulators.aws.refusals.request import Request
+from trainium_emulators.aws.refusals.refusal import TEMPLATE
+from trainium_emulators.aws.refusals.request import AwsRequest
 from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 
@@ -77,7 +77,7 @@ def refuse(
     previous: Properties | None = None,
 ) -> None:
     """Fail with AWS's message, if AWS would not take the resource."""
-    request = Request(properties=properties, account=StackAccount(place), previous=previous)
+    request = AwsRequest(properties=properties, account=StackAccount(place), previous=previous)
     for message in refusals.messages(kind, request):
         raise ValidationError(message=f"{logical_id}: {message}")
 

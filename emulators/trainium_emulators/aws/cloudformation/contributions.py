@@ -61,7 +61,7 @@ class Contribution:
     delete: Mapping[str, Delete] = field(default_factory=dict)
 
 
-class Resource(CloudFormationModel):
+class ResourceModel(CloudFormationModel):
     """Base of the models that moto lacks.
 
     moto's metaclass files every model under the second part of its module's name, hence a package.
@@ -95,11 +95,11 @@ class Resource(CloudFormationModel):
         account_id: str,
         region_name: str,
         **kwargs: Any,
-    ) -> "Resource":
+    ) -> "ResourceModel":
         place = AccountRegion(account_id=account_id, region=region_name)
         return cls.create(resource_name, cloudformation_json["Properties"], place)
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> "Resource":
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> "ResourceModel":
         """Make the resource; ``name`` is what CloudFormation would call it."""
         raise TypeError(f"{cls.__name__} has no create")

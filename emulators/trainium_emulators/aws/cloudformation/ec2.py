@@ -13,7 +13,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
     Contribution,
     Properties,
     PropertyChange,
-    Resource,
+    ResourceModel,
 )
 
 PLACEMENT_GROUPS: dict[AccountRegion, dict[str, str]] = {}
@@ -24,11 +24,11 @@ def _backend(place: AccountRegion) -> Any:
     return ec2_backends[place.account_id][place.region]
 
 
-class PlacementGroup(Resource):
+class PlacementGroup(ResourceModel):
     """AWS::EC2::PlacementGroup."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         PLACEMENT_GROUPS.setdefault(place, {})[name] = properties["Strategy"]
         return cls(name, {"GroupName": name})
 
@@ -68,11 +68,11 @@ def _rule(properties: Properties, peer: str) -> dict[str, Any]:
     }
 
 
-class SecurityGroupEgress(Resource):
+class SecurityGroupEgress(ResourceModel):
     """AWS::EC2::SecurityGroupEgress."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         group_id = properties["GroupId"]
         _forget_default_egress(group_id, place)
         _backend(place).authorize_security_group_egress(

@@ -20,7 +20,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
     Contribution,
     Properties,
     PropertyChange,
-    Resource,
+    ResourceModel,
 )
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 
@@ -61,11 +61,11 @@ def _lower(value: Any) -> Any:
 # --- clusters ------------------------------------------------------------------------------------
 
 
-class EksCluster(Resource):
+class EksCluster(ResourceModel):
     """AWS::EKS::Cluster: its endpoint is the API server of this machine."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         if _backend(place).clusters:
             raise ValidationError(message="the rehearsal has one API server, hence one cluster")
         network = _lower(properties["ResourcesVpcConfig"])
@@ -126,11 +126,11 @@ def _delete_cluster(cluster: Any, _: Properties, place: AccountRegion) -> None:
 # --- node groups ---------------------------------------------------------------------------------
 
 
-class Nodegroup(Resource):
+class Nodegroup(ResourceModel):
     """AWS::EKS::Nodegroup: its desired size is the number of Ready nodes."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         cluster = properties["ClusterName"]
         template = _launch_template(properties, place)
         if not (properties.get("InstanceTypes") or template.get("InstanceType")):

@@ -19,9 +19,9 @@ from trainium_emulators.aws.cloudformation.contributions import (
     Contribution,
     Properties,
     PropertyChange,
-    Resource,
+    ResourceModel,
 )
-from trainium_emulators.kubernetes import Cluster, errors
+from trainium_emulators.kubernetes import ClusterEmulator, errors
 from trainium_emulators.nodes.events import emit
 
 
@@ -29,16 +29,16 @@ class KubernetesCluster:
     """Manifests in, objects in the API server out."""
 
     def __init__(self) -> None:
-        self._start: Callable[[], Cluster] | None = None
-        self._cluster: Cluster | None = None
+        self._start: Callable[[], ClusterEmulator] | None = None
+        self._cluster: ClusterEmulator | None = None
         self._lock = threading.Lock()
 
-    def use(self, start: Callable[[], Cluster]) -> None:
+    def use(self, start: Callable[[], ClusterEmulator]) -> None:
         """Say how the cluster is started."""
         self._start = start
 
     @property
-    def running(self) -> Cluster:
+    def running(self) -> ClusterEmulator:
         """The cluster, which is started if it is not up."""
         with self._lock:
             if self._cluster is None:
@@ -96,11 +96,11 @@ def _check_cluster(properties: Properties, place: AccountRegion) -> str:
 # --- manifests -----------------------------------------------------------------------------------
 
 
-class Manifest(Resource):
+class Manifest(ResourceModel):
     """Custom::AWSCDK-EKS-KubernetesResource: validated, then applied to the API server."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         version = _check_cluster(properties, place)
         manifests = _parse(properties)
         for manifest in manifests:
@@ -152,11 +152,11 @@ def _delete_manifest(_: Any, properties: Properties, place: AccountRegion) -> No
 # --- charts --------------------------------------------------------------------------------------
 
 
-class HelmChart(Resource):
+class HelmChart(ResourceModel):
     """Custom::AWSCDK-EKS-HelmChart: checked and recorded; a chart cannot be fetched here."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         _check_cluster(properties, place)
         check_release(properties)
         _record("installed", properties)

@@ -17,14 +17,14 @@ from trainium_emulators.aws.cloudformation.contributions import (
     Contribution,
     Properties,
     PropertyChange,
-    Resource,
+    ResourceModel,
 )
 
 KEPT: dict[tuple[AccountRegion, str, str], dict[str, Properties]] = {}
 """Properties by id, of every place, cluster and type; moto has no back-end for them."""
 
 
-class Belonging(Resource):
+class Belonging(ResourceModel):
     """Base of what only its cluster knows: kept, and listed by the API."""
 
     type_name = ""
@@ -33,7 +33,7 @@ class Belonging(Resource):
     arn_name = ""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         cluster = eks_backends[place.account_id][place.region].describe_cluster(
             properties["ClusterName"]
         )

@@ -58,7 +58,7 @@ def terminate(group: Any, instance: str) -> None:
 
 def _scale(group: Any, number: int) -> None:
     instance_type = group.instance_types[0]
-    made = nodes.Group(
+    made = nodes.EmulatedNodeGroup(
         name=group.nodegroup_name,
         instance_type=instance_type,
         resources=_resources(instance_type),

@@ -14,7 +14,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
     Contribution,
     Properties,
     PropertyChange,
-    Resource,
+    ResourceModel,
 )
 
 
@@ -25,7 +25,7 @@ def _s3(place: AccountRegion) -> Any:
 TLS_ONLY = {"Bool": {"aws:SecureTransport": "false"}}
 
 
-class BucketPolicy(Resource):
+class BucketPolicy(ResourceModel):
     """AWS::S3::BucketPolicy, without its TLS-only statement.
 
     moto enforces statements but reads no conditions, and the rehearsal speaks plain HTTP on
@@ -33,7 +33,7 @@ class BucketPolicy(Resource):
     """
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         document = properties["PolicyDocument"]
         kept = [s for s in document["Statement"] if s.get("Condition") != TLS_ONLY]
         if any("Condition" in statement for statement in kept):
@@ -72,14 +72,14 @@ def _delete_bucket_policy(_: Any, properties: Properties, place: AccountRegion) 
     _s3(place).delete_bucket_policy(properties["Bucket"])
 
 
-class S3AutoDeleteObjects(Resource):
+class S3AutoDeleteObjects(ResourceModel):
     """Custom::S3AutoDeleteObjects: at its delete the CDK's Lambda empties the bucket, and so do we.
 
     The function itself is deployed by moto but cannot run without a container engine.
     """
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         return cls(name)
 
 
@@ -106,11 +106,11 @@ def _fsx(place: AccountRegion) -> Any:
     return fsx_backends[place.account_id][place.region]
 
 
-class FileSystem(Resource):
+class FileSystem(ResourceModel):
     """AWS::FSx::FileSystem, of type LUSTRE."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         made = _fsx(place).create_file_system(
             client_request_token=name,
             file_system_type=properties["FileSystemType"],
@@ -135,11 +135,11 @@ class FileSystem(Resource):
         return cls(made.file_system_id, attributes)
 
 
-class DataRepositoryAssociation(Resource):
+class DataRepositoryAssociation(ResourceModel):
     """AWS::FSx::DataRepositoryAssociation: kept, not acted on; no file moves."""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Resource:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         file_system = properties["FileSystemId"]
         if not _fsx(place).describe_file_systems([file_system]):
             raise ValidationError(message=f"file system {file_system} does not exist")

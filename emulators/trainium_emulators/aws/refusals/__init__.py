@@ -22,8 +22,8 @@ from trainium_emulators.aws.refusals import (
     stack,
     storage,
 )
-from trainium_emulators.aws.refusals.refusal import Outcome, Refusal
-from trainium_emulators.aws.refusals.request import Request
+from trainium_emulators.aws.refusals.refusal import Refusal, RefusalOutcome
+from trainium_emulators.aws.refusals.request import AwsRequest
 
 TABLE: tuple[Refusal, ...] = tuple(
     row
@@ -47,11 +47,11 @@ TABLE: tuple[Refusal, ...] = tuple(
 )
 
 
-def messages(on: str, request: Request) -> list[str]:
+def messages(on: str, request: AwsRequest) -> list[str]:
     """What AWS says against a request; what it would merely ignore is no message."""
     return [
         message
         for row in TABLE
-        if row.on == on and row.outcome is not Outcome.IGNORED
+        if row.on == on and row.outcome is not RefusalOutcome.IGNORED
         for message in row.messages(request)
     ]

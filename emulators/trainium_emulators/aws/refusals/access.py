@@ -7,9 +7,18 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainium_emulators.aws.refusals.kinds import FUNCTION, INSTANCE_PROFILE, POLICY, ROLE
-from trainium_emulators.aws.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
-from trainium_emulators.aws.refusals.request import Reference, Request, each, get, text, texts
+from trainium_emulators.aws.refusals.refusal import (
+    CFN_LINT,
+    FUNCTION,
+    INSTANCE_PROFILE,
+    MOTO,
+    POLICY,
+    ROLE,
+    Fill,
+    Refusal,
+    when,
+)
+from trainium_emulators.aws.refusals.request import AwsRequest, Reference, each, get, text, texts
 
 IAM = "https://docs.aws.amazon.com/IAM/latest/"
 QUOTAS = IAM + "UserGuide/reference_iam-quotas.html"
@@ -41,7 +50,7 @@ def statements(document: Any) -> Iterator[Any]:
     yield from [given] if isinstance(given, dict) else each(given)
 
 
-def _documents(request: Request) -> list[Any]:
+def _documents(request: AwsRequest) -> list[Any]:
     """Policies of a role's own, or the one that a policy is."""
     inline = [get(entry, "PolicyDocument") for entry in request.each("Policies")]
     return [*inline, *([request.get("PolicyDocument")] if request.has("PolicyDocument") else [])]
@@ -52,59 +61,59 @@ def size(document: Any) -> int:
     return len(json.dumps(document, default=lambda _: "", separators=(",", ":")))
 
 
-def _actions(request: Request) -> Iterator[str]:
+def _actions(request: AwsRequest) -> Iterator[str]:
     for document in _documents(request):
         for statement in statements(document):
             yield from texts(get(statement, "Action"))
 
 
-def _resources(request: Request) -> Iterator[str]:
+def _resources(request: AwsRequest) -> Iterator[str]:
     for document in _documents(request):
         for statement in statements(document):
             yield from texts(get(statement, "Resource"))
 
 
-def _regional_buckets(request: Request) -> Iterable[Fill]:
+def _regional_buckets(request: AwsRequest) -> Iterable[Fill]:
     for resource in _resources(request):
         parts = resource.split(":")
         if len(parts) >= 6 and parts[2] == "s3" and parts[3]:
             yield (resource,)
 
 
-def _trust_actions(request: Request) -> Iterable[Fill]:
+def _trust_actions(request: AwsRequest) -> Iterable[Fill]:
     document = request.get("AssumeRolePolicyDocument")
     actions = [a for s in statements(document) for a in texts(get(s, "Action"))]
     return when(any(action not in _ASSUME for action in actions))
 
 
-def _trust_principals(request: Request) -> Iterable[Fill]:
+def _trust_principals(request: AwsRequest) -> Iterable[Fill]:
     for statement in statements(request.get("AssumeRolePolicyDocument")):
         for service in texts(get(statement, "Principal.Service")):
             if not re.fullmatch(r"[a-z0-9.-]+\.amazonaws\.com(\.cn)?|[a-z0-9-]+\.aws", service):
                 yield (service,)
 
 
-def _variables(request: Request) -> dict[str, Any]:
+def _variables(request: AwsRequest) -> dict[str, Any]:
     variables = request.get("Environment.Variables", {})
     return variables if isinstance(variables, dict) else {}
 
 
-def _variables_size(request: Request) -> Iterable[Fill]:
+def _variables_size(request: AwsRequest) -> Iterable[Fill]:
     return when(size(_variables(request)) > 4096)
 
 
-def _reserved_variables(request: Request) -> Iterable[Fill]:
+def _reserved_variables(request: AwsRequest) -> Iterable[Fill]:
     taken = sorted(_RESERVED & {*_variables(request)})
     return when(bool(taken), ", ".join(taken))
 
 
-def _log_levels(request: Request) -> Iterable[Fill]:
+def _log_levels(request: AwsRequest) -> Iterable[Fill]:
     logging = request.get("LoggingConfig", {})
     levels = {"ApplicationLogLevel", "SystemLogLevel"} & {*logging}
     return when(bool(levels) and get(logging, "LogFormat", "Text") == "Text", *sorted(levels)[:1])
 
 
-def _no_interfaces(request: Request) -> Iterable[Fill]:
+def _no_interfaces(request: AwsRequest) -> Iterable[Fill]:
     role = request.find(ROLE, "Role")
     if role is None or not request.each("VpcConfig.SubnetIds"):
         return []
@@ -123,13 +132,13 @@ def _no_interfaces(request: Request) -> Iterable[Fill]:
     actions = [
         action
         for holder in (role, *attached)
-        for action in _actions(Request(properties=holder, account=request.account))
+        for action in _actions(AwsRequest(properties=holder, account=request.account))
     ]
     wanted = ("*", "ec2:*", "ec2:CreateNetworkInterface", "ec2:Create*")
     return when(not any(action in wanted for action in actions))
 
 
-def _is_role(request: Request, name: Any, arn: Any) -> bool:
+def _is_role(request: AwsRequest, name: Any, arn: Any) -> bool:
     if isinstance(name, Reference):
         return request.account.same(name, arn)
     return isinstance(name, str) and text(arn).endswith(f"/{name}")

@@ -6,12 +6,21 @@ import re
 from collections.abc import Iterable
 
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_emulators.aws.refusals.kinds import ENVIRONMENT, LAUNCH_TEMPLATE, QUEUE
-from trainium_emulators.aws.refusals.refusal import CFN_LINT, MOTO, Fill, Outcome, Refusal, when
+from trainium_emulators.aws.refusals.refusal import (
+    CFN_LINT,
+    ENVIRONMENT,
+    LAUNCH_TEMPLATE,
+    MOTO,
+    QUEUE,
+    Fill,
+    Refusal,
+    RefusalOutcome,
+    when,
+)
 from trainium_emulators.aws.refusals.request import (
+    AwsRequest,
     Properties,
     Reference,
-    Request,
     duplicates,
     each,
     get,
@@ -33,7 +42,7 @@ _IN_PLACE = {"MaxvCpus", "MinvCpus", "DesiredvCpus", "ScalingPolicy"}
 """What an update changes without new instances (user guide, Updating compute environments)."""
 
 
-def launch_template(request: Request) -> Properties:
+def launch_template(request: AwsRequest) -> Properties:
     """Data of the environment's launch template, as far as it is known."""
     given = request.get("ComputeResources.LaunchTemplate", {})
     for key in ("LaunchTemplateId", "LaunchTemplateName"):
@@ -44,13 +53,13 @@ def launch_template(request: Request) -> Properties:
     return {}
 
 
-def _groups_and_interfaces(request: Request) -> Iterable[Fill]:
+def _groups_and_interfaces(request: AwsRequest) -> Iterable[Fill]:
     groups = request.has("ComputeResources.SecurityGroupIds")
     interfaces = each(get(launch_template(request), "NetworkInterfaces"))
     return when(groups and bool(interfaces))
 
 
-def _groups_missing(request: Request) -> Iterable[Fill]:
+def _groups_missing(request: AwsRequest) -> Iterable[Fill]:
     return when(
         request.text("ComputeResources.Type") in _ON_EC2
         and not request.has("ComputeResources.SecurityGroupIds")
@@ -58,26 +67,26 @@ def _groups_missing(request: Request) -> Iterable[Fill]:
     )
 
 
-def _strategy(request: Request) -> Iterable[Fill]:
+def _strategy(request: AwsRequest) -> Iterable[Fill]:
     strategy = request.text("ComputeResources.AllocationStrategy")
     kind = request.text("ComputeResources.Type")
     return when(strategy in _SPOT_ONLY and kind == "EC2", strategy, kind)
 
 
-def _vcpus_order(request: Request) -> Iterable[Fill]:
+def _vcpus_order(request: AwsRequest) -> Iterable[Fill]:
     resources = "ComputeResources."
     least, most = request.number(resources + "MinvCpus", 0), request.number(resources + "MaxvCpus")
     return when(most < least)
 
 
-def _desired(request: Request) -> Iterable[Fill]:
+def _desired(request: AwsRequest) -> Iterable[Fill]:
     resources = "ComputeResources."
     least, most = request.number(resources + "MinvCpus", 0), request.number(resources + "MaxvCpus")
     wanted = request.number(resources + "DesiredvCpus")
     return when(wanted < least or wanted > most)
 
 
-def _image_types(request: Request) -> list[str]:
+def _image_types(request: AwsRequest) -> list[str]:
     return [
         text(get(entry, "ImageType"))
         for entry in request.each("ComputeResources.Ec2Configuration")
@@ -85,25 +94,25 @@ def _image_types(request: Request) -> list[str]:
     ]
 
 
-def _image_type(request: Request) -> Iterable[Fill]:
+def _image_type(request: AwsRequest) -> Iterable[Fill]:
     allowed = _EKS_IMAGES if request.has("EksConfiguration") else _ECS_IMAGES
     return when(any(kind not in allowed for kind in _image_types(request)))
 
 
-def _mixed_architectures(request: Request) -> Iterable[Fill]:
+def _mixed_architectures(request: AwsRequest) -> Iterable[Fill]:
     types = texts(request.get("ComputeResources.InstanceTypes"))
     arm = [kind for kind in types if _ARM.fullmatch(kind.partition(".")[0])]
     return when(0 < len(arm) < len(types))
 
 
-def _not_offered(request: Request) -> Iterable[Fill]:
+def _not_offered(request: AwsRequest) -> Iterable[Fill]:
     for kind in texts(request.get("ComputeResources.InstanceTypes")):
         known = INSTANCE_TYPES.get(kind)
         if known is not None and request.account.region not in known.zone_ids:
             yield (f"..., not {kind} in {request.account.region}",)
 
 
-def _template_named_twice(request: Request) -> Iterable[Fill]:
+def _template_named_twice(request: AwsRequest) -> Iterable[Fill]:
     given = request.get("ComputeResources.LaunchTemplate")
     if not isinstance(given, dict) or "Overrides" in given:
         return []
@@ -111,12 +120,12 @@ def _template_named_twice(request: Request) -> Iterable[Fill]:
     return when(len(names) != 1)
 
 
-def _template_version(request: Request) -> Iterable[Fill]:
+def _template_version(request: AwsRequest) -> Iterable[Fill]:
     version = request.text("ComputeResources.LaunchTemplate.Version")
     return when(bool(version) and not re.fullmatch(r"\d+|\$Default|\$Latest", version))
 
 
-def _override_targets(request: Request) -> Iterable[Fill]:
+def _override_targets(request: AwsRequest) -> Iterable[Fill]:
     types = texts(request.get("ComputeResources.InstanceTypes"))
     families = {kind.partition(".")[0] for kind in types}
     for override in request.each("ComputeResources.LaunchTemplate.Overrides"):
@@ -125,7 +134,7 @@ def _override_targets(request: Request) -> Iterable[Fill]:
                 yield ()
 
 
-def _without_linked_role(request: Request) -> Iterable[Fill]:
+def _without_linked_role(request: AwsRequest) -> Iterable[Fill]:
     """Refused where a role of one's own serves, which is what ServiceRole gives."""
     role = request.get("ServiceRole")
     own = isinstance(role, Reference) or (bool(text(role)) and "/aws-service-role/" not in role)
@@ -135,34 +144,34 @@ def _without_linked_role(request: Request) -> Iterable[Fill]:
     return when(bool(changed), ", ".join(changed))
 
 
-def _best_fit(request: Request) -> Iterable[Fill]:
+def _best_fit(request: AwsRequest) -> Iterable[Fill]:
     if request.previous is None:
         return []
     strategy = get(request.previous, "ComputeResources.AllocationStrategy", "BEST_FIT")
     return when(strategy == "BEST_FIT" and bool(_changed_for_new_instances(request)))
 
 
-def _changed_for_new_instances(request: Request) -> list[str]:
+def _changed_for_new_instances(request: AwsRequest) -> list[str]:
     before = get(request.previous, "ComputeResources", {})
     after = request.get("ComputeResources", {})
     names = sorted({*before, *after} - _IN_PLACE)
     return [name for name in names if before.get(name) != after.get(name)]
 
 
-def _ignored_of_template(request: Request) -> Iterable[Fill]:
+def _ignored_of_template(request: AwsRequest) -> Iterable[Fill]:
     """User guide: instance market options of a launch template are among what Batch ignores."""
     data = launch_template(request)
     return when(get(data, "InstanceMarketOptions.MarketType") == "spot")
 
 
-def _limit_seconds(request: Request) -> Iterable[Fill]:
+def _limit_seconds(request: AwsRequest) -> Iterable[Fill]:
     for action in request.each("JobStateTimeLimitActions"):
-        seconds = Request(properties=action, account=request.account).number("MaxTimeSeconds")
+        seconds = AwsRequest(properties=action, account=request.account).number("MaxTimeSeconds")
         if seconds < 600 or seconds > 86_400:
             yield (int(seconds),)
 
 
-def _limit_repeated(request: Request) -> Iterable[Fill]:
+def _limit_repeated(request: AwsRequest) -> Iterable[Fill]:
     pairs = [
         (text(get(action, "State")), text(get(action, "Reason")))
         for action in request.each("JobStateTimeLimitActions")
@@ -170,11 +179,11 @@ def _limit_repeated(request: Request) -> Iterable[Fill]:
     return when(bool(duplicates(pairs)))
 
 
-def _order(request: Request, key: str) -> list[object]:
+def _order(request: AwsRequest, key: str) -> list[object]:
     return [get(entry, key) for entry in request.each("ComputeEnvironmentOrder")]
 
 
-def _name(request: Request, path: str) -> bool:
+def _name(request: AwsRequest, path: str) -> bool:
     name = request.text(path)
     return bool(name) and not NAME.fullmatch(name)
 
@@ -410,7 +419,7 @@ ROWS = (
         condition="A launch template asks for Spot, which only the environment's type decides.",
         words="InstanceMarketOptions of a launch template are ignored",
         verbatim=False,
-        outcome=Outcome.IGNORED,
+        outcome=RefusalOutcome.IGNORED,
         source=GUIDE + "launch-templates.html",
         check=_ignored_of_template,
     ),

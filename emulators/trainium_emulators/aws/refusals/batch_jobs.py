@@ -8,10 +8,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from trainium_emulators.aws.refusals.batch_environments import API, GUIDE, NAME
-from trainium_emulators.aws.refusals.kinds import DEFINITION
-from trainium_emulators.aws.refusals.refusal import CFN_LINT, MOTO, Fill, Outcome, Refusal, when
+from trainium_emulators.aws.refusals.refusal import (
+    CFN_LINT,
+    DEFINITION,
+    MOTO,
+    Fill,
+    Refusal,
+    RefusalOutcome,
+    when,
+)
 from trainium_emulators.aws.refusals.request import (
-    Request,
+    AwsRequest,
     duplicates,
     each,
     get,
@@ -28,7 +35,7 @@ _AWSLOGS = {
 }  # fmt: skip
 
 
-def containers(request: Request) -> Iterator[dict[str, Any]]:
+def containers(request: AwsRequest) -> Iterator[dict[str, Any]]:
     """The container of a job, or one for each range of nodes."""
     ranges = [
         get(entry, "Container") for entry in request.each("NodeProperties.NodeRangeProperties")
@@ -38,20 +45,20 @@ def containers(request: Request) -> Iterator[dict[str, Any]]:
             yield container
 
 
-def _too_long(request: Request) -> Iterable[Fill]:
+def _too_long(request: AwsRequest) -> Iterable[Fill]:
     # References are the shorter, so this is a lower bound.
     size = len(json.dumps(request.properties, default=lambda _: "", separators=(",", ":")))
     return when(size > MAX_BYTES, size // 1024)
 
 
-def _conditions(request: Request) -> Iterator[tuple[str, str]]:
+def _conditions(request: AwsRequest) -> Iterator[tuple[str, str]]:
     for rule in request.each("RetryStrategy.EvaluateOnExit"):
         for key in ("OnExitCode", "OnReason", "OnStatusReason"):
             if text(get(rule, key)):
                 yield key, text(get(rule, key))
 
 
-def _exit_codes(request: Request) -> Iterable[Fill]:
+def _exit_codes(request: AwsRequest) -> Iterable[Fill]:
     return when(
         any(
             key == "OnExitCode" and not re.fullmatch(r"[0-9*]+", pattern)
@@ -60,7 +67,7 @@ def _exit_codes(request: Request) -> Iterable[Fill]:
     )
 
 
-def _no_condition(request: Request) -> Iterable[Fill]:
+def _no_condition(request: AwsRequest) -> Iterable[Fill]:
     keys = {"OnExitCode", "OnReason", "OnStatusReason"}
     rules = request.each("RetryStrategy.EvaluateOnExit")
     return when(any(isinstance(rule, dict) and not keys & {*rule} for rule in rules))
@@ -73,13 +80,13 @@ def _requirements(container: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _vcpu_missing(request: Request) -> Iterable[Fill]:
+def _vcpu_missing(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         if "Vcpus" not in container and "VCPU" not in dict(_requirements(container)):
             yield ()
 
 
-def _vcpu_small(request: Request) -> Iterable[Fill]:
+def _vcpu_small(request: AwsRequest) -> Iterable[Fill]:
     if "FARGATE" in texts(request.get("PlatformCapabilities")):
         return
     for container in containers(request):
@@ -88,7 +95,7 @@ def _vcpu_small(request: Request) -> Iterable[Fill]:
                 yield (value,)
 
 
-def _not_numbers(request: Request) -> Iterable[Fill]:
+def _not_numbers(request: AwsRequest) -> Iterable[Fill]:
     if "FARGATE" in texts(request.get("PlatformCapabilities")):
         return
     for container in containers(request):
@@ -97,7 +104,7 @@ def _not_numbers(request: Request) -> Iterable[Fill]:
                 yield (value, kind)
 
 
-def _memory_small(request: Request) -> Iterable[Fill]:
+def _memory_small(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         asked = [number(v) for kind, v in _requirements(container) if kind == "MEMORY"]
         for mebibytes in [*asked, number(get(container, "Memory"))]:
@@ -105,13 +112,13 @@ def _memory_small(request: Request) -> Iterable[Fill]:
                 yield (int(mebibytes),)
 
 
-def _required_twice(request: Request) -> Iterable[Fill]:
+def _required_twice(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         if duplicates(kind for kind, _ in _requirements(container)):
             yield ()
 
 
-def _old_and_new(request: Request) -> Iterable[Fill]:
+def _old_and_new(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         kinds = dict(_requirements(container))
         for old, kind in (("Vcpus", "VCPU"), ("Memory", "MEMORY")):
@@ -119,7 +126,7 @@ def _old_and_new(request: Request) -> Iterable[Fill]:
                 yield (old.lower(), kind)
 
 
-def _permissions(request: Request) -> Iterable[Fill]:
+def _permissions(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         for device in each(get(container, "LinuxParameters.Devices")):
             for permission in texts(get(device, "Permissions")):
@@ -127,28 +134,28 @@ def _permissions(request: Request) -> Iterable[Fill]:
                     yield (permission, text(get(device, "HostPath")))
 
 
-def _tmpfs(request: Request) -> Iterable[Fill]:
+def _tmpfs(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         for mount in each(get(container, "LinuxParameters.Tmpfs")):
             if number(get(mount, "Size"), 0) < 1:
                 yield ()
 
 
-def _swappiness(request: Request) -> Iterable[Fill]:
+def _swappiness(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         value = number(get(container, "LinuxParameters.Swappiness"))
         if value < 0 or value > 100:
             yield (int(value),)
 
 
-def _swap_without_swappiness(request: Request) -> Iterable[Fill]:
+def _swap_without_swappiness(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         linux = get(container, "LinuxParameters", {})
         if number(get(linux, "MaxSwap")) > 0 and get(linux, "Swappiness") is None:
             yield ()
 
 
-def _awslogs(request: Request) -> Iterable[Fill]:
+def _awslogs(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         log = get(container, "LogConfiguration", {})
         options = get(log, "Options", {})
@@ -157,7 +164,7 @@ def _awslogs(request: Request) -> Iterable[Fill]:
                 yield (name,)
 
 
-def _secrets(request: Request) -> Iterable[Fill]:
+def _secrets(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         named = each(get(container, "Secrets")) + each(
             get(container, "LogConfiguration.SecretOptions")
@@ -166,24 +173,24 @@ def _secrets(request: Request) -> Iterable[Fill]:
             yield ()
 
 
-def _unnamed_variables(request: Request) -> Iterable[Fill]:
+def _unnamed_variables(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         if any(get(pair, "Name") is None for pair in each(get(container, "Environment"))):
             yield ()
 
 
-def _reserved_variables(request: Request) -> Iterable[Fill]:
+def _reserved_variables(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         for pair in each(get(container, "Environment")):
             if text(get(pair, "Name")).startswith("AWS_BATCH"):
                 yield (text(get(pair, "Name")),)
 
 
-def _single_node_type(request: Request) -> Iterable[Fill]:
+def _single_node_type(request: AwsRequest) -> Iterable[Fill]:
     return when(request.has("ContainerProperties.InstanceType"))
 
 
-def _volumes(request: Request) -> Iterable[Fill]:
+def _volumes(request: AwsRequest) -> Iterable[Fill]:
     kinds = {"Host", "EfsVolumeConfiguration", "S3filesVolumeConfiguration"}
     for container in containers(request):
         for volume in each(get(container, "Volumes")):
@@ -191,7 +198,7 @@ def _volumes(request: Request) -> Iterable[Fill]:
                 yield ()
 
 
-def _unknown_volumes(request: Request) -> Iterable[Fill]:
+def _unknown_volumes(request: AwsRequest) -> Iterable[Fill]:
     for container in containers(request):
         names = {text(get(volume, "Name")) for volume in each(get(container, "Volumes"))}
         for mount in each(get(container, "MountPoints")):
@@ -199,7 +206,7 @@ def _unknown_volumes(request: Request) -> Iterable[Fill]:
                 yield (source,)
 
 
-def _too_many_tags(request: Request) -> Iterable[Fill]:
+def _too_many_tags(request: AwsRequest) -> Iterable[Fill]:
     """A submission adds tags of its own, so 50 here are the most that can ever run."""
     tags = request.get("Tags", {})
     size = len(tags) if isinstance(tags, dict) else 0
@@ -470,7 +477,7 @@ ROWS = (
         condition="More tags than a task can have are to be passed on to it.",
         words="Tags: {} combined tags of job and job definition are more than 50",
         verbatim=False,
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         source=API + "API_RegisterJobDefinition.html",
         check=lambda r: [(len(r.get("Tags", {})),) for _ in _too_many_tags(r)],
     ),
@@ -480,7 +487,7 @@ ROWS = (
         condition="An environment variable of Batch's own prefix, which Batch takes away.",
         words="{} is not passed to the container",
         verbatim=False,
-        outcome=Outcome.IGNORED,
+        outcome=RefusalOutcome.IGNORED,
         source="https://github.com/raster-foundry/raster-foundry/pull/2525",
         check=_reserved_variables,
     ),

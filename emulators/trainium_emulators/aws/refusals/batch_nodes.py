@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 from trainium_emulators.aws.refusals.batch_environments import API
 from trainium_emulators.aws.refusals.batch_jobs import containers
-from trainium_emulators.aws.refusals.kinds import DEFINITION
-from trainium_emulators.aws.refusals.refusal import Fill, Refusal, when
-from trainium_emulators.aws.refusals.request import Request, get, text, texts
+from trainium_emulators.aws.refusals.refusal import DEFINITION, Fill, Refusal, when
+from trainium_emulators.aws.refusals.request import AwsRequest, get, text, texts
 
 MAX_RANGES = 5
 MAX_NODES = 1000
@@ -25,39 +24,39 @@ def nodes_of(target: str, num_nodes: int) -> range:
     return range(start, int(last) + 1 if last else max(num_nodes, start + 1))
 
 
-def _targets(request: Request) -> list[str]:
+def _targets(request: AwsRequest) -> list[str]:
     return [
         text(get(entry, "TargetNodes"))
         for entry in request.each("NodeProperties.NodeRangeProperties")
     ]
 
 
-def _well_formed_targets(request: Request) -> list[str]:
+def _well_formed_targets(request: AwsRequest) -> list[str]:
     """Every target, if all of them can be read; else none."""
     targets = _targets(request)
     return targets if all(t and _RANGE.fullmatch(t) for t in targets) else []
 
 
-def _num_nodes(request: Request) -> int:
+def _num_nodes(request: AwsRequest) -> int:
     wanted = request.number("NodeProperties.NumNodes")
     return int(wanted) if wanted == wanted else 0
 
 
-def _outside(request: Request) -> Iterable[Fill]:
+def _outside(request: AwsRequest) -> Iterable[Fill]:
     num_nodes = _num_nodes(request)
     for target in _well_formed_targets(request):
         if num_nodes and nodes_of(target, num_nodes)[-1] >= num_nodes:
             yield (target, num_nodes)
 
 
-def _uncovered(request: Request) -> Iterable[Fill]:
+def _uncovered(request: AwsRequest) -> Iterable[Fill]:
     num_nodes = _num_nodes(request)
     targets = _well_formed_targets(request)
     covered = {index for target in targets for index in nodes_of(target, num_nodes)}
     return when(bool(targets) and not set(range(num_nodes)) <= covered)
 
 
-def _without_container(request: Request) -> Iterable[Fill]:
+def _without_container(request: AwsRequest) -> Iterable[Fill]:
     for entry in request.each("NodeProperties.NodeRangeProperties"):
         if isinstance(entry, dict) and not {"Container", "EcsProperties", "EksProperties"} & {
             *entry
@@ -65,7 +64,7 @@ def _without_container(request: Request) -> Iterable[Fill]:
             yield (text(get(entry, "TargetNodes")),)
 
 
-def _types_differ(request: Request) -> Iterable[Fill]:
+def _types_differ(request: AwsRequest) -> Iterable[Fill]:
     types = {text(get(container, "InstanceType")) for container in containers(request)} - {""}
     return when(len(types) > 1)
 

@@ -13,9 +13,15 @@ from typing import Any
 
 from trainium_emulators.aws.refusals.batch_environments import API, GUIDE
 from trainium_emulators.aws.refusals.batch_nodes import nodes_of
-from trainium_emulators.aws.refusals.kinds import SUBMIT
-from trainium_emulators.aws.refusals.refusal import MOTO, Fill, Outcome, Refusal, when
-from trainium_emulators.aws.refusals.request import Request, each, get, text
+from trainium_emulators.aws.refusals.refusal import (
+    MOTO,
+    SUBMIT,
+    Fill,
+    Refusal,
+    RefusalOutcome,
+    when,
+)
+from trainium_emulators.aws.refusals.request import AwsRequest, each, get, text
 
 MAX_BYTES = 30 * 1024
 MAX_OVERRIDE_CHARACTERS = 8192
@@ -23,12 +29,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _OURS = {"definition", "queue"}
 
 
-def _ranges(request: Request) -> list[str]:
+def _ranges(request: AwsRequest) -> list[str]:
     entries = request.each("definition.nodeProperties.nodeRangeProperties")
     return [text(get(entry, "targetNodes")) for entry in entries]
 
 
-def _closed(request: Request) -> Iterable[Fill]:
+def _closed(request: AwsRequest) -> Iterable[Fill]:
     ranges = _ranges(request)
     return when(
         request.has("nodeOverrides.numNodes")
@@ -37,7 +43,7 @@ def _closed(request: Request) -> Iterable[Fill]:
     )
 
 
-def _no_such_range(request: Request) -> Iterable[Fill]:
+def _no_such_range(request: AwsRequest) -> Iterable[Fill]:
     ranges = _ranges(request)
     if not ranges:
         return
@@ -46,7 +52,7 @@ def _no_such_range(request: Request) -> Iterable[Fill]:
             yield (target,)
 
 
-def _uncovered(request: Request) -> Iterable[Fill]:
+def _uncovered(request: AwsRequest) -> Iterable[Fill]:
     ranges = _ranges(request)
     default = request.number("definition.nodeProperties.numNodes")
     wanted = request.number("nodeOverrides.numNodes", default)
@@ -56,13 +62,13 @@ def _uncovered(request: Request) -> Iterable[Fill]:
     return when(not set(range(int(wanted))) <= covered)
 
 
-def _size(request: Request) -> Iterable[Fill]:
+def _size(request: AwsRequest) -> Iterable[Fill]:
     own = {name: value for name, value in request.properties.items() if name not in _OURS}
     size = len(json.dumps(own, separators=(",", ":")).encode())
     return when(size > MAX_BYTES, -(-size // 1024))
 
 
-def _override_length(request: Request) -> Iterable[Fill]:
+def _override_length(request: AwsRequest) -> Iterable[Fill]:
     overrides = [
         get(entry, "containerOverrides")
         for entry in request.each("nodeOverrides.nodePropertyOverrides")
@@ -72,11 +78,11 @@ def _override_length(request: Request) -> Iterable[Fill]:
             yield ()
 
 
-def _attempts(request: Request) -> Iterable[Fill]:
+def _attempts(request: AwsRequest) -> Iterable[Fill]:
     return when(not 1 <= request.number("retryStrategy.attempts", 1) <= 10)
 
 
-def _wrong_overrides(request: Request) -> Iterable[Fill]:
+def _wrong_overrides(request: AwsRequest) -> Iterable[Fill]:
     kind = request.get("definition.type")
     for given, wanted in (("nodeOverrides", "multinode"), ("containerOverrides", "container")):
         if request.get(given) and kind is not None and kind != wanted:
@@ -111,7 +117,7 @@ ROWS = (
         on=SUBMIT,
         condition="Overrides of more characters than ECS takes; the job is accepted and fails.",
         words="Container Overrides length must be at most 8192",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         source="https://github.com/Netflix/metaflow/issues/1482",
         check=_override_length,
     ),
@@ -241,7 +247,7 @@ ROWS = (
         condition="An environment variable of Batch's own prefix, which Batch takes away.",
         words="{} is not passed to the container",
         verbatim=False,
-        outcome=Outcome.IGNORED,
+        outcome=RefusalOutcome.IGNORED,
         source="https://github.com/raster-foundry/raster-foundry/pull/2525",
         check=lambda r: [
             (name,)

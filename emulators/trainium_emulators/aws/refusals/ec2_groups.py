@@ -7,9 +7,17 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from trainium_emulators.aws.refusals.kinds import EGRESS, INGRESS, SECURITY_GROUP
-from trainium_emulators.aws.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
-from trainium_emulators.aws.refusals.request import Request, get, number, text
+from trainium_emulators.aws.refusals.refusal import (
+    CFN_LINT,
+    EGRESS,
+    INGRESS,
+    MOTO,
+    SECURITY_GROUP,
+    Fill,
+    Refusal,
+    when,
+)
+from trainium_emulators.aws.refusals.request import AwsRequest, get, number, text
 
 API = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/"
 CFN = "https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/"
@@ -20,7 +28,7 @@ _DESCRIPTION = re.compile(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{0,255}")
 _SET = "a-zA-Z0-9. _-:/()#,@[]+=&;{{}}!$*"
 
 
-def rules(request: Request) -> Iterator[Any]:
+def rules(request: AwsRequest) -> Iterator[Any]:
     """Rules of a group's own, or the one that a request of its own makes."""
     if "CidrIp" in request.properties or "IpProtocol" in request.properties:
         yield request.properties
@@ -28,13 +36,13 @@ def rules(request: Request) -> Iterator[Any]:
         yield from request.each(direction)
 
 
-def _rule_descriptions(request: Request) -> Iterable[Fill]:
+def _rule_descriptions(request: AwsRequest) -> Iterable[Fill]:
     return when(
         any(not _DESCRIPTION.fullmatch(text(get(rule, "Description"))) for rule in rules(request))
     )
 
 
-def _ports(request: Request) -> Iterable[Fill]:
+def _ports(request: AwsRequest) -> Iterable[Fill]:
     for rule in rules(request):
         if text(get(rule, "IpProtocol")) not in ("tcp", "udp", "6", "17"):
             continue
@@ -43,7 +51,7 @@ def _ports(request: Request) -> Iterable[Fill]:
             yield (int(first), int(last))
 
 
-def _cidrs(request: Request) -> Iterable[Fill]:
+def _cidrs(request: AwsRequest) -> Iterable[Fill]:
     for rule in rules(request):
         if not (cidr := text(get(rule, "CidrIp"))):
             continue
@@ -53,7 +61,7 @@ def _cidrs(request: Request) -> Iterable[Fill]:
             yield (cidr,)
 
 
-def _too_many_rules(request: Request) -> Iterable[Fill]:
+def _too_many_rules(request: AwsRequest) -> Iterable[Fill]:
     return when(
         any(
             len(request.each(direction)) > 60

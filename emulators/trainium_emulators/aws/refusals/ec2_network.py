@@ -7,17 +7,21 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from trainium_emulators.aws.refusals.kinds import (
+from trainium_emulators.aws.refusals.refusal import (
+    CFN_LINT,
     ENDPOINT,
     FLOW_LOG,
     GATEWAY_ATTACHMENT,
+    MOTO,
     NAT_GATEWAY,
     ROUTE,
     SUBNET,
     VPC,
+    Fill,
+    Refusal,
+    when,
 )
-from trainium_emulators.aws.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
-from trainium_emulators.aws.refusals.request import Request, duplicates, false, get, text, true
+from trainium_emulators.aws.refusals.request import AwsRequest, duplicates, false, get, text, true
 
 CFN = "https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/"
 
@@ -29,17 +33,17 @@ _TARGETS = {
 }  # fmt: skip
 
 
-def _gateway(request: Request) -> bool:
+def _gateway(request: AwsRequest) -> bool:
     return bool(request.get("VpcEndpointType", "Gateway") == "Gateway")
 
 
-def _gateway_service(request: Request) -> Iterable[Fill]:
+def _gateway_service(request: AwsRequest) -> Iterable[Fill]:
     parts = request.text("ServiceName").split(".")
     aws = len(parts) == 4 and parts[:2] == ["com", "amazonaws"]
     return when(_gateway(request) and aws and parts[3] not in ("s3", "dynamodb"))
 
 
-def _other_region(request: Request) -> Iterable[Fill]:
+def _other_region(request: AwsRequest) -> Iterable[Fill]:
     parts = request.text("ServiceName").split(".")
     regional = len(parts) >= 4 and re.fullmatch(r"[a-z]{2}(-[a-z]+)+-\d+", parts[2])
     return when(
@@ -48,7 +52,7 @@ def _other_region(request: Request) -> Iterable[Fill]:
     )
 
 
-def zones(request: Request, subnets: Iterable[Any]) -> list[str]:
+def zones(request: AwsRequest, subnets: Iterable[Any]) -> list[str]:
     """Zones of subnets, as far as they are known: by id, or else by name."""
     found = [request.account.find(SUBNET, subnet) for subnet in subnets]
     return [
@@ -59,13 +63,13 @@ def zones(request: Request, subnets: Iterable[Any]) -> list[str]:
     ]  # fmt: skip
 
 
-def _endpoint_zones(request: Request) -> Iterable[Fill]:
+def _endpoint_zones(request: AwsRequest) -> Iterable[Fill]:
     return when(
         not _gateway(request) and bool(duplicates(zones(request, request.each("SubnetIds"))))
     )
 
 
-def _same_private_name(request: Request) -> Iterable[Fill]:
+def _same_private_name(request: AwsRequest) -> Iterable[Fill]:
     if _gateway(request) or not true(request.get("PrivateDnsEnabled")):
         return []
     others = [
@@ -82,7 +86,7 @@ def _same_private_name(request: Request) -> Iterable[Fill]:
     return when(bool(others), f"{service}.amazonaws.com")
 
 
-def _without_dns(request: Request) -> Iterable[Fill]:
+def _without_dns(request: AwsRequest) -> Iterable[Fill]:
     vpc = request.find(VPC, "VpcId")
     if vpc is None or _gateway(request) or not true(request.get("PrivateDnsEnabled")):
         return []
@@ -90,7 +94,7 @@ def _without_dns(request: Request) -> Iterable[Fill]:
     return when(support or false(get(vpc, "EnableDnsHostnames")))
 
 
-def _vpc_reserved(request: Request) -> Iterable[Fill]:
+def _vpc_reserved(request: AwsRequest) -> Iterable[Fill]:
     try:
         own = ipaddress.ip_network(request.text("CidrBlock"), strict=False)
     except ValueError:
@@ -98,7 +102,7 @@ def _vpc_reserved(request: Request) -> Iterable[Fill]:
     return when(any(own.overlaps(ipaddress.ip_network(r)) for r in _RESERVED), str(own))
 
 
-def _second_gateway(request: Request) -> Iterable[Fill]:
+def _second_gateway(request: AwsRequest) -> Iterable[Fill]:
     attached = [
         other
         for other in request.account.all(GATEWAY_ATTACHMENT)
@@ -109,7 +113,7 @@ def _second_gateway(request: Request) -> Iterable[Fill]:
     return when(request.has("InternetGatewayId") and bool(attached))
 
 
-def _delivery(request: Request) -> Iterable[Fill]:
+def _delivery(request: AwsRequest) -> Iterable[Fill]:
     kind = request.get("LogDestinationType", "cloud-watch-logs")
     return when(kind == "cloud-watch-logs" and not request.has("DeliverLogsPermissionArn"))
 

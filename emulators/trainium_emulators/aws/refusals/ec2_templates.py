@@ -12,10 +12,16 @@ from collections.abc import Iterable
 from typing import Any
 
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_emulators.aws.refusals.kinds import LAUNCH_TEMPLATE, PLACEMENT_GROUP
-from trainium_emulators.aws.refusals.refusal import Fill, Outcome, Refusal, when
+from trainium_emulators.aws.refusals.refusal import (
+    LAUNCH_TEMPLATE,
+    PLACEMENT_GROUP,
+    Fill,
+    Refusal,
+    RefusalOutcome,
+    when,
+)
 from trainium_emulators.aws.refusals.request import (
-    Request,
+    AwsRequest,
     duplicates,
     each,
     get,
@@ -34,11 +40,11 @@ GP3_IOPS = 3000
 _BURSTABLE = {"t2", "t3", "t3a", "t4g"}
 
 
-def _data(request: Request) -> Any:
+def _data(request: AwsRequest) -> Any:
     return request.get("LaunchTemplateData", {})
 
 
-def _interfaces(request: Request) -> list[Any]:
+def _interfaces(request: AwsRequest) -> list[Any]:
     return each(get(_data(request), "NetworkInterfaces"))
 
 
@@ -53,11 +59,11 @@ def user_data(data: Any) -> str:
         return given
 
 
-def _user_data(request: Request) -> Iterable[Fill]:
+def _user_data(request: AwsRequest) -> Iterable[Fill]:
     return when(len(user_data(_data(request)).encode()) > USER_DATA_BYTES)
 
 
-def _throughput(request: Request) -> Iterable[Fill]:
+def _throughput(request: AwsRequest) -> Iterable[Fill]:
     for mapping in each(get(_data(request), "BlockDeviceMappings")):
         volume = get(mapping, "Ebs", {})
         if text(get(volume, "VolumeType")) != "gp3":
@@ -67,12 +73,12 @@ def _throughput(request: Request) -> Iterable[Fill]:
             yield (f"{ratio:.6f}",)
 
 
-def _public_address(request: Request) -> Iterable[Fill]:
+def _public_address(request: AwsRequest) -> Iterable[Fill]:
     nics = _interfaces(request)
     return when(len(nics) > 1 and any(true(get(nic, "AssociatePublicIpAddress")) for nic in nics))
 
 
-def _groups_beside_interfaces(request: Request) -> Iterable[Fill]:
+def _groups_beside_interfaces(request: AwsRequest) -> Iterable[Fill]:
     return when(bool(_interfaces(request)) and get(_data(request), "SecurityGroupIds") is not None)
 
 
@@ -80,7 +86,7 @@ def _is_efa(nic: Any) -> bool:
     return text(get(nic, "InterfaceType")).startswith("efa")
 
 
-def _efa_unsupported(request: Request) -> Iterable[Fill]:
+def _efa_unsupported(request: AwsRequest) -> Iterable[Fill]:
     kind = text(get(_data(request), "InstanceType"))
     known = INSTANCE_TYPES.get(kind)
     without = known is not None and known.num_efa_interfaces == 0
@@ -88,7 +94,7 @@ def _efa_unsupported(request: Request) -> Iterable[Fill]:
     return when((without or burstable) and any(map(_is_efa, _interfaces(request))), kind)
 
 
-def _cards(request: Request) -> Iterable[Fill]:
+def _cards(request: AwsRequest) -> Iterable[Fill]:
     kind = text(get(_data(request), "InstanceType"))
     known = INSTANCE_TYPES.get(kind)
     if known is None:
@@ -99,7 +105,7 @@ def _cards(request: Request) -> Iterable[Fill]:
             yield (int(card), kind)
 
 
-def _same_slot(request: Request) -> Iterable[Fill]:
+def _same_slot(request: AwsRequest) -> Iterable[Fill]:
     slots = [
         (number(get(nic, "NetworkCardIndex"), 0), number(get(nic, "DeviceIndex"), 0))
         for nic in _interfaces(request)
@@ -107,7 +113,7 @@ def _same_slot(request: Request) -> Iterable[Fill]:
     return [(int(card), int(device)) for card, device in duplicates(slots)]
 
 
-def _primary_without_address(request: Request) -> Iterable[Fill]:
+def _primary_without_address(request: AwsRequest) -> Iterable[Fill]:
     return when(
         any(
             number(get(nic, "NetworkCardIndex"), 0) == 0
@@ -118,7 +124,7 @@ def _primary_without_address(request: Request) -> Iterable[Fill]:
     )
 
 
-def _no_primary(request: Request) -> Iterable[Fill]:
+def _no_primary(request: AwsRequest) -> Iterable[Fill]:
     nics = _interfaces(request)
     return when(
         bool(nics)
@@ -129,7 +135,7 @@ def _no_primary(request: Request) -> Iterable[Fill]:
     )
 
 
-def _addresses_of_efa_only(request: Request) -> Iterable[Fill]:
+def _addresses_of_efa_only(request: AwsRequest) -> Iterable[Fill]:
     keys = {"PrivateIpAddress", "PrivateIpAddresses", "SecondaryPrivateIpAddressCount",
             "Ipv6AddressCount", "Ipv6Addresses", "AssociatePublicIpAddress"}  # fmt: skip
     return when(
@@ -141,21 +147,21 @@ def _addresses_of_efa_only(request: Request) -> Iterable[Fill]:
     )
 
 
-def _burstable_in_cluster(request: Request) -> Iterable[Fill]:
+def _burstable_in_cluster(request: AwsRequest) -> Iterable[Fill]:
     kind = text(get(_data(request), "InstanceType"))
     group = request.account.find(PLACEMENT_GROUP, get(_data(request), "Placement.GroupName"))
     strategy = text(get(group, "Strategy"))
     return when(strategy == "cluster" and kind.partition(".")[0] in _BURSTABLE, kind)
 
 
-def _block_without_reservation(request: Request) -> Iterable[Fill]:
+def _block_without_reservation(request: AwsRequest) -> Iterable[Fill]:
     data = _data(request)
     market = text(get(data, "InstanceMarketOptions.MarketType"))
     target = get(data, "CapacityReservationSpecification.CapacityReservationTarget")
     return when(market == "capacity-block" and target is None)
 
 
-def _block_unsold(request: Request) -> Iterable[Fill]:
+def _block_unsold(request: AwsRequest) -> Iterable[Fill]:
     data = _data(request)
     kind = text(get(data, "InstanceType"))
     known = INSTANCE_TYPES.get(kind)
@@ -216,7 +222,7 @@ ROWS = (
         words="Network interfaces and an instance-level security groups may not be specified on "
         "the same request",
         source="https://github.com/pulumi/pulumi-aws/issues/2506",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_groups_beside_interfaces,
     ),
     Refusal(
@@ -226,7 +232,7 @@ ROWS = (
         words="The associatePublicIPAddress parameter cannot be specified when launching with "
         "multiple network interfaces",
         source="https://github.com/zalando-incubator/kubernetes-on-aws/pull/8733",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_public_address,
     ),
     Refusal(
@@ -235,7 +241,7 @@ ROWS = (
         condition="EFA on an instance type without it.",
         words="{} instances do not support Elastic Fabric Adapters.",
         source="https://github.com/devopsacademyau/academy/pull/277",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_efa_unsupported,
     ),
     Refusal(
@@ -245,7 +251,7 @@ ROWS = (
         words="Network card index {} exceeds the limit for {}",
         verbatim=False,
         source=GUIDE + "using-eni.html#network-cards",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_cards,
     ),
     Refusal(
@@ -255,7 +261,7 @@ ROWS = (
         words="Network card index {} has two interfaces with device index {}",
         verbatim=False,
         source=API + "API_LaunchTemplateInstanceNetworkInterfaceSpecificationRequest.html",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_same_slot,
     ),
     Refusal(
@@ -265,7 +271,7 @@ ROWS = (
         words="An EFA-only network interface can't be the primary network interface",
         verbatim=False,
         source=GUIDE + "efa.html",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_primary_without_address,
     ),
     Refusal(
@@ -275,7 +281,7 @@ ROWS = (
         words="You can't assign an IP address to an EFA-only network interface",
         verbatim=False,
         source=GUIDE + "efa.html",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_addresses_of_efa_only,
     ),
     Refusal(
@@ -286,7 +292,7 @@ ROWS = (
         "index 0",
         verbatim=False,
         source=GUIDE + "using-eni.html#network-cards",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_no_primary,
     ),
     Refusal(
@@ -296,7 +302,7 @@ ROWS = (
         words="Cluster placement groups are not supported by the '{}' instance type. Specify a "
         "supported instance type or change the placement group strategy, and try again.",
         source="https://github.com/dstackai/dstack/issues/2872",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_burstable_in_cluster,
     ),
     Refusal(
@@ -306,7 +312,7 @@ ROWS = (
         words="A Capacity Block needs a capacity reservation target",
         verbatim=False,
         source=GUIDE + "capacity-blocks-launch.html",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_block_without_reservation,
     ),
     Refusal(
@@ -316,7 +322,7 @@ ROWS = (
         words="Capacity Blocks are not supported by the '{}' instance type",
         verbatim=False,
         source=GUIDE + "ec2-capacity-blocks.html",
-        outcome=Outcome.FAILS_LATER,
+        outcome=RefusalOutcome.FAILS_LATER,
         check=_block_unsold,
     ),
     Refusal(

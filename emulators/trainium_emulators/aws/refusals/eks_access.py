@@ -7,9 +7,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainium_emulators.aws.refusals.kinds import ACCESS_ENTRY, ADDON, CLUSTER, POD_IDENTITY, ROLE
-from trainium_emulators.aws.refusals.refusal import CFN_LINT, Fill, Refusal, when
-from trainium_emulators.aws.refusals.request import Request, each, get, text, texts
+from trainium_emulators.aws.refusals.refusal import (
+    ACCESS_ENTRY,
+    ADDON,
+    CFN_LINT,
+    CLUSTER,
+    POD_IDENTITY,
+    ROLE,
+    Fill,
+    Refusal,
+    when,
+)
+from trainium_emulators.aws.refusals.request import AwsRequest, each, get, text, texts
 
 API = "https://docs.aws.amazon.com/eks/latest/APIReference/"
 GUIDE = "https://docs.aws.amazon.com/eks/latest/userguide/"
@@ -20,34 +29,34 @@ _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
-def _node_entry(request: Request) -> bool:
+def _node_entry(request: AwsRequest) -> bool:
     return request.text("Type") in ("EC2_LINUX", "EC2_WINDOWS")
 
 
-def _reserved_groups(request: Request) -> Iterable[Fill]:
+def _reserved_groups(request: AwsRequest) -> Iterable[Fill]:
     for group in texts(request.get("KubernetesGroups")):
         for prefix in RESERVED_NAMES:
             if group.startswith(prefix):
                 yield (group, prefix)
 
 
-def _policy_arns(request: Request) -> Iterable[Fill]:
+def _policy_arns(request: AwsRequest) -> Iterable[Fill]:
     arns = [text(get(entry, "PolicyArn")) for entry in request.each("AccessPolicies")]
     form = re.compile(r"arn:[^:]+:eks::aws:cluster-access-policy/.+")
     return when(any(arn and not form.fullmatch(arn) for arn in arns))
 
 
-def _scopes(request: Request) -> list[Any]:
+def _scopes(request: AwsRequest) -> list[Any]:
     return [get(entry, "AccessScope", {}) for entry in request.each("AccessPolicies")]
 
 
-def _configuration_mode(request: Request) -> Iterable[Fill]:
+def _configuration_mode(request: AwsRequest) -> Iterable[Fill]:
     cluster = request.find(CLUSTER, "ClusterName")
     mode = get(cluster, "AccessConfig.AuthenticationMode", "CONFIG_MAP")
     return when(cluster is not None and mode == "CONFIG_MAP")
 
 
-def _siblings(request: Request, kind: str) -> list[Mapping[str, Any]]:
+def _siblings(request: AwsRequest, kind: str) -> list[Mapping[str, Any]]:
     return [
         other
         for other in request.account.all(kind)
@@ -57,7 +66,7 @@ def _siblings(request: Request, kind: str) -> list[Mapping[str, Any]]:
     ]
 
 
-def _entry_twice(request: Request) -> Iterable[Fill]:
+def _entry_twice(request: AwsRequest) -> Iterable[Fill]:
     own = request.get("PrincipalArn")
     return when(
         any(
@@ -67,12 +76,12 @@ def _entry_twice(request: Request) -> Iterable[Fill]:
     )
 
 
-def _addon_twice(request: Request) -> Iterable[Fill]:
+def _addon_twice(request: AwsRequest) -> Iterable[Fill]:
     own = request.text("AddonName")
     return when(any(text(get(e, "AddonName")) == own for e in _siblings(request, ADDON)))
 
 
-def _identity_twice(request: Request) -> Iterable[Fill]:
+def _identity_twice(request: AwsRequest) -> Iterable[Fill]:
     own = (request.text("Namespace"), request.text("ServiceAccount"))
     return when(
         any(
@@ -82,7 +91,7 @@ def _identity_twice(request: Request) -> Iterable[Fill]:
     )
 
 
-def _configuration(request: Request) -> Iterable[Fill]:
+def _configuration(request: AwsRequest) -> Iterable[Fill]:
     given = request.text("ConfigurationValues")
     if not given.startswith('{"'):  # YAML is taken too
         return []
@@ -93,7 +102,7 @@ def _configuration(request: Request) -> Iterable[Fill]:
     return []
 
 
-def _trust(request: Request) -> Iterable[Fill]:
+def _trust(request: AwsRequest) -> Iterable[Fill]:
     role = request.find(ROLE, "RoleArn")
     if role is None:
         return []

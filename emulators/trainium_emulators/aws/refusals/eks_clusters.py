@@ -9,9 +9,17 @@ from typing import Any
 
 from trainium_catalogue.eks import KUBERNETES_VERSIONS
 from trainium_emulators.aws.refusals.ec2_network import zones
-from trainium_emulators.aws.refusals.kinds import CLUSTER, KEY, SECURITY_GROUP, SUBNET
-from trainium_emulators.aws.refusals.refusal import Fill, Outcome, Refusal, when
-from trainium_emulators.aws.refusals.request import Request, each, false, get, text, texts, true
+from trainium_emulators.aws.refusals.refusal import (
+    CLUSTER,
+    KEY,
+    SECURITY_GROUP,
+    SUBNET,
+    Fill,
+    Refusal,
+    RefusalOutcome,
+    when,
+)
+from trainium_emulators.aws.refusals.request import AwsRequest, each, false, get, text, texts, true
 
 API = "https://docs.aws.amazon.com/eks/latest/APIReference/"
 GUIDE = "https://docs.aws.amazon.com/eks/latest/userguide/"
@@ -21,7 +29,7 @@ WITHOUT_CONTROL_PLANE = {"use1-az3", "usw1-az2", "cac1-az3"}
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 
 
-def _one_zone(request: Request) -> Iterable[Fill]:
+def _one_zone(request: AwsRequest) -> Iterable[Fill]:
     subnets = request.get("ResourcesVpcConfig.SubnetIds")
     known = zones(request, each(subnets))
     if not isinstance(subnets, list) or (len(subnets) > 1 and len(known) < len(subnets)):
@@ -29,13 +37,13 @@ def _one_zone(request: Request) -> Iterable[Fill]:
     return when(len(subnets) == 1 or len(set(known)) == 1)
 
 
-def _bad_zone(request: Request) -> Iterable[Fill]:
+def _bad_zone(request: AwsRequest) -> Iterable[Fill]:
     for zone in zones(request, request.each("ResourcesVpcConfig.SubnetIds")):
         if zone in WITHOUT_CONTROL_PLANE:
             yield (zone,)
 
 
-def _other_vpc(request: Request) -> Iterable[Fill]:
+def _other_vpc(request: AwsRequest) -> Iterable[Fill]:
     def vpcs(kind: str, path: str) -> list[Any]:
         found = [request.account.find(kind, value) for value in request.each(path)]
         return [get(entry, "VpcId") for entry in found if entry is not None]
@@ -51,7 +59,7 @@ def _other_vpc(request: Request) -> Iterable[Fill]:
     )
 
 
-def _auto_mode(request: Request) -> Iterable[Fill]:
+def _auto_mode(request: AwsRequest) -> Iterable[Fill]:
     switches = [
         request.get("ComputeConfig.Enabled"),
         request.get("KubernetesNetworkConfig.ElasticLoadBalancing.Enabled"),
@@ -61,24 +69,24 @@ def _auto_mode(request: Request) -> Iterable[Fill]:
     return when(any(on) and any(off))
 
 
-def _self_managed(request: Request) -> Iterable[Fill]:
+def _self_managed(request: AwsRequest) -> Iterable[Fill]:
     enabled = true(request.get("ComputeConfig.Enabled"))
     return when(enabled and request.get("BootstrapSelfManagedAddons", True) in (True, "true"))
 
 
-def _closed(request: Request) -> Iterable[Fill]:
+def _closed(request: AwsRequest) -> Iterable[Fill]:
     network = "ResourcesVpcConfig."
     private = false(request.get(network + "EndpointPrivateAccess"))
     return when(private and request.get(network + "EndpointPublicAccess") in (False, "false"))
 
 
-def _unread_cidrs(request: Request) -> Iterable[Fill]:
+def _unread_cidrs(request: AwsRequest) -> Iterable[Fill]:
     network = "ResourcesVpcConfig."
     off = request.get(network + "EndpointPublicAccess") in (False, "false")
     return when(off and request.has(network + "PublicAccessCidrs"))
 
 
-def _service_range(request: Request) -> Any:
+def _service_range(request: AwsRequest) -> Any:
     try:
         return ipaddress.ip_network(
             request.text("KubernetesNetworkConfig.ServiceIpv4Cidr"), strict=False
@@ -87,19 +95,19 @@ def _service_range(request: Request) -> Any:
         return None
 
 
-def _service_size(request: Request) -> Iterable[Fill]:
+def _service_size(request: AwsRequest) -> Iterable[Fill]:
     own = _service_range(request)
     return when(own is not None and not 12 <= own.prefixlen <= 24, own)
 
 
-def _service_public(request: Request) -> Iterable[Fill]:
+def _service_public(request: AwsRequest) -> Iterable[Fill]:
     own = _service_range(request)
     return when(
         own is not None and not any(own.subnet_of(ipaddress.ip_network(p)) for p in _PRIVATE), own
     )
 
 
-def _wrong_key(request: Request) -> Iterable[Fill]:
+def _wrong_key(request: AwsRequest) -> Iterable[Fill]:
     for entry in request.each("EncryptionConfig"):
         key = request.account.find(KEY, get(entry, "Provider.KeyArn"))
         if text(get(key, "KeySpec")) not in ("", "SYMMETRIC_DEFAULT"):
@@ -112,13 +120,13 @@ def minor(version: Any) -> int:
     return int(minor) if major == "1" and minor.isdigit() else -1
 
 
-def _version_step(request: Request) -> Iterable[Fill]:
+def _version_step(request: AwsRequest) -> Iterable[Fill]:
     before, after = get(request.previous, "Version"), request.get("Version")
     old, new = minor(before), minor(after)
     return when(old > 0 < new and new - old not in (0, 1), before, after)
 
 
-def _authentication_step(request: Request) -> Iterable[Fill]:
+def _authentication_step(request: AwsRequest) -> Iterable[Fill]:
     modes = ["CONFIG_MAP", "API_AND_CONFIG_MAP", "API"]
     path = "AccessConfig.AuthenticationMode"
     before, after = get(request.previous, path), request.get(path)
@@ -204,7 +212,7 @@ ROWS = (
         condition="Addresses that may reach a public endpoint which is off.",
         words="publicAccessCidrs has no effect while the public endpoint is off",
         verbatim=False,
-        outcome=Outcome.IGNORED,
+        outcome=RefusalOutcome.IGNORED,
         source="https://github.com/pulumi/pulumi-eks/issues/1436",
         check=_unread_cidrs,
     ),

@@ -8,9 +8,16 @@ from typing import Any
 
 from trainium_emulators.aws.refusals.ec2_templates import user_data
 from trainium_emulators.aws.refusals.eks_clusters import minor
-from trainium_emulators.aws.refusals.kinds import CLUSTER, LAUNCH_TEMPLATE, NODE_GROUP
-from trainium_emulators.aws.refusals.refusal import MOTO, Fill, Refusal, when
-from trainium_emulators.aws.refusals.request import Request, each, get, text
+from trainium_emulators.aws.refusals.refusal import (
+    CLUSTER,
+    LAUNCH_TEMPLATE,
+    MOTO,
+    NODE_GROUP,
+    Fill,
+    Refusal,
+    when,
+)
+from trainium_emulators.aws.refusals.request import AwsRequest, each, get, text
 
 API = "https://docs.aws.amazon.com/eks/latest/APIReference/"
 GUIDE = "https://docs.aws.amazon.com/eks/latest/userguide/"
@@ -29,7 +36,7 @@ _QUALIFIED = re.compile(
 )
 
 
-def launch_template(request: Request) -> Mapping[str, Any]:
+def launch_template(request: AwsRequest) -> Mapping[str, Any]:
     """Data of the node group's launch template, as far as it is known."""
     given = request.get("LaunchTemplate", {})
     for key in ("Id", "Name"):
@@ -40,47 +47,47 @@ def launch_template(request: Request) -> Mapping[str, Any]:
     return {}
 
 
-def _of_template(request: Request, path: str) -> Any:
+def _of_template(request: AwsRequest, path: str) -> Any:
     return get(launch_template(request), path)
 
 
-def _types_twice(request: Request) -> Iterable[Fill]:
+def _types_twice(request: AwsRequest) -> Iterable[Fill]:
     return when(
         _of_template(request, "InstanceType") is not None and bool(request.get("InstanceTypes"))
     )
 
 
-def _subnets_of_template(request: Request) -> Iterable[Fill]:
+def _subnets_of_template(request: AwsRequest) -> Iterable[Fill]:
     nics = each(_of_template(request, "NetworkInterfaces"))
     return when(any(get(nic, "SubnetId") is not None for nic in nics))
 
 
-def _no_image_of_template(request: Request) -> Iterable[Fill]:
+def _no_image_of_template(request: AwsRequest) -> Iterable[Fill]:
     custom = request.text("AmiType") == "CUSTOM"
     return when(custom and not request.has("LaunchTemplate"))
 
 
-def _both_images(request: Request) -> Iterable[Fill]:
+def _both_images(request: AwsRequest) -> Iterable[Fill]:
     image = _of_template(request, "ImageId") is not None
     return when(image and request.text("AmiType") not in ("", "CUSTOM"))
 
 
-def _version_of_image(request: Request) -> Iterable[Fill]:
+def _version_of_image(request: AwsRequest) -> Iterable[Fill]:
     return when(_of_template(request, "ImageId") is not None and request.has("Version"))
 
 
-def _user_data(request: Request) -> Iterable[Fill]:
+def _user_data(request: AwsRequest) -> Iterable[Fill]:
     """With an image of its own EKS takes any user data."""
     given = user_data(launch_template(request))
     own_image = _of_template(request, "ImageId") is not None
     return when(bool(given) and not own_image and "multipart/" not in given)
 
 
-def _market(request: Request) -> str:
+def _market(request: AwsRequest) -> str:
     return text(_of_template(request, "InstanceMarketOptions.MarketType"))
 
 
-def _block(request: Request) -> Iterable[Fill]:
+def _block(request: AwsRequest) -> Iterable[Fill]:
     if request.get("CapacityType") != "CAPACITY_BLOCK":
         return []
     data = launch_template(request)
@@ -93,23 +100,23 @@ def _block(request: Request) -> Iterable[Fill]:
     return when(bool(data) and not whole)
 
 
-def _block_type(request: Request) -> Iterable[Fill]:
+def _block_type(request: AwsRequest) -> Iterable[Fill]:
     wanted = request.get("CapacityType", "ON_DEMAND") != "CAPACITY_BLOCK"
     return when(_market(request) == "capacity-block" and wanted)
 
 
-def _size(request: Request, name: str) -> float:
+def _size(request: AwsRequest, name: str) -> float:
     return request.number(f"ScalingConfig.{name}")
 
 
-def _release(request: Request) -> Iterable[Fill]:
+def _release(request: AwsRequest) -> Iterable[Fill]:
     release, version = request.text("ReleaseVersion"), request.text("Version")
     return when(
         bool(release and version) and not release.startswith(version + "."), release, version
     )
 
 
-def _mixed_update(request: Request) -> Iterable[Fill]:
+def _mixed_update(request: AwsRequest) -> Iterable[Fill]:
     """Not of a group that is replaced: that is a creation."""
     before, after = request.previous, request.properties
     if before is None:
@@ -121,22 +128,22 @@ def _mixed_update(request: Request) -> Iterable[Fill]:
     return when(versions or {"LaunchTemplate", "Tags"} <= changed)
 
 
-def _cluster(request: Request) -> Mapping[str, Any]:
+def _cluster(request: AwsRequest) -> Mapping[str, Any]:
     return request.find(CLUSTER, "ClusterName") or {}
 
 
-def _other_version(request: Request) -> Iterable[Fill]:
+def _other_version(request: AwsRequest) -> Iterable[Fill]:
     own, theirs = minor(request.get("Version")), minor(get(_cluster(request), "Version"))
     allowed = ", ".join(f"1.{theirs - step}" for step in range(4))
     return when(own > 0 < theirs and not theirs - 3 <= own <= theirs, f"1.{theirs}", allowed)
 
 
-def _labels(request: Request) -> dict[str, Any]:
+def _labels(request: AwsRequest) -> dict[str, Any]:
     labels = request.get("Labels", {})
     return labels if isinstance(labels, dict) else {}
 
 
-def _label_values(request: Request) -> Iterable[Fill]:
+def _label_values(request: AwsRequest) -> Iterable[Fill]:
     return when(
         any(
             text(value)
@@ -146,12 +153,12 @@ def _label_values(request: Request) -> Iterable[Fill]:
     )
 
 
-def _taint_keys(request: Request) -> Iterable[Fill]:
+def _taint_keys(request: AwsRequest) -> Iterable[Fill]:
     keys = [text(get(taint, "Key")) for taint in request.each("Taints")]
     return when(any(key and not _QUALIFIED.fullmatch(key) for key in keys))
 
 
-def _update_config(request: Request) -> Iterable[Fill]:
+def _update_config(request: AwsRequest) -> Iterable[Fill]:
     given = request.get("UpdateConfig", {})
     return when({"MaxUnavailable", "MaxUnavailablePercentage"} <= {*given})
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainium_emulators.aws.refusals.kinds import (
+from trainium_emulators.aws.refusals.refusal import (
     ASSOCIATION,
     EGRESS,
     FILE_SYSTEM,
     INGRESS,
+    MOTO,
     SECURITY_GROUP,
+    Fill,
+    Refusal,
+    when,
 )
-from trainium_emulators.aws.refusals.refusal import MOTO, Fill, Refusal, when
-from trainium_emulators.aws.refusals.request import Request, each, get, number, text, true
+from trainium_emulators.aws.refusals.request import AwsRequest, each, get, number, text, true
 
 API = "https://docs.aws.amazon.com/fsx/latest/APIReference/"
 GUIDE = "https://docs.aws.amazon.com/fsx/latest/LustreGuide/"
@@ -25,19 +28,19 @@ _THROUGHPUT = {
 }
 
 
-def _lustre(request: Request) -> bool:
+def _lustre(request: AwsRequest) -> bool:
     return request.text("FileSystemType") == "LUSTRE"
 
 
-def _deployment(request: Request) -> str:
+def _deployment(request: AwsRequest) -> str:
     return str(request.get("LustreConfiguration.DeploymentType", "SCRATCH_1"))
 
 
-def _ssd(request: Request) -> bool:
+def _ssd(request: AwsRequest) -> bool:
     return bool(request.get("StorageType", "SSD") == "SSD")
 
 
-def _capacity(request: Request) -> Iterable[Fill]:
+def _capacity(request: AwsRequest) -> Iterable[Fill]:
     if not _lustre(request) or not _ssd(request):
         return []
     size = request.number("StorageCapacity")
@@ -46,7 +49,7 @@ def _capacity(request: Request) -> Iterable[Fill]:
     return when(size == size and wrong, int(size) if size == size else "", step)
 
 
-def _throughput(request: Request) -> Iterable[Fill]:
+def _throughput(request: AwsRequest) -> Iterable[Fill]:
     given = request.number("LustreConfiguration.PerUnitStorageThroughput")
     allowed = _THROUGHPUT.get((_deployment(request), str(request.get("StorageType", "SSD"))))
     missing = not request.has("LustreConfiguration.PerUnitStorageThroughput")
@@ -55,23 +58,23 @@ def _throughput(request: Request) -> Iterable[Fill]:
     return when(missing or (given == given and given not in allowed))
 
 
-def _imports_of_persistent_2(request: Request) -> Iterable[Fill]:
+def _imports_of_persistent_2(request: AwsRequest) -> Iterable[Fill]:
     configuration = request.get("LustreConfiguration", {})
     old = {"ImportPath", "ExportPath", "AutoImportPolicy"} & {*configuration}
     return when(_lustre(request) and _deployment(request) == "PERSISTENT_2" and bool(old))
 
 
-def _backups_of_scratch(request: Request) -> Iterable[Fill]:
+def _backups_of_scratch(request: AwsRequest) -> Iterable[Fill]:
     days = request.number("LustreConfiguration.AutomaticBackupRetentionDays", 0)
     return when(_lustre(request) and _deployment(request).startswith("SCRATCH") and days > 0)
 
 
-def _efa_of_others(request: Request) -> Iterable[Fill]:
+def _efa_of_others(request: AwsRequest) -> Iterable[Fill]:
     efa = true(request.get("LustreConfiguration.EfaEnabled"))
     return when(_lustre(request) and efa and _deployment(request) != "PERSISTENT_2")
 
 
-def _metadata_of_others(request: Request) -> Iterable[Fill]:
+def _metadata_of_others(request: AwsRequest) -> Iterable[Fill]:
     given = request.has("LustreConfiguration.MetadataConfiguration")
     return when(_lustre(request) and given and _deployment(request) != "PERSISTENT_2")
 
@@ -83,7 +86,7 @@ def _admits_lustre(rule: Any) -> bool:
     return protocol not in ("tcp", "6") or not (first > 988 or last < 988)
 
 
-def _group_rules(request: Request, group: Any, own: Mapping[str, Any], kind: str) -> list[Any]:
+def _group_rules(request: AwsRequest, group: Any, own: Mapping[str, Any], kind: str) -> list[Any]:
     inline = "SecurityGroupIngress" if kind == INGRESS else "SecurityGroupEgress"
     separate = [
         rule
@@ -93,7 +96,7 @@ def _group_rules(request: Request, group: Any, own: Mapping[str, Any], kind: str
     return [*each(get(own, inline)), *separate]
 
 
-def _port_closed(request: Request) -> Iterable[Fill]:
+def _port_closed(request: AwsRequest) -> Iterable[Fill]:
     if not _lustre(request):
         return []
     groups = request.each("SecurityGroupIds")
@@ -116,7 +119,7 @@ def _port_closed(request: Request) -> Iterable[Fill]:
     return when(any(closed))
 
 
-def _shrinks(request: Request) -> Iterable[Fill]:
+def _shrinks(request: AwsRequest) -> Iterable[Fill]:
     before = number(get(request.previous, "StorageCapacity"))
     after = request.number("StorageCapacity")
     return when(
@@ -124,7 +127,7 @@ def _shrinks(request: Request) -> Iterable[Fill]:
     )
 
 
-def _siblings(request: Request) -> list[Mapping[str, Any]]:
+def _siblings(request: AwsRequest) -> list[Mapping[str, Any]]:
     return [
         other
         for other in request.account.all(ASSOCIATION)
@@ -139,7 +142,7 @@ def _path(properties: Any) -> str:
     return path if path.endswith("/") or not path else path + "/"
 
 
-def _overlaps(request: Request) -> Iterable[Fill]:
+def _overlaps(request: AwsRequest) -> Iterable[Fill]:
     own = _path(request.properties)
     for other in _siblings(request):
         theirs = _path(other)
@@ -147,7 +150,7 @@ def _overlaps(request: Request) -> Iterable[Fill]:
             yield (request.text("FileSystemPath"), text(get(other, "FileSystemPath")))
 
 
-def _same_bucket_path(request: Request) -> Iterable[Fill]:
+def _same_bucket_path(request: AwsRequest) -> Iterable[Fill]:
     own = request.get("DataRepositoryPath")
     plain = isinstance(own, str) and type(own) is str
     return when(
@@ -155,18 +158,18 @@ def _same_bucket_path(request: Request) -> Iterable[Fill]:
     )
 
 
-def _linked_file_system(request: Request) -> Mapping[str, Any]:
+def _linked_file_system(request: AwsRequest) -> Mapping[str, Any]:
     return request.find(FILE_SYSTEM, "FileSystemId") or {}
 
 
-def _unlinkable(request: Request) -> Iterable[Fill]:
+def _unlinkable(request: AwsRequest) -> Iterable[Fill]:
     system = _linked_file_system(request)
     kind = text(get(system, "LustreConfiguration.DeploymentType")) or "SCRATCH_1"
     old = text(get(system, "FileSystemTypeVersion")) == "2.10"
     return when(bool(system) and (kind == "SCRATCH_1" or old))
 
 
-def _linked_twice(request: Request) -> Iterable[Fill]:
+def _linked_twice(request: AwsRequest) -> Iterable[Fill]:
     system = _linked_file_system(request)
     return when(get(system, "LustreConfiguration.ImportPath") is not None)
 

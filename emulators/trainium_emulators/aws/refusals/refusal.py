@@ -1,20 +1,64 @@
-"""The shape of a row: what AWS refuses, in its own words, and how to see it."""
+"""Defines a row of the table: what AWS refuses, on what, in its own words, and how to see it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
-from trainium_emulators.aws.refusals.request import Request
+from trainium_emulators.aws.refusals.request import AwsRequest
+
+ENVIRONMENT: Final = "AWS::Batch::ComputeEnvironment"
+QUEUE: Final = "AWS::Batch::JobQueue"
+DEFINITION: Final = "AWS::Batch::JobDefinition"
+SUBMIT: Final = "batch:SubmitJob"
+
+LAUNCH_TEMPLATE: Final = "AWS::EC2::LaunchTemplate"
+PLACEMENT_GROUP: Final = "AWS::EC2::PlacementGroup"
+SECURITY_GROUP: Final = "AWS::EC2::SecurityGroup"
+INGRESS: Final = "AWS::EC2::SecurityGroupIngress"
+EGRESS: Final = "AWS::EC2::SecurityGroupEgress"
+ENDPOINT: Final = "AWS::EC2::VPCEndpoint"
+SUBNET: Final = "AWS::EC2::Subnet"
+VPC: Final = "AWS::EC2::VPC"
+GATEWAY_ATTACHMENT: Final = "AWS::EC2::VPCGatewayAttachment"
+ROUTE: Final = "AWS::EC2::Route"
+FLOW_LOG: Final = "AWS::EC2::FlowLog"
+NAT_GATEWAY: Final = "AWS::EC2::NatGateway"
+
+FILE_SYSTEM: Final = "AWS::FSx::FileSystem"
+ASSOCIATION: Final = "AWS::FSx::DataRepositoryAssociation"
+
+CLUSTER: Final = "AWS::EKS::Cluster"
+NODE_GROUP: Final = "AWS::EKS::Nodegroup"
+ACCESS_ENTRY: Final = "AWS::EKS::AccessEntry"
+ADDON: Final = "AWS::EKS::Addon"
+POD_IDENTITY: Final = "AWS::EKS::PodIdentityAssociation"
+
+BUCKET: Final = "AWS::S3::Bucket"
+BUCKET_POLICY: Final = "AWS::S3::BucketPolicy"
+REPOSITORY: Final = "AWS::ECR::Repository"
+KEY: Final = "AWS::KMS::Key"
+PARAMETER: Final = "AWS::SSM::Parameter"
+LOG_GROUP: Final = "AWS::Logs::LogGroup"
+
+ROLE: Final = "AWS::IAM::Role"
+POLICY: Final = "AWS::IAM::Policy"
+INSTANCE_PROFILE: Final = "AWS::IAM::InstanceProfile"
+FUNCTION: Final = "AWS::Lambda::Function"
+
+TEMPLATE: Final = "template"
+CHART: Final = "Custom::AWSCDK-EKS-HelmChart"
+
 
 Fill = tuple[object, ...]
 """What a message says of the request at hand: the values of its ``{}``, in order."""
-Check = Callable[[Request], Iterable[Fill]]
+Check = Callable[[AwsRequest], Iterable[Fill]]
 """Yields once for every fault; nothing, if AWS takes the request."""
 
 
-class Outcome(StrEnum):
+class RefusalOutcome(StrEnum):
     """What AWS does with such a request."""
 
     REFUSED = "refused"
@@ -43,11 +87,11 @@ class Refusal:
     """Whether ``words`` are AWS's own; if not, a paraphrase of its documentation."""
     judge: str = ""
     """Rule of the pack cdk-preflight that has seen AWS refuse the same."""
-    outcome: Outcome = Outcome.REFUSED
+    outcome: RefusalOutcome = RefusalOutcome.REFUSED
     known_to: frozenset[str] = frozenset()
     """Which of ``cfn-lint`` and ``moto`` find it too; such a row is no news."""
 
-    def messages(self, request: Request) -> list[str]:
+    def messages(self, request: AwsRequest) -> list[str]:
         """What AWS says to a request, once for every fault."""
         return [self.words.format(*fill) for fill in self.check(request)]
 

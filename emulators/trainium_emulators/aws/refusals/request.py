@@ -57,7 +57,7 @@ class Account(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class AwsRequest:
     """A resource to create or change, or a call of an API, with its values resolved."""
 
     properties: Properties

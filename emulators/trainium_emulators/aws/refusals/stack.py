@@ -6,35 +6,42 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from trainium_emulators.aws.refusals.kinds import CHART, TEMPLATE
-from trainium_emulators.aws.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
-from trainium_emulators.aws.refusals.request import PartialText, Request, duplicates, get, text
+from trainium_emulators.aws.refusals.refusal import (
+    CFN_LINT,
+    CHART,
+    MOTO,
+    TEMPLATE,
+    Fill,
+    Refusal,
+    when,
+)
+from trainium_emulators.aws.refusals.request import AwsRequest, PartialText, duplicates, get, text
 
 GUIDE = "https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/"
 RELEASE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 """Helm 3 and 4, pkg/chartutil/validate_name.go."""
 
 
-def _outputs(request: Request) -> dict[str, Any]:
+def _outputs(request: AwsRequest) -> dict[str, Any]:
     outputs = request.get("Outputs", {})
     return outputs if isinstance(outputs, dict) else {}
 
 
-def _export_names(request: Request) -> list[str]:
+def _export_names(request: AwsRequest) -> list[str]:
     names = [text(get(output, "Export.Name")) for output in _outputs(request).values()]
     return [name for name in names if name]
 
 
-def _exported_twice(request: Request) -> Iterable[Fill]:
+def _exported_twice(request: AwsRequest) -> Iterable[Fill]:
     again = duplicates(_export_names(request))
     return when(bool(again), ", ".join(again))
 
 
-def _exported_lists(request: Request) -> Iterable[Fill]:
+def _exported_lists(request: AwsRequest) -> Iterable[Fill]:
     return when(any(isinstance(get(o, "Value"), list) for o in _outputs(request).values()))
 
 
-def _exported_size(request: Request) -> Iterable[Fill]:
+def _exported_size(request: AwsRequest) -> Iterable[Fill]:
     for name, output in _outputs(request).items():
         value = get(output, "Value")
         if (
@@ -45,7 +52,7 @@ def _exported_size(request: Request) -> Iterable[Fill]:
             yield (name, len(value.encode()))
 
 
-def _names_fixed_twice(request: Request) -> Iterable[Fill]:
+def _names_fixed_twice(request: AwsRequest) -> Iterable[Fill]:
     """The same physical name for two resources of a type in one stack."""
     fixed = {
         "AWS::Batch::ComputeEnvironment": "ComputeEnvironmentName",

@@ -8,19 +8,23 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from trainium_emulators.aws.refusals.access import statements
-from trainium_emulators.aws.refusals.kinds import (
+from trainium_emulators.aws.refusals.refusal import (
     BUCKET,
     BUCKET_POLICY,
+    CFN_LINT,
     KEY,
     LOG_GROUP,
+    MOTO,
     PARAMETER,
     REPOSITORY,
+    Fill,
+    Refusal,
+    when,
 )
-from trainium_emulators.aws.refusals.refusal import CFN_LINT, MOTO, Fill, Refusal, when
 from trainium_emulators.aws.refusals.request import (
+    AwsRequest,
     PartialText,
     Reference,
-    Request,
     duplicates,
     get,
     number,
@@ -43,12 +47,12 @@ _POLICY_BYTES = 20 * 1024
 _LIFECYCLE = "Lifecycle policy validation failure: "
 
 
-def _rules(request: Request) -> list[dict[str, Any]]:
+def _rules(request: AwsRequest) -> list[dict[str, Any]]:
     rules = request.each("LifecycleConfiguration.Rules")
     return [rule for rule in rules if isinstance(rule, dict)]
 
 
-def _marker_and_days(request: Request) -> Iterable[Fill]:
+def _marker_and_days(request: AwsRequest) -> Iterable[Fill]:
     others = {"ExpirationInDays", "ExpirationDate", "TagFilters"}
     return when(
         any(
@@ -58,7 +62,7 @@ def _marker_and_days(request: Request) -> Iterable[Fill]:
     )
 
 
-def _abort_and_tags(request: Request) -> Iterable[Fill]:
+def _abort_and_tags(request: AwsRequest) -> Iterable[Fill]:
     return when(
         any(
             "AbortIncompleteMultipartUpload" in rule and rule.get("TagFilters")
@@ -67,7 +71,7 @@ def _abort_and_tags(request: Request) -> Iterable[Fill]:
     )
 
 
-def _expires_before_moved(request: Request) -> Iterable[Fill]:
+def _expires_before_moved(request: AwsRequest) -> Iterable[Fill]:
     for rule in _rules(request):
         expires = number(rule.get("ExpirationInDays"))
         for moved in rule.get("Transitions", []):
@@ -75,7 +79,7 @@ def _expires_before_moved(request: Request) -> Iterable[Fill]:
                 yield ()
 
 
-def _public(request: Request) -> Iterable[Fill]:
+def _public(request: AwsRequest) -> Iterable[Fill]:
     bucket = request.find(BUCKET, "Bucket")
     blocked = true(get(bucket, "PublicAccessBlockConfiguration.BlockPublicPolicy"))
     for statement in statements(request.get("PolicyDocument")):
@@ -93,14 +97,14 @@ def _of_objects(action: str) -> bool:
     )  # fmt: skip
 
 
-def _only_the_bucket(request: Request, resource: Any) -> bool:
+def _only_the_bucket(request: AwsRequest, resource: Any) -> bool:
     """Whether a resource is certainly a bucket and not what is in it."""
     if isinstance(resource, Reference):
         return request.account.find(BUCKET, resource) is not None
     return bool(re.fullmatch(r"arn:[^:]+:s3:::[^/*]+", text(resource)))
 
 
-def _objects_of_bucket(request: Request) -> Iterable[Fill]:
+def _objects_of_bucket(request: AwsRequest) -> Iterable[Fill]:
     for statement in statements(request.get("PolicyDocument")):
         given = get(statement, "Resource")
         resources = given if isinstance(given, list) else [given]
@@ -111,7 +115,7 @@ def _objects_of_bucket(request: Request) -> Iterable[Fill]:
             yield ()
 
 
-def _other_bucket(request: Request) -> Iterable[Fill]:
+def _other_bucket(request: AwsRequest) -> Iterable[Fill]:
     own = request.text("Bucket")
     for statement in statements(request.get("PolicyDocument")):
         for resource in texts(get(statement, "Resource")):
@@ -120,7 +124,7 @@ def _other_bucket(request: Request) -> Iterable[Fill]:
                 yield ()
 
 
-def _policy_size(request: Request) -> Iterable[Fill]:
+def _policy_size(request: AwsRequest) -> Iterable[Fill]:
     document = request.get("PolicyDocument")
     return when(
         len(json.dumps(document, default=lambda _: "", separators=(",", ":"))) > _POLICY_BYTES
@@ -130,7 +134,7 @@ def _policy_size(request: Request) -> Iterable[Fill]:
 # --- repositories --------------------------------------------------------------------------------
 
 
-def _lifecycle(request: Request) -> list[Any]:
+def _lifecycle(request: AwsRequest) -> list[Any]:
     try:
         document = json.loads(request.text("LifecyclePolicy.LifecyclePolicyText") or "{}")
     except ValueError:
@@ -139,12 +143,12 @@ def _lifecycle(request: Request) -> list[Any]:
     return rules if isinstance(rules, list) else []
 
 
-def _selections(request: Request) -> Iterator[tuple[float, Any]]:
+def _selections(request: AwsRequest) -> Iterator[tuple[float, Any]]:
     for rule in _lifecycle(request):
         yield number(get(rule, "rulePriority")), get(rule, "selection", {})
 
 
-def _no_document(request: Request) -> Iterable[Fill]:
+def _no_document(request: AwsRequest) -> Iterable[Fill]:
     given = request.text("LifecyclePolicy.LifecyclePolicyText")
     try:
         json.loads(given or "{}")
@@ -153,13 +157,13 @@ def _no_document(request: Request) -> Iterable[Fill]:
     return []
 
 
-def _any_not_last(request: Request) -> Iterable[Fill]:
+def _any_not_last(request: AwsRequest) -> Iterable[Fill]:
     selections = list(_selections(request))
     last = max((priority for priority, _ in selections), default=0)
     return when(any(get(s, "tagStatus") == "any" and priority < last for priority, s in selections))
 
 
-def _tagged_without_list(request: Request) -> Iterable[Fill]:
+def _tagged_without_list(request: AwsRequest) -> Iterable[Fill]:
     lists = {"tagPrefixList", "tagPatternList"}
     return when(
         any(
@@ -169,7 +173,7 @@ def _tagged_without_list(request: Request) -> Iterable[Fill]:
     )
 
 
-def _list_without_tag(request: Request) -> Iterable[Fill]:
+def _list_without_tag(request: AwsRequest) -> Iterable[Fill]:
     for _, selection in _selections(request):
         status = get(selection, "tagStatus")
         for key in ("tagPrefixList", "tagPatternList"):
@@ -177,7 +181,7 @@ def _list_without_tag(request: Request) -> Iterable[Fill]:
                 yield (key, status)
 
 
-def _count_unit(request: Request) -> Iterable[Fill]:
+def _count_unit(request: AwsRequest) -> Iterable[Fill]:
     return when(
         any(
             (get(selection, "countType") == "imageCountMoreThan")
@@ -191,7 +195,7 @@ def _count_unit(request: Request) -> Iterable[Fill]:
 # --- keys, parameters, log groups ----------------------------------------------------------------
 
 
-def _locked_out(request: Request) -> Iterable[Fill]:
+def _locked_out(request: AwsRequest) -> Iterable[Fill]:
     if true(request.get("BypassPolicyLockoutSafetyCheck")):
         return []
     for statement in statements(request.get("KeyPolicy")):
@@ -207,7 +211,7 @@ def _locked_out(request: Request) -> Iterable[Fill]:
     return when(request.has("KeyPolicy"))
 
 
-def _rotates(request: Request) -> Iterable[Fill]:
+def _rotates(request: AwsRequest) -> Iterable[Fill]:
     spec = request.get("KeySpec", "SYMMETRIC_DEFAULT")
     external = request.text("Origin") == "EXTERNAL"
     return when(
@@ -216,11 +220,11 @@ def _rotates(request: Request) -> Iterable[Fill]:
     )
 
 
-def _parameter_name(request: Request) -> str:
+def _parameter_name(request: AwsRequest) -> str:
     return request.text("Name").removeprefix("/")
 
 
-def _value_size(request: Request) -> int:
+def _value_size(request: AwsRequest) -> int:
     value = request.get("Value")
     return len(value) if isinstance(value, (str, PartialText)) else 0
 

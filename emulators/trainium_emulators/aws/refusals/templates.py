@@ -8,10 +8,10 @@ from typing import Any
 
 from trainium_emulators.aws.refusals.request import (
     UNKNOWN,
+    AwsRequest,
     PartialText,
     Properties,
     Reference,
-    Request,
     Unknown,
 )
 
@@ -31,14 +31,14 @@ class TemplateAccount:
     account_id: str = "111111111111"
     _resolved: dict[tuple[str, str], Properties] = field(default_factory=dict)
 
-    def requests(self) -> Iterator[tuple[str, str, Request]]:
+    def requests(self) -> Iterator[tuple[str, str, AwsRequest]]:
         """Logical id, type and request of every resource."""
         for stack, template in self.templates.items():
             for logical_id, resource in template.get("Resources", {}).items():
                 properties = self.properties(stack, logical_id)
-                yield logical_id, resource["Type"], Request(properties=properties, account=self)
+                yield logical_id, resource["Type"], AwsRequest(properties=properties, account=self)
 
-    def whole(self) -> Iterator[tuple[str, Request]]:
+    def whole(self) -> Iterator[tuple[str, AwsRequest]]:
         """Stack name and request of every template, with its outputs and resources resolved."""
         for stack, template in self.templates.items():
             resources = {
@@ -50,7 +50,7 @@ class TemplateAccount:
             }
             outputs = self.resolve(template.get("Outputs", {}), stack)
             properties = {**template, "Outputs": outputs, "Resources": resources}
-            yield stack, Request(properties=properties, account=self)
+            yield stack, AwsRequest(properties=properties, account=self)
 
     def properties(self, stack: str, logical_id: str) -> Properties:
         """Resolved properties of a resource."""

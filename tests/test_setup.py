@@ -9,6 +9,7 @@ import sys
 from collections import namedtuple
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,20 @@ def test_files_that_nothing_reads_are_left_out(tmp_path: Path) -> None:
 
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {"node/bin/node", "data/new.json"}
+
+
+def test_what_is_compiled_ahead_is_there() -> None:
+    names = {
+        alias.name
+        for program in setup.WARM
+        for node in ast.walk(ast.parse(program))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    own = {name for name in names if name.partition(".")[0] in OURS}
+
+    assert {"app", "jobs.cli"} < own
+    assert [name for name in own if find_spec(name) is None] == []
 
 
 @pytest.mark.parametrize(

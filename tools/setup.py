@@ -58,8 +58,9 @@ UNUSED = (
 )
 """Files of packages, below site-packages, that nothing in this project reads."""
 WARM = (
-    "import app, jobs.cli",
-    "import boto3, kubernetes.client, moto.server, plotext, tensorboard.main, torchx.cli.main",
+    "import app, jobs.cli, stacks.eks_stack",
+    "import trainium_emulators.aws.server; "
+    "import h5py, kubernetes.client.models, plotext, rich.table, tensorboard.main, torchx.cli.main",
     "import torch.distributed.checkpoint, torch.distributed.run, torch.utils.tensorboard; "
     "import transformers.models.bert.modeling_bert, transformers.models.llama.modeling_llama",
 )

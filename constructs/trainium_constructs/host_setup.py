@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from email.mime.multipart import MIMEMultipart
-from email.mime.text import MIMEText
 from importlib.resources import files
 from shlex import quote
 
@@ -76,7 +74,7 @@ class HostSetup:
 
     def user_data(self) -> str:
         """The script as the MIME message that Batch merges with its own."""
-        return _message(self.script(), filename="trainium-host.sh")
+        return mime_message(self.script(), filename="trainium-host.sh")
 
 
 def cpu_host_script() -> str:
@@ -86,21 +84,31 @@ def cpu_host_script() -> str:
 
 def cpu_host_user_data() -> str:
     """``cpu_host_script`` as the MIME message that Batch merges with its own."""
-    return _message(cpu_host_script(), filename="trainium-cpu-host.sh")
+    return mime_message(cpu_host_script(), filename="trainium-cpu-host.sh")
 
 
 def _read(name: str) -> str:
     return files("trainium_constructs").joinpath(name).read_text()
 
 
-def _message(script: str, *, filename: str) -> str:
-    message = MIMEMultipart("mixed", boundary="==TRAINIUM-HOST==")
-    part = MIMEText(script, "x-shellscript", "us-ascii")
-    part.add_header("Content-Disposition", "attachment", filename=filename)
-    message.attach(part)
-    text = message.as_string()
-    if len(text.encode()) > MAX_USER_DATA_BYTES:
-        raise ValueError(
-            f"user data has {len(text.encode())} bytes, EC2 takes {MAX_USER_DATA_BYTES}"
-        )
+def mime_message(script: str, *, filename: str, boundary: str = "==TRAINIUM-HOST==") -> str:
+    """Wrap ``script`` as user data that Batch and EKS merge with their own.
+
+    Written out: the modules of ``email`` take longer to import than the catalogue.
+    """
+    text = f"""\
+Content-Type: multipart/mixed; boundary="{boundary}"
+MIME-Version: 1.0
+
+--{boundary}
+Content-Type: text/x-shellscript; charset="us-ascii"
+MIME-Version: 1.0
+Content-Transfer-Encoding: 7bit
+Content-Disposition: attachment; filename="{filename}"
+
+{script}
+--{boundary}--
+"""
+    if (size := len(text.encode("ascii"))) > MAX_USER_DATA_BYTES:
+        raise ValueError(f"user data has {size} bytes, EC2 takes {MAX_USER_DATA_BYTES}")
     return text

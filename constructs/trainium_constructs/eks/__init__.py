@@ -6,9 +6,8 @@ The CDK's modules behind them take their time, which a deployment without a clus
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.contents import ClusterContents, ClusterSettings
 from trainium_constructs.eks.identity import PodRole
-from trainium_constructs.eks.node_groups import TrainiumNodeGroup
+from trainium_constructs.eks.node_groups import SystemNodeGroup, TrainiumNodeGroup
 from trainium_constructs.eks.node_scaler import NodeScaler
-from trainium_constructs.eks.system_nodes import SystemNodeGroup
 
 __all__ = [
     "ClusterContents",

@@ -17,12 +17,43 @@ from constructs import Construct, IConstruct, IDependable
 
 from trainium_catalogue import kubernetes
 from trainium_catalogue.eks import POD_ADDRESSES, SPARE_ADDRESSES
-from trainium_constructs.eks.callers import ApiCallers
-from trainium_constructs.eks.findings import acknowledge_cluster
 from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.log_group import RetainedLogs
-from trainium_constructs.nag import acknowledge_managed_policy
+from trainium_constructs.nag import (
+    acknowledge,
+    acknowledge_managed_policy,
+    acknowledge_wildcard,
+    spelling_of,
+)
 from trainium_constructs.network import EfaNetwork
+
+
+class ApiCallers(Construct):
+    """Two groups: one of the control plane, and one of the functions that call it."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, vpc: ec2.IVpc, ranges: Sequence[str]
+    ) -> None:
+        """Create the groups; ``ranges`` are addresses that may call the API too."""
+        super().__init__(scope, construct_id)
+        # Not the group that EKS makes, which is the CDK's choice: while the interfaces of the
+        # functions wait for their end, EKS deletes its cluster and leaves a group in use behind,
+        # and with it the VPC (aws/aws-k8s-tester pull request 416).
+        self.functions = ec2.SecurityGroup(
+            self,
+            "Functions",
+            vpc=vpc,
+            description="kubectl and helm of the stack: HTTPS out",
+            allow_all_outbound=False,
+        )
+        self.functions.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTPS, "HTTPS")
+        self.control_plane = ec2.SecurityGroup(
+            self, "ControlPlane", vpc=vpc, description="the control plane: HTTPS from its callers"
+        )
+        self.control_plane.add_ingress_rule(self.functions, ec2.Port.HTTPS, "kubectl and helm")
+        for cidr in ranges:
+            self.control_plane.add_ingress_rule(ec2.Peer.ipv4(cidr), ec2.Port.HTTPS, "users")
+
 
 _CNI_POLICY = "AmazonEKS_CNI_Policy"
 
@@ -194,3 +225,40 @@ def _end_logs_of(functions: IConstruct, retention_days: int) -> None:
         if isinstance(construct, cdk_logs.CfnLogGroup):
             construct.retention_in_days = retention_days
             construct.apply_removal_policy(cdk.RemovalPolicy.DESTROY)
+
+
+_KEPT_BY_AWS = "AWS keeps this policy in step with what its service needs"
+
+
+def acknowledge_cluster(cluster: eks.Cluster) -> None:
+    """Record what is known about the cluster and about the functions that run kubectl and helm."""
+    acknowledge_managed_policy(cluster.role, "AmazonEKSClusterPolicy", _KEPT_BY_AWS)
+    _acknowledge_functions(cluster.node.find_child("KubectlProvider"))
+
+
+def _acknowledge_functions(provider: IConstruct) -> None:
+    """The CDK makes them with roles of its own; they live in the VPC and read public charts."""
+    handler = provider.node.find_child("Handler")
+    framework = provider.node.find_child("Provider").node.find_child("framework-onEvent")
+    for function in (handler, framework):
+        for policy in ("AWSLambdaBasicExecutionRole", "AWSLambdaVPCAccessExecutionRole"):
+            acknowledge_managed_policy(function, f"service-role/{policy}", _KEPT_BY_AWS)
+    acknowledge_managed_policy(handler, "AmazonEC2ContainerRegistryReadOnly", _KEPT_BY_AWS)
+    acknowledge(handler, f"AwsSolutions-IAM4[Policy::{_public_registry(handler)}]", _KEPT_BY_AWS)
+    acknowledge(handler, "AwsSolutions-L1", "the CDK pins the runtime that its own code runs on")
+    resource = handler.node.default_child
+    assert isinstance(resource, cdk.CfnResource)
+    arn = spelling_of(resource.get_att("Arn").to_string(), owner=handler, reader=handler)
+    acknowledge_wildcard(framework, f"{arn}:*", "any version of the one function behind it")
+
+
+def _public_registry(handler: IConstruct) -> str:
+    """How cdk-nag spells the policy that exists in the partition ``aws`` only."""
+    condition = handler.node.find_child("HasEcrPublic")
+    assert isinstance(condition, cdk.CfnCondition)
+    stack = cdk.Stack.of(handler)
+    policy = ":iam::aws:policy/AmazonElasticContainerRegistryPublicReadOnly"
+    joined = {"Fn::Join": ["", ["arn:", {"Ref": "AWS::Partition"}, policy]]}
+    name = stack.resolve(condition.logical_id)
+    choice = {"Fn::If": [name, joined, {"Ref": "AWS::NoValue"}]}
+    return json.dumps(choice, separators=(",", ":"))

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import aws_cdk as cdk
 from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
 from trainium_catalogue import kubernetes
-from trainium_catalogue.charts import VOLCANO_VERSION
+from trainium_catalogue.charts import CHARTS, VOLCANO_VERSION, eks_registry
 from trainium_catalogue.instances import InstanceType
-from trainium_constructs.eks import charts, manifests, watching
+from trainium_catalogue.kubernetes import TAINT
+from trainium_constructs.eks import manifests, watching
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.eks.manifests import Manifest
-from trainium_constructs.eks.submitters import submitters
 from trainium_constructs.lustre import LustreMount
 from trainium_constructs.nag import acknowledge_wildcard
+
+RECOVERY_NAMESPACE = "neuron-healthcheck-system"
+RECOVERY_ACCOUNT = "node-problem-detector"
+
+_ON_TRAINIUM = [{"key": TAINT, "operator": "Exists", "effect": "NoSchedule"}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +80,7 @@ class ClusterContents(Construct):
         recovery = self._recovery()
         # The chart puts its node problem detector into a namespace that it does not make (Neuron
         # documentation, permissions for node problem detector and recovery, step 3).
-        health = self._apply("Health", [self._privileged(charts.RECOVERY_NAMESPACE)], after=after)
+        health = self._apply("Health", [self._privileged(RECOVERY_NAMESPACE)], after=after)
         self.charts = self._install_charts((*after, dns, recovery, health))
         # The namespace and what is in it at once: a claim goes with the last pod that mounts it.
         everything = [self._namespace(), *self._jobs(accounts)]
@@ -86,7 +93,7 @@ class ClusterContents(Construct):
 
     def _install_charts(self, after: Sequence[IDependable]) -> dict[str, eks.HelmChart]:
         settings = self._settings
-        values = charts.chart_values(
+        values = _chart_values(
             instance_type=settings.instance_type.name,
             region=settings.region,
             recovery=settings.recovery,
@@ -94,7 +101,7 @@ class ClusterContents(Construct):
             volcano_version=settings.chart_versions.get("volcano", VOLCANO_VERSION),
         )
         installed = {
-            name: charts.install(
+            name: _install(
                 self,
                 name,
                 cluster=self._cluster.cluster,
@@ -114,8 +121,8 @@ class ClusterContents(Construct):
             self,
             "Recovery",
             cluster=self._cluster.cluster,
-            namespace=charts.RECOVERY_NAMESPACE,
-            account=charts.RECOVERY_ACCOUNT,
+            namespace=RECOVERY_NAMESPACE,
+            account=RECOVERY_ACCOUNT,
         )
         role = pods.role
         # As the Neuron documentation asks for (permissions for node problem detector and
@@ -169,7 +176,7 @@ class ClusterContents(Construct):
         settings = self._settings
         made = [
             manifests.resource_quota(settings.instance_type, settings.max_nodes),
-            *submitters(),
+            *manifests.submitters(),
             *(manifests.service_account(account) for account in accounts),
         ]
         if settings.lustre:
@@ -202,3 +209,87 @@ class ClusterContents(Construct):
         )
         applied.node.add_dependency(*after)
         return applied
+
+
+def _chart_values(
+    *,
+    instance_type: str,
+    region: str,
+    recovery: bool,
+    efa: bool,
+    volcano_version: str = VOLCANO_VERSION,
+) -> Mapping[str, Mapping[str, Any]]:
+    """Return what differs from a chart's own defaults, for every chart that the type needs."""
+    values: dict[str, Mapping[str, Any]] = {
+        "neuron": {
+            # One type, so that a chart which does not know it yet runs on it too.
+            "neuronInstances": [instance_type],
+            "devicePlugin": {"tolerations": _ON_TRAINIUM},
+            # A pod takes a whole node: there is no device to choose among.
+            "scheduler": {"enabled": False, "customScheduler": {"enabled": False}},
+            "npd": {
+                "enabled": True,
+                "tolerations": _ON_TRAINIUM,
+                "nodeRecovery": {"enabled": recovery},
+            },
+        },
+        "fsx": {
+            "controller": {
+                # Pods do not reach the metadata service, which it would ask.
+                "region": region,
+                "replicaCount": 1,
+            },
+            "node": {
+                # With it and the node's name, which the chart gives, the node plugin asks nobody
+                # (aws-fsx-csi-driver, pkg/driver/node.go): at hop limit 1 it would start only
+                # after its attempts to reach the metadata service have failed.
+                "region": region,
+                # A Trainium node comes with a taint.
+                "tolerateAllTaints": True,
+            },
+        },
+        "volcano": {
+            "basic": {
+                # The images of the chart, not what its author had as a default.
+                "image_tag_version": f"v{volcano_version}",
+                "image_pull_policy": "IfNotPresent",
+            },
+            # It tolerates no taint, so it stays on the system nodes; nothing to say.
+        },
+    }
+    if efa:
+        values["efa"] = {
+            # Its own list tolerates nothing but CriticalAddonsOnly.
+            "tolerations": _ON_TRAINIUM,
+            "image": {"repository": f"{eks_registry(region)}/eks/aws-efa-k8s-device-plugin"},
+        }
+    return values
+
+
+def _install(
+    scope: Construct,
+    name: str,
+    *,
+    cluster: eks.ICluster,
+    values: Mapping[str, Any],
+    version: str | None = None,
+) -> eks.HelmChart:
+    """Install a chart of the table, and wait until it runs."""
+    chart = CHARTS[name]
+    return eks.HelmChart(
+        scope,
+        f"{name.capitalize()}Chart",
+        cluster=cluster,
+        chart=chart.chart,
+        release=name,
+        repository=chart.repository,
+        version=version or chart.version,
+        namespace=chart.namespace,
+        create_namespace=chart.namespace != "kube-system",
+        values=dict(values),
+        wait=True,
+        # Helm gives it to each of its operations: to the hooks of a chart, then to what they
+        # precede. The function that runs helm ends after 15 minutes, without a word to
+        # CloudFormation; two operations and the chart's download have to fit.
+        timeout=cdk.Duration.minutes(6),
+    )

@@ -1,21 +1,46 @@
-"""The node group of Trainium nodes."""
+"""The node groups: Trainium nodes for jobs, and a few ordinary nodes for the add-ons."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_eks_v2 as eks
+from aws_cdk import aws_iam as iam
 from constructs import Construct
 
+from trainium_catalogue.eks import SYSTEM_NODES
 from trainium_catalogue.instances import EfaLayout, InstanceType
 from trainium_catalogue.kubernetes import TAINT
 from trainium_constructs.eks.cluster import TrainingCluster
-from trainium_constructs.eks.node_role import node_role
-from trainium_constructs.eks.node_setup import user_data
-from trainium_constructs.eks.node_version import follow_cluster, resource_of
-from trainium_constructs.launch_template import EfaLaunchTemplate, Reservation
+from trainium_constructs.host_setup import mime_message
+from trainium_constructs.launch_template import (
+    ROOT_DEVICE,
+    EfaLaunchTemplate,
+    Reservation,
+    tag_specifications,
+)
+from trainium_constructs.nag import acknowledge_managed_policy
 from trainium_constructs.network import EfaNetwork, zone_placement_group
+from trainium_constructs.shell import allow_sessions
+
+SYSTEM_LABEL = {"trainium/nodes": "system"}
+# The add-ons' images, and the training image, which serves TensorBoard.
+_SYSTEM_VOLUME_GIB = 100
+
+# For the kubelet alone: pods have roles of their own, the network plug-in too.
+_NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly")
+
+# A container takes over containerd's limit of locked memory. The image leaves that at systemd's
+# 8 MiB: what it sets is open files alone (amazon-eks-ami, base-runtime-spec.json). EFA and the
+# Neuron runtime lock gigabytes, and a pod cannot ask for a limit (kubernetes/kubernetes#3595).
+_SCRIPT = """\
+#!/bin/bash
+set -euo pipefail
+mkdir -p /etc/systemd/system/containerd.service.d
+printf '[Service]\\nLimitMEMLOCK=infinity\\n' >/etc/systemd/system/containerd.service.d/memlock.conf
+systemctl daemon-reload
+"""
 
 
 class TrainiumNodeGroup(Construct):
@@ -71,7 +96,7 @@ class TrainiumNodeGroup(Construct):
             # A template that names groups takes the cluster's away from the nodes, which then
             # reach neither the API nor each other's pods (EKS User Guide, launch templates).
             security_groups=[cluster.cluster.cluster_security_group, network.security_group],
-            user_data=user_data(),
+            user_data=_user_data(),
             root_volume_gib=root_volume_gib,
             reservation=reservation,
             # The L2 refuses Trainium types beside the Neuron image (aws-cdk, managed-nodegroup.ts)
@@ -103,12 +128,142 @@ class TrainiumNodeGroup(Construct):
             min_size=0,
             desired_size=nodes,
             max_size=max_nodes,
-            node_role=node_role(self, shell=shell),
+            node_role=_node_role(self, shell=shell),
             taints=[eks.TaintSpec(key=TAINT, value="present", effect=eks.TaintEffect.NO_SCHEDULE)],
             labels={"trainium/nodes": "trainium"},
         )
-        follow_cluster(self.nodes, cluster.kubernetes_version)
+        _follow_cluster(self.nodes, cluster.kubernetes_version)
         # Old nodes go before new ones come: reserved capacity has room for one of the two, and a
         # full placement group too (EKS API reference, NodegroupUpdateConfig).
-        resource_of(self.nodes).add_property_override("UpdateConfig.UpdateStrategy", "MINIMAL")
+        _resource_of(self.nodes).add_property_override("UpdateConfig.UpdateStrategy", "MINIMAL")
         self.nodes.node.add_dependency(*cluster.before_nodes)
+
+
+class SystemNodeGroup(Construct):
+    """On-demand nodes for DNS, Volcano, storage controllers and TensorBoard."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        cluster: TrainingCluster,
+        instance_types: Sequence[str],
+        network: EfaNetwork,
+        host_image_version: str,
+        shell: bool = False,
+        instance_tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create the group.
+
+        Args:
+            scope: Parent of the group.
+            construct_id: Id of the group.
+            cluster: Where the nodes belong.
+            instance_types: Types to choose from, x86-64.
+            network: Subnets with a way to the internet, and the group that the file system admits:
+                TensorBoard reads from it.
+            host_image_version: Pinned release of the EKS-optimised image.
+            shell: Let hosts accept sessions of AWS Systems Manager.
+            instance_tags: Tags of the instances.
+        """
+        super().__init__(scope, construct_id)
+        groups = (cluster.cluster.cluster_security_group, network.security_group)
+        template = _system_template(self, groups, instance_tags)
+        self.nodes = eks.Nodegroup(
+            self,
+            "Group",
+            cluster=cluster.cluster,
+            subnets=ec2.SubnetSelection(subnets=list(network.subnets)),
+            instance_types=[ec2.InstanceType(name) for name in instance_types],
+            launch_template_spec=eks.LaunchTemplateSpec(
+                id=template.ref, version=template.attr_latest_version_number
+            ),
+            ami_type=eks.NodegroupAmiType.AL2023_X86_64_STANDARD,
+            release_version=host_image_version,
+            min_size=SYSTEM_NODES,
+            desired_size=SYSTEM_NODES,
+            # One more while an update replaces them.
+            max_size=SYSTEM_NODES + 1,
+            node_role=_node_role(self, shell=shell),
+            labels=SYSTEM_LABEL,
+        )
+        _follow_cluster(self.nodes, cluster.kubernetes_version)
+        self.nodes.node.add_dependency(*cluster.before_nodes)
+
+
+def _system_template(
+    scope: Construct,
+    groups: Sequence[ec2.ISecurityGroup],
+    instance_tags: Mapping[str, str] | None,
+) -> ec2.CfnLaunchTemplate:
+    template = ec2.CfnLaunchTemplate
+    return ec2.CfnLaunchTemplate(
+        scope,
+        "Template",
+        launch_template_data=template.LaunchTemplateDataProperty(
+            security_group_ids=[group.security_group_id for group in groups],
+            block_device_mappings=[
+                template.BlockDeviceMappingProperty(
+                    device_name=ROOT_DEVICE,
+                    ebs=template.EbsProperty(
+                        volume_type="gp3",
+                        volume_size=_SYSTEM_VOLUME_GIB,
+                        encrypted=True,
+                        delete_on_termination=True,
+                    ),
+                )
+            ],
+            metadata_options=template.MetadataOptionsProperty(
+                http_endpoint="enabled",
+                http_tokens="required",
+                # One hop further are pods, which have roles of their own.
+                http_put_response_hop_limit=1,
+            ),
+            tag_specifications=tag_specifications(instance_tags),
+        ),
+    )
+
+
+def _node_role(scope: Construct, *, shell: bool) -> iam.Role:
+    """The role ``NodeRole`` of a group; ``shell`` lets its nodes accept sessions."""
+    role = iam.Role(
+        scope,
+        "NodeRole",
+        assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
+        managed_policies=[
+            iam.ManagedPolicy.from_aws_managed_policy_name(name) for name in _NODE_POLICIES
+        ],
+    )
+    for name in _NODE_POLICIES:
+        acknowledge_managed_policy(
+            role, name, "AWS keeps this policy in step with what the kubelet needs"
+        )
+    if shell:
+        allow_sessions(role)
+    return role
+
+
+def _user_data() -> str:
+    """The MIME message that EKS merges with its own.
+
+    cloud-init runs the script before nodeadm starts containerd (amazon-eks-ami,
+    nodeadm-run.service).
+    """
+    return mime_message(_SCRIPT, filename="trainium-node.sh", boundary="==TRAINIUM-NODE==")
+
+
+def _follow_cluster(group: eks.Nodegroup, kubernetes_version: str) -> None:
+    """Let ``group`` take the cluster's new version, say ``1.36``, together with its new image.
+
+    With the image's release alone, CloudFormation keeps the version and refuses the release
+    (eksctl-io/eksctl issue 7976).
+    """
+    _resource_of(group).version = kubernetes_version
+
+
+def _resource_of(group: eks.Nodegroup) -> eks.CfnNodegroup:
+    """What CloudFormation sees of ``group``."""
+    resource = group.node.default_child
+    assert isinstance(resource, eks.CfnNodegroup)
+    return resource

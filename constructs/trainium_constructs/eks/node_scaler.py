@@ -14,7 +14,7 @@ from trainium_constructs.eks import manifests
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.eks.manifests import Manifest
-from trainium_constructs.eks.system_nodes import SYSTEM_LABEL
+from trainium_constructs.eks.node_groups import SYSTEM_LABEL
 from trainium_constructs.nag import acknowledge_wildcard
 
 _API = "https://kubernetes.default.svc"

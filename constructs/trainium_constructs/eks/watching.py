@@ -6,7 +6,7 @@ from trainium_catalogue import kubernetes
 from trainium_catalogue.charts import NEURON_MONITOR_IMAGE, NEURON_MONITOR_PORT
 from trainium_catalogue.contract import ENV_REGION, LUSTRE_MOUNT, RUNS_PREFIX
 from trainium_constructs.eks.manifests import Manifest, lustre_mounts
-from trainium_constructs.eks.system_nodes import SYSTEM_LABEL
+from trainium_constructs.eks.node_groups import SYSTEM_LABEL
 
 TENSORBOARD = "tensorboard"
 TENSORBOARD_PORT = 6006

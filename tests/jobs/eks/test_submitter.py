@@ -25,7 +25,7 @@ from tests.emulators.volcano_jobs import BASE
 from tests.jobs.conftest import Desk
 from tests.jobs.eks.conftest import BELONGINGS, ROOT, EksDesk, eks_desk
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, SUBMITTERS
-from trainium_constructs.eks.submitters import NAME, submitters
+from trainium_constructs.eks.manifests import SUBMITTER, submitters
 from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, kubeconfig, serve
 from trainium_emulators.kubernetes.rbac import ADMIN, Caller
 from trainium_emulators.kubernetes.resources import ROLE, ROLE_BINDING
@@ -216,7 +216,7 @@ def test_a_submitter_may_not_do_what_no_command_does(
 
 
 def test_a_command_without_the_right_says_which_key_gives_it(eks: EksDesk) -> None:
-    eks.cluster.store.delete(ROLE_BINDING, NAMESPACE, NAME)
+    eks.cluster.store.delete(ROLE_BINDING, NAMESPACE, SUBMITTER)
     done = eks.run("submit", "all-reduce", "--on", "eks", "--nodes", "2", "--yes")
     for manifest in submitters():
         eks.cluster.apply(manifest)
@@ -230,7 +230,7 @@ def test_before_1_35_a_connection_needed_half_of_the_rights_of_today(
     eks: EksDesk, tmp_path: Path
 ) -> None:
     """A role of those days is refused by the API server of 1.35 (kubernetes pull 134577)."""
-    role = eks.cluster.store.get(ROLE, NAMESPACE, NAME)
+    role = eks.cluster.store.get(ROLE, NAMESPACE, SUBMITTER)
     for rule in role["rules"]:
         if "pods/exec" in rule["resources"]:
             rule["verbs"] = ["get"]

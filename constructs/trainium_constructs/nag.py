@@ -40,7 +40,7 @@ def spelling_of(arn: str, *, owner: IConstruct, reader: IConstruct) -> str:
     Across stacks that is the name of an export, which has to exist before it can be named.
     """
     ours, theirs = cdk.Stack.of(reader), cdk.Stack.of(owner)
-    if ours.node.path == theirs.node.path or not cdk.Token.is_unresolved(arn):
+    if ours is theirs or not cdk.Token.is_unresolved(arn):
         value = ours.resolve(arn)
     else:
         value = theirs.resolve(theirs.export_value(arn))

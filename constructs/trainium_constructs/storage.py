@@ -56,11 +56,15 @@ class TrainingBucket(Construct):
             retain_data: Keep a new bucket, with its content, when the stack is destroyed.
         """
         super().__init__(scope, construct_id)
-        self.bucket: s3.IBucket
         self._kms_key_arn = kms_key_arn
-        if bucket_name is not None:
-            self.bucket = s3.Bucket.from_bucket_name(self, "Bucket", bucket_name)
-            return
+        self.bucket: s3.IBucket = (
+            self._new_bucket(retain_data)
+            if bucket_name is None
+            else s3.Bucket.from_bucket_name(self, "Bucket", bucket_name)
+        )
+        self._arn = self.bucket.bucket_arn
+
+    def _new_bucket(self, retain_data: bool) -> s3.Bucket:
         bucket = s3.Bucket(
             self,
             "Bucket",
@@ -97,7 +101,7 @@ class TrainingBucket(Construct):
             "every rank reads its shard range by range, each a line of access log; who needs an "
             "audit trail turns on CloudTrail data events, which cover every bucket alike",
         )
-        self.bucket = bucket
+        return bucket
 
     def grant(self, role: iam.Role, workload: Workload) -> None:
         """Let ``role`` touch what the workload needs, and nothing else."""
@@ -145,22 +149,21 @@ class TrainingBucket(Construct):
         role.add_to_policy(
             iam.PolicyStatement(
                 actions=["s3:ListBucket"],
-                resources=[self.bucket.bucket_arn],
+                resources=[self._arn],
                 conditions=conditions,
             )
         )
 
     def _allow(self, role: iam.Role, granted: Mapping[tuple[str, ...], Sequence[str]]) -> None:
         """Let ``role`` do the actions of each entry to the keys of that entry."""
-        arn = self.bucket.bucket_arn
         for actions, keys in granted.items():
             if keys:
                 role.add_to_policy(
                     iam.PolicyStatement(
-                        actions=list(actions), resources=[f"{arn}/{key}" for key in keys]
+                        actions=list(actions), resources=[f"{self._arn}/{key}" for key in keys]
                     )
                 )
-        spelled = spelling_of(arn, owner=self, reader=role)
+        spelled = spelling_of(self._arn, owner=self, reader=role)
         acknowledge_wildcards(
             role,
             sorted({f"{spelled}/{key}" for keys in granted.values() for key in keys}),

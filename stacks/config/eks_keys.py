@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from stacks.config import kinds
 from stacks.config.context_keys import ContextKeys
-from stacks.config.eks_names import (
+from stacks.config.keys import key
+from stacks.config.names import (
     chart_version,
     endpoint_cidr,
     principal_arn,
     system_instance_type,
 )
-from stacks.config.keys import key
 from trainium_catalogue.eks import (
     DEFAULT_IDLE_MINUTES,
     DEFAULT_KUBERNETES_VERSION,

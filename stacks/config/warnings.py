@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from stacks.config.refusal import setting
+from stacks.config.values import ConfigValues
 from trainium_catalogue.charts import VOLCANO_KUBERNETES, VOLCANO_VERSION
 from trainium_catalogue.eks import NEWER_KERNEL, SYSTEM_NODES, USD_PER_HOUR_ESTIMATE
 from trainium_catalogue.zones import USD_PER_GB_ACROSS_ZONES
-
-if TYPE_CHECKING:
-    from stacks.config.app_config import AppConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +20,12 @@ class ConfigWarning:
     message: str
 
 
-def warnings_of(config: AppConfig) -> tuple[ConfigWarning, ...]:
+def warnings_of(config: ConfigValues) -> tuple[ConfigWarning, ...]:
     """Every warning that this configuration deserves."""
     return tuple(ConfigWarning(id=f"trainium:{id}", message=text) for id, text in _warnings(config))
 
 
-def _warnings(config: AppConfig) -> Iterator[tuple[str, str]]:
+def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
     type_name = config.instance_type
     if config.zone_name is not None:
         offered = ", ".join(config.instance.zone_ids[config.region])

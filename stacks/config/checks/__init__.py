@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from stacks.config.checks import eks, hardware, network, software, storage
 from stacks.config.refusal import ConfigError
+from stacks.config.values import ConfigValues
 
-if TYPE_CHECKING:
-    from stacks.config.app_config import AppConfig
-
-Check: TypeAlias = "Callable[[AppConfig], ConfigError | None]"
+Check: TypeAlias = Callable[[ConfigValues], ConfigError | None]
 
 CHECKS: tuple[Check, ...] = (
     *hardware.CHECKS,
@@ -23,7 +21,7 @@ CHECKS: tuple[Check, ...] = (
 """In this order: a later check relies on the earlier ones."""
 
 
-def check(config: AppConfig) -> None:
+def check(config: ConfigValues) -> None:
     """Raise the first refusal of the table."""
     for each in CHECKS:
         if refusal := each(config):

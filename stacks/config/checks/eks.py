@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stacks.config.eks_names import is_private
 from stacks.config.keys import keys_of
+from stacks.config.names import is_private
 from stacks.config.refusal import PREFIX, ConfigError, refuse, setting
+from stacks.config.values import ConfigValues
 from trainium_catalogue.releases import NEURON_RELEASES
-
-if TYPE_CHECKING:
-    from stacks.config.app_config import AppConfig
 
 _WITH_EKS = setting("orchestrators", "eks")
 
 
-def _first_given(config: AppConfig, *starts: str) -> str | None:
+def _first_given(config: ConfigValues, *starts: str) -> str | None:
     """The first key beginning so whose value is not its default."""
     for name, declared in keys_of(type(config)).items():
         if name.startswith(starts) and getattr(config, name) != declared.default:
@@ -23,7 +19,7 @@ def _first_given(config: AppConfig, *starts: str) -> str | None:
     return None
 
 
-def _eks_keys_have_a_cluster(config: AppConfig) -> ConfigError | None:
+def _eks_keys_have_a_cluster(config: ConfigValues) -> ConfigError | None:
     given = _first_given(config, "kubernetes_version", "eks_")
     if config.runs_on_eks or given is None:
         return None
@@ -35,7 +31,7 @@ def _eks_keys_have_a_cluster(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _batch_keys_have_nodes(config: AppConfig) -> ConfigError | None:
+def _batch_keys_have_nodes(config: ConfigValues) -> ConfigError | None:
     given = _first_given(config, "min_nodes", "scale_down_delay_minutes", "ami_id")
     if config.runs_on_batch or given is None:
         return None
@@ -46,7 +42,7 @@ def _batch_keys_have_nodes(config: AppConfig) -> ConfigError | None:
     )  # fmt: skip
 
 
-def _somebody_is_admin(config: AppConfig) -> ConfigError | None:
+def _somebody_is_admin(config: ConfigValues) -> ConfigError | None:
     if not config.runs_on_eks or config.eks_admin_arns:
         return None
     return refuse(
@@ -58,7 +54,7 @@ def _somebody_is_admin(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _nobody_has_two_access_entries(config: AppConfig) -> ConfigError | None:
+def _nobody_has_two_access_entries(config: ConfigValues) -> ConfigError | None:
     both = [arn for arn in config.eks_submitter_arns if arn in config.eks_admin_arns]
     if not both:
         return None
@@ -70,7 +66,7 @@ def _nobody_has_two_access_entries(config: AppConfig) -> ConfigError | None:
     )  # fmt: skip
 
 
-def _somebody_reaches_the_endpoint(config: AppConfig) -> ConfigError | None:
+def _somebody_reaches_the_endpoint(config: ConfigValues) -> ConfigError | None:
     if not config.runs_on_eks or config.eks_private or config.eks_endpoint_cidrs:
         return None
     return refuse(
@@ -82,7 +78,7 @@ def _somebody_reaches_the_endpoint(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _endpoint_ranges_can_call(config: AppConfig) -> ConfigError | None:
+def _endpoint_ranges_can_call(config: ConfigValues) -> ConfigError | None:
     cidrs = config.eks_endpoint_cidrs
     misplaced = [cidr for cidr in cidrs if is_private(cidr) is not config.eks_private]
     if not misplaced:
@@ -102,7 +98,7 @@ def _endpoint_ranges_can_call(config: AppConfig) -> ConfigError | None:
     )  # fmt: skip
 
 
-def _nodes_within_max(config: AppConfig) -> ConfigError | None:
+def _nodes_within_max(config: ConfigValues) -> ConfigError | None:
     if config.eks_nodes <= config.max_nodes:
         return None
     return refuse(
@@ -113,7 +109,7 @@ def _nodes_within_max(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _control_plane_has_two_zones(config: AppConfig) -> ConfigError | None:
+def _control_plane_has_two_zones(config: ConfigValues) -> ConfigError | None:
     if not config.runs_on_eks or config.vpc_id is None or config.eks_subnet_ids:
         return None
     return refuse(
@@ -124,7 +120,7 @@ def _control_plane_has_two_zones(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _existing_subnets_have_a_vpc(config: AppConfig) -> ConfigError | None:
+def _existing_subnets_have_a_vpc(config: ConfigValues) -> ConfigError | None:
     if not config.eks_subnet_ids or config.vpc_id is not None:
         return None
     return refuse(
@@ -135,7 +131,7 @@ def _existing_subnets_have_a_vpc(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _subnets_are_different_ones(config: AppConfig) -> ConfigError | None:
+def _subnets_are_different_ones(config: ConfigValues) -> ConfigError | None:
     if config.subnet_id is None or config.subnet_id not in config.eks_subnet_ids:
         return None
     return refuse(
@@ -145,7 +141,7 @@ def _subnets_are_different_ones(config: AppConfig) -> ConfigError | None:
     )  # fmt: skip
 
 
-def _a_chart_has_one_version(config: AppConfig) -> ConfigError | None:
+def _a_chart_has_one_version(config: ConfigValues) -> ConfigError | None:
     names = [each.partition("=")[0] for each in config.eks_chart_versions]
     twice = [name for name in names if names.count(name) > 1]
     if not twice:
@@ -155,7 +151,7 @@ def _a_chart_has_one_version(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _cluster_reaches_registries(config: AppConfig) -> ConfigError | None:
+def _cluster_reaches_registries(config: ConfigValues) -> ConfigError | None:
     if not config.runs_on_eks or config.vpc_id is not None or config.nat_gateways:
         return None
     return refuse(
@@ -166,7 +162,7 @@ def _cluster_reaches_registries(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _release_has_host_image(config: AppConfig) -> ConfigError | None:
+def _release_has_host_image(config: ConfigValues) -> ConfigError | None:
     if not config.runs_on_eks or config.release.eks_ami_date is not None:
         return None
     family = config.instance.family
@@ -179,7 +175,7 @@ def _release_has_host_image(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _shell_reaches_systems_manager(config: AppConfig) -> ConfigError | None:
+def _shell_reaches_systems_manager(config: ConfigValues) -> ConfigError | None:
     if not config.node_shell or config.vpc_id is not None or config.nat_gateways:
         return None
     return refuse(

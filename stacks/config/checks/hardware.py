@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stacks.config.refusal import PREFIX, ConfigError, refuse
+from stacks.config.values import ConfigValues
 from trainium_catalogue.instances import INSTANCE_TYPES
 
-if TYPE_CHECKING:
-    from stacks.config.app_config import AppConfig
 
-
-def _region_offers_type(config: AppConfig) -> ConfigError | None:
+def _region_offers_type(config: ConfigValues) -> ConfigError | None:
     if config.region in config.instance.zone_ids:
         return None
     return refuse(
@@ -22,7 +18,7 @@ def _region_offers_type(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _zone_offers_type(config: AppConfig) -> ConfigError | None:
+def _zone_offers_type(config: ConfigValues) -> ConfigError | None:
     offered = config.instance.zone_ids[config.region]
     if config.zone_id is None or config.zone_id in offered:
         return None
@@ -44,7 +40,7 @@ def _zone_offers_type(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _zone_name_is_in_region(config: AppConfig) -> ConfigError | None:
+def _zone_name_is_in_region(config: ConfigValues) -> ConfigError | None:
     if config.zone_name is None or config.zone_name[:-1] == config.region:
         return None
     return refuse(
@@ -55,7 +51,7 @@ def _zone_name_is_in_region(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _nodes_can_talk(config: AppConfig) -> ConfigError | None:
+def _nodes_can_talk(config: ConfigValues) -> ConfigError | None:
     if config.max_nodes == 1 or config.instance.supports_multi_node:
         return None
     able = [each.name for each in INSTANCE_TYPES.values() if each.supports_multi_node]
@@ -67,7 +63,7 @@ def _nodes_can_talk(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _min_within_max(config: AppConfig) -> ConfigError | None:
+def _min_within_max(config: ConfigValues) -> ConfigError | None:
     if config.min_nodes <= config.max_nodes:
         return None
     return refuse(
@@ -78,7 +74,7 @@ def _min_within_max(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _vcpus_cover_nodes(config: AppConfig) -> ConfigError | None:
+def _vcpus_cover_nodes(config: ConfigValues) -> ConfigError | None:
     needed = config.instance.vcpus_for(config.max_nodes)
     if config.max_vcpus >= needed:
         return None
@@ -93,7 +89,7 @@ def _vcpus_cover_nodes(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _one_reservation(config: AppConfig) -> ConfigError | None:
+def _one_reservation(config: ConfigValues) -> ConfigError | None:
     if config.capacity_reservation_id is None or config.capacity_block_id is None:
         return None
     return refuse(
@@ -105,7 +101,7 @@ def _one_reservation(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _block_is_sold(config: AppConfig) -> ConfigError | None:
+def _block_is_sold(config: ConfigValues) -> ConfigError | None:
     if config.capacity_block_id is None or config.instance.supports_capacity_block:
         return None
     sold = [each.name for each in INSTANCE_TYPES.values() if each.supports_capacity_block]
@@ -117,7 +113,7 @@ def _block_is_sold(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _block_places_its_nodes(config: AppConfig) -> ConfigError | None:
+def _block_places_its_nodes(config: ConfigValues) -> ConfigError | None:
     if config.placement_group is None or config.capacity_block_id is None:
         return None
     return refuse(

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Network
-from typing import TYPE_CHECKING
 
 from stacks.config import addresses
 from stacks.config.refusal import PREFIX, ConfigError, refuse
+from stacks.config.values import ConfigValues
 from trainium_catalogue.instances import EfaLayout
 
-if TYPE_CHECKING:
-    from stacks.config.app_config import AppConfig
 
-
-def _existing_network_is_whole(config: AppConfig) -> ConfigError | None:
+def _existing_network_is_whole(config: ConfigValues) -> ConfigError | None:
     parts = ("vpc_id", "subnet_id", "subnet_cidr")
     given = [part for part in parts if getattr(config, part) is not None]
     if len(given) in (0, len(parts)):
@@ -27,7 +24,7 @@ def _existing_network_is_whole(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _security_groups_have_vpc(config: AppConfig) -> ConfigError | None:
+def _security_groups_have_vpc(config: ConfigValues) -> ConfigError | None:
     if config.vpc_id is not None:
         return None
     for name, otherwise in (
@@ -55,7 +52,7 @@ _UNUSABLE_RANGES = {
 }
 
 
-def _vpc_range_is_usable(config: AppConfig) -> ConfigError | None:
+def _vpc_range_is_usable(config: ConfigValues) -> ConfigError | None:
     if config.vpc_cidr is None:
         return None
     wanted = IPv4Network(config.vpc_cidr)
@@ -69,7 +66,7 @@ def _vpc_range_is_usable(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _existing_network_stays(config: AppConfig) -> ConfigError | None:
+def _existing_network_stays(config: ConfigValues) -> ConfigError | None:
     if config.vpc_id is None:
         return None
     made = ("vpc_cidr", "nat_gateways", "interface_endpoints")
@@ -84,7 +81,7 @@ def _existing_network_stays(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _nodes_reach_services(config: AppConfig) -> ConfigError | None:
+def _nodes_reach_services(config: ConfigValues) -> ConfigError | None:
     if config.vpc_id is not None or config.nat_gateways or config.interface_endpoints:
         return None
     return refuse(
@@ -95,7 +92,7 @@ def _nodes_reach_services(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _nodes_get_efa_software(config: AppConfig) -> ConfigError | None:
+def _nodes_get_efa_software(config: ConfigValues) -> ConfigError | None:
     if config.vpc_id is not None or config.nat_gateways or config.ami_id is not None:
         return None
     if not (config.runs_on_batch and config.instance.supports_multi_node):
@@ -108,7 +105,7 @@ def _nodes_get_efa_software(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _nodes_reach_the_image(config: AppConfig) -> ConfigError | None:
+def _nodes_reach_the_image(config: ConfigValues) -> ConfigError | None:
     if config.image_uri is None or config.vpc_id is not None or config.nat_gateways:
         return None
     if f".dkr.ecr.{config.region}.amazonaws.com" in config.image_uri:
@@ -122,7 +119,7 @@ def _nodes_reach_the_image(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _subnet_holds_nodes(config: AppConfig) -> ConfigError | None:
+def _subnet_holds_nodes(config: ConfigValues) -> ConfigError | None:
     needed = config.addresses_needed(config.efa_layout)
     if needed <= config.usable_addresses:
         return None
@@ -139,7 +136,7 @@ def _subnet_holds_nodes(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _ways_to_fit(config: AppConfig, *, needed: int, per_node: int) -> list[str]:
+def _ways_to_fit(config: ConfigValues, *, needed: int, per_node: int) -> list[str]:
     """List what would fit, the smallest change first."""
     ways = []
     lean = config.addresses_needed(EfaLayout.EFA_ONLY)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stacks.config.refusal import PREFIX, ConfigError, refuse
+from stacks.config.values import ConfigValues
 from trainium_catalogue.releases import NEURON_RELEASES
 
-if TYPE_CHECKING:
-    from stacks.config.app_config import AppConfig
 
-
-def _release_runs_on_family(config: AppConfig) -> ConfigError | None:
+def _release_runs_on_family(config: ConfigValues) -> ConfigError | None:
     family = config.instance.family
     if family in config.release.families:
         return None
@@ -24,7 +20,7 @@ def _release_runs_on_family(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _release_has_image(config: AppConfig) -> ConfigError | None:
+def _release_has_image(config: ConfigValues) -> ConfigError | None:
     if config.image_uri is not None or config.build_base_image is not None:
         return None
     able = _with_image_for(config.instance.family)
@@ -41,7 +37,7 @@ def _with_image_for(family: str) -> str:
     return " or ".join(r.name for r in releases if family in r.families and r.base_image)
 
 
-def _image_is_built_or_finished(config: AppConfig) -> ConfigError | None:
+def _image_is_built_or_finished(config: ConfigValues) -> ConfigError | None:
     if config.image_uri is None or config.base_image is None:
         return None
     return refuse(
@@ -52,7 +48,7 @@ def _image_is_built_or_finished(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _existing_bucket_stays(config: AppConfig) -> ConfigError | None:
+def _existing_bucket_stays(config: ConfigValues) -> ConfigError | None:
     if config.bucket_name is None or config.retain_data:
         return None
     return refuse(
@@ -63,7 +59,7 @@ def _existing_bucket_stays(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _key_has_a_bucket(config: AppConfig) -> ConfigError | None:
+def _key_has_a_bucket(config: ConfigValues) -> ConfigError | None:
     if config.bucket_kms_key_arn is None or config.bucket_name is not None:
         return None
     return refuse(
@@ -74,7 +70,7 @@ def _key_has_a_bucket(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _key_is_in_region(config: AppConfig) -> ConfigError | None:
+def _key_is_in_region(config: ConfigValues) -> ConfigError | None:
     if config.bucket_kms_key_arn is None:
         return None
     region = config.bucket_kms_key_arn.split(":")[3]
@@ -90,7 +86,7 @@ def _key_is_in_region(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _release_trains(config: AppConfig) -> ConfigError | None:
+def _release_trains(config: ConfigValues) -> ConfigError | None:
     if config.release.backend is not None:
         return None
     family = config.instance.family

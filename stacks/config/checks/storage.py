@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stacks.config.refusal import PREFIX, ConfigError, refuse
+from stacks.config.values import ConfigValues
 from trainium_catalogue.instances import CPU_INSTANCE_TYPES
 
-if TYPE_CHECKING:
-    from stacks.config.app_config import AppConfig
 
-
-def _lustre_has_a_size_that_is_sold(config: AppConfig) -> ConfigError | None:
+def _lustre_has_a_size_that_is_sold(config: ConfigValues) -> ConfigError | None:
     size = config.lustre_gib
     if size in (0, 1200) or size % 2400 == 0:
         return None
@@ -26,7 +22,7 @@ def _lustre_has_a_size_that_is_sold(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _existing_lustre_is_whole(config: AppConfig) -> ConfigError | None:
+def _existing_lustre_is_whole(config: ConfigValues) -> ConfigError | None:
     names = ("lustre_dns_name", "lustre_mount_name")
     given = [name for name in names if getattr(config, name) is not None]
     if len(given) != 1:
@@ -40,7 +36,7 @@ def _existing_lustre_is_whole(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _one_lustre(config: AppConfig) -> ConfigError | None:
+def _one_lustre(config: ConfigValues) -> ConfigError | None:
     if not config.lustre_gib or config.lustre_dns_name is None:
         return None
     return refuse(
@@ -51,7 +47,7 @@ def _one_lustre(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _lustre_zone_has_a_subnet(config: AppConfig) -> ConfigError | None:
+def _lustre_zone_has_a_subnet(config: ConfigValues) -> ConfigError | None:
     zone = config.lustre_zone_id
     if zone is None or (config.vpc_id is None and zone in config.subnet_zones):
         return None
@@ -71,7 +67,7 @@ def _lustre_zone_has_a_subnet(config: AppConfig) -> ConfigError | None:
     )
 
 
-def _cpu_job_fits_ceiling(config: AppConfig) -> ConfigError | None:
+def _cpu_job_fits_ceiling(config: ConfigValues) -> ConfigError | None:
     smallest = min(CPU_INSTANCE_TYPES[name][0] for name in config.cpu_instance_types)
     if config.cpu_max_vcpus >= smallest:
         return None

@@ -1,0 +1,134 @@
+"""The keys of one deployment and all that follows from them, not yet checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stacks.config import addresses
+from stacks.config.eks_keys import EksKeys
+from stacks.config.names import is_zone_name
+from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.instances import JOB_VCPUS, EfaLayout, InstanceType, find_instance_type
+from trainium_catalogue.releases import NeuronRelease, find_release
+from trainium_catalogue.zones import subnet_zones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigValues(EksKeys):
+    """What checks and warnings look at; everything else gets an ``AppConfig``."""
+
+    @property
+    def instance(self) -> InstanceType:
+        """The catalogue's entry of ``instance_type``."""
+        return find_instance_type(self.instance_type)
+
+    @property
+    def release(self) -> NeuronRelease:
+        """The catalogue's entry of ``neuron_release``."""
+        return find_release(self.neuron_release)
+
+    @property
+    def runs_on_batch(self) -> bool:
+        """Whether Batch runs jobs on nodes; data and export jobs it runs anyway."""
+        return Orchestrator.BATCH in self.orchestrators
+
+    @property
+    def tasks_use_default_group(self) -> bool:
+        """Whether Batch gives tasks the VPC's default group: it does beside EFA interfaces."""
+        return self.runs_on_batch and self.instance.supports_multi_node
+
+    @property
+    def runs_on_eks(self) -> bool:
+        """Whether an EKS cluster runs jobs on nodes."""
+        return Orchestrator.EKS in self.orchestrators
+
+    @property
+    def has_lustre(self) -> bool:
+        """Whether nodes mount a file system, a new one or an existing one."""
+        return bool(self.lustre_gib) or self.lustre_dns_name is not None
+
+    @property
+    def builds_image(self) -> bool:
+        """Whether there is an image to build, and a repository to keep it in."""
+        return self.image_uri is None
+
+    @property
+    def build_base_image(self) -> str | None:
+        """Image to build on; None when ``image_uri`` is finished."""
+        if self.image_uri is not None:
+            return None
+        return self.base_image or self.release.base_image
+
+    @property
+    def num_nodes_at_once(self) -> int:
+        """Nodes that ``max_vcpus`` allows over all jobs."""
+        return self.max_vcpus // self.instance.num_vcpus
+
+    @property
+    def min_vcpus(self) -> int:
+        """vCPUs of the nodes that stay up."""
+        return self.instance.vcpus_for(self.min_nodes)
+
+    @property
+    def zone_id(self) -> str | None:
+        """Zone id of the nodes; None when a name was given, or for an existing subnet."""
+        return None if self.zone_name else self.availability_zone_id
+
+    @property
+    def zone_name(self) -> str | None:
+        """Zone name of the nodes, where the user gave a name instead of an id."""
+        given = self.availability_zone_id
+        return given if given and is_zone_name(given) else None
+
+    @property
+    def subnet_zones(self) -> tuple[str, ...]:
+        """Zones of a new VPC's subnets, by id or by name as the nodes' is."""
+        return subnet_zones(self.region, self.zone_name)
+
+    @property
+    def usable_addresses(self) -> int:
+        """Addresses that the nodes' subnet offers, in whatever zone."""
+        return addresses.usable(subnet_cidr=self.subnet_cidr, vpc_cidr=self.vpc_cidr)
+
+    @property
+    def public_endpoint_cidrs(self) -> tuple[str, ...]:
+        """Who may call the cluster's API from the internet."""
+        return () if self.eks_private else self.eks_endpoint_cidrs
+
+    @property
+    def inside_endpoint_cidrs(self) -> tuple[str, ...]:
+        """Who may call it through the VPC, nodes not counted; by default what is known of it."""
+        if not self.eks_private:
+            return ()
+        own = self.subnet_cidr or self.vpc_cidr
+        return self.eks_endpoint_cidrs or ((own,) if own else ())
+
+    @property
+    def num_endpoints(self) -> int:
+        """Interface endpoints in the nodes' subnet; each takes an address."""
+        return addresses.NUM_ENDPOINTS if self.interface_endpoints else 0
+
+    @property
+    def num_cpu_instances(self) -> int:
+        """Instances that ``cpu_max_vcpus`` allows, the smallest; each takes an address."""
+        return -(-self.cpu_max_vcpus // JOB_VCPUS)
+
+    @property
+    def other_addresses(self) -> int:
+        """Addresses in the nodes' subnet that nodes do not take."""
+        cluster = addresses.CLUSTER if self.runs_on_eks else 0
+        return self.num_cpu_instances + self.num_endpoints + cluster
+
+    def addresses_per_node(self, layout: EfaLayout) -> int:
+        """Addresses of one node, over all orchestrators: both may run as many at once."""
+        on_batch = self.instance.addresses_per_node(layout) if self.runs_on_batch else 0
+        on_eks = addresses.per_eks_node(self.instance, layout) if self.runs_on_eks else 0
+        return on_batch + on_eks
+
+    def addresses_needed(self, layout: EfaLayout) -> int:
+        """Addresses that all nodes, and everything beside them, take from the subnet."""
+        return self.num_nodes_at_once * self.addresses_per_node(layout) + self.other_addresses
+
+    def stack_name(self, part: str) -> str:
+        """Name, and construct id, of one of the stacks."""
+        return f"trainium-{self.deployment}-{part}"

@@ -49,6 +49,14 @@ def test_the_front_page_names_every_page() -> None:
     assert [page.name for page in pages if f"{page.name})" not in text] == []
 
 
+def test_the_output_on_the_front_page_is_of_phases_that_a_rehearsal_has() -> None:
+    shown = re.findall(r"^ok +(?:\w+: )?(.+?)  +[0-9.]+ s$", README.read_text(), re.MULTILINE)
+    source = "".join(path.read_text() for path in (ROOT / "rehearsal").rglob("*.py"))
+
+    assert shown
+    assert [phase for phase in shown if f'"{phase}"' not in source] == []
+
+
 @pytest.mark.parametrize("path", tables(), ids=lambda path: path.name)
 def test_generated_tables_are_current(path: Path) -> None:
     text = path.read_text()

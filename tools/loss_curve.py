@@ -26,7 +26,7 @@ CLASSES = ("first", "second")
 def figure(training: dict[str, Any]) -> str:
     """Draw the losses of all attempts, and the step after which the node was killed."""
     attempts = training["attempts"]
-    last_step = max(step for attempt in attempts for step in attempt["steps"])
+    last_step: int = max(step for attempt in attempts for step in attempt["steps"])
     losses = [loss for attempt in attempts for loss in attempt["losses"]]
     low, high = int(min(losses)), int(max(losses)) + 1
 

@@ -24,7 +24,7 @@ from training.datasets.places import Place
 from training.datasets.prepared.bert_shards import read_shard
 from training.datasets.prepared.prepare import prepare_dataset
 from training.models.bert.data import to_batch
-from training.models.bert.recipe import BertRecipe
+from training.models.bert.task import BertTask
 from training.trainer.recipe import Staging
 
 _DOCUMENTS = 300
@@ -83,7 +83,7 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
     from training.trainer.vote import Vote
     from training.trainer.watch import Watch
 
-    recipe, objects = BertRecipe(), open_objects(str(root), region=None, endpoint_url=None)
+    recipe, objects = BertTask(), open_objects(str(root), region=None, endpoint_url=None)
     material = recipe.open_data(
         Staging(
             objects=objects.at("datasets/bert-tiny"), cache=root / "cache", is_leader=True,
@@ -138,7 +138,7 @@ def ddp(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
     from torch.utils.tensorboard import SummaryWriter
     from transformers import BertForPreTraining, get_linear_schedule_with_warmup
 
-    from training.models.bert.model import bert_config
+    from training.models.bert.network import bert_config
 
     shards = [read_shard(path) for path in sorted((root / "datasets/bert-tiny").glob("*.hdf5"))]
     parts = [to_batch(shard) for shard in shards]

@@ -63,9 +63,9 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
         return ExitCode.OK
     if DRY_RUN_FULL in words:
         # Imports torch, which the launcher does without.
-        from training.models.llama import dry_run_report
+        from training.models.llama import dry_run
 
-        return dry_run_report.main(words)
+        return dry_run.main(words)
     try:
         request = parse(words)
         patient = partial(find_host, within_s=request.launch.join_timeout_s)

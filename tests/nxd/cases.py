@@ -126,7 +126,7 @@ def tokens(positions: range) -> Any:
 
 def masked_tokens(positions: range) -> dict[str, Any]:
     """The same in documents that token ``END`` ends."""
-    from training.models.llama.documents import with_documents
+    from training.models.llama.data import with_documents
 
     return with_documents(tokens(positions).numpy(), eos_id=END)
 
@@ -223,19 +223,20 @@ def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
     from training.backends.nxd import NxdBackend
     from training.core.arguments import parse
     from training.models.bert.network import BertNetwork
-    from training.models.bert.recipe import BertRecipe
+    from training.models.bert.task import BertTask
     from training.models.mnist.network import MlpNetwork
-    from training.models.mnist.recipe import MnistRecipe
+    from training.models.mnist.task import MnistTask
     from training.trainer.recipe import Material
 
     workload = case.words[0]
     if workload == "llama-tiny":
         from training.core.config import TrainConfig
+        from training.models.llama.network import LlamaNetwork
 
         words = [*case.words, f"--tensor-parallel={case.tensor}"]
         config = TrainConfig.from_values(parse(words).values, device.num_ranks)
         batch = masked_tokens if case.is_masked else tokens
-        return config, NxdBackend(config, device, peak_flops=None), batch
+        return config, NxdBackend(config, device, LlamaNetwork(config), peak_flops=None), batch
     values = parse(list(case.words)).values
     if workload == "mnist":
         material: Any = Material(
@@ -244,11 +245,11 @@ def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
             tokenizer_sha256=None,
             content=(None, None, SimpleNamespace(fact=lambda name: 1)),
         )
-        config = MnistRecipe().config(values, device.num_ranks, material)
+        config = MnistTask().config(values, device.num_ranks, material)
         # The rate would follow the ranks.
         backend: Any = open_data_parallel(config, device, MlpNetwork(config), peak_flops=None)
         return config, backend, digits
-    recipe = BertRecipe()
+    recipe = BertTask()
     config = recipe.config(values, device.num_ranks, None)
     config = dataclasses.replace(config, mixed=case.mixed)
     backend = open_data_parallel(config, device, BertNetwork(config), peak_flops=None)

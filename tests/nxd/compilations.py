@@ -135,14 +135,14 @@ def _schedule(words: tuple[str, ...]) -> list[int]:
     """The steps of a workload's whole schedule whose update was a graph not seen before."""
     import torch_xla.core.xla_model as xm
 
-    from training.backends.traced import adamw
+    from training.backends.optimizers import traced_adamw
     from training.core.arguments import parse
     from training.core.config import TrainConfig
 
     config = TrainConfig.from_values(parse(list(words)).values, 64)
     weight = _parameter(xm.xla_device())
     steps = range(1, config.max_steps + 1)
-    return _steps(config, adamw([("a.weight", weight)], config), weight, steps)
+    return _steps(config, traced_adamw([("a.weight", weight)], config), weight, steps)
 
 
 def _torchs_own(steps: range) -> list[int]:

@@ -74,10 +74,10 @@ def lower(words: list[str]) -> str:
 
     from training.core.arguments import parse
     from training.core.config import TrainConfig
-    from training.models.llama.nxd_model import Builder
+    from training.models.llama.network import NxdLlama
 
     config = TrainConfig.from_values(parse(words).values, RANKS)
-    model, device = Builder(config).model(), xm.xla_device()
+    model, device = NxdLlama(config).model(), xm.xla_device()
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is not None:

@@ -1,4 +1,4 @@
-"""The accelerators that the training loop runs on."""
+"""The back-ends that the training loop runs on: torch.distributed, torch_xla, and NxD on it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import TYPE_CHECKING
 from training.core.contract import DeviceKind
 
 if TYPE_CHECKING:
-    from training.backends.base import DataParallel, ModelParallel
+    from training.backends.base import DataParallel, ModelParallel, Network, SequenceNetwork
     from training.core.config import TrainConfig
     from training.core.device import Device
-    from training.models.network import Network
 
 
-def open_backend(
+def open_model_parallel(
     config: TrainConfig,
     device: Device,
+    network: SequenceNetwork,
     *,
     peak_flops: float | None,
     report: Callable[[str], None] = lambda text: None,
 ) -> ModelParallel:
-    """A Llama's back-end, on a device whose ranks have already met; ``peak_flops`` is one rank's.
+    """The back-end of a model that ranks share, on a device whose ranks have already met.
 
-    ``report`` is called while something goes on that takes long, such as compiling.
+    ``peak_flops`` is one rank's. ``report`` is called while something goes on that takes long,
+    such as compiling.
     """
     if device.kind is DeviceKind.XLA:
         from training.backends.nxd import NxdBackend
 
-        return NxdBackend(config, device, peak_flops=peak_flops, report=report)
+        return NxdBackend(config, device, network, peak_flops=peak_flops, report=report)
     from training.backends.native import NativeBackend
-    from training.models.llama.network import LlamaNetwork
 
-    return NativeBackend(config, device, LlamaNetwork(config), peak_flops=peak_flops)
+    return NativeBackend(config, device, network, peak_flops=peak_flops)
 
 
 def open_data_parallel(

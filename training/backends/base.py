@@ -1,4 +1,4 @@
-"""What the training loop asks of an accelerator: one protocol, three implementations.
+"""What the training loop asks of a back-end, and a back-end of a model.
 
 ``native`` is plain torch.distributed (gloo on CPUs, TorchNeuron on Trainium2 and later), ``nxd``
 is torch_xla with neuronx_distributed, and ``xla`` torch_xla alone, for models that need no tensor
@@ -7,13 +7,90 @@ parallelism. Each runs the same models, with the same tensor-parallel plan.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
-    from training.models.network import Score
+
+Batch = torch.Tensor | Mapping[str, torch.Tensor]
+"""One micro-batch, as the workload's data gives it."""
+
+
+class Network(Protocol):
+    """What a back-end asks of a model, whose weights it makes, places, splits and trains."""
+
+    def build(self, mesh: DeviceMesh | None) -> nn.Module:
+        """The model without storage, on the meta device, ready to train.
+
+        Split by tensor parallelism over ``mesh``, where there is one.
+        """
+
+    def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
+        """The whole of one parameter as training begins, fp32 on the host."""
+
+    def restore(self, model: nn.Module, device: torch.device) -> None:
+        """Make again what the move from the meta device has lost: ties, and buffers."""
+
+    def layers(self, model: nn.Module) -> Iterable[nn.Module]:
+        """The modules that are gathered one by one."""
+
+    def loss(self, model: Any, batch: Any) -> torch.Tensor:
+        """Mean loss of a micro-batch that is on the model's device."""
+
+
+class SequenceNetwork(Network, Protocol):
+    """A model whose loss is a mean over sequences, and that several ranks can share."""
+
+    def losses(self, model: Any, batch: Any) -> torch.Tensor:
+        """Mean loss of each sequence of a micro-batch, ``[micro_batch]``."""
+
+    def for_nxd(self) -> NxdNetwork:
+        """The same model in neuronx_distributed's modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """What a rank computes with of one weight."""
+
+    name: str
+    """Its name in the whole model."""
+    whole: torch.Size
+    size: torch.Size
+    offsets: tuple[int, ...]
+    """Where it begins in the whole."""
+
+
+class NxdNetwork(Protocol):
+    """A rank's part of a model, made of neuronx_distributed's parallel modules."""
+
+    def model(self) -> nn.Module:
+        """The model on the meta device: what NxD calls ``model_fn``."""
+
+    def fill(self, module: nn.Module, device: torch.device) -> None:
+        """Give a module's own parameters their values: what NxD calls ``param_init_fn``."""
+
+    def pieces(self) -> dict[torch.Tensor, WeightPart]:
+        """What this rank has of every parameter of the model, as it is now."""
+
+    def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:
+        """Keyword arguments of the model and its labels, of a micro-batch on its device."""
+
+
+Score = Callable[[Any, Any], torch.Tensor]
+"""What an evaluation sums up: of a model and a batch on its device."""
+
+
+def place(batch: Batch, device: torch.device) -> Any:
+    """Copy a micro-batch to the device."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 class Backend(Protocol):
@@ -32,7 +109,7 @@ class Backend(Protocol):
     tracing_only: bool
     """Graphs are extracted and nothing is computed: numbers mean nothing, and none are written."""
     peak_flops: float | None
-    """Of one rank, dense bf16, per second; None where no peak is published (CPUs)."""
+    """One rank's, dense bf16, per second; None where no peak is published (CPUs)."""
 
     def build(self) -> None:
         """Make the sharded model with its initial weights, and the optimizer."""
@@ -103,6 +180,6 @@ class ModelParallel(Backend, Protocol):
     def losses_of(self, tokens: Any) -> torch.Tensor:
         """Mean loss of each sequence of a micro-batch, ``[micro_batch]``, on the device.
 
-        Of this data rank's ``tokens``, as ``forward_backward`` takes them. No gradients are
+        ``tokens`` are this data rank's, as ``forward_backward`` takes them. No gradients are
         computed, and those of a step that has begun stay as they are.
         """

@@ -5,6 +5,7 @@ The same code runs on CPUs with gloo and on TorchNeuron's device ``neuron``.
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,10 +17,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from training.backends.heap import keep_freed_memory
-from training.backends.optimizer import Updates, clip, make_optimizer
+from training.backends.base import Batch, Network, Score, SequenceNetwork, place
+from training.backends.optimizers import checkpoint_state, clip, eager_optimizer
 from training.core.contract import DeviceKind
-from training.models.network import Batch, Network, Score, SequenceNetwork, place
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
@@ -62,7 +62,7 @@ class NativeBackend:
     def build(self) -> None:
         """Make the sharded model with its initial weights, and the optimizer."""
         if self._device.type == "cpu":
-            keep_freed_memory()
+            _keep_freed_memory()
         network = self._network
         model = network.build(self._part("tensor") if self._degree > 1 else None)
         model.to_empty(device=self._device)
@@ -72,7 +72,7 @@ class NativeBackend:
         if self._shards:
             self._shard(model)
         self._model: nn.Module = model
-        self._optimizer = make_optimizer(model.named_parameters(), self._config)
+        self._optimizer = eager_optimizer(model.named_parameters(), self._config)
 
     @property
     def _shards(self) -> bool:
@@ -179,7 +179,7 @@ class NativeBackend:
     def state_dict(self) -> dict[str, Any]:
         """Master weights and moments by name of the parameter, sharded as they are here."""
         weights = dict(self._model.named_parameters())
-        return with_optimizer(weights, self._optimizer)
+        return checkpoint_state(weights, self._optimizer)
 
     def save(
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
@@ -192,12 +192,6 @@ class NativeBackend:
         loaded = checkpoints.load(self.state_dict(), info)
         self._optimizer.restore_step(loaded.step)
         return loaded
-
-
-def with_optimizer(weights: dict[str, Any], optimizer: Updates) -> dict[str, Any]:
-    """What a checkpoint of the format ``dcp`` consists of, whichever back-end writes it."""
-    state = optimizer.state(weights)
-    return {"model": weights, "optimizer": state} if state else {"model": weights}
 
 
 @torch.no_grad()
@@ -217,3 +211,20 @@ def _fill(parameter: torch.Tensor, whole: torch.Tensor) -> None:
 
 def _local(loss: torch.Tensor) -> torch.Tensor:
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
+
+# malloc.h of glibc
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_NEVER = 2**31 - 1
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc, where that is the C library, use freed memory again instead of returning it.
+
+    Blocks above 32 MiB, such as logits, are otherwise mapped anew, and cleared by the kernel, in
+    every step: half of a step on CPUs (mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD).
+    """
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, _NEVER)

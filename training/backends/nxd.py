@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.backends.beat import beating
+from training.backends.base import Batch, NxdNetwork, SequenceNetwork, place
+from training.backends.heartbeat import DeviceHeartbeat
 from training.backends.nxd_shards import Shards
-from training.backends.patience import Patience
-from training.backends.traced import AdamW, adamw_settings, groups_by_decay
+from training.backends.optimizers import TracedAdamW, adamw_settings, groups_by_decay
 from training.core.ranks import Ranks
-from training.models.llama.documents import model_inputs
-from training.models.llama.nxd_model import Builder
-from training.models.network import Batch, place
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
@@ -27,10 +24,9 @@ if TYPE_CHECKING:
 
 _NO_CLIPPING = 1e30
 """A limit that no norm reaches: the norm itself is wanted all the same."""
-_LOADS_AT_MOST_S = 3600.0
 
 
-def nxd_config(config: TrainConfig, builder: Builder) -> dict[str, Any]:
+def nxd_config(config: TrainConfig, network: NxdNetwork) -> dict[str, Any]:
     """NxD's own configuration of a run; joins its process groups as a side effect."""
     import neuronx_distributed as nxd
     from neuronx_distributed.utils.model_utils import get_platform_lnc
@@ -53,7 +49,7 @@ def nxd_config(config: TrainConfig, builder: Builder) -> dict[str, Any]:
         activation_checkpoint_config="full" if config.activation_checkpointing else None,
         model_init_config={
             "meta_device_init": True,
-            "param_init_fn": builder.fill,
+            "param_init_fn": network.fill,
             # All workers of a node at once: each makes only its own part of the weights.
             "sequential_move_factor": 64,
         },
@@ -75,21 +71,22 @@ class NxdBackend:
         self,
         config: TrainConfig,
         device: Device,
+        network: SequenceNetwork,
         *,
         peak_flops: float | None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._config, self._report = config, report
+        self._config, self._network = config, network.for_nxd()
         self.rank, self.num_ranks = device.rank, device.num_ranks
         self.peak_flops = peak_flops
         # neuron_parallel_compile runs such a job only to see its graphs; the numbers are void.
         self.tracing_only = config.compile_only
-        self._patience = Patience(report)
+        self._heartbeat = DeviceHeartbeat(report)
         self._ranks = Ranks()
 
     def build(self) -> None:
         """Make the sharded model with its initial weights, and the optimizer."""
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             self._build()
         self._publish()
 
@@ -98,16 +95,15 @@ class NxdBackend:
         import torch_xla.core.xla_model as xm
         from neuronx_distributed.parallel_layers import parallel_state
 
-        config = self._config
-        builder = Builder(config)
-        settings = nxd_config(config, builder)
+        config, network = self._config, self._network
+        settings = nxd_config(config, network)
         self.data_rank = parallel_state.get_data_parallel_rank()
         self._device = xm.xla_device()
-        self._model = nxd.initialize_parallel_model(settings, builder.model)
-        pieces = builder.pieces()
+        self._model = nxd.initialize_parallel_model(settings, network.model)
+        pieces = network.pieces()
         self._optimizer = nxd.initialize_parallel_optimizer(
             settings,
-            AdamW,
+            TracedAdamW,
             groups_by_decay(((piece.name, weight) for weight, piece in pieces.items()), config),
             **adamw_settings(config),
             # NxD does not pass its max_grad_norm on (trainer.py, initialize_optimizer_from_class);
@@ -128,7 +124,7 @@ class NxdBackend:
         import torch_xla.core.xla_model as xm
 
         self._shards.publish()
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             xm.mark_step()
 
     def _zero(self) -> torch.Tensor:
@@ -143,7 +139,7 @@ class NxdBackend:
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss += loss.detach()
         # Every micro-batch is the same graph: the first, the last and all between.
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             xm.mark_step()
         return self._loss
 
@@ -151,7 +147,7 @@ class NxdBackend:
         """Loss of every token of a micro-batch, fp32 ``[micro_batch, seq_len]``."""
         from neuronx_distributed.parallel_layers import parallel_cross_entropy
 
-        inputs, labels = model_inputs(place(tokens, self._device), torch.bfloat16)
+        inputs, labels = self._network.inputs(place(tokens, self._device))
         logits = self._model(**inputs, use_cache=False).logits
         # fp32, for the sum over the vocabulary; and a copy, which NxD's function overwrites.
         return parallel_cross_entropy(logits.float(), labels)
@@ -163,7 +159,7 @@ class NxdBackend:
 
         losses = self._token_losses(tokens).mean(1)
         # Every evaluated micro-batch is the same graph.
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             xm.mark_step()
         return losses
 
@@ -178,9 +174,9 @@ class NxdBackend:
         self._optimizer.zero_grad()
         # The old one has been handed out.
         self._loss = self._zero()
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             xm.mark_step()
-        self._patience.step_made()
+        self._heartbeat.step_made()
         return norm
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
@@ -199,7 +195,7 @@ class NxdBackend:
 
     def fetch(self, scalar: torch.Tensor) -> float:
         """A device scalar as a number; waits for the device."""
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             return float(scalar.cpu().item())
 
     def drop_step(self) -> None:
@@ -215,13 +211,13 @@ class NxdBackend:
         """Write a checkpoint with master weights and optimizer state."""
         # Else there would be two copies of the state on the host.
         checkpoints.wait()
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             state = self._shards.copy()
         checkpoints.save(state, step, meta, asynchronous=asynchronous, copied=True)
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
         """Replace weights and optimizer state by a checkpoint's, whatever topology wrote it."""
-        with beating(self._report, f"loading {info.name}", at_most_s=_LOADS_AT_MOST_S):
+        with self._heartbeat.loading(info.name):
             state = self._shards.empty()
             loaded = checkpoints.load(state, info)
             self._shards.restore(state, step=loaded.step)

@@ -9,27 +9,84 @@ no checksums, and they are loaded in turns that wait for each other (ADR 7).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from training.backends.optimizer import MOMENTS
-from training.backends.traced import AdamW
-from training.checkpoint.chunks import Chunk
-from training.models.llama.nxd_model import Piece
+from training.backends.base import WeightPart
+from training.backends.optimizers import MOMENTS, TracedAdamW
+
+
+class Chunk(torch.Tensor):
+    """A rectangle of a tensor, on the host: what one rank saves of it, or wants to be filled.
+
+    It shares the memory of ``part``, which may be empty and begins at ``offsets`` in a tensor of
+    size ``whole``. Ranks that hold the same rectangle save it once. torch's planner asks tensors
+    of other classes for the three methods below (torch/distributed/_checkpointable.py, 2.9 to
+    2.13). DTensor has them too, but needs a device mesh with its process groups.
+    """
+
+    part: torch.Tensor
+    offsets: torch.Size
+    whole: torch.Size
+
+    @staticmethod
+    def of(part: torch.Tensor, *, offsets: Sequence[int], whole: Sequence[int]) -> Chunk:
+        """Make one of ``part``."""
+        assert part.dim() == len(offsets) == len(whole), (part.size(), offsets, whole)
+        chunk = part.as_subclass(Chunk)
+        chunk.part = part
+        chunk.offsets, chunk.whole = torch.Size(offsets), torch.Size(whole)
+        return chunk
+
+    def size(self, dim: int | None = None) -> Any:
+        """Size of the whole tensor: the planner compares it with what was saved."""
+        return self.whole if dim is None else self.whole[dim]
+
+    def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
+        """What there is to save of the tensor ``fqn``."""
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, chunk.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=chunk,
+                    properties=TensorProperties.create_from_tensor(self.part),
+                    size=self.whole,
+                ),
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """Where the part lies; nothing where it is empty."""
+        if not self.part.numel():
+            return []
+        return [ChunkStorageMetadata(offsets=self.offsets, sizes=self.part.size())]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        """The part itself, to read from or to write to."""
+        assert index.offset == self.offsets, (index, self.offsets)
+        return self.part
 
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """Of one weight."""
+    """This rank's rows of one weight."""
 
-    piece: Piece
+    piece: WeightPart
     master: torch.Tensor
     """``[rows, ...]`` with the rows of padding."""
     first_row: int
-    """Of this rank, in the part that tensor parallelism leaves."""
+    """Its place in the part that tensor parallelism leaves."""
 
     @property
     def rows(self) -> int:
@@ -46,9 +103,9 @@ class _Shard:
 class Shards:
     """A rank's shards, by the names of the weights, as they are saved and restored."""
 
-    def __init__(self, zero1: Any, pieces: Mapping[torch.Tensor, Piece]) -> None:
+    def __init__(self, zero1: Any, pieces: Mapping[torch.Tensor, WeightPart]) -> None:
         self._zero1 = zero1
-        self._optimizer: AdamW = zero1.base_optimizer
+        self._optimizer: TracedAdamW = zero1.base_optimizer
         self._shards = [
             _Shard(pieces[weight], master, zero1.local_rank * master.size(0))
             for weight, master in self._pairs()

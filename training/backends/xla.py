@@ -13,13 +13,10 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from training.backends.beat import beating
-from training.backends.native import with_optimizer
-from training.backends.optimizer import Updates
-from training.backends.patience import Patience
-from training.backends.traced import TracedUpdates
+from training.backends.base import Batch, Network, Score, place
+from training.backends.heartbeat import DeviceHeartbeat
+from training.backends.optimizers import NamedOptimizer, TracedOptimizer, checkpoint_state
 from training.core.ranks import Ranks
-from training.models.network import Batch, Network, Score, place
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
@@ -27,10 +24,9 @@ if TYPE_CHECKING:
     from training.core.device import Device
 
 _BUCKET_MIB = 50
-"""Of gradients that are reduced at once: the default of torch_xla on Neuron for this very call
+"""Gradients that are reduced at once: the default of torch_xla on Neuron for this very call
 (2.9, _internal/neuron.py). AWS's guide to environment variables holds 512 faster for BERT on
 several nodes, but NxD knows of NaN from more than 140 MB (trainer.py, P148368176)."""
-_LOADS_AT_MOST_S = 3600.0
 
 
 class XlaBackend:
@@ -51,13 +47,13 @@ class XlaBackend:
         peak_flops: float | None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._config, self._network, self._report = config, network, report
+        self._config, self._network = config, network
         self.rank, self.num_ranks = device.rank, device.num_ranks
         self.data_rank = device.rank
         self.peak_flops = peak_flops
         # neuron_parallel_compile runs such a job only to see its graphs; the numbers are void.
         self.tracing_only = config.compile_only
-        self._patience = Patience(report)
+        self._heartbeat = DeviceHeartbeat(report)
         self._ranks = Ranks()
 
     def build(self) -> None:
@@ -79,9 +75,9 @@ class XlaBackend:
             self._masters[name] = nn.Parameter(whole.to(self._device))
             # Always there and never None, so that all micro-batches are one graph.
             self._masters[name].grad = torch.zeros_like(self._masters[name])
-        self._optimizer = TracedUpdates(self._masters.items(), self._config)
+        self._optimizer = TracedOptimizer(self._masters.items(), self._config)
         self._loss = self._zero()
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             xm.mark_step()
         self._publish_alone()
 
@@ -103,7 +99,7 @@ class XlaBackend:
         import torch_xla.core.xla_model as xm
 
         self._publish()
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             xm.mark_step()
 
     def seed(self, number: int) -> None:
@@ -126,7 +122,7 @@ class XlaBackend:
             gradient += weight.grad
             weight.grad = None
         self._loss += loss.detach()
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             xm.mark_step()
         return self._loss
 
@@ -149,9 +145,9 @@ class XlaBackend:
         self._publish()
         # The old one has been handed out.
         self._loss = self._zero()
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             xm.mark_step()
-        self._patience.step_made()
+        self._heartbeat.step_made()
         return norm
 
     def drop_step(self) -> None:
@@ -174,7 +170,7 @@ class XlaBackend:
 
     def fetch(self, scalar: torch.Tensor) -> float:
         """A device scalar as a number; waits for the device."""
-        with self._patience.waiting():
+        with self._heartbeat.waiting():
             return float(scalar.cpu().item())
 
     def barrier(self) -> None:
@@ -201,9 +197,9 @@ class XlaBackend:
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
         """Replace weights and optimizer state by a checkpoint's, whatever topology wrote it."""
         state = _map(self._masters, self._optimizer, lambda tensor: torch.empty(tensor.size()))
-        with beating(self._report, f"loading {info.name}", at_most_s=_LOADS_AT_MOST_S):
+        with self._heartbeat.loading(info.name):
             loaded = checkpoints.load(state, info)
-        self._restore(with_optimizer(dict(self._masters), self._optimizer), state)
+        self._restore(checkpoint_state(dict(self._masters), self._optimizer), state)
         self._publish_alone()
         self._optimizer.restore_step(loaded.step)
         return loaded
@@ -219,7 +215,7 @@ class XlaBackend:
 
 def _map(
     weights: Mapping[str, torch.Tensor],
-    optimizer: Updates,
+    optimizer: NamedOptimizer,
     change: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[str, Any]:
     """A checkpoint's state of some weights, each tensor changed."""
@@ -229,5 +225,5 @@ def _map(
             return change(value)
         return {name: changed(inner) for name, inner in value.items()}
 
-    found: dict[str, Any] = changed(with_optimizer(dict(weights), optimizer))
+    found: dict[str, Any] = changed(checkpoint_state(dict(weights), optimizer))
     return found

@@ -26,21 +26,21 @@ _EVALUATED_AFTER = 2
 
 
 def _llama() -> Recipe:
-    from training.models.llama.recipe import LlamaRecipe
+    from training.models.llama.task import LlamaTask
 
-    return LlamaRecipe()
+    return LlamaTask()
 
 
 def _bert() -> Recipe:
-    from training.models.bert.recipe import BertRecipe
+    from training.models.bert.task import BertTask
 
-    return BertRecipe()
+    return BertTask()
 
 
 def _mnist() -> Recipe:
-    from training.models.mnist.recipe import MnistRecipe
+    from training.models.mnist.task import MnistTask
 
-    return MnistRecipe()
+    return MnistTask()
 
 
 RECIPES: Mapping[str, Callable[[], Recipe]] = MappingProxyType(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.backends.traced import AdamW, Sgd, TracedUpdates
+from training.backends.optimizers import TracedAdamW, TracedOptimizer, TracedSgd
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 
@@ -52,7 +52,7 @@ def parameter() -> torch.nn.Parameter:
 
 
 def ours() -> Step:
-    optimizer = AdamW([parameter()], **SETTINGS, weight_decay=0.01)
+    optimizer = TracedAdamW([parameter()], **SETTINGS, weight_decay=0.01)
 
     def step(number: int, rate: float) -> None:
         optimizer.updates = number - 1
@@ -97,7 +97,7 @@ def test_torchs_own_update_has_numbers_that_do() -> None:
 
 
 def test_plain_descent_has_no_such_number_either() -> None:
-    optimizer = Sgd([parameter()], lr=0.3)
+    optimizer = TracedSgd([parameter()], lr=0.3)
     with operations() as first:
         optimizer.step()
     optimizer.param_groups[0]["lr"] = 1.0
@@ -111,7 +111,7 @@ def test_plain_descent_has_no_such_number_either() -> None:
 def test_it_is_torchs_adamw(weight_decay: float) -> None:
     mine, reference = parameter(), parameter()
     optimizers = [
-        AdamW([mine], **SETTINGS, weight_decay=weight_decay),
+        TracedAdamW([mine], **SETTINGS, weight_decay=weight_decay),
         torch.optim.AdamW([reference], **SETTINGS, weight_decay=weight_decay, foreach=False),
     ]
     generator = torch.Generator().manual_seed(6)
@@ -132,7 +132,7 @@ def test_it_is_torchs_adamw(weight_decay: float) -> None:
 def test_gradients_are_made_zero_and_stay() -> None:
     weight = parameter()
     before = weight.grad
-    TracedUpdates([("w.weight", weight)], LLAMA).step(0.1)
+    TracedOptimizer([("w.weight", weight)], LLAMA).step(0.1)
 
     assert weight.grad is before
     assert before is not None and not before.any()

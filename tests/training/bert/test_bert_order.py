@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.models.bert.order import ShardOrder
+from training.models.bert.data import ShardOrder
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=80).map(tuple)
 

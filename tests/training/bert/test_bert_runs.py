@@ -21,7 +21,7 @@ from tests.training.llama.conftest import Laptop, write_dataset
 from training.datasets.manifest import DatasetError
 from training.datasets.places import Place
 from training.models.bert.data import IGNORED, random_batches
-from training.models.bert.model import Bert, bert_config, initial_weight, meta_model, restore
+from training.models.bert.network import Bert, bert_config, initial_weight, meta_model, restore
 from training.models.llama.export import ExportError, Order, export
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.contract import checkpoint_name

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from training.checkpoint.chunks import Chunk
+from training.backends.nxd_shards import Chunk
 
 WHOLE = torch.arange(24.0).view(6, 4)
 

@@ -20,7 +20,7 @@ from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
 from training.datasets.places import Place
 from training.models.llama.export import ExportError, Order, export
-from training.models.llama.model import llama_config
+from training.models.llama.network import llama_config
 from training.storage import LocalObjects, Objects
 from training.trainer.runs import RunConfig
 from trainium_catalogue.parameters.plan import shape_of

@@ -7,8 +7,14 @@ import json
 import pytest
 
 from training.launch import main as launch
-from training.models.llama.dry_run import DoesNotFit, Memory, activation_bytes
-from training.models.llama.dry_run_report import DryRun, dry_run, main
+from training.models.llama.dry_run import (
+    DoesNotFit,
+    DryRun,
+    Memory,
+    activation_bytes,
+    dry_run,
+    main,
+)
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.parameters.parameter import Value

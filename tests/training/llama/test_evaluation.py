@@ -22,7 +22,7 @@ from training.backends.native import NativeBackend
 from training.core.config import TrainConfig
 from training.core.stopping import Stopped, StopSwitch
 from training.datasets.manifest import DatasetError
-from training.models.llama.model import initial_weight, llama_config, meta_model, restore_buffers
+from training.models.llama.network import initial_weight, llama_config, meta_model, restore_buffers
 from training.storage import open_objects
 
 if TYPE_CHECKING:

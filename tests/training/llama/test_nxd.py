@@ -17,17 +17,16 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from tests.training.llama import nxd_standin as standin
 from tests.training.llama.conftest import LoneDevice
-from training.backends import beat
+from training.backends import heartbeat
+from training.backends.base import WeightPart
 from training.backends.nxd import NxdBackend
-from training.backends.nxd_shards import _Shard
-from training.backends.traced import AdamW
-from training.checkpoint.chunks import Chunk
+from training.backends.nxd_shards import Chunk, _Shard
+from training.backends.optimizers import TracedAdamW
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
 from training.core.stopping import Stopped, StopSwitch
-from training.models.llama.model import initial_weight
-from training.models.llama.nxd_model import Builder, Piece
+from training.models.llama.network import LlamaNetwork, NxdLlama, initial_weight
 from training.models.llama.parallel import Split, part_of
 
 if TYPE_CHECKING:
@@ -51,6 +50,12 @@ def config_of(*words: str, num_ranks: int = 1) -> TrainConfig:
     given = {word.partition("=")[0] for word in words}
     defaults = [word for word in shape if word.partition("=")[0] not in given]
     return TrainConfig.from_values(parse(["llama-tiny", *defaults, *words]).values, num_ranks)
+
+
+def backend_of(config: TrainConfig, **more: Any) -> NxdBackend:
+    """A back-end of one rank whose model is not built yet."""
+    device = LoneDevice(DeviceKind.XLA)
+    return NxdBackend(config, device, LlamaNetwork(config), peak_flops=None, **more)
 
 
 def call(name: str) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def test_the_stand_in_has_the_signatures_of_the_stubs(module: str, name: str) ->
 
 
 def test_weights_gradients_and_moments_are_kept_in_fp32() -> None:
-    backend = NxdBackend(config_of(), LoneDevice(DeviceKind.XLA), peak_flops=None)
+    backend = backend_of(config_of())
     backend.build()
 
     mixed = call("neuronx_distributed_config")["mixed_precision_config"]
@@ -103,7 +108,7 @@ def leaves(state: Any) -> list[Chunk]:
 
 def test_nxd_is_configured_as_the_run_says() -> None:
     config = config_of("--max-grad-norm=0.7", "--weight-decay=0.02", "--beta2=0.95")
-    NxdBackend(config, LoneDevice(DeviceKind.XLA), peak_flops=None).build()
+    backend_of(config).build()
 
     settings = call("neuronx_distributed_config")
     assert settings["tensor_parallel_size"] == 1
@@ -114,16 +119,12 @@ def test_nxd_is_configured_as_the_run_says() -> None:
         "max_grad_norm": 0.7,
     }
     optimizer = call("initialize_parallel_optimizer")
-    assert optimizer["optimizer_class"] is AdamW
+    assert optimizer["optimizer_class"] is TracedAdamW
     assert (optimizer["max_norm"], optimizer["betas"]) == (0.7, (0.9, 0.95))
 
 
 def test_without_clipping_the_norm_is_measured_all_the_same() -> None:
-    backend = NxdBackend(
-        config_of("--max-grad-norm=0", "--activation-checkpointing=false"),
-        LoneDevice(DeviceKind.XLA),
-        peak_flops=None,
-    )
+    backend = backend_of(config_of("--max-grad-norm=0", "--activation-checkpointing=false"))
     backend.build()
 
     assert call("neuronx_distributed_config")["activation_checkpoint_config"] is None
@@ -131,7 +132,7 @@ def test_without_clipping_the_norm_is_measured_all_the_same() -> None:
 
 
 def test_weight_decay_spares_norms() -> None:
-    backend = NxdBackend(config_of(), LoneDevice(DeviceKind.XLA), peak_flops=None)
+    backend = backend_of(config_of())
     backend.build()
     matrices, norms = backend._optimizer.param_groups
     assert {p.dim() for p in matrices["params"]} == {2}
@@ -140,7 +141,7 @@ def test_weight_decay_spares_norms() -> None:
 
 
 def test_every_module_of_the_plan_is_replaced() -> None:
-    model = Builder(config_of()).model()
+    model = NxdLlama(config_of()).model()
     kinds = {name: type(module) for name, module in model.named_modules()}
     layer = "model.layers.1"
     for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
@@ -160,7 +161,7 @@ def test_every_module_of_the_plan_is_replaced() -> None:
 
 def test_gradients_of_inputs_are_summed_in_the_dtype_of_the_activations() -> None:
     # Any other dtype makes the real NxD drop the sum, see parallel_module.
-    model = Builder(config_of()).model()
+    model = NxdLlama(config_of()).model()
     columns = [m for m in model.modules() if isinstance(m, standin.ColumnParallelLinear)]
     assert columns
     assert {module.reduce_dtype for module in columns} == {model.dtype} == {torch.bfloat16}
@@ -175,7 +176,7 @@ def _set_parallel_ranks(monkeypatch: pytest.MonkeyPatch, *, data: int, tensor: i
 def test_nxd_says_which_share_of_the_data_a_rank_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     # At 4 on trn1 ranks 0, 8, 16 and 24 are one model.
     _set_parallel_ranks(monkeypatch, data=5, tensor=0)
-    backend = NxdBackend(config_of(), LoneDevice(DeviceKind.XLA), peak_flops=None)
+    backend = backend_of(config_of())
     backend.build()
 
     assert backend.data_rank == 5
@@ -185,7 +186,7 @@ def test_a_rank_keeps_its_part_of_the_weights_that_one_rank_would_have(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _set_parallel_ranks(monkeypatch, data=0, tensor=1)
-    builder = Builder(config_of("--tensor-parallel=2", num_ranks=4))
+    builder = NxdLlama(config_of("--tensor-parallel=2", num_ranks=4))
     model = builder.model()
     attention = model.model.layers[0].self_attn
     # As NxD leaves them: this rank's part, bf16, not yet filled.
@@ -287,33 +288,31 @@ def test_new_runs_gather_weights_as_resumed_ones_do(
 
 def test_the_rows_of_padding_are_saved_by_nobody() -> None:
     # 5 rows for 2 ranks are padded to 6: the second rank has 2 of its 3.
-    piece = Piece("w", torch.Size((10, 4)), torch.Size((5, 4)), (5, 0))
-    shard = _Shard(piece, torch.zeros(3, 4), first_row=3)
+    part = WeightPart("w", torch.Size((10, 4)), torch.Size((5, 4)), (5, 0))
+    shard = _Shard(part, torch.zeros(3, 4), first_row=3)
     (lies,) = shard.chunk(torch.zeros(3, 4)).__create_chunk_list__()
     assert (lies.offsets, lies.sizes) == (torch.Size((8, 0)), torch.Size((2, 4)))
 
     # And of 5 rows for 4 ranks, 2 each, the last has none.
-    empty = _Shard(piece, torch.zeros(2, 4), first_row=6)
+    empty = _Shard(part, torch.zeros(2, 4), first_row=6)
     assert empty.chunk(torch.zeros(2, 4)).__create_chunk_list__() == []
 
 
 def test_compiling_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(beat, "_BEAT_S", 0.01)
-    backend = NxdBackend(
-        config_of(), LoneDevice(DeviceKind.XLA), peak_flops=None, report=said.append
-    )
+    monkeypatch.setattr(heartbeat, "_HEARTBEAT_S", 0.01)
+    backend = backend_of(config_of(), report=said.append)
 
     def beats() -> int:
         before = len(said)
-        with backend._patience.waiting():
+        with backend._heartbeat.waiting():
             time.sleep(0.2)
         return len(said) - before
 
     # In the first steps others may compile.
     assert beats() > 1
-    backend._patience.step_made()
-    backend._patience.step_made()
+    backend._heartbeat.step_made()
+    backend._heartbeat.step_made()
     assert beats() == 0  # silence is a hang again
     standin.COMPILATIONS.update(begun=5, ended=4)
     assert beats() > 1  # whichever step it is
@@ -322,9 +321,9 @@ def test_compiling_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(said) == {"compiling graphs"}
 
 
-def test_a_beat_ends_by_itself() -> None:
+def test_a_heartbeat_ends_by_itself() -> None:
     said: list[str] = []
-    with beat.beating(said.append, "loading", at_most_s=0.0):
+    with heartbeat.heartbeat(said.append, "loading", at_most_s=0.0):
         time.sleep(0.05)
 
     assert said == []

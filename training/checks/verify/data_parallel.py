@@ -24,8 +24,8 @@ from training.models.bert.network import BertNetwork
 from training.models.mnist.network import MlpNetwork
 
 if TYPE_CHECKING:
+    from training.backends.base import Network
     from training.core.config import TrainConfig
-    from training.models.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

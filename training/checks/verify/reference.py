@@ -15,10 +15,10 @@ import torch
 
 from training.checks.verify.outcome import Step
 from training.core.config import Optimizer
-from training.models.bert.model import bert_config
-from training.models.bert.model import initial_weight as initial_bert
-from training.models.llama.model import initial_weight as initial_llama
-from training.models.llama.model import llama_config
+from training.models.bert.network import bert_config
+from training.models.bert.network import initial_weight as initial_bert
+from training.models.llama.network import initial_weight as initial_llama
+from training.models.llama.network import llama_config
 from training.models.mnist.network import Mlp, MlpNetwork
 from trainium_catalogue.models import BertShape, ModelShape
 

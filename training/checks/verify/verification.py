@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_backend, open_data_parallel
+from training.backends import open_data_parallel, open_model_parallel
 from training.checks.probes import PROBES, Check, Node
 from training.checks.probes.survey import look, merged, record, waiting
 from training.checks.verify import data_parallel, node_checks
@@ -18,6 +18,7 @@ from training.checks.verify.settings import BF16, FP32, config_for
 from training.core.contract import DeviceKind
 from training.core.failures import describe
 from training.core.ranks import Ranks
+from training.models.llama.network import LlamaNetwork
 from training.storage import open_objects
 from training.storage.client import Client
 from trainium_catalogue.contract import run_prefix
@@ -149,8 +150,12 @@ class Verification:
         def check() -> Outcome:
             if self._llama is None:
                 config, job = self._config(), self._job
-                backend = open_backend(
-                    config, job.device, peak_flops=None, report=job.progress.report
+                backend = open_model_parallel(
+                    config,
+                    job.device,
+                    LlamaNetwork(config),
+                    peak_flops=None,
+                    report=job.progress.report,
                 )
                 self._run = self._open("llama", config, backend, tokens)
                 self._llama = LlamaChecks(self._run, self._tolerance)

@@ -1,4 +1,7 @@
-"""BERT as the back-ends see it."""
+"""BERT from its shape alone, never from the hub, as the back-ends see it.
+
+The modules are Hugging Face's, with weights of our own.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,97 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.models.bert.model import bert_config, initial_weight, meta_model, restore
-from trainium_catalogue.models import BertShape
+# Importing transformers.models.bert's two modules takes half the time of importing more.
+from transformers.models.bert.configuration_bert import BertConfig
+from transformers.models.bert.modeling_bert import BertForPreTraining
+
+from training.models.bert.data import IGNORED
+from training.models.initial import INITIAL_DEVIATION, normal_weight
+from trainium_catalogue.models import BERT_POSITIONS, BertShape
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from training.core.config import TrainConfig
+    from training.models.bert.data import Batch
+
+
+def bert_config(shape: BertShape, *, dropout: float) -> BertConfig:
+    """Hugging Face's configuration; what it does not say is bert-large-uncased's."""
+    return BertConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        max_position_embeddings=BERT_POSITIONS,
+        type_vocab_size=2,
+        hidden_act="gelu",
+        initializer_range=INITIAL_DEVIATION,
+        layer_norm_eps=1e-12,
+        pad_token_id=0,
+        # With sdpa torch_xla compiles a third graph, and asks the host about the mask every step.
+        attn_implementation="eager",
+    )
+
+
+class Bert(BertForPreTraining):  # type: ignore[misc]
+    """The model with its two losses: words at the predicted positions, next sentence or not."""
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Mean loss of a micro-batch: over its predictions, plus over its sequences."""
+        hidden, pooled = self.bert(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            token_type_ids=batch["token_type_ids"],
+            return_dict=False,
+        )[:2]
+        # The vocabulary is large and one position in six is predicted: only those are projected.
+        # A product rather than an index, whose gradient a systolic array would have to scatter.
+        places = torch.arange(hidden.size(1), device=hidden.device)
+        chosen = (batch["positions"].unsqueeze(-1) == places).to(hidden.dtype) @ hidden
+        words = self.cls.predictions(chosen)
+        follows = self.cls.seq_relationship(pooled)
+        entropy = torch.nn.functional.cross_entropy
+        return entropy(
+            words.flatten(0, 1).float(), batch["labels"].flatten(), ignore_index=IGNORED
+        ) + entropy(follows.float(), batch["next_sentence_label"])
+
+
+def meta_model(config: BertConfig) -> Bert:
+    """The model without storage."""
+    with torch.device("meta"):
+        model = Bert(config)
+    model.train()
+    return model
+
+
+def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
+    """The whole of one parameter as training begins, fp32 on the host."""
+    if name.endswith("LayerNorm.weight"):
+        return torch.ones(size)
+    if name.endswith("bias"):
+        return torch.zeros(size)
+    weight = normal_weight(name, size, seed=seed)
+    if name.endswith("word_embeddings.weight"):
+        weight[0] = 0  # of padding
+    return weight
+
+
+def restore(model: Bert, device: torch.device) -> None:
+    """Make what the meta device and the move from it have lost: ties, and buffers.
+
+    The word embedding is the output projection, whose bias is the head's. torch_xla computes other
+    losses when they are tied before the move.
+    """
+    model.tie_weights()
+    model.cls.predictions.decoder.bias = model.cls.predictions.bias
+    embeddings = model.bert.embeddings
+    embeddings.position_ids = torch.arange(BERT_POSITIONS, device=device).unsqueeze(0)
+    embeddings.token_type_ids = torch.zeros_like(embeddings.position_ids)
 
 
 class BertNetwork:
@@ -39,11 +125,11 @@ class BertNetwork:
         restore(model, device)
 
     def layers(self, model: Any) -> Iterable[nn.Module]:
-        """The encoder's."""
+        """The encoder's layers."""
         found: Iterable[nn.Module] = model.bert.encoder.layer
         return found
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
-        """Of words and next sentence together."""
+        """Loss of words and next sentence together."""
         found: torch.Tensor = model(batch)
         return found

@@ -1,20 +1,30 @@
-"""Batches for the loop: the tokens at given positions of a run's data order."""
+"""Batches of a Llama: the tokens at given positions of a run's data order, with document masks.
+
+With masks a token of a packed sequence attends to its own document and to no other. Positions go
+on counting through the sequence: rotary embeddings make attention depend on distances alone, so a
+document computes what it would compute by itself. In bf16 that holds as far as cosines and sines
+do, which Hugging Face's Llama rounds to the type of the embeddings.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from training.backends.base import Batch
 from training.datasets.samples.order import sequence_indices
 from training.datasets.samples.packed import TokenStream
-from training.models.llama.documents import with_documents
-from training.models.network import Batch
 
+TOKENS, DOCUMENTS = "tokens", "documents"
+"""Keys of a micro-batch with document masks; without them it is the tokens alone."""
+_MASKED = torch.finfo(torch.bfloat16).min
+"""Added to the score of a pair that is masked; finite in bf16 and in fp32."""
 Batches = Callable[[range], Batch]
-"""Positions to int64 ``[positions, seq_len + 1]``, or to those with their documents."""
+"""From positions to int64 ``[positions, seq_len + 1]``, or to those with their documents."""
 
 
 def packed_batches(
@@ -55,3 +65,43 @@ def _micro_batch(rows: NDArray[np.int64], masked_by: int | None) -> Batch:
     if masked_by is None:
         return torch.from_numpy(rows)
     return with_documents(rows, eos_id=masked_by)
+
+
+def with_documents(tokens: NDArray[np.int64], *, eos_id: int) -> dict[str, torch.Tensor]:
+    """A micro-batch of ``[micro_batch, seq_len + 1]`` tokens with the document of each input.
+
+    Documents are counted from 0 in each sequence, int32 ``[micro_batch, seq_len]``; the token that
+    ends a document belongs to it. Counted here, on the host, so that no graph holds ``eos_id``.
+    """
+    ends = tokens[:, :-1] == eos_id
+    documents = np.cumsum(ends, axis=1, dtype=np.int32) - ends
+    return {
+        TOKENS: torch.from_numpy(tokens),
+        DOCUMENTS: torch.from_numpy(documents.astype(np.int32)),
+    }
+
+
+def attention_mask(documents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to attention's scores, ``[micro_batch, 1, seq_len, seq_len]``.
+
+    Hugging Face's Llama takes a mask of four dimensions as it is (transformers 4.56,
+    ``masking_utils._preprocess_mask_arguments``): eager attention adds it, and
+    ``scaled_dot_product_attention`` adds one that is not boolean.
+    """
+    seq_len = documents.shape[1]
+    places = torch.arange(seq_len, device=documents.device)
+    is_before = places[None, :] <= places[:, None]
+    is_same = documents[:, :, None] == documents[:, None, :]
+    return torch.where(is_same & is_before, 0.0, _MASKED).to(dtype)[:, None]
+
+
+def model_inputs(batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Any], torch.Tensor]:
+    """Keyword arguments of the model and its labels, of a micro-batch on its device.
+
+    ``dtype`` is that of attention's scores.
+    """
+    if isinstance(batch, torch.Tensor):
+        return {"input_ids": batch[:, :-1]}, batch[:, 1:]
+    tokens = batch[TOKENS]
+    mask = attention_mask(batch[DOCUMENTS], dtype)
+    return {"input_ids": tokens[:, :-1], "attention_mask": mask}, tokens[:, 1:]

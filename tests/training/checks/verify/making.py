@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from training.backends import native, open_backend, open_data_parallel
+from training.backends import native, open_data_parallel, open_model_parallel
 from training.backends.native import NativeBackend
-from training.backends.optimizer import clip as clip_right
+from training.backends.optimizers import clip as clip_right
 from training.checks.verify import data_parallel
 from training.checks.verify.data import tokens
 from training.checks.verify.llama import LlamaChecks
@@ -23,8 +23,7 @@ from training.checks.verify.run import Run
 from training.checks.verify.settings import Tolerance, config_for
 from training.models.bert.network import BertNetwork
 from training.models.llama import network
-from training.models.llama.model import llama_config
-from training.models.llama.network import LlamaNetwork
+from training.models.llama.network import LlamaNetwork, llama_config
 from training.storage import Objects
 
 Patch = pytest.MonkeyPatch
@@ -40,7 +39,7 @@ def llama(
 ) -> LlamaChecks:
     """All ranks: the checks of a Llama of which nothing has been trained."""
     config = config_for(device.num_ranks, tensor_parallel)
-    backend = open_backend(config, device, peak_flops=None)
+    backend = open_model_parallel(config, device, LlamaNetwork(config), peak_flops=None)
     run = Run(config, backend, tokens, objects, count_graphs=count_graphs)
     return LlamaChecks(run, tolerance)
 
@@ -157,7 +156,7 @@ def look_ahead(patch: Patch) -> None:
 
 def decay_norms(patch: Patch) -> None:
     """Weight decay applies to every parameter."""
-    patch.setattr("training.backends.optimizer.is_decayed", lambda name: True)
+    patch.setattr("training.backends.optimizers.is_decayed", lambda name: True)
 
 
 def see_padding(patch: Patch) -> None:

@@ -153,7 +153,7 @@ def test_the_probes_before_a_check_that_breaks_off_are_kept(
     def fail(*words: Any, **named: Any) -> None:
         raise RuntimeError("nrt_init failed")
 
-    monkeypatch.setattr(verification, "open_backend", fail)
+    monkeypatch.setattr(verification, "open_model_parallel", fail)
     with pytest.raises(VerificationFailed):
         run(job(tmp_path, "--checks=parity"))
     findings = {finding["id"]: finding for finding in probed(tmp_path)["findings"]}
@@ -188,7 +188,7 @@ def test_an_error_inside_a_check_names_it(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*words: Any, **named: Any) -> None:
         raise RuntimeError("nrt_init failed")
 
-    monkeypatch.setattr(verification, "open_backend", fail)
+    monkeypatch.setattr(verification, "open_model_parallel", fail)
     with pytest.raises(VerificationFailed, match=r"check parity broke off: .*nrt_init failed"):
         run(job(tmp_path, "--checks=parity"))
 

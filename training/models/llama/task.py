@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from training.backends import open_backend
+from training.backends import open_model_parallel
 from training.core.config import TrainConfig
 from training.datasets.samples.packed import open_dataset
 from training.models.llama.data import packed_batches, random_batches
+from training.models.llama.network import LlamaNetwork
 from training.trainer.evaluation import HeldOut
 from training.trainer.recipe import Material, Recipe, Report, Staging
 from trainium_catalogue.parameters.parameter import Value
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from training.core.device import Device
 
 
-class LlamaRecipe(Recipe):
+class LlamaTask(Recipe):
     """See ``Recipe``."""
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
@@ -61,7 +62,9 @@ class LlamaRecipe(Recipe):
         self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
     ) -> ModelParallel:
         """With tensor parallelism."""
-        return open_backend(config, device, peak_flops=peak_flops, report=report)
+        return open_model_parallel(
+            config, device, LlamaNetwork(config), peak_flops=peak_flops, report=report
+        )
 
     def batches(
         self, config: TrainConfig, material: Material, backend: Any

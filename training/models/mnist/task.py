@@ -7,26 +7,21 @@ order is another one in every epoch, and the last batch of the test counts what 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import torch
 
 from training.backends import open_data_parallel
 from training.core.config import Optimizer, TrainConfig
 from training.datasets.prepared.images import (
     KIND,
     SPLITS,
-    Pixels,
     images_name,
     labels_name,
     read_idx,
 )
 from training.datasets.prepared.ready import Ready
-from training.datasets.samples.order import sequence_indices
 from training.datasets.samples.staging import stage
+from training.models.mnist.data import Digits, evaluation_batches, training_batches
 from training.models.mnist.network import SHAPE, MlpNetwork, correct
 from training.trainer.recipe import Material, Outcome, Recipe, Report, Staging
 from trainium_catalogue.parameters.parameter import Value
@@ -41,40 +36,7 @@ _TEST_BATCH = 256
 """Images that a worker recognises at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digits:
-    """Images ``[n, 784]`` with their labels ``[n]``."""
-
-    images: Pixels
-    labels: Pixels
-
-    def batch(self, indices: Any) -> dict[str, torch.Tensor]:
-        """Pixels become 0 to 1."""
-        return {
-            "images": torch.from_numpy(self.images[indices].astype(np.float32) / 255),
-            "labels": torch.from_numpy(self.labels[indices].astype(np.int64)),
-        }
-
-
-def evaluation_batches(
-    digits: Digits, *, rank: int, num_ranks: int, size: int
-) -> Iterator[dict[str, torch.Tensor]]:
-    """A rank's share of the test, in batches of one size, which a compiler compiles once.
-
-    ``counts`` is 1 for an image, and 0 for what fills the last batches up.
-    """
-    total = len(digits.images)
-    mine = np.arange(rank, total, num_ranks)
-    for number in range(math.ceil(total / (num_ranks * size))):
-        chosen = mine[number * size : (number + 1) * size]
-        indices = np.zeros(size, np.int64)
-        indices[: len(chosen)] = chosen
-        counts = torch.zeros(size)
-        counts[: len(chosen)] = 1
-        yield {**digits.batch(indices), "counts": counts}
-
-
-class MnistRecipe(Recipe):
+class MnistTask(Recipe):
     """See ``Recipe``."""
 
     first_lines = ("----------Training ---------------",)
@@ -161,18 +123,7 @@ class MnistRecipe(Recipe):
         self, config: TrainConfig, material: Material, backend: Any
     ) -> Callable[[range], Any]:
         """Images of the training set."""
-        train: Digits = material.content[0]
-
-        def batch(positions: range) -> dict[str, torch.Tensor]:
-            return train.batch(
-                sequence_indices(
-                    seed=config.seed,
-                    positions=np.array(positions),
-                    num_sequences=material.samples,
-                )
-            )
-
-        return batch
+        return training_batches(material.content[0], seed=config.seed)
 
     def finish(
         self,

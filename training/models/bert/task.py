@@ -12,9 +12,8 @@ from training.datasets.manifest import DatasetError
 from training.datasets.prepared.bert_shards import KIND
 from training.datasets.prepared.ready import Ready
 from training.datasets.samples.staging import stage
-from training.models.bert.data import Batch, random_batches, shard_batches
+from training.models.bert.data import Batch, ShardOrder, random_batches, shard_batches
 from training.models.bert.network import BertNetwork
-from training.models.bert.order import ShardOrder
 from training.trainer.recipe import Material, Recipe, Report, Staging
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
@@ -27,7 +26,7 @@ _FITTING = {"seq-len": "seq_len", "max-predictions": "max_predictions"}
 """Parameter to what the dataset has to say."""
 
 
-class BertRecipe(Recipe):
+class BertTask(Recipe):
     """See ``Recipe``."""
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:

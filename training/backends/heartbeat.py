@@ -1,0 +1,80 @@
+"""Report that a rank lives during a call that cannot say so: a long silence counts as a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from training.launcher.settings import COMPILES_AT_MOST_S
+
+_HEARTBEAT_S = 1.0
+_LOADS_AT_MOST_S = 3600.0
+_UNTIL_STEADY = 2
+"""Steps that have all graphs of a job: in these, ranks also wait for others that compile."""
+
+
+@contextlib.contextmanager
+def heartbeat(
+    report: Callable[[str], None],
+    text: str,
+    *,
+    at_most_s: float,
+    when: Callable[[], bool] = lambda: True,
+) -> Iterator[None]:
+    """Report ``text`` every second that ``when`` holds, for ``at_most_s`` at the longest."""
+    ended = threading.Event()
+    until_s = time.monotonic() + at_most_s
+
+    def run() -> None:
+        while not ended.wait(_HEARTBEAT_S) and time.monotonic() < until_s:
+            if when():
+                report(text)
+
+    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        # Nothing is reported any more once the block has been left.
+        thread.join()
+
+
+class DeviceHeartbeat:
+    """Reports while this rank compiles, in any step, and while the first steps wait for others."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._steps = 0
+
+    def step_made(self) -> None:
+        """Count one more step."""
+        self._steps += 1
+
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Around a call that may compile, or wait for the device."""
+        return heartbeat(
+            self._report,
+            "compiling graphs",
+            at_most_s=COMPILES_AT_MOST_S,
+            when=lambda: self._steps < _UNTIL_STEADY or is_compiling(),
+        )
+
+    def loading(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Around the loading of a checkpoint."""
+        return heartbeat(self._report, f"loading {name}", at_most_s=_LOADS_AT_MOST_S)
+
+
+def is_compiling() -> bool:
+    """Whether this process is inside the compiler.
+
+    torch_xla counts a graph that is not in its cache before it compiles, and takes the time after
+    (2.9, csrc/xla_graph_executor.cpp, ``LookupCachedCompile`` and ``Compile``).
+    """
+    from torch_xla.debug import metrics
+
+    timed = metrics.metric_data("CompileTime")
+    ended = int(timed[0]) if timed else 0
+    return int(metrics.counter_value("UncachedCompile") or 0) > ended

@@ -1,0 +1,315 @@
+"""AdamW, plain descent and clipping over parameters that are sharded in different ways.
+
+Each comes twice: eager, and for a device whose operations are recorded, compiled and cached.
+torch_xla makes a constant of the graph of each number that is 0 or 1, and one parameter of numbers
+that are equal (2.9, csrc/tensor.cpp, ``IsSpecialScalar``; csrc/xla_graph_executor.cpp,
+``GetDeviceData``). torch's AdamW gives it the learning rate and the bias corrections as numbers.
+So whenever one of them becomes 1.0 in fp32, or equal to another, the update is a new graph, in the
+middle of a run: in step 9,903 of Llama-2-7B's schedule. In the traced optimizers what changes from
+step to step goes to the device as a tensor of one dimension, which is always data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from training.core.config import Optimizer
+
+if TYPE_CHECKING:
+    from training.core.config import TrainConfig
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's, as torch and checkpoints name them."""
+
+
+def _mesh_of(tensor: torch.Tensor) -> object:
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+
+
+def is_decayed(name: str) -> bool:
+    """Whether weight decay applies: not to norms and biases."""
+    return not name.lower().endswith(("norm.weight", "bias"))
+
+
+class NamedOptimizer(Protocol):
+    """An optimizer whose state is kept by the names of the parameters."""
+
+    def step(self, learning_rate: float) -> None:
+        """Update the weights; the next micro-batch begins new gradients."""
+
+    def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """What a checkpoint keeps of it, by kind and name of the parameter."""
+
+    def restore_step(self, step: int) -> None:
+        """Count on from ``step`` updates."""
+
+
+def checkpoint_state(weights: dict[str, Any], optimizer: NamedOptimizer) -> dict[str, Any]:
+    """What a checkpoint consists of, whichever back-end writes it."""
+    state = optimizer.state(weights)
+    return {"model": weights, "optimizer": state} if state else {"model": weights}
+
+
+def _moments(
+    optimizer: torch.optim.Optimizer, weights: Mapping[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Both moments of every parameter, by its name."""
+    return {
+        moment: {name: optimizer.state[parameter][moment] for name, parameter in weights.items()}
+        for moment in MOMENTS
+    }
+
+
+def adamw_settings(config: TrainConfig) -> dict[str, Any]:
+    """What every AdamW is made with, beside its groups."""
+    return {
+        "lr": config.learning_rate,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.adam_eps,
+    }
+
+
+def eager_optimizer(
+    parameters: Iterable[tuple[str, torch.Tensor]], config: TrainConfig
+) -> NamedOptimizer:
+    """The optimizer of a run where operations run as they are called."""
+    if config.optimizer is Optimizer.SGD:
+        return EagerSgd([parameter for _, parameter in parameters])
+    return EagerAdamW(parameters, config)
+
+
+class EagerSgd:
+    """Plain gradient descent, which has no state."""
+
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self._parameters = parameters
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Update the weights and drop the gradients."""
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            parameter -= learning_rate * parameter.grad
+            parameter.grad = None
+
+    def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def restore_step(self, step: int) -> None:
+        """Nothing is counted."""
+
+
+class EagerAdamW:
+    """torch's AdamW."""
+
+    def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]], config: TrainConfig) -> None:
+        # One group of a kind: operations on lists of DTensors need one mesh, and norms are whole
+        # where matrices are split.
+        groups: dict[tuple[object, bool], list[torch.Tensor]] = {}
+        for name, parameter in parameters:
+            groups.setdefault((_mesh_of(parameter), is_decayed(name)), []).append(parameter)
+        on_cpu = next(iter(groups.values()))[0].device.type == "cpu"
+        self._optimizer = torch.optim.AdamW(
+            [
+                {"params": members, "weight_decay": config.weight_decay if decayed else 0.0}
+                for (_, decayed), members in groups.items()
+            ],
+            **adamw_settings(config),
+            # One pass over each parameter where there is such a kernel.
+            fused=on_cpu or None,
+            foreach=None if on_cpu else True,
+        )
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                # Made now, so that a checkpoint can be loaded before the first step.
+                self._optimizer.state[parameter] = {
+                    "step": torch.tensor(0.0),
+                    **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
+                }
+
+    def step(self, learning_rate: float) -> None:
+        """Update the weights and drop the gradients."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Both moments of every parameter, by its name."""
+        return _moments(self._optimizer, weights)
+
+    def restore_step(self, step: int) -> None:
+        """Count on from ``step`` updates."""
+        for state in self._optimizer.state.values():
+            state["step"].fill_(float(step))
+
+
+class TracedAdamW(torch.optim.Optimizer):
+    """Decoupled weight decay (Loshchilov and Hutter, 2019), numerically torch's AdamW.
+
+    The moments exist from the beginning, so that the first update is the graph of all others.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        )
+        self.updates = 0
+        """Made so far."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {moment: torch.zeros_like(parameter) for moment in MOMENTS}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        self.updates += 1
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            kept, rate, root = _as_data(
+                [
+                    1.0 - group["lr"] * group["weight_decay"],
+                    group["lr"] / (1.0 - beta1**self.updates),
+                    math.sqrt(1.0 - beta2**self.updates),
+                ],
+                parameters[0].device,
+            )
+            for parameter in parameters:
+                first, second = (self.state[parameter][moment] for moment in MOMENTS)
+                gradient = parameter.grad
+                first.lerp_(gradient, 1.0 - beta1)
+                second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+                spread = second.sqrt().div_(root).add_(group["eps"])
+                parameter.mul_(kept).sub_(first.div(spread).mul_(rate))
+
+
+class TracedSgd(torch.optim.Optimizer):
+    """Plain gradient descent, which has no state."""
+
+    def __init__(self, params: Any, *, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            (rate,) = _as_data([group["lr"]], parameters[0].device)
+            for parameter in parameters:
+                parameter.sub_(parameter.grad * rate)
+
+
+def _as_data(numbers: list[float], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Numbers on the device, in fp32, none of which is a constant there."""
+    return torch.tensor(numbers, dtype=torch.float32).to(device).unbind()
+
+
+class TracedOptimizer:
+    """See ``NamedOptimizer``: one of the two above."""
+
+    def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]], config: TrainConfig) -> None:
+        self._optimizer: TracedAdamW | TracedSgd
+        named = list(parameters)
+        if config.optimizer is Optimizer.SGD:
+            self._optimizer = TracedSgd([p for _, p in named], lr=config.learning_rate)
+        else:
+            self._optimizer = traced_adamw(named, config)
+
+    def step(self, learning_rate: float) -> None:
+        """Update the weights, and make the gradients 0."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        # Never None: the next micro-batch is the graph of all others.
+        self._optimizer.zero_grad(set_to_none=False)
+
+    def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """The moments of every parameter, by its name; nothing without any."""
+        if isinstance(self._optimizer, TracedSgd):
+            return {}
+        return _moments(self._optimizer, weights)
+
+    def restore_step(self, step: int) -> None:
+        """Count on from ``step`` updates."""
+        if isinstance(self._optimizer, TracedAdamW):
+            self._optimizer.updates = step
+
+
+def traced_adamw(named: Iterable[tuple[str, torch.Tensor]], config: TrainConfig) -> TracedAdamW:
+    """AdamW as a run has it."""
+    return TracedAdamW(groups_by_decay(named, config), **adamw_settings(config))
+
+
+def groups_by_decay(
+    named: Iterable[tuple[str, torch.Tensor]], config: TrainConfig
+) -> list[dict[str, Any]]:
+    """Parameters that weight decay applies to, and those that it does not."""
+    groups: dict[bool, list[torch.Tensor]] = {}
+    for name, parameter in named:
+        groups.setdefault(is_decayed(name), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": config.weight_decay if decayed else 0.0}
+        for decayed, parameters in groups.items()
+    ]
+
+
+def clip(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
+    """Scale all gradients so that their common norm is ``limit`` at most (0: measure only).
+
+    Returns the norm before, the same on every rank. torch's ``clip_grad_norm_`` refuses a list
+    with gradients of several meshes, and reduces each mesh dimension on its own.
+    """
+    groups: dict[object, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        assert parameter.grad is not None
+        groups.setdefault((_mesh_of(parameter.grad), _copies(parameter.grad)), []).append(parameter)
+    squares: list[torch.Tensor] = []
+    for members in groups.values():
+        gradients = [_part(p.grad) for p in members if p.grad is not None]
+        squares.append(get_total_norm(gradients) ** 2 / _copies(members[0].grad))
+    total: torch.Tensor = torch.stack(squares).sum()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(total)
+    total = total.sqrt()
+    if limit > 0:
+        for members in groups.values():
+            clip_grads_with_norm_(members, limit, total)
+    return total
+
+
+def _copies(gradient: torch.Tensor | None) -> int:
+    """How many ranks hold the same part of a gradient."""
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if not isinstance(gradient, DTensor):
+        return num_ranks
+    parts = math.prod(
+        gradient.device_mesh.size(dimension)
+        for dimension, placement in enumerate(gradient.placements)
+        if not placement.is_replicate()
+    )
+    return num_ranks // parts
+
+
+def _part(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -25,7 +25,7 @@ from training.datasets.prepared.bert_shards import read_shard
 from training.datasets.prepared.prepare import prepare_dataset
 from training.models.bert.data import to_batch
 from training.models.bert.task import BertTask
-from training.trainer.recipe import Staging
+from training.trainer.task import Staging
 
 _DOCUMENTS = 300
 _NEVER = 10**6
@@ -79,19 +79,18 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
     from training.core.stopping import StopSwitch
     from training.storage import open_objects
     from training.trainer.loop import Loop
-    from training.trainer.metrics_files import RunFiles
-    from training.trainer.vote import Vote
-    from training.trainer.watch import Watch
+    from training.trainer.metrics import MetricsRecorder
+    from training.trainer.run_files import RunFiles
 
-    recipe, objects = BertTask(), open_objects(str(root), region=None, endpoint_url=None)
-    material = recipe.open_data(
+    task, objects = BertTask(), open_objects(str(root), region=None, endpoint_url=None)
+    dataset = task.open_data(
         Staging(
             objects=objects.at("datasets/bert-tiny"), cache=root / "cache", is_leader=True,
             wait=lambda: None, report=lambda text: None,
         ),
         values,
     )  # fmt: skip
-    backend = recipe.backend(config, device, peak_flops=None, report=lambda text: None)
+    backend = task.backend(config, device, peak_flops=None, report=lambda text: None)
     backend.build()
     context = RunContext(
         run="bench", deployment="bench", job_id="bench", attempt=1, node_index=0, num_nodes=1,
@@ -104,10 +103,10 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
         files = RunFiles(
             objects.at("runs/bench"), root / "files", context=context, workload="bert-tiny"
         )
-        files.begin(0, {})
-    watch = Watch(config, files, sequences_per_epoch=material.samples, peak_flops=None)
-    batch = recipe.batches(config, material, backend)
-    vote = Vote(Ranks())
+        files.begin(0, num_ranks=RANKS, backend=backend.name)
+    metrics = MetricsRecorder(config, files, sequences_per_epoch=dataset.samples, peak_flops=None)
+    batch = task.batches(config, dataset, backend)
+    ranks = Ranks()
     done = 0
 
     def make(steps: int) -> float:
@@ -116,11 +115,9 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
             config=dataclasses.replace(config, steps_this_run=steps),
             backend=backend,
             batch=batch,
-            checkpoints=None,
-            meta={},
-            watch=watch,
+            metrics=metrics,
             stop=StopSwitch(),
-            vote=vote,
+            ranks=ranks,
             report=lambda text: None,
         )
         began = time.perf_counter()

@@ -91,9 +91,8 @@ def loop() -> Any:
     from training.models.llama.network import LlamaNetwork
     from training.storage import open_objects
     from training.trainer.loop import Loop
-    from training.trainer.metrics_files import RunFiles
-    from training.trainer.vote import Vote
-    from training.trainer.watch import Watch
+    from training.trainer.metrics import MetricsRecorder
+    from training.trainer.run_files import RunFiles
 
     write_dataset()
     request = parse(["llama-tiny", *settings(), f"--lr={_LEARNING_RATE}", f"--max-steps={_NEVER}"])
@@ -114,12 +113,12 @@ def loop() -> Any:
     files = RunFiles(
         objects.at("runs/bench"), Path("files"), context=context, workload="llama-tiny"
     )
-    files.begin(0, {})
+    files.begin(0, num_ranks=1, backend=backend.name)
     seq_len = config.plan.seq_len
-    watch = Watch(
+    metrics = MetricsRecorder(
         config, files, sequences_per_epoch=dataset.num_sequences(seq_len), peak_flops=None
     )
-    vote = Vote(Ranks())
+    ranks = Ranks()
     done = 0
 
     def make(steps: int) -> float:
@@ -128,11 +127,9 @@ def loop() -> Any:
             config=dataclasses.replace(config, steps_this_run=steps),
             backend=backend,
             batch=packed_batches(dataset, seed=config.seed, seq_len=seq_len),
-            checkpoints=None,
-            meta={},
-            watch=watch,
+            metrics=metrics,
             stop=StopSwitch(),
-            vote=vote,
+            ranks=ranks,
             report=lambda text: None,
         )
         began = time.perf_counter()

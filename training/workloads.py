@@ -11,7 +11,7 @@ from training.checks.allreduce.sweep import Sweep
 from training.core.arguments import ArgumentError, Request
 from training.core.contract import NodeContract
 from training.core.stopping import StopSwitch
-from trainium_catalogue.models import PRESETS
+from trainium_catalogue.models import LLAMA_PRESETS, PRESETS
 from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.verify import check_verify
 from trainium_catalogue.workloads import Value
@@ -58,8 +58,20 @@ def _load_all_reduce() -> Callable[[Job], None]:
     return run
 
 
-def _load_pretraining() -> Callable[[Job], None]:
-    from training.trainer.pretraining import run
+def _load_llama() -> Callable[[Job], None]:
+    from training.models.llama.task import run
+
+    return run
+
+
+def _load_bert() -> Callable[[Job], None]:
+    from training.models.bert.task import run
+
+    return run
+
+
+def _load_mnist() -> Callable[[Job], None]:
+    from training.models.mnist.task import run
 
     return run
 
@@ -96,10 +108,13 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
     {
         "all-reduce": Implementation(check=Sweep.from_values, load=_load_all_reduce),
         **{
-            name: Implementation(check=TrainingPlan.from_values, load=_load_pretraining)
+            name: Implementation(
+                check=TrainingPlan.from_values,
+                load=_load_llama if name in LLAMA_PRESETS else _load_bert,
+            )
             for name in PRESETS
         },
-        "mnist": Implementation(check=_anything, load=_load_pretraining),
+        "mnist": Implementation(check=_anything, load=_load_mnist),
         "verify": Implementation(check=check_verify, load=_load_verify),
         "prepare": Implementation(check=_anything, load=_load_prepare),
         "tokenize": Implementation(check=_anything, load=_load_tokenize),

@@ -216,7 +216,7 @@ def micro_batches(config: Any, backend: Any, batch: Callable[[range], Any], step
 
 
 def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
-    """Configuration, back-end and data, as the workload's recipe makes them."""
+    """Configuration, back-end and data, as the workload's task makes them."""
     from types import SimpleNamespace
 
     from training.backends import open_data_parallel
@@ -226,7 +226,7 @@ def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
     from training.models.bert.task import BertTask
     from training.models.mnist.network import MlpNetwork
     from training.models.mnist.task import MnistTask
-    from training.trainer.recipe import Material
+    from training.trainer.task import Dataset
 
     workload = case.words[0]
     if workload == "llama-tiny":
@@ -239,21 +239,21 @@ def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
         return config, NxdBackend(config, device, LlamaNetwork(config), peak_flops=None), batch
     values = parse(list(case.words)).values
     if workload == "mnist":
-        material: Any = Material(
+        dataset: Any = Dataset(
             samples=10_000,
             facts={},
             tokenizer_sha256=None,
             content=(None, None, SimpleNamespace(fact=lambda name: 1)),
         )
-        config = MnistTask().config(values, device.num_ranks, material)
+        config = MnistTask().config(values, device.num_ranks, dataset)
         # The rate would follow the ranks.
         backend: Any = open_data_parallel(config, device, MlpNetwork(config), peak_flops=None)
         return config, backend, digits
-    recipe = BertTask()
-    config = recipe.config(values, device.num_ranks, None)
+    task = BertTask()
+    config = task.config(values, device.num_ranks, None)
     config = dataclasses.replace(config, mixed=case.mixed)
     backend = open_data_parallel(config, device, BertNetwork(config), peak_flops=None)
-    return config, backend, recipe.random_batches(config, backend)
+    return config, backend, task.random_batches(config, backend)
 
 
 def _version() -> str:

@@ -13,10 +13,8 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from tests.nxd.cases import BERT, LLAMA, Case, micro_batches, parts, tokens
 from training.core.processes import die_with_parent
@@ -117,17 +115,12 @@ def _step(config: Any, backend: Any, batch: Any, step: int, lap: Lap) -> tuple[i
 
 def _evaluate(config: Any, backend: Any, lap: Lap) -> int:
     """Of a validation loss, where the workload has one."""
-    from training.trainer.evaluation import Evaluation, HeldOut
+    from training.trainer.loop import validation_loss
+    from training.trainer.task import HeldOut
 
     if backend.name == "nxd":
-        evaluation = Evaluation(
-            config=replace(config, eval_every=1),
-            backend=backend,
-            held_out=HeldOut(batch=tokens, num_sequences=5),
-            watch=cast("Any", SimpleNamespace(evaluated=lambda record: None)),
-            report=lambda text: None,
-        )
-        evaluation(1, lambda: False)
+        held_out = HeldOut(batch=tokens, num_sequences=5)
+        validation_loss(held_out, config=config, backend=backend)
     return lap()
 
 

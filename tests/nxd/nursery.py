@@ -43,9 +43,9 @@ def _import() -> None:
 
     import training.backends.native
     import training.backends.nxd
-    import training.models.bert.network
-    import training.models.mnist.network
-    import training.trainer.pretraining  # noqa: F401
+    import training.models.bert.task
+    import training.models.llama.task
+    import training.models.mnist.task  # noqa: F401
 
     # A thread of the parent's would not be there in the child, which would wait for it.
     torch.set_num_threads(1)

@@ -31,7 +31,7 @@ public cache, huggingface.co/aws-neuron/optimum-neuron-cache)."""
 _CODE = Path(__file__).resolve().parent.parent
 _TRACED = (
     *("models/**/*.py", "backends/**/*.py", "launcher/settings.py"),
-    *("trainer/loop.py", "trainer/pretraining.py", "trainer/evaluation.py"),
+    *("trainer/loop.py", "trainer/compiling.py"),
 )
 """Code that decides the graphs, the settings of the compiler, and what a job that compiles runs."""
 _PATIENCE = Patience(total_s=20.0)

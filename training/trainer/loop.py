@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import torch
 
 from training.storage import StorageUnavailable
-from training.trainer.vote import Wish
-from training.trainer.watch import Stopwatch, Watch
+from training.trainer.metrics import Stopwatch
+from training.trainer.records import EvaluationRecord
+from training.trainer.vote import Vote, Wish
 
 if TYPE_CHECKING:
-    import torch
-
-    from training.backends.base import Backend
+    from training.backends.base import Backend, ModelParallel
     from training.checkpoint import Checkpoints
     from training.core.config import TrainConfig
+    from training.core.ranks import Ranks
     from training.core.stopping import StopSwitch
-    from training.trainer.evaluation import Evaluate
-    from training.trainer.vote import Vote
+    from training.trainer.metrics import MetricsRecorder
+    from training.trainer.task import HeldOut
 
 
 FAILED_SAVES = 3
-"""So many in a row end the job: what it makes would be lost, and is paid for."""
+"""Failed saves in a row that end the job: what it makes would be lost, and is paid for."""
 
 
 class Diverged(ValueError):
@@ -39,22 +41,21 @@ class Ending(StrEnum):
     PAUSED = "paused"
     """All steps of this job are made; the run has more."""
     STOPPED = "stopped"
-    """On request, after the last whole step."""
+    """Ended on request, after the last whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Made:
+class _Step:
     """A whole step; its numbers are still on the device."""
 
-    step: int
+    number: int
     loss: torch.Tensor
-    """Of this data rank."""
-    norm: torch.Tensor
-    """Of the gradients."""
+    """This data rank's."""
+    grad_norm: torch.Tensor
     data_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Loop:
     """One rank's way through the steps of a job; every rank runs the same."""
 
@@ -62,95 +63,131 @@ class Loop:
     backend: Backend
     batch: Callable[[range], Any]
     """Positions in the data order to a micro-batch, as the model takes it."""
-    checkpoints: Checkpoints | None
-    """None: nothing is saved."""
-    meta: dict[str, Any]
-    """What every checkpoint of this job says about itself."""
-    watch: Watch
+    metrics: MetricsRecorder
     stop: StopSwitch
-    vote: Vote
+    ranks: Ranks
+    """A group that serves nothing else until the loop has ended."""
     report: Callable[[str], None]
+    checkpoints: Checkpoints | None = None
+    """None: nothing is saved."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    """What every checkpoint of this job says about itself."""
+    held_out: HeldOut | None = None
+    """None: nothing is evaluated."""
     say: Callable[[str], None] = lambda text: None
-    """One line into the log; of one rank."""
+    """Writes one line into the log, of one rank."""
     check: Callable[[], None] = lambda: None
     """Raises when this job may not go on."""
-    evaluate: Evaluate = lambda step, stops: None
-    """Computes the validation loss between two steps, where it is time to."""
+    _vote: Vote = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._vote = Vote(self.ranks, self.report)
 
     def run(self, done: int) -> Ending:
         """Train from ``done`` steps on; returns when the last save is complete everywhere."""
         config, last = self.config, self.config.last_step(done)
         ending = Ending.FINISHED if last == config.max_steps else Ending.PAUSED
         saved = done
-        unlogged: _Made | None = None
-        for step in range(done + 1, last + 1):
+        unlogged: _Step | None = None
+        for number in range(done + 1, last + 1):
             self.check()
             clock = Stopwatch()
-            made = self._step(step, last)
-            if made is None:
-                ending, saved = Ending.STOPPED, self._leave(step - 1, saved, unlogged)
+            step = self._step(number, last)
+            if step is None:
+                ending, saved = Ending.STOPPED, self._leave(number - 1, saved, unlogged)
                 break
-            ends = step == last
-            saves = ends or (config.save_every > 0 and step % config.save_every == 0)
+            ends = number == last
+            saves = ends or (config.save_every > 0 and number % config.save_every == 0)
             # Before an evaluation too, which would wait for the step's work in its place.
-            logs = saves or config.evaluates_after(step)
-            logs = logs or step % config.log_every == 0 or step == done + 1
+            logs = saves or config.evaluates_after(number)
+            logs = logs or number % config.log_every == 0 or number == done + 1
             # Numbers come from the device, and with them the end of its work.
-            numbers = self._fetch(made) if logs else None
-            self.watch.count(step_s=clock.seconds, data_s=made.data_s)
-            unlogged = made
+            numbers = self._fetch(step) if logs else None
+            self.metrics.count(step_s=clock.seconds, data_s=step.data_s)
+            unlogged = step
             if numbers is not None:
-                self._log(step, *numbers)
+                self._log(number, *numbers)
                 unlogged = None
             # Before the save, so that a run that continues from it has the evaluation's line too.
-            self.evaluate(step, self._stops)
+            self._evaluate(number)
             if saves:
-                self._save(step, asynchronous=config.async_save and not ends)
-                saved = step
+                self._save(number, asynchronous=config.async_save and not ends)
+                saved = number
         self._complete(saved)
         return ending
 
-    def _leave(self, whole: int, saved: int, unlogged: _Made | None) -> int:
-        """Bring ``whole`` steps to safety; returns the last one that is saved, or was at first."""
-        if unlogged is not None:
-            self._log(unlogged.step, *self._fetch(unlogged))
-        if whole > saved:
-            self._save(whole, asynchronous=False)
-        return whole
-
-    def _complete(self, step: int) -> None:
-        """Wait for the last save, on every rank."""
-        self.vote.settle()
-        if self.checkpoints is not None:
-            self.checkpoints.wait()
-        # The main node leaves first, and its end ends the others: not before all have saved.
-        self.backend.barrier()
-        if (reason := self.watch.failed_saves.get(step)) is not None:
-            # Another attempt makes the steps since the last complete checkpoint once more.
-            raise StorageUnavailable(
-                f"the last checkpoint, of step {step}, was not saved: {reason}"
-            )
-
-    def _step(self, step: int, last: int) -> _Made | None:
+    def _step(self, number: int, last: int) -> _Step | None:
         """One optimizer step, or None where the ranks stop before it is whole."""
         config, backend = self.config, self.backend
         data_s = 0.0
-        total: torch.Tensor | None = None
+        loss: torch.Tensor | None = None
         count = config.plan.accumulation_steps
         for micro in range(count):
             if self._stops():
-                self.say(f"asked to stop; {micro} of {count} micro-batches of step {step} are lost")
+                self.say(
+                    f"asked to stop; {micro} of {count} micro-batches of step {number} are lost"
+                )
                 if micro:
                     backend.drop_step()
                 return None
-            self.report(f"step {step} of {last}")
+            self.report(f"step {number} of {last}")
             waiting = Stopwatch()
-            tokens = self.batch(config.positions(step - 1, micro, backend.data_rank))
+            tokens = self.batch(config.positions(number - 1, micro, backend.data_rank))
             data_s += waiting.seconds
-            total = backend.forward_backward(tokens, is_last=micro == count - 1)
-        assert total is not None
-        norm = backend.clip_and_step(config.learning_rate_at(step))
-        return _Made(step=step, loss=total, norm=norm, data_s=data_s)
+            loss = backend.forward_backward(tokens, is_last=micro == count - 1)
+        assert loss is not None
+        grad_norm = backend.clip_and_step(config.learning_rate_at(number))
+        return _Step(number=number, loss=loss, grad_norm=grad_norm, data_s=data_s)
+
+    def _fetch(self, step: _Step) -> tuple[float, float]:
+        """Mean loss and norm; every rank asks for them."""
+        return self.backend.mean_over_data(step.loss), self.backend.fetch(step.grad_norm)
+
+    def _log(self, number: int, loss: float, grad_norm: float) -> None:
+        learning_rate = self.config.learning_rate_at(number)
+        self.metrics.log(number, loss=loss, learning_rate=learning_rate, grad_norm=grad_norm)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)) and not self.backend.tracing_only:
+            raise Diverged(
+                f"the loss of step {number} is {loss} and the gradient norm {grad_norm}; continue "
+                "from the last checkpoint with a smaller lr, or look at the data"
+            )
+
+    def _evaluate(self, number: int) -> None:
+        """Compute the validation loss, if it is time; given up when the ranks are asked to stop."""
+        if self.held_out is None or not self.config.evaluates_after(number):
+            return
+        clock = Stopwatch()
+        loss = validation_loss(
+            self.held_out,
+            config=self.config,
+            backend=cast("ModelParallel", self.backend),
+            stops=self._stops,
+            report=lambda text: self.report(f"evaluating after step {number}: {text}"),
+        )
+        if loss is not None:
+            self.metrics.evaluated(
+                EvaluationRecord(
+                    step=number,
+                    val_loss=loss,
+                    sequences=self.held_out.num_sequences,
+                    evaluation_s=clock.seconds,
+                )
+            )
+
+    def _save(self, number: int, *, asynchronous: bool) -> None:
+        if self.checkpoints is None or self.backend.tracing_only:
+            return
+        self.report(f"saving step {number}")
+        self.metrics.before_save()
+        clock = Stopwatch()
+        plan = self.config.plan
+        meta = {
+            **self.meta,
+            "tokens_total": number * plan.tokens_per_step,
+            "position": number * plan.global_batch,
+        }
+        self.backend.save(self.checkpoints, number, meta, asynchronous=asynchronous)
+        self.metrics.save_began(number, stall_s=clock.seconds)
 
     def _stops(self) -> bool:
         """Whether this is the end, before a micro-batch.
@@ -159,9 +196,9 @@ class Loop:
         seconds on any number of nodes.
         """
         wish = Wish.STOP if self.stop.requested else Wish.GO_ON
-        if self.watch.failed_in_a_row >= FAILED_SAVES:
+        if self.metrics.failed_in_a_row >= FAILED_SAVES:
             wish = Wish.GIVE_UP
-        heard = self.vote.cast(wish)
+        heard = self._vote.cast(wish)
         if heard is Wish.GIVE_UP:
             self._give_up()
         return heard is Wish.STOP
@@ -170,37 +207,64 @@ class Loop:
         if self.checkpoints is not None:
             # Another rank's thread has known it before this one's.
             self.checkpoints.wait()
-        step, reason = max(self.watch.failed_saves.items())
+        step, reason = max(self.metrics.failed_saves.items())
         raise StorageUnavailable(
             f"{FAILED_SAVES} saves in a row have failed, the last one of step {step}: {reason}; "
             "once storage takes files again, submit the run again: it continues from its last "
             "complete checkpoint"
         )
 
-    def _fetch(self, made: _Made) -> tuple[float, float]:
-        """Mean loss and norm; every rank asks for them."""
-        return self.backend.mean_over_data(made.loss), self.backend.fetch(made.norm)
+    def _leave(self, whole: int, saved: int, unlogged: _Step | None) -> int:
+        """Bring ``whole`` steps to safety; returns the last one that is saved, or was at first."""
+        if unlogged is not None:
+            self._log(unlogged.number, *self._fetch(unlogged))
+        if whole > saved:
+            self._save(whole, asynchronous=False)
+        return whole
 
-    def _log(self, step: int, loss: float, norm: float) -> None:
-        rate = self.config.learning_rate_at(step)
-        self.watch.log(step, loss=loss, lr=rate, grad_norm=norm)
-        if not (math.isfinite(loss) and math.isfinite(norm)) and not self.backend.tracing_only:
-            raise Diverged(
-                f"the loss of step {step} is {loss} and the gradient norm {norm}; continue from "
-                "the last checkpoint with a smaller lr, or look at the data"
+    def _complete(self, saved: int) -> None:
+        """Wait for the last save, on every rank."""
+        self._vote.resolve()
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+        # The main node leaves first, and its end ends the others: not before all have saved.
+        self.backend.barrier()
+        if (reason := self.metrics.failed_saves.get(saved)) is not None:
+            # Another attempt makes the steps since the last complete checkpoint once more.
+            raise StorageUnavailable(
+                f"the last checkpoint, of step {saved}, was not saved: {reason}"
             )
 
-    def _save(self, step: int, *, asynchronous: bool) -> None:
-        if self.checkpoints is None or self.backend.tracing_only:
-            return
-        self.report(f"saving step {step}")
-        self.watch.before_save()
-        clock = Stopwatch()
-        plan = self.config.plan
-        meta = {
-            **self.meta,
-            "tokens_total": step * plan.tokens_per_step,
-            "position": step * plan.global_batch,
-        }
-        self.backend.save(self.checkpoints, step, meta, asynchronous=asynchronous)
-        self.watch.save_began(step, stall_s=clock.seconds)
+
+def validation_loss(
+    held_out: HeldOut,
+    *,
+    config: TrainConfig,
+    backend: ModelParallel,
+    stops: Callable[[], bool] = lambda: False,
+    report: Callable[[str], None] = lambda text: None,
+) -> float | None:
+    """Mean loss over the sequences held out, the same on every rank; None where the ranks stop.
+
+    Micro-batches are full, as in training, so that they are one graph: what the last ones have
+    beyond the end is computed and not counted.
+    """
+    plan, num_sequences = config.plan, held_out.num_sequences
+    rounds = -(-num_sequences // (plan.data_parallel * plan.micro_batch))
+
+    def first(number: int) -> int:
+        """The first position of this data rank in a round."""
+        return (number * plan.data_parallel + backend.data_rank) * plan.micro_batch
+
+    losses: list[torch.Tensor] = []
+    for number in range(rounds):
+        if stops():
+            return None
+        report(f"{number + 1} of {rounds}")
+        tokens = held_out.batch(range(first(number), first(number) + plan.micro_batch))
+        losses.append(backend.losses_of(tokens))
+    total = 0.0
+    for number, tensor in enumerate(losses):
+        total += sum(tensor.tolist()[: max(0, num_sequences - first(number))])
+    share = torch.tensor(total * plan.data_parallel / num_sequences, dtype=torch.float32)
+    return backend.mean_over_data(share.to(losses[0].device))

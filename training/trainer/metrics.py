@@ -1,90 +1,43 @@
-"""What a training run tells about itself: one record a logged step, in every form it is read in."""
+"""What a training loop measures, and whom it tells; only rank 0 writes files."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from training.trainer.records import StepRecord
+
+if TYPE_CHECKING:
+    from training.checkpoint import CheckpointInfo
+    from training.core.config import TrainConfig
+    from training.trainer.records import EvaluationRecord
+    from training.trainer.run_files import RunFiles
 
 _WINDOW_STEPS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One logged optimizer step; times and rates are means since the step logged before it."""
+class Stopwatch:
+    """Seconds since it was started."""
 
-    step: int
-    """Counted from 1."""
-    max_steps: int
-    epoch: int
-    """Passes over the dataset that are behind, from 0."""
-    loss: float
-    lr: float
-    grad_norm: float
-    """Before clipping."""
-    step_s: float
-    """Seconds of one step, without saving."""
-    data_s: float
-    """Part of them spent on waiting for data."""
-    sequences_per_second: float
-    tokens_per_second: float
-    mfu: float | None
-    """Model FLOPs utilization, 0 to 1; None where the device's peak is unknown."""
-    throughput: float
-    """Sequences a second over a moving window of about ten steps, as the reference gives it."""
-    tokens_total: int
-
-    def fields(self) -> dict[str, Any]:
-        """For JSON: what JSON cannot hold becomes null."""
-        return {name: _finite(value) for name, value in asdict(self).items()}
-
-    def line(self) -> str:
-        """For the log; begins with ``training: step``."""
-        mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
-        return (
-            f"training: step {self.step} of {self.max_steps}: loss {self.loss:.4f}, "
-            f"lr {self.lr:.2e}, grad-norm {self.grad_norm:.3f}, "
-            f"{self.sequences_per_second:.2f} seq/s, {self.tokens_per_second:.0f} tok/s{mfu}, "
-            f"{self.step_s:.3f} s"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRecord:
-    """One evaluation of the validation split."""
-
-    step: int
-    """Optimizer steps made before it."""
-    val_loss: float
-    """Mean over the sequences."""
-    sequences: int
-    evaluation_s: float
-    """Seconds that training stood still for it; part of no step's time."""
+    def __init__(self) -> None:
+        self._began_s = time.perf_counter()
 
     @property
-    def perplexity(self) -> float:
-        """Infinite where it is too large for a float."""
-        try:
-            return math.exp(self.val_loss)
-        except OverflowError:
-            return math.inf
-
-    def fields(self) -> dict[str, Any]:
-        """For JSON: what JSON cannot hold becomes null."""
-        known = {**asdict(self), "perplexity": self.perplexity}
-        return {name: _finite(value) for name, value in known.items()}
-
-    def line(self) -> str:
-        """For the log."""
-        return (
-            f"training: validation after step {self.step}: loss {self.val_loss:.4f}, perplexity "
-            f"{self.perplexity:.2f}, of {self.sequences} sequences, {self.evaluation_s:.3f} s"
-        )
+    def seconds(self) -> float:
+        """So far."""
+        return time.perf_counter() - self._began_s
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+@dataclass(slots=True)
+class _Sums:
+    """What was measured since the last logged step."""
+
+    steps: int = 0
+    step_s: float = 0.0
+    data_s: float = 0.0
 
 
 class Window:
@@ -102,3 +55,109 @@ class Window:
         self._samples.append((sequences, seconds))
         total_s = sum(seconds for _, seconds in self._samples)
         return sum(count for count, _ in self._samples) / total_s if total_s > 0 else 0.0
+
+
+class MetricsRecorder:
+    """Turns steps into records, and saves into events."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        files: RunFiles | None,
+        *,
+        sequences_per_epoch: int,
+        peak_flops: float | None,
+    ) -> None:
+        self._config, self._files, self._peak_flops = config, files, peak_flops
+        self._sequences_per_epoch = sequences_per_epoch
+        self._window = Window(config.log_every)
+        self._sums = _Sums()
+        self.last: StepRecord | None = None
+        """The last logged step, on every rank."""
+        self.failed_saves: dict[int, str] = {}
+        """Step to reason, on every rank."""
+        self.failed_in_a_row = 0
+        """Saves since the last complete one, on every rank."""
+
+    def count(self, *, step_s: float, data_s: float) -> None:
+        """Add one step that was made."""
+        self._sums.steps += 1
+        self._sums.step_s += step_s
+        self._sums.data_s += data_s
+
+    def log(self, step: int, *, loss: float, learning_rate: float, grad_norm: float) -> None:
+        """Send the steps since the last call, as one record, to everywhere."""
+        plan, sums = self._config.plan, self._sums
+        self._sums = _Sums()
+        sequences = sums.steps * plan.global_batch
+        sequences_per_second = sequences / max(sums.step_s, 1e-9)
+        tokens_per_second = sequences_per_second * plan.seq_len
+        mfu = None
+        if self._peak_flops is not None:
+            mfu = plan.model_flops_utilization(tokens_per_second, peak_flops=self._peak_flops)
+        record = StepRecord(
+            step=step,
+            max_steps=self._config.max_steps,
+            epoch=(step * plan.global_batch - 1) // self._sequences_per_epoch,
+            loss=loss,
+            lr=learning_rate,
+            grad_norm=grad_norm,
+            step_s=sums.step_s / sums.steps,
+            data_s=sums.data_s / sums.steps,
+            sequences_per_second=sequences_per_second,
+            tokens_per_second=tokens_per_second,
+            mfu=mfu,
+            throughput=self._window.add(sequences, sums.step_s),
+            tokens_total=step * plan.tokens_per_step,
+        )
+        self.last = record
+        if self._files is None:
+            return
+        self._files.step(record)
+        shown = record.fields()
+        self._files.status(
+            state="training",
+            eta_seconds=round((record.max_steps - step) * record.step_s, 1),
+            step_seconds=record.step_s,
+            **{
+                name: shown[name]
+                for name in (
+                    *("step", "loss", "lr", "grad_norm", "tokens_per_second"),
+                    *("sequences_per_second", "mfu", "tokens_total"),
+                )
+            },
+        )
+
+    def evaluated(self, record: EvaluationRecord) -> None:
+        """The validation split was evaluated, between two steps."""
+        if self._files is not None:
+            self._files.evaluation(record)
+
+    def before_save(self) -> None:
+        """A checkpoint will be taken."""
+        if self._files is not None:
+            self._files.status(now=True, state="saving")
+            self._files.secure()
+
+    def save_began(self, step: int, *, stall_s: float) -> None:
+        """A checkpoint was copied, or written, while training stood still for ``stall_s``."""
+        if self._files is not None:
+            self._files.save(step, stall_s=stall_s)
+            self._files.status(state="training")
+
+    def saved(self, info: CheckpointInfo) -> None:
+        """A checkpoint is complete; may come from another thread."""
+        self.failed_in_a_row = 0
+        if self._files is not None:
+            self._files.event("saved", {"step": info.step, "bytes": info.num_bytes})
+            self._files.status(
+                now=True, last_checkpoint_step=info.step, last_checkpoint_time=info.time
+            )
+
+    def save_failed(self, step: int, reason: str) -> None:
+        """A checkpoint could not be written; may come from another thread."""
+        self.failed_saves[step] = reason
+        self.failed_in_a_row += 1
+        if self._files is not None:
+            self._files.event("save-failed", {"step": step, "reason": reason})
+            self._files.status(now=True, failed_saves=len(self.failed_saves))

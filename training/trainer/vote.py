@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.001
 _QUIET_S = 1.0
-"""Waiting that is not worth a word."""
+"""Seconds of waiting that are not worth a report."""
 
 
 class Wish(IntEnum):
@@ -37,7 +37,7 @@ class Vote:
     ranks on one machine, with 2 ms of work between casts: 0.2 ms a cast, 0.8 to 1.4 where the
     answer is waited for, 5 where objects are gathered.
 
-    ``ranks`` serves nothing else between the first cast and ``settle``.
+    ``ranks`` serves nothing else between the first cast and ``resolve``.
     """
 
     def __init__(self, ranks: Ranks, report: Callable[[str], None] = lambda text: None) -> None:
@@ -51,7 +51,7 @@ class Vote:
         """What the ranks wanted when all cast last; ``GO_ON`` at first. Alone: ``wish``."""
         if self._ranks.num_ranks == 1:
             return wish
-        self.settle()
+        self.resolve()
         if self._heard is Wish.GO_ON:
             self._wish.fill_(int(wish))
             self._asked = dist.all_reduce(
@@ -59,7 +59,7 @@ class Vote:
             )
         return self._heard
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """Wait for the answer under way, if any, and ask nothing new."""
         if self._asked is None:
             return

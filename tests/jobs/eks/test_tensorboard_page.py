@@ -22,8 +22,8 @@ from rehearsal.tensorboard import seen, url_in
 from tests.jobs.eks.conftest import ROOT, EksDesk
 from tests.training.llama.conftest import CONTEXT
 from training.storage import open_objects
-from training.trainer.metrics import StepRecord
-from training.trainer.metrics_files import RunFiles
+from training.trainer.records import StepRecord
+from training.trainer.run_files import RunFiles
 from trainium_catalogue.kubernetes import NAMESPACE, TAINT
 from trainium_emulators.kubernetes.resources import DEPLOYMENT
 
@@ -88,7 +88,7 @@ def write(logs: Path, run: str, losses: Sequence[float]) -> None:
         workload="bert-tiny",
         say=lambda text: None,
     )
-    files.begin(0, {})
+    files.begin(0, num_ranks=1, backend="native")
     for step, loss in enumerate(losses, start=1):
         files.step(replace(RECORD, step=step, loss=loss))
     files.close()

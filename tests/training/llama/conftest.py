@@ -20,7 +20,7 @@ from training.core.stopping import StopSwitch
 from training.datasets.manifest import Manifest, Shard, Source, Validation
 from training.storage import Objects, open_objects
 from training.storage.results import Store
-from training.workloads import Job
+from training.workloads import IMPLEMENTATIONS, Job
 
 TINY = (
     *("--vocab-size=256", "--hidden-size=32", "--intermediate-size=64", "--num-layers=2"),
@@ -154,13 +154,11 @@ class Laptop:
         **context: Any,
     ) -> None:
         """One job of ``run``."""
-        from training.trainer.pretraining import run as train
-
         shape = self.words if tiny else ()
         given = {word.partition("=")[0] for word in words}
         defaults = [word for word in shape if word.partition("=")[0] not in given]
         request = parse([self.workload, *defaults, *words])
-        train(
+        IMPLEMENTATIONS[self.workload].load()(
             Job(
                 context=replace(CONTEXT, run=run, device=kind.value, **context),
                 values=request.values,

@@ -98,20 +98,24 @@ def test_that_a_run_evaluates_changes_the_key_and_how_often_does_not() -> None:
 
 
 def test_changed_code_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = code_version()
-    for folder in ("llama", "backends"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "model.py").write_text("x = 1\n")
+    before, code = code_version(), compile_cache._CODE
     monkeypatch.setattr(compile_cache, "_CODE", tmp_path)
-    first = code_version()
-    (tmp_path / "llama/model.py").write_text("x = 2\n")
-    second = code_version()
-    # The compiler's flags are there, the steps that are made, and what else is run to compile.
-    later = []
-    for file in ("settings.py", "loop.py", "pretraining.py", "evaluation.py"):
-        (tmp_path / file).write_text("x = 1\n")
-        later.append(code_version())
-    assert len({before, first, second, *later}) == 7
+    versions = [before, code_version()]
+    # Besides models and back-ends: the compiler's flags, the steps, and who makes them to compile.
+    for name in (
+        "models/llama/network.py",
+        "backends/native.py",
+        "launcher/settings.py",
+        "trainer/loop.py",
+        "trainer/compiling.py",
+    ):
+        assert (code / name).is_file()
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for content in ("x = 1\n", "x = 2\n"):
+            path.write_text(content)
+            versions.append(code_version())
+    assert len(set(versions)) == len(versions)
 
 
 def test_a_second_job_finds_the_cache_warm_and_runs_nothing(

@@ -17,8 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.training.checks.test_allreduce import validator
 from tests.training.llama.conftest import write_dataset
 from training.datasets.manifest import DatasetError
-from training.trainer.runlock import Holder, RunLock, RunLocked, RunLost
-from training.trainer.runs import RunConfigError
+from training.trainer.runs import Holder, RunConfigError, RunLock, RunLocked, RunLost
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -214,7 +213,7 @@ def test_a_second_job_under_a_run_that_is_trained_is_refused(
 def test_a_job_that_loses_the_runs_name_writes_nothing_more_about_it(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.trainer.run.RunLock", partial(RunLock, heartbeat_s=0.05))
+    monkeypatch.setattr("training.trainer.trainer.RunLock", partial(RunLock, heartbeat_s=0.05))
     objects = laptop.objects.at("runs/taken")
 
     def take(text: str) -> None:

@@ -17,9 +17,16 @@ from hypothesis import strategies as st
 
 from training.storage import LocalObjects
 from training.storage.uploads import Uploads
-from training.trainer.metrics import EvaluationRecord, StepRecord, Window
-from training.trainer.metrics_cloudwatch import Pacer, embedded_metrics, embedded_validation
-from training.trainer.metrics_reference import log_line, results_document
+from training.trainer.metrics import Window
+from training.trainer.records import (
+    EvaluationRecord,
+    StepRecord,
+    embedded_metrics,
+    embedded_validation,
+    log_line,
+    results_document,
+)
+from training.trainer.run_files import Pacer
 
 RECORD = StepRecord(
     step=12,

@@ -24,8 +24,8 @@ from training.datasets.prepared.images import (
 from training.datasets.prepared.prepare import prepare_dataset
 from training.datasets.prepared.ready import Ready, finish, store
 from training.models.mnist.data import Digits, evaluation_batches
-from training.trainer.recipe import WrongOutcome
 from training.trainer.runs import RunConfigError
+from training.trainer.task import WrongOutcome
 
 SMALL = ("--dataset=small", "--log-every=1")
 

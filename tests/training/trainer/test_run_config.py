@@ -22,7 +22,7 @@ DEFAULTS = {p.name: p.default for p in WORKLOADS["llama-tiny"].parameters}
 
 def settle(stored: RunConfig | None, **given: Value) -> RunConfig:
     named = {name.replace("_", "-"): value for name, value in given.items()}
-    return RunConfig.settle(
+    return RunConfig.resolve(
         stored, run="my-run", workload="llama-tiny", values={**DEFAULTS, **named}, given=named
     )
 

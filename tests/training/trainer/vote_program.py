@@ -38,7 +38,7 @@ def main() -> None:
         time.sleep(LATE_S)
     vote = Vote(ranks, reports.append)
     first = vote.cast(Wish.STOP if rank == LATE else Wish.GO_ON)
-    vote.settle()
+    vote.resolve()
     result = {
         "heard": heard,
         "first": int(first),

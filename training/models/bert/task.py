@@ -14,28 +14,35 @@ from training.datasets.prepared.ready import Ready
 from training.datasets.samples.staging import stage
 from training.models.bert.data import Batch, ShardOrder, random_batches, shard_batches
 from training.models.bert.network import BertNetwork
-from training.trainer.recipe import Material, Recipe, Report, Staging
+from training.trainer.task import Dataset, Report, Staging, Task
+from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from training.backends.base import Backend, DataParallel
     from training.core.device import Device
+    from training.workloads import Job
 
 _FITTING = {"seq-len": "seq_len", "max-predictions": "max_predictions"}
-"""Parameter to what the dataset has to say."""
+"""Parameters, and the facts of the dataset that have to equal them."""
 
 
-class BertTask(Recipe):
-    """See ``Recipe``."""
+def run(job: Job) -> None:
+    """Train as the job says; the workload's entry point."""
+    train(job, BertTask())
+
+
+class BertTask(Task):
+    """See ``Task``."""
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
         """Batch, ranks and model have to fit each other."""
         TrainingPlan.from_values(values, num_ranks)
 
-    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Material:
+    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
         """A dataset that prepare has made."""
-        dataset = stage(
+        manifest = stage(
             staging.objects,
             staging.cache,
             parse=lambda data, name: Ready.from_json(data, name=name, kind=KIND),
@@ -44,16 +51,16 @@ class BertTask(Recipe):
             wait=staging.wait,
             report=staging.report,
         )
-        _require(dataset, values)
-        return Material(
-            samples=dataset.samples,
-            facts={"data_sha256": dataset.fingerprint},
+        _require(manifest, values)
+        return Dataset(
+            samples=manifest.samples,
+            facts={"data_sha256": manifest.fingerprint},
             tokenizer_sha256=None,
-            content=([staging.cache / file.name for file in dataset.shards], dataset),
+            content=([staging.cache / file.name for file in manifest.shards], manifest),
         )
 
     def config(
-        self, values: Mapping[str, Value], num_ranks: int, material: Material | None
+        self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
         """As the parameters say."""
         return TrainConfig.from_values(values, num_ranks)
@@ -67,13 +74,13 @@ class BertTask(Recipe):
         )
 
     def batches(
-        self, config: TrainConfig, material: Material, backend: Any
+        self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
         """Sequences of the shards."""
-        paths, dataset = material.content
+        paths, manifest = dataset.content
         order = ShardOrder(
             seed=config.seed,
-            sizes=tuple(file.samples for file in dataset.shards),
+            sizes=tuple(file.samples for file in manifest.shards),
             global_batch=config.plan.global_batch,
         )
         batch = shard_batches(paths, order, positions_of_a_step=config.positions_of_a_rank)
@@ -104,16 +111,16 @@ def _seeded(
     return seeded
 
 
-def _require(dataset: Ready, values: Mapping[str, Value]) -> None:
+def _require(manifest: Ready, values: Mapping[str, Value]) -> None:
     """Refuse a dataset that the model cannot take."""
     for parameter, fact in _FITTING.items():
-        found = dataset.fact(fact)
+        found = manifest.fact(fact)
         if found != values[parameter]:
             raise DatasetError(
                 f"the dataset has {fact}={found} and the run {parameter}={values[parameter]}; "
                 f"submit with --{parameter} {found}"
             )
-    vocab_size = int(dataset.fact("vocab_size"))
+    vocab_size = int(manifest.fact("vocab_size"))
     if vocab_size > int(values["vocab-size"]):
         raise DatasetError(
             f"the dataset has ids up to {vocab_size - 1} and the model's vocabulary only "

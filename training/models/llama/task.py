@@ -10,50 +10,56 @@ from training.core.config import TrainConfig
 from training.datasets.samples.packed import open_dataset
 from training.models.llama.data import packed_batches, random_batches
 from training.models.llama.network import LlamaNetwork
-from training.trainer.evaluation import HeldOut
-from training.trainer.recipe import Material, Recipe, Report, Staging
+from training.trainer.task import Dataset, HeldOut, Report, Staging, Task
+from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from training.backends.base import ModelParallel
     from training.core.device import Device
+    from training.workloads import Job
 
 
-class LlamaTask(Recipe):
-    """See ``Recipe``."""
+def run(job: Job) -> None:
+    """Train as the job says; the workload's entry point."""
+    train(job, LlamaTask())
+
+
+class LlamaTask(Task):
+    """See ``Task``."""
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
         """Batch, ranks and model have to fit each other."""
         TrainingPlan.from_values(values, num_ranks)
 
-    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Material:
+    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
         """A dataset that tokenize has made."""
         seq_len = int(values["seq-len"])
-        dataset = open_dataset(
+        packed = open_dataset(
             staging.objects,
             staging.cache,
             is_leader=staging.is_leader,
             wait=staging.wait,
             report=staging.report,
         )
-        dataset.require(vocab_size=int(values["vocab-size"]), seq_len=seq_len)
+        packed.require(vocab_size=int(values["vocab-size"]), seq_len=seq_len)
         if int(values["eval-every"]):
-            dataset.require_validation(seq_len=seq_len)
-        manifest = dataset.manifest
-        return Material(
-            samples=dataset.num_sequences(seq_len),
+            packed.require_validation(seq_len=seq_len)
+        manifest = packed.manifest
+        return Dataset(
+            samples=packed.num_sequences(seq_len),
             facts={
                 "tokenizer_sha256": manifest.tokenizer_sha256,
                 "num_tokens": manifest.num_tokens,
                 "eos_id": manifest.eos_id,
             },
             tokenizer_sha256=manifest.tokenizer_sha256,
-            content=dataset,
+            content=packed,
         )
 
     def config(
-        self, values: Mapping[str, Value], num_ranks: int, material: Material | None
+        self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
         """As the parameters say."""
         return TrainConfig.from_values(values, num_ranks)
@@ -67,26 +73,26 @@ class LlamaTask(Recipe):
         )
 
     def batches(
-        self, config: TrainConfig, material: Material, backend: Any
+        self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
         """Tokens of the dataset."""
         return packed_batches(
-            material.content,
+            dataset.content,
             seed=config.seed,
             seq_len=config.plan.seq_len,
-            masked_by=_masked_by(config, material),
+            masked_by=_masked_by(config, dataset),
         )
 
-    def held_out(self, config: TrainConfig, material: Material) -> HeldOut | None:
+    def held_out(self, config: TrainConfig, dataset: Dataset) -> HeldOut | None:
         """Tokens of the dataset's validation split."""
         if config.eval_every == 0:
             return None
         seq_len = config.plan.seq_len
-        split = material.content.require_validation(seq_len=seq_len)
+        split = dataset.content.require_validation(seq_len=seq_len)
         return HeldOut(
             # Not the run's seed: losses of runs with different seeds are to be compared.
             batch=packed_batches(
-                split, seed=0, seq_len=seq_len, masked_by=_masked_by(config, material)
+                split, seed=0, seq_len=seq_len, masked_by=_masked_by(config, dataset)
             ),
             num_sequences=min(config.eval_sequences, split.num_sequences(seq_len)),
         )
@@ -102,6 +108,6 @@ class LlamaTask(Recipe):
         )
 
 
-def _masked_by(config: TrainConfig, material: Material) -> int | None:
+def _masked_by(config: TrainConfig, dataset: Dataset) -> int | None:
     """The id that ends a document, where documents do not see each other."""
-    return material.content.manifest.eos_id if config.document_masks else None
+    return dataset.content.manifest.eos_id if config.document_masks else None

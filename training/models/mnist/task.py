@@ -23,21 +23,28 @@ from training.datasets.prepared.ready import Ready
 from training.datasets.samples.staging import stage
 from training.models.mnist.data import Digits, evaluation_batches, training_batches
 from training.models.mnist.network import SHAPE, MlpNetwork, correct
-from training.trainer.recipe import Material, Outcome, Recipe, Report, Staging
+from training.trainer.task import Dataset, FinalReport, Report, Staging, Task
+from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
 
 if TYPE_CHECKING:
     from training.backends.base import Backend, DataParallel
     from training.core.device import Device
-    from training.trainer.metrics import StepRecord
+    from training.trainer.records import StepRecord
+    from training.workloads import Job
 
 _TEST_BATCH = 256
 """Images that a worker recognises at once."""
 
 
-class MnistTask(Recipe):
-    """See ``Recipe``."""
+def run(job: Job) -> None:
+    """Train as the job says; the workload's entry point."""
+    train(job, MnistTask())
+
+
+class MnistTask(Task):
+    """See ``Task``."""
 
     first_lines = ("----------Training ---------------",)
     follows_ranks = True
@@ -45,9 +52,9 @@ class MnistTask(Recipe):
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
         """Every batch fits any number of ranks."""
 
-    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Material:
+    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
         """Images that prepare has put there."""
-        dataset = stage(
+        manifest = stage(
             staging.objects,
             staging.cache,
             parse=lambda data, name: Ready.from_json(data, name=name, kind=KIND),
@@ -56,7 +63,7 @@ class MnistTask(Recipe):
             wait=staging.wait,
             report=staging.report,
         )
-        dataset.fact("accuracy")  # refused now rather than after training
+        manifest.fact("accuracy")  # refused now rather than after training
         train, test = (
             Digits(
                 images=read_idx(staging.cache / images_name(split)).reshape(-1, SHAPE.num_inputs),
@@ -64,19 +71,19 @@ class MnistTask(Recipe):
             )
             for split in SPLITS
         )
-        return Material(
+        return Dataset(
             samples=len(train.images),
-            facts={"data_sha256": dataset.fingerprint},
+            facts={"data_sha256": manifest.fingerprint},
             tokenizer_sha256=None,
-            content=(train, test, dataset),
+            content=(train, test, manifest),
         )
 
     def config(
-        self, values: Mapping[str, Value], num_ranks: int, material: Material | None
+        self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
         """Batch and rate follow the workers; the steps follow them and the images."""
-        assert material is not None  # nothing is compiled beforehand
-        dataset: Ready = material.content[2]
+        assert dataset is not None  # nothing is compiled beforehand
+        manifest: Ready = dataset.content[2]
         batch_size = int(values["batch-size"])
         plan = TrainingPlan(
             shape=SHAPE,
@@ -86,10 +93,10 @@ class MnistTask(Recipe):
             micro_batch=batch_size,
             seq_len=1,
         )
-        epochs = int(values["epochs"]) or int(dataset.fact("epochs"))
+        epochs = int(values["epochs"]) or int(manifest.fact("epochs"))
         return TrainConfig(
             plan=plan,
-            max_steps=math.ceil(epochs * material.samples / plan.global_batch),
+            max_steps=math.ceil(epochs * dataset.samples / plan.global_batch),
             steps_this_run=0,
             learning_rate=float(values["lr"]) * num_ranks,
             warmup_steps=0,
@@ -120,27 +127,27 @@ class MnistTask(Recipe):
         )
 
     def batches(
-        self, config: TrainConfig, material: Material, backend: Any
+        self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
         """Images of the training set."""
-        return training_batches(material.content[0], seed=config.seed)
+        return training_batches(dataset.content[0], seed=config.seed)
 
     def finish(
         self,
         config: TrainConfig,
-        material: Material,
+        dataset: Dataset,
         backend: DataParallel,
         last: StepRecord | None,
         values: Mapping[str, Value],
-    ) -> Outcome:
+    ) -> FinalReport:
         """Recognise the test's images, and say what the reference says."""
-        _, test, dataset = material.content
+        _, test, manifest = dataset.content
         batches = evaluation_batches(
             test, rank=backend.rank, num_ranks=backend.num_ranks, size=_TEST_BATCH
         )
         hits = sum(backend.evaluate(batch, correct) for batch in batches)
         accuracy = hits / len(test.images)
-        low, high = dataset.fact("accuracy")
+        low, high = manifest.fact("accuracy")
         is_right = low <= accuracy <= high
         lines, metrics = [], [("Test accuracy", round(accuracy, 4), "")]
         if last is not None:
@@ -158,4 +165,4 @@ class MnistTask(Recipe):
                 "dataset with the defaults; look at the loss curve, or leave out "
                 "--require-accuracy"
             )
-        return Outcome(lines=tuple(lines), metrics=tuple(metrics), problem=problem)
+        return FinalReport(lines=tuple(lines), metrics=tuple(metrics), problem=problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -11,22 +12,53 @@ from typing import TYPE_CHECKING, Any
 from training.storage import ObjectMissing, Objects
 from training.storage.results import now_utc
 from training.storage.uploads import Uploads
-from training.trainer.metrics_cloudwatch import Pacer, embedded_metrics, embedded_validation
-from training.trainer.metrics_reference import SCALARS, log_line, results_document
+from training.trainer.records import (
+    SCALARS,
+    EvaluationRecord,
+    StepRecord,
+    embedded_metrics,
+    embedded_validation,
+    log_line,
+    results_document,
+)
 from trainium_catalogue.contract import RUN_STATUS, TRAIN_METRICS, VALIDATION_LOSS_SCALAR
 
 if TYPE_CHECKING:
+    from training.core.config import TrainConfig
     from training.core.progress import RunContext
-    from training.trainer.metrics import EvaluationRecord, StepRecord
 
 RESULTS = "results/results.json"
 TENSORBOARD = "logs/tensorboard"
 _BETWEEN_UPLOADS_S = 5.0
+_BETWEEN_EMBEDDED_S = 60.0
+"""A custom metric has a value a minute; more lines cost and show nothing more."""
 _CLOSING_S = 60.0
 _SECURING_S = 5.0
 _EVALUATION = "evaluation"
+_UNKNOWN = (
+    *("loss", "lr", "grad_norm", "tokens_per_second", "sequences_per_second", "mfu"),
+    *("val_loss", "val_step", "step_seconds", "eta_seconds"),
+    *("last_checkpoint_step", "last_checkpoint_time", "error"),
+)
+"""Fields of status.json that nothing is known of when a job begins."""
 _MADE_AGAIN = ("step", _EVALUATION)
-"""Events of which a run has one for each step, whatever was repeated."""
+"""Events that a run has once for each step, whatever was repeated."""
+
+
+class Pacer:
+    """Lets one line through a minute."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last_s = float("-inf")
+
+    def due(self) -> bool:
+        """Whether a line may be written now; if so, the next one may in a minute."""
+        now = self._clock()
+        if now - self._last_s < _BETWEEN_EMBEDDED_S:
+            return False
+        self._last_s = now
+        return True
 
 
 class RunFiles:
@@ -56,13 +88,31 @@ class RunFiles:
         self._status: dict[str, Any] = {}
         self._pacer, self._validation_pacer = Pacer(), Pacer()
         self._checkpoint_s: float | None = None
-        """Since the last line for CloudWatch."""
+        """Stall since the last line for CloudWatch."""
         self._throughputs: list[float] = []
         self._last: StepRecord | None = None
         self._evaluation: EvaluationRecord | None = None
         self._began_s = time.monotonic()
 
-    def begin(self, step: int, fields: Mapping[str, Any]) -> None:
+    def announce(self, *, max_steps: int) -> None:
+        """Write the first status: every field, most of them unknown."""
+        context = self._context
+        self.status(
+            now=True,
+            run=context.run,
+            workload=self._workload,
+            state="starting",
+            step=0,
+            max_steps=max_steps,
+            **dict.fromkeys(_UNKNOWN),
+            tokens_total=0,
+            attempt=context.attempt,
+            job_id=context.job_id,
+            num_nodes=context.num_nodes,
+            failed_saves=0,
+        )
+
+    def begin(self, step: int, *, num_ranks: int, backend: str) -> None:
         """Continue the run's curve after ``step`` steps; later ones are done again."""
         kept, dropped = _lines_until(self._read(TRAIN_METRICS), step)
         self._metrics.write_text("".join(f"{line}\n" for line in kept))
@@ -73,7 +123,23 @@ class RunFiles:
         self._writer = SummaryWriter(
             str(self._tensorboard), purge_step=step + 1 if step else None, flush_secs=5
         )
-        self.event("start" if step == 0 else "resume", {"step": step, "dropped": dropped, **fields})
+        context = self._context
+        self.event(
+            "start" if step == 0 else "resume",
+            {
+                "step": step,
+                "dropped": dropped,
+                "job_id": context.job_id,
+                "deployment": context.deployment,
+                "device": context.device,
+                "instance_type": context.instance_type,
+                "neuron_release": context.neuron_release,
+                "num_nodes": context.num_nodes,
+                "processes_per_node": context.processes_per_node,
+                "num_ranks": num_ranks,
+                "backend": backend,
+            },
+        )
 
     def event(self, name: str, fields: Mapping[str, Any]) -> None:
         """One line that is not a step."""
@@ -144,10 +210,7 @@ class RunFiles:
         self._uploads.offer(RUN_STATUS, json.dumps(document, indent=2).encode() + b"\n", now=now)
 
     def secure(self) -> None:
-        """Wait, not for long, until the lines so far are uploaded.
-
-        Before a checkpoint is: whoever continues from it would miss them.
-        """
+        """Upload the lines before a checkpoint, soon: a run resumed from it would lack them."""
         self._uploads.flush(TRAIN_METRICS, within_s=_SECURING_S)
 
     def finish(
@@ -219,3 +282,30 @@ def _last_validation(lines: list[str]) -> dict[str, Any]:
         if document["event"] == _EVALUATION:
             return {"val_loss": document["val_loss"], "val_step": document["step"]}
     return {}
+
+
+def reference_parameters(
+    config: TrainConfig,
+    *,
+    workload: str,
+    dataset: str,
+    device: str,
+    environment: Mapping[str, str],
+) -> dict[str, Any]:
+    """The ``parameters`` of results.json, by the reference's names."""
+    plan = config.plan
+    return {
+        "Model": workload,
+        "Model configuration": dataclasses.asdict(config.shape),
+        "World size": plan.num_ranks,
+        "Data parallel degree": plan.data_parallel,
+        "Batch size": plan.micro_batch,
+        "Total steps": config.max_steps,
+        "Seed": config.seed,
+        "Optimizer": config.optimizer.value,
+        "Data type": "bfloat16" if config.mixed and device != "cpu" else "float32",
+        "Gradient accumulation microsteps": plan.accumulation_steps,
+        "Warmup steps": config.warmup_steps,
+        "Dataset": dataset,
+        "Environment variables": dict(environment),
+    }

@@ -1,4 +1,4 @@
-"""What differs between kinds of training: data, model, batches; all else is ``Run``'s."""
+"""What differs between kinds of training: data, model, batches; all else is the trainer's."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ if TYPE_CHECKING:
     from training.backends.base import Backend
     from training.core.config import TrainConfig
     from training.core.device import Device
-    from training.trainer.evaluation import HeldOut
-    from training.trainer.metrics import StepRecord
+    from training.trainer.records import StepRecord
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """How a dataset comes to this node; see ``data.staging.stage``."""
+    """How a dataset comes to this node; see ``datasets.samples.staging.stage``."""
 
     objects: Objects
     cache: Path
@@ -33,21 +32,33 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
+class Dataset:
     """A dataset on this node."""
 
     samples: int
-    """Of one epoch."""
+    """Samples of one epoch."""
     facts: Mapping[str, Any]
     """What a run remembers of it, and refuses to continue without."""
     tokenizer_sha256: str | None
     """What its ids mean; None where that is not known."""
     content: Any
-    """For the recipe itself."""
+    """For the task itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class HeldOut:
+    """The sequences that are evaluated: positions 0 to ``num_sequences`` of an order of their own.
+
+    The same for any number of ranks, any micro-batch and any seed of the run.
+    """
+
+    batch: Callable[[range], Any]
+    """Positions to a micro-batch, as in training; any position has a sequence."""
+    num_sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalReport:
     """What a run that has made all its steps says in the end."""
 
     lines: tuple[str, ...] = ()
@@ -61,7 +72,7 @@ class WrongOutcome(ValueError):
     """The run has made all its steps, and what has come of them is not right."""
 
 
-class Recipe(ABC):
+class Task(ABC):
     """One kind of training; every rank makes the same calls in the same order."""
 
     first_lines: tuple[str, ...] = ()
@@ -74,14 +85,14 @@ class Recipe(ABC):
         """Raise ``ValueError`` for what cannot be, before anything is downloaded."""
 
     @abstractmethod
-    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Material:
+    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
         """Bring the dataset to this node, and refuse one that the model cannot take."""
 
     @abstractmethod
     def config(
-        self, values: Mapping[str, Value], num_ranks: int, material: Material | None
+        self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
-        """Everything that decides the run; without a dataset, of one that compiles."""
+        """Everything that decides the run; one that only compiles has no dataset."""
 
     @abstractmethod
     def backend(
@@ -91,7 +102,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def batches(
-        self, config: TrainConfig, material: Material, backend: Any
+        self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
         """Positions in the data order to a micro-batch, as a pure function."""
 
@@ -99,17 +110,17 @@ class Recipe(ABC):
         """The same without a dataset, for graphs that are compiled beforehand."""
         raise TypeError(f"{type(self).__name__} compiles nothing beforehand")
 
-    def held_out(self, config: TrainConfig, material: Material) -> HeldOut | None:
+    def held_out(self, config: TrainConfig, dataset: Dataset) -> HeldOut | None:
         """What is evaluated every ``config.eval_every`` steps; None where nothing is."""
         return None
 
     def finish(
         self,
         config: TrainConfig,
-        material: Material,
+        dataset: Dataset,
         backend: Any,
         last: StepRecord | None,
         values: Mapping[str, Value],
-    ) -> Outcome:
-        """What is to be done when all steps are made; ``last`` is this job's last logged step."""
-        return Outcome()
+    ) -> FinalReport:
+        """Do what is due when all steps are made; ``last`` is this job's last logged step."""
+        return FinalReport()

@@ -1,0 +1,48 @@
+"""A few steps of a run on random data, for the graphs alone; nothing is saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from training.core.ranks import Ranks
+from training.trainer.loop import Loop
+from training.trainer.metrics import MetricsRecorder
+from training.trainer.task import HeldOut
+
+if TYPE_CHECKING:
+    from training.trainer.task import Task
+    from training.workloads import Job
+
+_COMPILED_STEPS = 3
+"""The first step, the steady state, and one to see that nothing is compiled any more."""
+_EVALUATED_AFTER = 2
+"""Steps before the evaluation, whose graph a run that evaluates needs; one step follows it."""
+
+
+def compile_graphs(job: Job, task: Task) -> None:
+    """Make the steps that have all graphs of the run."""
+    config = task.config(job.values, job.device.num_ranks, None)
+    config = dataclasses.replace(
+        config,
+        max_steps=max(config.max_steps, _COMPILED_STEPS),
+        steps_this_run=_COMPILED_STEPS,
+        save_every=0,
+        eval_every=_EVALUATED_AFTER if config.eval_every else 0,
+    )
+    backend = task.backend(config, job.device, peak_flops=None, report=job.progress.report)
+    job.progress.report("building the model")
+    backend.build()
+    batch, num_sequences = task.random_batches(config, backend), config.plan.global_batch
+    Loop(
+        config=config,
+        backend=backend,
+        batch=batch,
+        metrics=MetricsRecorder(config, None, sequences_per_epoch=num_sequences, peak_flops=None),
+        stop=job.stop,
+        ranks=Ranks(),
+        report=lambda text: job.progress.report(f"compiling: {text}"),
+        held_out=HeldOut(batch=batch, num_sequences=num_sequences) if config.eval_every else None,
+    ).run(0)
+    if job.device.rank == 0:
+        print(f"compile: {_COMPILED_STEPS} steps were made", flush=True)

@@ -1,0 +1,358 @@
+"""One job of a run, on one rank: open what it needs, continue it, train, leave it complete."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.checkpoint import Checkpoints
+from training.core.ranks import Ranks
+from training.core.stopping import Stopped
+from training.storage import Objects, open_objects
+from training.trainer.compiling import compile_graphs
+from training.trainer.loop import Ending, Loop
+from training.trainer.metrics import MetricsRecorder
+from training.trainer.run_files import RunFiles, reference_parameters
+from training.trainer.runs import RANKS, RunConfig, RunLock, RunLost, checkpoint_root
+from training.trainer.task import Dataset, FinalReport, Staging, Task, WrongOutcome
+from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, RUNS_PREFIX
+from trainium_catalogue.instances import find_instance_type
+
+if TYPE_CHECKING:
+    from training.backends.base import Backend
+    from training.core.config import TrainConfig
+    from training.workloads import Job
+
+_HEARTBEAT_S = 1.0
+_FAILING_S = 5.0
+"""Seconds that a job which fails spends on uploading its last metrics."""
+
+
+class NoDataset(ValueError):
+    """A new run that does not say what to train on."""
+
+
+def train(job: Job, task: Task) -> None:
+    """Train, or compile what training needs."""
+    if job.values.get("compile-only"):
+        compile_graphs(job, task)
+    else:
+        Trainer(job, task).run()
+
+
+class Trainer:
+    """One rank's part in one job of a run; all ranks call the same methods in the same order."""
+
+    run_config: RunConfig
+    dataset: Dataset
+    config: TrainConfig
+    backend: Backend
+    metrics: MetricsRecorder
+    checkpoints: Checkpoints
+
+    def __init__(self, job: Job, task: Task) -> None:
+        self.job, self.context, self.task = job, job.context, task
+        self.report = job.progress.report
+        self.leads = job.device.rank == 0
+        # Beside the launcher's other files, or below build/ where there is no bucket.
+        self.cache = job.store.root / "cache"
+        bucket = self.context.bucket
+        self.bucket = self._open_objects(f"s3://{bucket}" if bucket else str(job.store.root))
+        self.root = self.bucket.at(f"{RUNS_PREFIX}{self.context.run}")
+        self.lock: RunLock | None = None
+        self.files: RunFiles | None = None
+        """Rank 0's alone, and only until they are complete."""
+
+    def run(self) -> None:
+        """Hold the run's name while training, and say how it ended."""
+        self.ranks = Ranks()
+        with self._run_lock(), self._failure_in_status():
+            self.open()
+            done = self.resume()
+            ending = self.train(done)
+            self.finish(ending)
+        if ending is Ending.STOPPED:
+            raise Stopped
+
+    def open(self) -> None:
+        """Resolve what the run is, bring its data here, and build its model."""
+        job, task, num_ranks = self.job, self.task, self.job.device.num_ranks
+        self.run_config = self.ranks.agree(self._resolve)
+        values = self.run_config.values
+        task.check(values, num_ranks)
+        self.dataset = task.open_data(self._staging(str(values["dataset"])), values)
+        self.config = config = task.config(values, num_ranks, self.dataset)
+        peak_flops = _peak_flops(job)
+        self.backend = task.backend(config, job.device, peak_flops=peak_flops, report=self.report)
+        if self.leads:
+            self.files = self._open_files()
+            self.files.announce(max_steps=config.max_steps)
+        facts = {**({RANKS: num_ranks} if task.follows_ranks else {}), **self.dataset.facts}
+        self.run_config = self.run_config.with_facts(run=self.context.run, facts=facts)
+        self.ranks.agree(lambda: self.run_config.save(self.root))
+        self.metrics = MetricsRecorder(
+            config, self.files, sequences_per_epoch=self.dataset.samples, peak_flops=peak_flops
+        )
+        self.checkpoints = Checkpoints(
+            checkpoint_root(
+                self.bucket,
+                self.context.run,
+                self.run_config,
+                region=self.context.region,
+                endpoint_url=self.context.endpoint_url,
+            ),
+            keep_last=config.keep_last,
+            keep_every=config.keep_every,
+            say=_say,
+            report=self.report,
+            # A job that has lost the run's name completes no checkpoint under it.
+            guard=self._check_lock,
+            on_saved=self.metrics.saved,
+            on_failed=self.metrics.save_failed,
+        )
+        self.report("building the model")
+        self.backend.build()
+
+    def resume(self) -> int:
+        """Continue from the newest complete checkpoint; returns the steps that it holds."""
+        self.report("looking for checkpoints")
+        done = 0
+        if (info := self.checkpoints.latest()) is not None:
+            info.refuse_other(
+                model=dataclasses.asdict(self.config.shape),
+                tokenizer_sha256=self.dataset.tokenizer_sha256,
+            )
+            began_s = time.monotonic()
+            loaded = self.backend.load(self.checkpoints, info)
+            done = loaded.step
+            if self.leads:
+                _say(
+                    f"continuing from {loaded.name} ({loaded.num_bytes >> 20} MiB, loaded in "
+                    f"{time.monotonic() - began_s:.1f} s)"
+                )
+        if self.files is not None:
+            _say(_plan_line(self.config, done=done, backend=self.backend.name))
+            self.files.begin(done, num_ranks=self.backend.num_ranks, backend=self.backend.name)
+            self.files.status(
+                now=True,
+                step=done,
+                # A run of which fewer steps are asked for than it has is complete, not at 215 %.
+                max_steps=max(self.config.max_steps, done),
+                state="training" if self.context.device == "cpu" else "compiling",
+            )
+            _print(self.task.first_lines)
+        return done
+
+    def train(self, done: int) -> Ending:
+        """Make the steps after ``done``; from here on a request to stop saves them first."""
+        loop = Loop(
+            config=self.config,
+            backend=self.backend,
+            batch=self.task.batches(self.config, self.dataset, self.backend),
+            metrics=self.metrics,
+            stop=self.job.stop,
+            ranks=self.ranks,
+            report=self.report,
+            checkpoints=self.checkpoints,
+            meta=self._meta(),
+            held_out=self.task.held_out(self.config, self.dataset),
+            say=_say if self.leads else lambda text: None,
+            check=self._check_lock,
+        )
+        self.job.stop.defer()
+        return loop.run(done)
+
+    def finish(self, ending: Ending) -> None:
+        """Do what the task does in the end, and complete the run's files."""
+        final = FinalReport()
+        if ending is Ending.FINISHED:
+            final = self.task.finish(
+                self.config, self.dataset, self.backend, self.metrics.last, self.run_config.values
+            )
+        if self.files is not None:
+            self.files.event("end", {"status": ending.value})
+            state = "finished" if ending is Ending.FINISHED else "stopped"
+            if final.problem is not None:
+                state = "failed"
+            self.files.status(now=True, state=state, eta_seconds=None, error=final.problem)
+            self.report("writing results")
+            parameters = reference_parameters(
+                self.config,
+                workload=self.job.store.workload,
+                dataset=str(self.run_config.values["dataset"]),
+                device=self.context.device,
+                environment=self.job.environment,
+            )
+            self.files.finish(
+                parameters=parameters, log_every=self.config.log_every, more=final.metrics
+            )
+            # Complete: nothing is added any more.
+            self.files = None
+            _print(final.lines)
+            _say(f"{ending.value}; results are in {self.root.uri}")
+        if final.problem is not None:
+            raise WrongOutcome(final.problem)
+
+    @contextlib.contextmanager
+    def _run_lock(self) -> Iterator[None]:
+        """Hold the run's name, or refuse to train under it."""
+        if self.leads:
+            self.lock = RunLock(
+                self.root,
+                self.context.job_id,
+                self.context.attempt,
+                run=self.context.run,
+                node=f"node {self.context.node_index}",
+                say=_say,
+                report=self.report,
+            )
+        self._wait_with_progress(
+            "waiting for the run's lock", lambda: self.ranks.agree(self._acquire)
+        )
+        try:
+            yield
+        finally:
+            # A lock that is not released is free again when its heartbeat is old.
+            if self.lock is not None:
+                self.lock.release()
+
+    def _acquire(self) -> None:
+        assert self.lock is not None
+        self.lock.acquire()
+
+    def _check_lock(self) -> None:
+        if self.lock is not None:
+            self.lock.check()
+
+    @contextlib.contextmanager
+    def _failure_in_status(self) -> Iterator[None]:
+        """Tell the run's files why the job fails, unless they are another job's by now."""
+        try:
+            yield
+        except RunLost:
+            if self.files is not None:
+                self.files.abandon()
+            raise
+        except BaseException as error:
+            if self.files is not None:
+                self.files.status(now=True, state="failed", error=str(error))
+                self.files.close(within_s=_FAILING_S)
+            raise
+
+    def _resolve(self) -> RunConfig:
+        """What the run is: this submission's arguments, and what earlier ones have left."""
+        resolved = RunConfig.resolve(
+            RunConfig.load(self.root),
+            run=self.context.run,
+            workload=self.job.store.workload,
+            values=self.job.values,
+            given=self.job.given,
+        )
+        if not resolved.values["dataset"]:
+            raise NoDataset(
+                f"run {self.context.run} is new and names no dataset; submit with --dataset, the "
+                "name that tokenize gave it"
+            )
+        return resolved
+
+    def _staging(self, name: str) -> Staging:
+        """Where the dataset is, and where it goes on this node."""
+        context = self.context
+        is_leader = self.job.device.rank % context.processes_per_node == 0
+        folder = self.cache / "datasets" / name
+        if context.lustre is not None:
+            # All nodes see the same files. Not below datasets/: a file system of the user's own may
+            # export that to the bucket, and to replace a damaged file would delete the object.
+            is_leader = self.leads
+            folder = Path(context.lustre) / CACHE_PREFIX / DATASETS_PREFIX / name
+        return Staging(
+            objects=self.bucket.at(f"{DATASETS_PREFIX}{name}"),
+            cache=folder,
+            is_leader=is_leader,
+            wait=lambda: self._wait_with_progress(
+                f"waiting for dataset {name}", lambda: self.ranks.gather(None)
+            ),
+            report=self.report,
+        )
+
+    def _open_files(self) -> RunFiles:
+        context = self.context
+        return RunFiles(
+            self.root,
+            self.cache / "runs" / context.run,
+            context=context,
+            workload=self.job.store.workload,
+            lustre=Path(context.lustre) / RUNS_PREFIX / context.run if context.lustre else None,
+        )
+
+    def _meta(self) -> dict[str, Any]:
+        """What every checkpoint says about itself."""
+        tokenizer = self.dataset.tokenizer_sha256
+        return {
+            "run": self.context.run,
+            "model": dataclasses.asdict(self.config.shape),
+            **({"tokenizer_sha256": tokenizer} if tokenizer is not None else {}),
+            "world_size": self.backend.num_ranks,
+            "tensor_parallel": self.config.plan.tensor_parallel,
+            "data_parallel": self.config.plan.data_parallel,
+        }
+
+    def _wait_with_progress(self, text: str, action: Callable[[], object]) -> None:
+        """Wait for other ranks, which may download or wait themselves; only they can hang.
+
+        The action has a thread of its own, so that this one still hears a request to stop.
+        """
+        errors: list[BaseException] = []
+
+        def act() -> None:
+            try:
+                action()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=act, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_HEARTBEAT_S)
+            self.report(text)
+        if errors:
+            raise errors[0]
+
+    def _open_objects(self, uri: str) -> Objects:
+        return open_objects(uri, region=self.context.region, endpoint_url=self.context.endpoint_url)
+
+
+def _plan_line(config: TrainConfig, *, done: int, backend: str) -> str:
+    """Every derived number, for the log."""
+    plan = config.plan
+    return (
+        f"{plan.shape.num_parameters:,} parameters; tensor parallel {plan.tensor_parallel} x data "
+        f"parallel {plan.data_parallel}; global batch {plan.global_batch} = {plan.data_parallel} "
+        f"ranks x {plan.micro_batch} sequences x {plan.accumulation_steps} accumulation steps; "
+        f"{plan.tokens_per_step:,} tokens a step; steps {done + 1} to {config.last_step(done)} of "
+        f"{config.max_steps}; a checkpoint takes {plan.checkpoint_bytes / 1e9:.3g} GB; back-end "
+        f"{backend}"
+    )
+
+
+def _peak_flops(job: Job) -> float | None:
+    """The peak of one rank; unknown on CPUs."""
+    if job.context.device == "cpu" or job.context.instance_type is None:
+        return None
+    return find_instance_type(job.context.instance_type).peak_flops_per_process
+
+
+def _say(text: str) -> None:
+    """Write one line into the log, for rank 0."""
+    print(f"training: {text}", flush=True)
+
+
+def _print(lines: Iterable[str]) -> None:
+    """Write lines as the reference does."""
+    for line in lines:
+        print(line, flush=True)

@@ -1,4 +1,4 @@
-"""Stands in for docker below the CDK CLI: records what it should build, pushes a small image.
+"""Emulates docker for the CDK CLI: records what it should build, pushes a small image.
 
 It knows what cdk-assets calls (``aws-cdk/lib/index.js``, class Docker) and refuses the rest, so
 that nothing is answered that was not understood.
@@ -44,14 +44,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_record(record: Path) -> list[Entry]:
-    """Everything that was asked so far."""
+    """Read every request made so far."""
     if not record.exists():
         return []
     return [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
 
 
 def built_images(entries: Sequence[Entry]) -> dict[str, Entry]:
-    """By tag: the build behind each local image."""
+    """Return the build behind each local image, by tag."""
     images: dict[str, Entry] = {}
     for entry in entries:
         if entry["command"] == "build":
@@ -61,7 +61,7 @@ def built_images(entries: Sequence[Entry]) -> dict[str, Entry]:
     return images
 
 
-def build(words: Sequence[str], known: dict[str, Entry]) -> Entry:
+def build(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     """Record a build: base image, platform, Dockerfile and everything in the context."""
     parser = _Parser("docker build", add_help=False, allow_abbrev=False)
     parser.add_argument("--build-arg", action="append", default=[])
@@ -69,7 +69,7 @@ def build(words: Sequence[str], known: dict[str, Entry]) -> Entry:
     parser.add_argument("--file", default="Dockerfile")
     parser.add_argument("--platform", required=True)
     parser.add_argument("context", type=Path)
-    options = parser.parse_args(words)
+    options = parser.parse_args(argv)
     context: Path = options.context.resolve()
     dockerfile = context / options.file
     if not dockerfile.is_file():
@@ -93,35 +93,35 @@ def build(words: Sequence[str], known: dict[str, Entry]) -> Entry:
     }
 
 
-def inspect(words: Sequence[str], known: dict[str, Entry]) -> Entry:
+def inspect(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     """Say whether an image is known."""
-    (tag,) = _exactly(words, 1, "inspect")
+    (tag,) = _exactly(argv, 1, "inspect")
     _known(tag, known)
     return {"command": "inspect", "tag": tag}
 
 
-def tag(words: Sequence[str], known: dict[str, Entry]) -> Entry:
+def tag(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     """Give a built image another name."""
-    source, target = _exactly(words, 2, "tag")
+    source, target = _exactly(argv, 2, "tag")
     _known(source, known)
     return {"command": "tag", "source": source, "target": target}
 
 
-def login(words: Sequence[str], known: dict[str, Entry]) -> Entry:
+def login(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     """Take the password from standard input, as docker does, and forget it."""
     parser = _Parser("docker login", add_help=False, allow_abbrev=False)
     parser.add_argument("--username", required=True)
     parser.add_argument("--password-stdin", action="store_true", required=True)
     parser.add_argument("registry")
-    options = parser.parse_args(words)
+    options = parser.parse_args(argv)
     if not sys.stdin.read().strip():
         raise Refused("login: no password on standard input")
     return {"command": "login", "username": options.username, "registry": options.registry}
 
 
-def push(words: Sequence[str], known: dict[str, Entry]) -> Entry:
+def push(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     """Put an image into the repository, so that it really holds one when destroy comes."""
-    (name,) = _exactly(words, 1, "push")
+    (name,) = _exactly(argv, 1, "push")
     source = _known(name, known)
     if (parts := IMAGE.fullmatch(name)) is None:
         raise Refused(f"push: {name} is not in an ECR repository")
@@ -150,10 +150,10 @@ def manifest(source: Entry) -> Entry:
     }
 
 
-def _exactly(words: Sequence[str], number: int, command: str) -> Sequence[str]:
-    if len(words) != number or any(word.startswith("-") for word in words):
-        raise Refused(f"{command} is understood with {number} name(s) only, not: {list(words)}")
-    return words
+def _exactly(argv: Sequence[str], number: int, command: str) -> Sequence[str]:
+    if len(argv) != number or any(word.startswith("-") for word in argv):
+        raise Refused(f"{command} is understood with {number} name(s) only, not: {list(argv)}")
+    return argv
 
 
 def _known(image: str, known: dict[str, Entry]) -> Entry:
@@ -174,15 +174,15 @@ COMMANDS: dict[str, Callable[[Sequence[str], dict[str, Entry]], Entry]] = {
 def main(arguments: Sequence[str]) -> int:
     """Do one docker command; ``--record FILE`` stands before it."""
     if len(arguments) < 3 or arguments[0] != "--record":
-        print("docker stand-in: needs --record FILE COMMAND", file=sys.stderr)
+        print("docker emulator: needs --record FILE COMMAND", file=sys.stderr)
         return NOT_UNDERSTOOD
-    record, command, words = Path(arguments[1]), arguments[2], arguments[3:]
+    record, command, argv = Path(arguments[1]), arguments[2], arguments[3:]
     try:
         if command not in COMMANDS:
             raise Refused(f"docker {command} is not what the CDK CLI calls; nothing was done")
-        entry = COMMANDS[command](words, built_images(read_record(record)))
+        entry = COMMANDS[command](argv, built_images(read_record(record)))
     except Refused as refusal:
-        print(f"docker stand-in: {refusal}", file=sys.stderr)
+        print(f"docker emulator: {refusal}", file=sys.stderr)
         return refusal.code
     with record.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps({**entry, "at": round(time.time(), 3)}) + "\n")

@@ -1,4 +1,4 @@
-"""The stand-in for docker: what it records, what it refuses, what it pushes."""
+"""The docker emulator: what it records, what it refuses, what it pushes."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""The real kubectl, Python client and TorchX against the API server's stand-in."""
+"""The real kubectl, Python client and TorchX against the emulated API server."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -22,9 +21,10 @@ from torchx import specs
 from torchx.schedulers.kubernetes_scheduler import create_scheduler
 
 from rehearsal import binaries
+from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE, job
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE
-from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, kubeconfig, serve
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
 from trainium_emulators.kubernetes.resources import CONFIG_MAP, DEFINITION, VOLCANO_JOB
 
 Json = dict[str, Any]
@@ -267,22 +267,6 @@ def test_torchx_cancels_and_deletes_a_job(torchx: Any, cluster: ClusterEmulator)
     torchx.delete(app_id)
 
     assert cluster.store.find(VOLCANO_JOB, NAMESPACE, app_id.partition(":")[2]) is None
-
-
-def test_the_server_is_a_program_too(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "trainium_emulators.kubernetes.server"],
-        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
-        env={"PYTHONPATH": "constructs:emulators"},
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        kubectl = Kubectl(kubeconfig.write(tmp_path / "config", ready["endpoint"]))
-        names = kubectl.ok("get", "ns", "-o", "name").split()
-        process.terminate()
-
-    assert "namespace/volcano-system" in names
-    assert process.returncode == 0
 
 
 def test_helm_is_there_too() -> None:

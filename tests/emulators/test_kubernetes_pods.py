@@ -1,4 +1,4 @@
-"""Deployments, claims and forwarded ports of the cluster's stand-in."""
+"""Deployments, claims and forwarded ports of the emulated cluster."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import pytest
 from kubernetes import client, config
 from kubernetes.stream import portforward
 
+from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE, end, events, job
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, kubeconfig, serve
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
 from trainium_emulators.kubernetes.resources import CLAIM, DEPLOYMENT, POD, VOLUME
 
 Json = dict[str, Any]

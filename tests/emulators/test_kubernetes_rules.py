@@ -1,4 +1,4 @@
-"""What the cluster's stand-in decides without effects: patches, selectors, quantities, words."""
+"""What the emulated cluster decides without effects: patches, selectors, quantities, words."""
 
 from __future__ import annotations
 

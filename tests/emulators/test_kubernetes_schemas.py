@@ -1,4 +1,4 @@
-"""What the API server's stand-in refuses because it is no object of its kind."""
+"""What the emulated API server refuses because it is no object of its kind."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def cluster() -> Iterator[ClusterEmulator]:
 
 @pytest.fixture(scope="module")
 def kubectl(cluster: ClusterEmulator, tmp_path_factory: pytest.TempPathFactory) -> Kubectl:
-    from trainium_emulators.kubernetes import kubeconfig
+    from tests.emulators import kubeconfig
 
     return Kubectl(kubeconfig.write(tmp_path_factory.mktemp("kube") / "config", cluster.endpoint))
 

@@ -1,4 +1,4 @@
-"""Gangs of real processes under the stand-in for Volcano and the kubelet."""
+"""Gangs of real processes under the emulated Volcano and kubelet."""
 
 from __future__ import annotations
 

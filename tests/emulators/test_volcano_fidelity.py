@@ -1,4 +1,4 @@
-"""Where the stand-in for Volcano and for the API server must say no, because a cluster does."""
+"""Where the emulated Volcano and API server must say no, because a cluster does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A storage that fails on request: errors, throttling and slow answers in front of moto's S3.
+"""Makes moto's S3 fail on request: errors, throttling and slow answers.
 
 Armed over HTTP at ``/rehearsal/s3-faults``: POST adds one fault, GET shows all with their hits,
 DELETE takes all away. A fault is JSON: ``{"kind": "slow-down", "share": 0.3, "seconds": 20,
@@ -36,7 +36,7 @@ _BODY = 1 << 20
 
 @dataclass(slots=True, kw_only=True)
 class S3Fault:
-    """What happens to a share of the requests for some keys, for a while."""
+    """A fault that hits a share of the requests for some keys, for a while."""
 
     kind: str
     share: float = 1.0
@@ -45,7 +45,7 @@ class S3Fault:
     """Pattern of keys, in which ``*`` stands for any text."""
     methods: str = "GET PUT POST HEAD DELETE"
     delay_s: float = 1.0
-    """How late a slow answer is."""
+    """Delay of a slow answer."""
     limit: int = 0
     """Requests to hit at most (0: no limit)."""
     hits: int = 0
@@ -53,7 +53,7 @@ class S3Fault:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], *, now_s: float) -> "S3Fault":
-        """From the JSON by which it is armed; ``ValueError`` says what is wrong."""
+        """Read the JSON by which it is armed; ``ValueError`` says what is wrong."""
         known = {entry.name for entry in fields(cls)} - {"hits", "ends_s"}
         if unknown := sorted(set(given) - known):
             raise ValueError(f"{', '.join(unknown)} is unknown; a fault has {sorted(known)}")
@@ -66,7 +66,7 @@ class S3Fault:
         return fault
 
     def concerns(self, method: str, key: str, *, now_s: float) -> bool:
-        """Whether a request may be hit."""
+        """Tell whether the fault may hit a request."""
         return (
             now_s < self.ends_s
             and (not self.limit or self.hits < self.limit)

@@ -33,7 +33,7 @@ from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import Engine
 
 AMI = "ami-0e1e2e3e4e5e6e7e8"
-"""Stands for every public host image."""
+"""Id of every public host image."""
 
 
 def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
@@ -83,7 +83,7 @@ def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmu
     return cluster
 
 
-def options(words: Sequence[str]) -> argparse.Namespace:
+def options(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trainium_emulators.aws.server", description=__doc__
@@ -99,12 +99,12 @@ def options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--runnable-clock", type=float, default=1.0)
     parser.add_argument("--container-engine", default="podman")
     parser.add_argument("--container-image")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
-def main(words: Sequence[str]) -> None:
+def main(argv: Sequence[str]) -> None:
     """Serve until SIGTERM or the parent's end."""
-    given = options(words)
+    given = options(argv)
     # No container engine: nodes are ours to run, and the one Lambda has a model.
     default_user_config["lambda"] = {"use_docker": False}
     registry.install()

@@ -1,4 +1,4 @@
-"""A Kubernetes cluster's stand-in: an API server, Volcano and a kubelet on one machine."""
+"""Emulates a Kubernetes cluster on one machine: API server, Volcano and kubelet."""
 
 from trainium_emulators.kubernetes.cluster import ClusterEmulator, serve
 from trainium_emulators.kubernetes.settings import ClusterSettings

@@ -69,7 +69,7 @@ def check_quotas(store: Store, kind: ApiResource, entry: Json) -> None:
 
 
 def usage(kind: ApiResource, entry: Json) -> Amounts:
-    """What an object takes of a quota, by the quota's names."""
+    """Count what an object takes of a quota, by the quota's names."""
     one = Fraction(1)
     counted = {f"count/{kind.reference}": one}
     if kind.plural in _COUNTED and not kind.group:
@@ -87,7 +87,7 @@ def usage(kind: ApiResource, entry: Json) -> Amounts:
 
 
 def _check_said(quota: str, hard: Mapping[str, Fraction], wanted: Amounts, pod: Json) -> None:
-    """Of processor and memory every container says how much, once the quota limits them."""
+    """Require requests for processor and memory once the quota limits them."""
     keys = [f"requests.{name}" for name in ("cpu", "memory")]
     silent = [key for key in keys if key in hard and key not in wanted]
     if silent:
@@ -147,7 +147,7 @@ _SYSCTLS = frozenset(
 
 
 def violations(namespace: Json, spec: Json) -> list[str]:
-    """What a pod has that the namespace forbids; nothing where it enforces nothing."""
+    """List what a pod has that its namespace forbids."""
     level = (namespace["metadata"].get("labels") or {}).get(LABEL, "privileged")
     return [] if level == "privileged" else [*_of_pod(spec), *_of_containers(spec)]
 
@@ -214,7 +214,7 @@ def _check_security(store: Store, pod: Json) -> None:
 
 
 def _check_account(store: Store, pod: Json) -> None:
-    """Every namespace has an account called default; others have to be there."""
+    """Require the pod's service account; only "default" is in every namespace."""
     namespace, name = pod["metadata"]["namespace"], pod["spec"].get("serviceAccountName")
     if name not in (None, "", "default") and store.find(ACCOUNT, namespace, name) is None:
         raise errors.forbidden(
@@ -237,7 +237,7 @@ def _job(store: Store, entry: Json) -> Json:
 
 
 def _counted(kind: ApiResource) -> Admission:
-    """Nothing is added; a quota may count it."""
+    """Count an object for quotas, and add nothing to it."""
 
     def count(store: Store, entry: Json) -> Json:
         check_quotas(store, kind, entry)

@@ -23,7 +23,7 @@ from trainium_emulators.kubernetes.resources import DEPLOYMENT, POD, SERVICE, Ap
 from trainium_emulators.kubernetes.store import Store
 
 _ALL = (POD, SERVICE, DEPLOYMENT)
-"""What ``kubectl get all`` shows."""
+"""Kinds that ``kubectl get all`` shows."""
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 
 
@@ -53,12 +53,12 @@ def group_list(kinds: Sequence[ApiResource]) -> Json:
     return {
         "kind": "APIGroupList",
         "apiVersion": "v1",
-        "groups": [_group_entry(group, version_info) for group, version_info in names],
+        "groups": [_group_entry(group, version) for group, version in names],
     }
 
 
 def _group_entry(group: str, version: str) -> Json:
-    entry = {"groupVersion": f"{group}/{version_info}", "version": version_info}
+    entry = {"groupVersion": f"{group}/{version}", "version": version}
     return {"name": group, "versions": [entry], "preferredVersion": entry}
 
 
@@ -203,7 +203,7 @@ class Api:
         return await _json(found)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Everything about objects."""
+        """Answer every request for objects."""
         target = find_target(request.path, self._store.kinds)
         watching = responses.wants_watch(request)
         accesses = rbac.wanted(request.method, target, watching=watching)

@@ -1,4 +1,4 @@
-"""The whole stand-in: API server, Volcano and kubelet, in threads of this process."""
+"""Runs the emulated cluster: API server, Volcano and kubelet, in threads of this process."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ClusterEmulator:
         nodes.scale(self.store, nodes.trainium_group(group, instance_type), number)
 
     def stop(self) -> None:
-        """End every pod, then the server."""
+        """Stop every pod, then the server."""
         self._deployments.stop()
         for job in self.store.list(VOLCANO_JOB):
             metadata = job["metadata"]

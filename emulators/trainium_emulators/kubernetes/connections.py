@@ -25,13 +25,13 @@ _STDIN, _STDOUT, _STDERR, _ERROR, _RESIZE, _CLOSE = 0, 1, 2, 3, 4, 255
 
 
 class Runs(Protocol):
-    """What the kubelet knows of pods that run or have run, by their uid."""
+    """The kubelet's knowledge of pods that run or have run, by their uid."""
 
     def lines(self, uid: str) -> list[tuple[float, str]]:
         """Time (seconds since the epoch) and text of every line written so far."""
 
     def has_ended(self, uid: str) -> bool:
-        """Whether nothing more will be written."""
+        """Tell whether a pod will write nothing more."""
 
     def environment(self, uid: str) -> tuple[Mapping[str, str], Path] | None:
         """Environment and folder of a running container."""
@@ -85,7 +85,7 @@ async def _forward(
 async def _forward_input(
     socket: web.WebSocketResponse, process: asyncio.subprocess.Process
 ) -> None:
-    """What the client types; when the client goes, the command does."""
+    """Pass on what the client types; when the client goes, end the command."""
     assert process.stdin is not None
     async for message in socket:
         if message.type != WSMsgType.BINARY or not message.data:
@@ -156,7 +156,7 @@ async def forward_ports(request: web.Request, pod: Json) -> web.StreamResponse:
 
 
 async def _connect(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """To what the pod listens on: its own address, or the loopback it would have to itself."""
+    """Connect to the pod's own address, or to the loopback that it would have to itself."""
     try:
         return await asyncio.open_connection(address, port)
     except OSError:

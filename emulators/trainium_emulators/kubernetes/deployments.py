@@ -18,7 +18,7 @@ _HASH = "pod-template-hash"
 
 
 class Deployments:
-    """One thread that looks after all of them."""
+    """A thread that keeps the pods of all Deployments."""
 
     def __init__(self, store: Store, kubelet: Kubelet, scheduler: GangScheduler) -> None:
         self._store = store
@@ -32,7 +32,7 @@ class Deployments:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; pods are not touched."""
+        """End the thread; pods are not touched."""
         self._stopping.set()
         self._thread.join()
 

@@ -31,19 +31,19 @@ class ApiError(Exception):
 
 
 def not_found(kind: ApiResource, name: str) -> ApiError:
-    """There is no such object."""
+    """Build the refusal for an object that does not exist."""
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     return ApiError(404, "NotFound", f'{kind.reference} "{name}" not found', details)
 
 
 def already_exists(kind: ApiResource, name: str) -> ApiError:
-    """There is one of that name."""
+    """Build the refusal for a name that is taken."""
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     return ApiError(409, "AlreadyExists", f'{kind.reference} "{name}" already exists', details)
 
 
 def conflict(kind: ApiResource, name: str) -> ApiError:
-    """Somebody else has changed it since it was read."""
+    """Build the refusal for an object that somebody else has changed since it was read."""
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     message = (
         f'Operation cannot be fulfilled on {kind.reference} "{name}": the object has been '
@@ -54,7 +54,7 @@ def conflict(kind: ApiResource, name: str) -> ApiError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """One thing that is wrong with an object."""
+    """One fault of an object."""
 
     field: str
     reason: str
@@ -63,7 +63,7 @@ class Cause:
 
 
 def invalid(kind: ApiResource, name: str, *causes: Cause) -> ApiError:
-    """It is not a legal object of its kind (apimachinery, errors.NewInvalid)."""
+    """Build the refusal for an object that is not legal (apimachinery, errors.NewInvalid)."""
     details = {
         "name": name,
         "group": kind.group,

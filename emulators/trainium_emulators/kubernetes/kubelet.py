@@ -26,12 +26,12 @@ from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import NodeProcess, image_environment
 
 _LAST_LINES, _LAST_BYTES = 80, 2048
-"""Of a termination message."""
+"""Limits of a termination message."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Output:
-    """What a container has written; an executor's ``Stream``."""
+    """A container's output so far; a ``Stream`` for its node."""
 
     name: str
     lines: list[tuple[float, str]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class PodRun:
 
 
 def last_words(run: PodRun, code: int | None) -> Json:
-    """What the container's log ends with, for who asks for it (kubelet, kuberuntime)."""
+    """Return the end of a failed container's log as its message (kubelet, kuberuntime)."""
     policy = run.pod["spec"]["containers"][0].get("terminationMessagePolicy")
     if not code or policy != "FallbackToLogsOnError":
         return {}
@@ -106,14 +106,14 @@ def container_status(run: PodRun, state: Json, *, ready: bool) -> Json:
 MARK = "REHEARSAL_POD"
 """Variable by which a pod's processes are known from all others."""
 _FIRST_ADDRESS = 200
-"""Above the addresses of Batch's nodes and containers."""
+"""First loopback address for pods, above those of Batch's nodes and containers."""
 _ADDRESSES = 50
 _POLL_S = 0.2
 _RESTART_S = 0.5
 
 
 class Kubelet:
-    """Of every node of the cluster."""
+    """The kubelet of every node of the cluster."""
 
     def __init__(self, store: Store, settings: ClusterSettings, claims: Path) -> None:
         """``claims`` is the folder that has one for each claim that pods mount."""
@@ -121,7 +121,7 @@ class Kubelet:
         self._settings = settings
         self._claims = claims
         self.api: ApiAccess | None = None
-        """How pods reach the API server, once it listens."""
+        """Access to the API server for pods, set once it listens."""
         self._runs: dict[str, PodRun] = {}
         self._addresses = 0
 
@@ -147,7 +147,7 @@ class Kubelet:
         }
 
     def running(self) -> bool:
-        """Whether any pod does."""
+        """True while any pod runs."""
         return any(not run.ended for run in list(self._runs.values()))
 
     # --- what the API server asks ---------------------------------------------------------------
@@ -157,7 +157,7 @@ class Kubelet:
         return run.output.lines if run else []
 
     def has_ended(self, uid: str) -> bool:
-        """Whether a pod writes no more; one that has not started may yet."""
+        """Tell whether a pod writes no more; one that has not started may yet."""
         run = self._runs.get(uid)
         return run is not None and run.ended
 

@@ -19,7 +19,7 @@ GROUP_LABEL = "eks.amazonaws.com/nodegroup"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedNodeGroup:
-    """What all nodes of a group have in common."""
+    """The common properties of a group's nodes."""
 
     name: str
     instance_type: str
@@ -41,7 +41,7 @@ def trainium_group(name: str, instance_type: InstanceType) -> EmulatedNodeGroup:
 
 
 def trainium_resources(instance_type: InstanceType) -> Mapping[str, str]:
-    """What an instance offers to pods once its device plugins run, after the kubelet's part."""
+    """Return what an instance offers to pods once device plugins run, less the kubelet's part."""
     memory_mib = instance_type.memory_mib - kubernetes.kubelet_memory_mib(instance_type)
     return {
         "cpu": str(instance_type.num_vcpus),

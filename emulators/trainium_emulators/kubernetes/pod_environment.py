@@ -21,11 +21,11 @@ _CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiAccess:
-    """How a pod reaches the API server of this machine."""
+    """Address and credentials of this machine's API server, for pods."""
 
     endpoint: str
     folder: Path
-    """Where service accounts have folders, for pods that mount a token."""
+    """Parent of the service accounts' folders, for pods that mount a token."""
     token: str | None = None
     """The one token that the server takes, if it takes no others."""
 
@@ -45,7 +45,7 @@ class Unresolved(ValueError):
 
 
 def container_environment(store: Store, pod: Json, claims: Path) -> dict[str, str]:
-    """Every variable of the first container.
+    """Resolve every variable of the first container.
 
     What a pod has to itself is put in words instead: the host names that Volcano lists become
     addresses, as nobody can add names to the resolver of this machine, and the mount points of
@@ -69,7 +69,7 @@ def container_environment(store: Store, pod: Json, claims: Path) -> dict[str, st
 
 
 def _address(store: Store, pod: Json, host: str) -> str:
-    """What the cluster's DNS answers for a pod behind a headless service; unknown names stay."""
+    """Resolve a host name behind a headless service, as the cluster's DNS does, or keep it."""
     name, _, domain = host.partition(".")
     for other in store.list(POD, pod["metadata"]["namespace"]):
         spec = other["spec"]

@@ -39,13 +39,13 @@ def total(parts: Iterable[Amounts]) -> Amounts:
 
 
 def pod_requests(spec: Json) -> Amounts:
-    """What a pod asks for; limits stand in for requests that are not given."""
+    """Return a pod's requests; limits count for requests that are not given."""
     resources = [container.get("resources", {}) for container in spec["containers"]]
     return total(amounts({**r.get("limits", {}), **r.get("requests", {})}) for r in resources)
 
 
 def job_requests(job: Json) -> Amounts:
-    """What the gang asks for."""
+    """Return the requests of a whole gang."""
     return total(
         pod_requests(task["template"]["spec"])
         for task in job["spec"]["tasks"]

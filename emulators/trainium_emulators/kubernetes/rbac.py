@@ -1,4 +1,4 @@
-"""Who calls the API server, and what they may do: Kubernetes' RBAC over the store's own roles.
+"""Authenticates callers, and authorises them by the roles in the store, as Kubernetes' RBAC.
 
 From kubernetes.io/docs/reference/access-authn-authz (authorization, RBAC, user impersonation) and,
 for connections to pods, pkg/registry/core/pod/rest of 1.35, where a websocket's GET needs the
@@ -36,7 +36,7 @@ class Caller:
 
 
 ADMIN = Caller(name="rehearsal", groups=frozenset({MASTERS}))
-"""Who calls where nobody asks."""
+"""The caller where nobody is asked for a name."""
 
 
 _ACCOUNT = "system:serviceaccount:"
@@ -63,19 +63,19 @@ def everybody_is_admin(token: str) -> Caller | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """One thing that a request wants to do."""
+    """One access that a request needs."""
 
     verb: str
     group: str
     resource: str
-    """With its part: ``pods/log``."""
+    """Resource with its part, such as ``pods/log``."""
     namespace: str
     """Empty: of the whole cluster."""
     name: str = ""
 
 
 def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]:
-    """What a request asks for; all of it has to be allowed."""
+    """Return the accesses that a request needs; all of them have to be allowed."""
     resource = target.kind.plural + (f"/{target.part}" if target.part else "")
 
     def access(verb: str) -> Access:
@@ -128,7 +128,7 @@ class Authorizer:
                 raise _forbidden(caller, access)
 
     def asked_by(self, name: str) -> frozenset[Access]:
-        """Everything that a user has asked for, allowed or not."""
+        """Return every access that a user has asked for, allowed or not."""
         with self._lock:
             return frozenset(access for caller, access in self._asked if caller == name)
 
@@ -165,7 +165,7 @@ def _is(caller: Caller, subject: Json) -> bool:
 
 
 def covers(rule: Json, access: Access) -> bool:
-    """Whether a rule of a role allows an access; names stand for single objects, so never lists."""
+    """Tell whether a role's rule allows an access; names are of single objects, so never lists."""
     names = rule.get("resourceNames") or ()
     return (
         _has(rule.get("verbs"), access.verb)
@@ -180,7 +180,7 @@ def _has(words: Iterable[str] | None, word: str) -> bool:
 
 
 def _forbidden(caller: Caller, access: Access) -> errors.ApiError:
-    """As the API server says it (apiserver, endpoints/handlers/responsewriters, ForbiddenMessage
+    """Word a refusal as the API server does (apiserver, responsewriters, ForbiddenMessage
     and errors.NewForbidden)."""
     plural = access.resource.partition("/")[0]
     qualified = f"{plural}.{access.group}" if access.group else plural

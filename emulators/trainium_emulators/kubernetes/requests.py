@@ -23,7 +23,7 @@ class Target:
 
     kind: ApiResource
     namespace: str | None
-    """None: all of them. Objects outside namespaces are kept under the empty name."""
+    """None: all namespaces. Objects outside namespaces are kept under the empty name."""
     name: str | None = None
     part: str | None = None
 
@@ -58,7 +58,7 @@ async def read_body(request: web.Request) -> Json:
 
 
 def patched(content_type: str, base: Json, patch: Json) -> Json:
-    """What a patch makes of an object."""
+    """Apply a patch to an object, in the way its content type asks for."""
     match content_type:
         case "application/json-patch+json":
             return operated(base, patch)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiResource:
-    """One kind of object."""
+    """A kind of object that the API serves."""
 
     group: str
     version: str
@@ -26,17 +26,17 @@ class ApiResource:
 
     @property
     def api_version(self) -> str:
-        """As manifests write it."""
+        """Group and version, as in a manifest."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def is_custom(self) -> bool:
-        """Whether a definition made it known, and not Kubernetes itself."""
+        """True for kinds that a CustomResourceDefinition made known."""
         return "." in self.group and not self.group.endswith(".k8s.io")
 
     @property
     def reference(self) -> str:
-        """As messages name it: ``jobs.batch.volcano.sh``, ``pods``."""
+        """Name in messages: ``jobs.batch.volcano.sh``, ``pods``."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
@@ -122,7 +122,7 @@ QUEUE = _built_in("scheduling.volcano.sh/v1beta1", "Queue")
 
 
 def defined_kinds(definition: Json) -> tuple[ApiResource, ...]:
-    """What a CustomResourceDefinition adds."""
+    """Return the kinds that a CustomResourceDefinition adds."""
     spec = definition["spec"]
     return tuple(
         ApiResource(

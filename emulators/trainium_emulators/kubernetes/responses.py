@@ -40,7 +40,7 @@ def _status(*names: str) -> Callable[[Json], Any]:
 
 
 def _pod_status(entry: Json) -> str:
-    """As kubectl says it: the phase, or why the container ended (printers, printPod)."""
+    """Word a pod's state as kubectl does: its phase, or why it ended (printers, printPod)."""
     if "deletionTimestamp" in entry["metadata"]:
         return "Terminating"
     status = entry.get("status", {})
@@ -140,12 +140,12 @@ _INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 
 def wants_table(request: web.Request) -> bool:
-    """Whether the client would print the answer."""
+    """Tell whether the client wants rows to print."""
     return "as=Table" in request.headers.get("Accept", "")
 
 
 def wants_watch(request: web.Request) -> bool:
-    """Whether the client wants changes as they happen."""
+    """Tell whether the client wants changes as they happen."""
     return request.query.get("watch", "").lower() in ("1", "true")
 
 
@@ -194,7 +194,7 @@ async def watch(request: web.Request, store: Store, target: Target) -> web.Strea
 
 
 class _Chosen:
-    """Which changes a watch with selectors sees, and as what."""
+    """Decides which changes a watch with selectors sees, and as what."""
 
     def __init__(self, request: web.Request, target: Target) -> None:
         self._labels = request.query.get("labelSelector", "")

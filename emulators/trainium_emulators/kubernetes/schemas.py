@@ -202,7 +202,7 @@ def _mistakes(kind: ApiResource, entry: Json) -> Iterator[Any]:
 
 
 def _innermost(mistake: Any) -> Iterable[Any]:
-    """What is wrong inside where one of several forms is allowed, which is mostly null or it."""
+    """Descend to the innermost mistake where one of several forms is allowed (mostly: or null)."""
     if not mistake.context:
         return (mistake,)
     deepest = max(len(each.absolute_path) for each in mistake.context)
@@ -211,7 +211,7 @@ def _innermost(mistake: Any) -> Iterable[Any]:
 
 @cache
 def _validator(kind: ApiResource) -> Any:
-    """None for a kind that nobody has described."""
+    """Return the kind's validator; None for a kind without a schema."""
     if kind in SCHEMAS:
         return jsonschema.Draft202012Validator(SCHEMAS[kind])
     group = kind.group.partition(".")[0]

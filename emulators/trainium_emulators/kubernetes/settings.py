@@ -1,4 +1,4 @@
-"""How the cluster's stand-in runs pods."""
+"""Settings of the emulated cluster."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainium_emulators.nodes.node import Engine
 
 
 def no_fault(run: str) -> NodeFault | None:
-    """Nothing goes wrong by itself."""
+    """Provoke no fault, which is the default."""
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """One cluster."""
+    """Settings of one cluster."""
 
     aws_endpoint: str = ""
     """Emulator of AWS that pods talk to; empty: none."""
@@ -35,4 +35,4 @@ class ClusterSettings:
     identify: Callable[[str], Caller | None] = everybody_is_admin
     """Tells who sends a bearer token; None for nobody that the cluster knows."""
     count_nodes: bool = False
-    """Whether pods need a node with room; otherwise there is always one."""
+    """True: pods need a node with room; false: there always is one."""

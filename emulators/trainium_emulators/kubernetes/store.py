@@ -28,7 +28,7 @@ _EQUAL = re.compile(r"(?P<key>[^=!\s]+)\s*(?P<sign>==|=|!=)\s*(?P<value>.*)")
 
 
 def matches(entry: Json, *, labels: str = "", fields: str = "") -> bool:
-    """Whether an object is selected by both (empty: by everything)."""
+    """Tell whether both selectors select an object (an empty one selects everything)."""
     own = entry["metadata"].get("labels") or {}
     return all(_holds(term, own) for term in _terms(labels)) and all(
         _holds_field(term, entry) for term in _terms(fields)
@@ -69,7 +69,7 @@ def now() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreChange:
-    """One event of a watch."""
+    """One change, as a watch reports it."""
 
     version: int
     type: str
@@ -280,7 +280,7 @@ class Store:
 
 
 def owned_by(entries: Iterable[Json], uid: str) -> list[Json]:
-    """Those of which the object with ``uid`` is an owner."""
+    """Return the objects that the one with ``uid`` owns."""
     return [
         entry
         for entry in entries

@@ -32,14 +32,14 @@ from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import wait_for
 
 DELETED = "Deleted"
-"""Told of a job that is there no more; not a phase of Volcano's."""
+"""Reported for a job that has been deleted; not a phase of Volcano's."""
 ENDED = (*FINISHED, DELETED)
 _TICK_S = 0.1
 _START_LIMIT_S = 30.0
 
 
 class VolcanoController:
-    """One thread that looks after all jobs."""
+    """A thread that brings all jobs forward."""
 
     def __init__(
         self, store: Store, kubelet: Kubelet, scheduler: GangScheduler, settings: ClusterSettings
@@ -60,7 +60,7 @@ class VolcanoController:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; pods are not touched."""
+        """End the thread; pods are not touched."""
         self._stop_listening()
         self._changes.put(None)
         self._thread.join()
@@ -101,7 +101,7 @@ class VolcanoController:
             self._on_pod(change)
 
     def _on_pod(self, change: StoreChange) -> None:
-        """What pods do, as the events that policies are about."""
+        """Turn changes of pods into the events that policies are about."""
         pod = change.entry
         uid, annotations = pod["metadata"]["uid"], pod["metadata"].get("annotations") or {}
         phase = pod.get("status", {}).get("phase", "Pending")

@@ -26,13 +26,13 @@ QUEUE_NAME = "volcano.sh/queue-name"
 
 
 def is_alive(pod: Json) -> bool:
-    """Whether a pod has not ended."""
-    return task_pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+    """Tell whether a pod has not ended."""
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
 def is_leaving(pod: Json) -> bool:
-    """Whether a pod is being removed."""
-    return "deletionTimestamp" in task_pod["metadata"]
+    """Tell whether a pod is being removed."""
+    return "deletionTimestamp" in pod["metadata"]
 
 
 def run_of(job: Json) -> str:
@@ -42,18 +42,18 @@ def run_of(job: Json) -> str:
 
 
 def age(job: Json) -> tuple[str, str]:
-    """Sorts older jobs first, as the scheduler does: by the second, then by uid."""
+    """Sort key that puts older jobs first, as the scheduler does: by the second, then by uid."""
     return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
 
 
 def counted_by_task(pods: list[Json]) -> Json:
     """The part of a job's status that counts the phases of each task's pods."""
     tasks: dict[str, Json] = {}
-    for task_pod in pods:
-        if not is_leaving(task_pod):
-            task = task_pod["metadata"]["annotations"][TASK]
+    for pod in pods:
+        if not is_leaving(pod):
+            task = pod["metadata"]["annotations"][TASK]
             phases = tasks.setdefault(task, {"phase": {}})["phase"]
-            phase = task_pod["status"]["phase"]
+            phase = pod["status"]["phase"]
             phases[phase] = phases.get(phase, 0) + 1
     return {"taskStatusCount": tasks}
 
@@ -245,7 +245,7 @@ def remove(store: Store, job: Json) -> None:
 
 
 def remain(store: Store, job: Json, pods: list[Json]) -> bool:
-    """Whether there is anything that has to go when the job has ended."""
+    """Tell whether anything is left that has to go when the job has ended."""
     group = store.find(POD_GROUP, job["metadata"]["namespace"], group_name(job))
     alive = (pod for pod in pods if is_alive(pod) and not is_leaving(pod))
     return group is not None or any(alive)

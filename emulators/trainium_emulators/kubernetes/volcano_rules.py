@@ -51,7 +51,7 @@ class Counts:
         return cls(**{name: phases.count(name) for name in set(phases)})
 
     def status(self) -> Json:
-        """As a job's status has them."""
+        """Return the counts as a job's status shows them."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -143,7 +143,7 @@ def _events(policy: Json) -> list[str]:
 
 
 def action_for(job: Json, *, task: str, event: str, exit_code: int = 0) -> str | None:
-    """What the first policy that applies says, the task's before the job's; None: nothing."""
+    """Return the first policy's action that applies, the task's before the job's, or None."""
     tasks = [entry for entry in job["spec"]["tasks"] if entry["name"] == task]
     for policies in (*(entry.get("policies", ()) for entry in tasks), job["spec"].get("policies")):
         for policy in policies or ():

@@ -30,28 +30,28 @@ OVERCOMMIT = Fraction(12, 10)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUsage:
-    """Of the whole cluster."""
+    """Resources of the whole cluster's nodes."""
 
     allocatable: Amounts
     used: Amounts
-    """By all pods that have a node and have not ended, also those that are leaving."""
+    """Used by all pods that have a node and have not ended, also those that are leaving."""
     waiting: Amounts
-    """What gangs ask for that were let in and have no nodes yet."""
+    """Requested by gangs that were let in and have no nodes yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueUsage:
-    """The gang's queue."""
+    """Resources of the gang's queue."""
 
     capability: Amounts
-    """Without an entry: without a limit of its own."""
+    """The queue's limits; a resource without an entry has none."""
     used: Amounts
-    """By pods that have a node, and neither have ended nor are leaving."""
+    """Used by pods that have a node, and neither have ended nor are leaving."""
     waiting: Amounts
 
 
 def refusal(wanted: Amounts, *, queue: QueueUsage, nodes: NodeUsage | None) -> str | None:
-    """Why a gang gets no pods yet, in Volcano's words; None when it does.
+    """Say in Volcano's words why a gang gets no pods yet; None when it does.
 
     First overcommit's JobEnqueueableFn, then proportion's, for which a queue has no more than all
     nodes together. ``nodes`` is None when they are not counted.
@@ -105,7 +105,7 @@ def placed(pods: Sequence[Json], nodes: Sequence[Json], used: Mapping[str, Amoun
 
 
 def _allows(node: Json, spec: Json) -> bool:
-    """Whether selector and taints let the pod on the node, and nobody has cordoned it."""
+    """Tell whether selector, taints and cordon let the pod on the node."""
     if node["spec"].get("unschedulable"):
         return False
     labels = node["metadata"].get("labels", {})
@@ -117,7 +117,7 @@ def _allows(node: Json, spec: Json) -> bool:
 
 
 class GangScheduler:
-    """Of all queues."""
+    """Lets gangs in and binds their pods, for all queues."""
 
     def __init__(self, store: Store, kubelet: Kubelet, settings: ClusterSettings) -> None:
         self._store = store
@@ -125,7 +125,7 @@ class GangScheduler:
         self._settings = settings
 
     def let_in(self, job: Json) -> bool:
-        """Whether the gang may have pods: the scheduler's enqueue action."""
+        """Decide whether the gang may have pods: the scheduler's enqueue action."""
         namespace = job["metadata"]["namespace"]
         group = self._store.get(POD_GROUP, namespace, volcano_objects.group_name(job))
         if group["status"]["phase"] != "Pending":

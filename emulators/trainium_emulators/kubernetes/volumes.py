@@ -37,7 +37,7 @@ def admit_volume(store: Store, volume: Json) -> Json:
 
 
 def is_bound(claim: Json) -> bool:
-    """Whether pods can mount the claim."""
+    """Tell whether pods can mount the claim."""
     return bool(claim.get("status", {}).get("phase") == "Bound")
 
 
@@ -47,7 +47,7 @@ def _with_volume(claim: Json, volume: Json) -> Json:
 
 
 def _fits(volume: Json, claim: Json) -> bool:
-    """Whether the one is for the other: by name, by reference, and large enough."""
+    """Tell whether a volume fits a claim: by name, by reference, and by size."""
     offer, wanted = volume["spec"], claim["spec"]
     metadata = claim["metadata"]
     reserved = offer.get("claimRef") or {}

@@ -8,7 +8,7 @@ from trainium_catalogue import contract
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlace:
-    """Where a node stands in its job."""
+    """A node's place in its job."""
 
     job_id: str
     attempt: int
@@ -20,7 +20,7 @@ class NodePlace:
 
 
 def single_environment(place: NodePlace) -> dict[str, str]:
-    """What Batch sets in every container (AWS Batch user guide, environment variables)."""
+    """Variables that Batch sets in all containers (AWS Batch user guide, environment variables)."""
     return {
         "AWS_BATCH_JOB_ID": place.job_id,
         "AWS_BATCH_JOB_ATTEMPT": str(place.attempt),
@@ -35,7 +35,7 @@ def node_address(prefix: str, index: int) -> str:
 
 
 def batch_environment(place: NodePlace, *, main_address: str) -> dict[str, str]:
-    """What Batch sets on this node (AWS Batch user guide, environment variables)."""
+    """Variables that Batch sets on this node (AWS Batch user guide, environment variables)."""
     environment = {
         **single_environment(place),
         "AWS_BATCH_JOB_ID": f"{place.job_id}#{place.index}",
@@ -49,7 +49,7 @@ def batch_environment(place: NodePlace, *, main_address: str) -> dict[str, str]:
 
 
 def rehearsal_extras(*, endpoint: str, processes_per_node: int, address: str) -> dict[str, str]:
-    """What a real node does not have; the receipt prints these."""
+    """Variables that a real node does not have; the receipt prints these."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "rehearsal",

@@ -1,4 +1,4 @@
-"""What happens on the server, one JSON object a line, for whoever started it."""
+"""Prints events of an emulator, one JSON object a line, for the process that started it."""
 
 import json
 import threading

@@ -29,7 +29,7 @@ KINDS = (*_SIGNALS, "preflight-failure", NO_CAPACITY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFault:
-    """One fault, armed for a job."""
+    """A fault that is armed for a job."""
 
     kind: str
     run: str | None = None
@@ -39,13 +39,13 @@ class NodeFault:
 
     @classmethod
     def parse(cls, text: str) -> "NodeFault":
-        """From the JSON by which it is armed."""
+        """Read the JSON by which it is armed."""
         given = json.loads(text)
         return cls(kind=given["kind"], run=given.get("run"), after=given.get("after", WORKING))
 
     @property
     def takes_host(self) -> bool:
-        """Whether the host goes, and with it whoever could report an exit code."""
+        """True if the host is lost, and with it the agent that reports exit codes."""
         return self.kind == "lose-host"
 
     def open_files(self, index: int) -> int | None:

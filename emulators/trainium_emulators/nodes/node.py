@@ -1,4 +1,4 @@
-"""One node: a process group of its own, or a container."""
+"""Runs a node of a job as a process group of its own, or as a container."""
 
 import os
 import resource
@@ -27,7 +27,7 @@ class Engine:
 
 
 class Stream(Protocol):
-    """Where a node's output goes."""
+    """Destination of a node's output."""
 
     name: str
 
@@ -48,7 +48,7 @@ def pump(source: IO[str], stream: Stream, lines: list[str]) -> None:
 
 
 def image_environment() -> dict[str, str]:
-    """What the image would set: the way to Python and to the code."""
+    """Variables that the image would set: the paths to Python and to the code."""
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
         "HOME": str(Path.home()),
@@ -123,7 +123,7 @@ class NodeProcess:
         return Path(self._folder.name)
 
     def exit_code(self) -> int | None:
-        """As the container's status: 128 + signal when it was killed; None while it runs."""
+        """The container's exit code: 128 + signal when it was killed; None while it runs."""
         code = self._process.poll()
         return None if code is None else code if code >= 0 else 128 - code
 
@@ -149,7 +149,7 @@ class NodeProcess:
         self._process.wait()
 
     def finish(self) -> None:
-        """Nothing of the node outlives it: a container's processes end with it."""
+        """Kill what the node left behind, as a container's processes end with it."""
         for process in self._survivors():
             process.kill()
         self._pump.join(timeout=5)

@@ -21,12 +21,13 @@ from torchx import specs
 from torchx.schedulers.kubernetes_scheduler import create_scheduler
 
 from rehearsal import binaries
+from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE
 from tests.jobs.conftest import Desk
 from tests.jobs.eks.conftest import BELONGINGS, ROOT, EksDesk, eks_desk
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, SUBMITTERS
 from trainium_constructs.eks.manifests import SUBMITTER, submitters
-from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, kubeconfig, serve
+from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
 from trainium_emulators.kubernetes.rbac import ADMIN, Caller
 from trainium_emulators.kubernetes.resources import ROLE, ROLE_BINDING
 from trainium_emulators.nodes import events

@@ -33,7 +33,7 @@ from trainium_emulators.nodes.node import Engine, NodeProcess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """How an attempt of the main node ended, as Batch sees it."""
+    """The end of an attempt's main node, as Batch sees it."""
 
     exit_code: int | None
     """None when the container did not end by itself (its host was lost)."""
@@ -58,7 +58,7 @@ def _applies(rule: Mapping[str, str], outcome: AttemptEnd) -> bool:
 
 
 def retries(strategy: Mapping[str, Any], outcome: AttemptEnd, *, attempt: int) -> bool:
-    """Whether there is another attempt after ``attempt`` (counted from 1) ended so."""
+    """Decide on another attempt after ``attempt`` (counted from 1) ended like this."""
     if outcome.exit_code == 0 or attempt >= int(strategy.get("attempts", 1)):
         return False
     rules: Sequence[Mapping[str, str]] = strategy.get("evaluateOnExit", ())
@@ -72,7 +72,7 @@ _LOCK = threading.Lock()
 
 
 class LogStream:
-    """One node's stream, as the awslogs driver of its job definition names it."""
+    """A node's CloudWatch stream, written while it runs and named by its awslogs driver."""
 
     def __init__(self, *, place: AccountRegion, group: str, stream: str):
         self._backend = logs_backends[place.account_id][place.region]
@@ -99,7 +99,7 @@ CHILD_DELAY_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """How this server runs nodes."""
+    """Settings for running nodes, the same for all jobs of a server."""
 
     endpoint: str
     processes_per_node: int
@@ -112,7 +112,7 @@ class NodeSettings:
     """The queue's RUNNABLE time limit is divided by this."""
     engine: Engine | None = None
     lustre: Path | None = None
-    """Folder that stands for the deployment's file system; None: the job's own path is kept."""
+    """Folder in place of the deployment's file system; None: the job's own path is kept."""
 
 
 class Gang:
@@ -158,7 +158,7 @@ class Gang:
         emit("job-status", job_id=job.job_id, status=status, reason=reason)
 
     def _attempt(self) -> tuple[AttemptEnd, bool]:
-        """One attempt: how the main node ended, and whether that is the end of the job."""
+        """Run one attempt; tell how the main node ended, and whether the job ended with it."""
         job = self._job
         job.attempts.append([None] * job.num_nodes)
         number = len(job.attempts)
@@ -297,7 +297,7 @@ class Gang:
         self._note_ends()
 
     def _note_loss(self) -> None:
-        """Before the signal: the main node's end is judged at once."""
+        """Note the loss before the signal is sent: the main node's end is judged at once."""
         assert self._fault is not None
         self._host_lost = self._fault.takes_host
 

@@ -19,7 +19,7 @@ def now_ms() -> int:
 
 @dataclass(slots=True, kw_only=True)
 class NodeAttempt:
-    """One node in one attempt."""
+    """A node's part in one attempt of its job."""
 
     log_stream: str
     started_at: int
@@ -49,7 +49,7 @@ class NodeAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class BatchJob:
-    """What all kinds of submitted jobs have."""
+    """Base of all kinds of submitted jobs."""
 
     name: str
     region: str
@@ -96,7 +96,7 @@ class BatchJob:
         raise TypeError(f"{type(self).__name__} has no containers")
 
     def environment(self, place: NodePlace, *, main_address: str) -> dict[str, str]:
-        """What Batch sets in one container."""
+        """Environment variables that Batch sets in one container."""
         return single_environment(place)
 
     def describe(self) -> Json:
@@ -204,7 +204,7 @@ class ArrayJob(BatchJob):
 
     @property
     def ended(self) -> bool:
-        """Whether all children have."""
+        """True once every child has ended."""
         return not any(child.is_active for child in self.children)
 
     def array_properties(self) -> Json:

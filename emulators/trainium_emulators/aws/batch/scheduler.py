@@ -133,7 +133,7 @@ class JobScheduler:
         return None
 
     def _waits(self, job: BatchJob) -> bool | None:
-        """Whether a job that it depends on is still to end; None when one has failed."""
+        """True while a job that it depends on has not ended; None when one has failed."""
         others = [self._jobs[identity] for identity in job.depends_on]
         if any(other.status == "FAILED" for other in others):
             return None

@@ -30,7 +30,7 @@ def _delete_layer(layer: Any, _: Properties, place: AccountRegion) -> None:
 
 
 def _update_layer(layer: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Every change makes a new version."""
+    """Make a new version, as every change does."""
     made = type(layer).create_from_cloudformation_json(
         layer.name, {"Properties": change.properties}, place.account_id, place.region
     )

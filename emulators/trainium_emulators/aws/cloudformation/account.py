@@ -28,11 +28,11 @@ class StackAccount:
 
     @property
     def region(self) -> str:
-        """Where the stacks are."""
+        """Region of the stacks."""
         return self._place.region
 
     def find(self, kind: str, value: Any) -> Properties | None:
-        """Properties of the resource that an id, a name or an ARN stands for."""
+        """Properties of the resource that an id, a name or an ARN names."""
         for resource in self._resources(kind):
             if value in _names(resource):
                 properties: Properties = resource.rehearsal_resolved
@@ -44,7 +44,7 @@ class StackAccount:
         return [resource.rehearsal_resolved for resource in self._resources(kind)]
 
     def same(self, one: Any, other: Any) -> bool:
-        """Whether two values are one resource's names."""
+        """Tell whether two values name the same resource."""
         if one is None or one == other:
             return one is not None
         return any({one, other} <= _names(resource) for resource in self._resources(None))
@@ -62,7 +62,7 @@ class StackAccount:
 
 
 def _names(resource: Any) -> set[str]:
-    """What a reference to a resource can resolve to."""
+    """Collect everything that a reference to a resource can resolve to."""
     own = [getattr(resource, name, None) for name in ("physical_resource_id", "arn", "id")]
     attributes = getattr(resource, "attributes", None)
     values = attributes.values() if isinstance(attributes, dict) else ()

@@ -132,7 +132,7 @@ def _keep_queue_extras(queue: Any, properties: Properties, place: AccountRegion)
 
 
 def _update_environment(environment: Any, change: PropertyChange, _: AccountRegion) -> Any:
-    """In place: an environment that is replaced on AWS would have another ARN."""
+    """Update in place, although AWS may replace an environment, which changes its ARN."""
     change.refuse_others(
         "AWS::Batch::ComputeEnvironment", frozenset({"ComputeResources", "State", "Tags"})
     )

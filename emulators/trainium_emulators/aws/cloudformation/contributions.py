@@ -29,7 +29,7 @@ Delete = Callable[[Any, Properties, AccountRegion], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropertyChange:
-    """What an update asks for."""
+    """The new properties of an update, and which of them differ."""
 
     properties: Properties
     changed: AbstractSet[str]

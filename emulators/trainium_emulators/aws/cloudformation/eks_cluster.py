@@ -83,7 +83,6 @@ def describe(manifest: Any) -> str:
 
 MANIFEST = "Custom::AWSCDK-EKS-KubernetesResource"
 HELM_CHART = "Custom::AWSCDK-EKS-HelmChart"
-_PRUNE_LABEL = "aws.cdk.eks/prune-"
 
 
 def _check_cluster(properties: Properties, place: AccountRegion) -> str:

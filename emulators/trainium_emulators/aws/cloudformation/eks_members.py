@@ -66,7 +66,7 @@ class PodIdentityAssociation(Belonging):
 
 
 def belongings(place: AccountRegion, cluster: str, type_name: str) -> dict[str, Properties]:
-    """What a cluster has of one type, by id."""
+    """Return the properties of a cluster's members of one type, by id."""
     return KEPT.setdefault((place, cluster, type_name), {})
 
 

@@ -88,7 +88,7 @@ _UPDATED_BY_MOTO = frozenset(
 
 
 def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
-    """Why a resource cannot be rehearsed, or None."""
+    """Say why a resource cannot be rehearsed, or None."""
     if resource_type not in UNDERSTOOD:
         return (
             f"the rehearsal has no model of {resource_type}; "

@@ -21,7 +21,7 @@ _IN_TEXT = re.compile(r"\$\{(\w+)")
 
 
 def depends_on(resource_json: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the template puts before a resource by name: one logical id, or a list of them."""
+    """Return the DependsOn of a resource: one logical id in the template, or a list of them."""
     given = resource_json.get("DependsOn", ())
     return (given,) if isinstance(given, str) else tuple(given)
 
@@ -113,12 +113,12 @@ def _update_if_changed(resources: parsing.ResourceMap, name: str) -> None:
 
 
 def values_of(stack: Stack) -> dict[str, Any]:
-    """What a stack exports, by name."""
+    """Return a stack's exports by name."""
     return {export.name: export.value for export in stack.exports}
 
 
 def names_in(template: Mapping[str, Any], stack: Stack) -> set[str]:
-    """What a stack would export with another template; a name refers to no resource."""
+    """Return the names that a stack would export with another template."""
     return {
         clean_json(output["Export"]["Name"], stack.resource_map)
         for output in (template.get("Outputs") or {}).values()

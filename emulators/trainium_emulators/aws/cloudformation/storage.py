@@ -49,7 +49,7 @@ def _update_bucket_policy(policy: Any, change: PropertyChange, place: AccountReg
 
 
 def _update_bucket(bucket: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """What moto keeps of a bucket: encryption and tags."""
+    """Update what moto keeps of a bucket: encryption and tags."""
     change.refuse_others(
         "AWS::S3::Bucket", frozenset({"BucketEncryption", "LifecycleConfiguration", "Tags"})
     )

@@ -1,4 +1,4 @@
-"""What AWS refuses at create, update or submit time that neither cfn-lint nor moto knows.
+"""A table of what AWS refuses at create, update or submit time, unknown to cfn-lint and moto.
 
 One table, a file for each service. It knows no emulator and no template of ours: a rule reads a
 ``Request``, whose values and account come from a template (``templates``) or from an emulator.
@@ -48,7 +48,7 @@ TABLE: tuple[Refusal, ...] = tuple(
 
 
 def messages(on: str, request: AwsRequest) -> list[str]:
-    """What AWS says against a request; what it would merely ignore is no message."""
+    """Return AWS's objections to a request, leaving out what it would merely ignore."""
     return [
         message
         for row in TABLE

@@ -39,7 +39,7 @@ _EKS_IMAGES = {"EKS_AL2", "EKS_AL2_NVIDIA", "EKS_AL2023", "EKS_AL2023_NVIDIA"}
 _ARM = re.compile(r"a1|[a-z]+\d+g[a-z]*")
 """Families with Graviton: m6g, c7gn, r8gd, t4g."""
 _IN_PLACE = {"MaxvCpus", "MinvCpus", "DesiredvCpus", "ScalingPolicy"}
-"""What an update changes without new instances (user guide, Updating compute environments)."""
+"""Changed by an update without new instances (user guide, Updating compute environments)."""
 
 
 def launch_template(request: AwsRequest) -> Properties:

@@ -32,7 +32,7 @@ def _targets(request: AwsRequest) -> list[str]:
 
 
 def _well_formed_targets(request: AwsRequest) -> list[str]:
-    """Every target, if all of them can be read; else none."""
+    """Return every target if all of them can be read, else none."""
     targets = _targets(request)
     return targets if all(t and _RANGE.fullmatch(t) for t in targets) else []
 

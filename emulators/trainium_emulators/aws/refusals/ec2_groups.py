@@ -23,7 +23,7 @@ API = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/"
 CFN = "https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/"
 
 GP3_IOPS = 3000
-"""What a gp3 volume has when nothing is said."""
+"""Default of a gp3 volume."""
 _DESCRIPTION = re.compile(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{0,255}")
 _SET = "a-zA-Z0-9. _-:/()#,@[]+=&;{{}}!$*"
 

@@ -36,7 +36,7 @@ GUIDE = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/"
 
 USER_DATA_BYTES = 16_384
 GP3_IOPS = 3000
-"""What a gp3 volume has when nothing is said."""
+"""Default of a gp3 volume."""
 _BURSTABLE = {"t2", "t3", "t3a", "t4g"}
 
 

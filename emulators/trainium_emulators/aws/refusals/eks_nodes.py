@@ -77,7 +77,7 @@ def _version_of_image(request: AwsRequest) -> Iterable[Fill]:
 
 
 def _user_data(request: AwsRequest) -> Iterable[Fill]:
-    """With an image of its own EKS takes any user data."""
+    """Check user data where EKS merges it with its own: not with an image of one's own."""
     given = user_data(launch_template(request))
     own_image = _of_template(request, "ImageId") is not None
     return when(bool(given) and not own_image and "multipart/" not in given)

@@ -80,7 +80,7 @@ def _metadata_of_others(request: AwsRequest) -> Iterable[Fill]:
 
 
 def _admits_lustre(rule: Any) -> bool:
-    """Whether a rule lets TCP 988 pass, from whomever; unsure counts as yes."""
+    """Tell whether a rule lets TCP 988 pass, from any source; unsure counts as yes."""
     protocol = text(get(rule, "IpProtocol"))
     first, last = number(get(rule, "FromPort")), number(get(rule, "ToPort"))
     return protocol not in ("tcp", "6") or not (first > 988 or last < 988)

@@ -1,4 +1,4 @@
-"""What a rule looks at: one request to AWS, and the other resources that it may refer to.
+"""A request to AWS as rules see it, with the other resources that it may refer to.
 
 Nothing is guessed. What a template leaves to the deployment is ``UNKNOWN`` or a ``Reference``; its
 text is empty, its number is NaN (every comparison with NaN is false), so a rule stays silent.
@@ -53,7 +53,7 @@ class Account(Protocol):
         """Properties of every known resource of a type."""
 
     def same(self, one: Any, other: Any) -> bool:
-        """Whether two values certainly name the same resource."""
+        """Tell whether two values certainly name the same resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class AwsRequest:
         return each(self.get(path))
 
     def has(self, path: str) -> bool:
-        """Whether something is given, known or not."""
+        """Tell whether a value is given, known or not."""
         return self.get(path) is not None
 
     def find(self, kind: str, path: str) -> Properties | None:
@@ -117,12 +117,12 @@ def number(value: Any, default: float = math.nan) -> float:
 
 
 def true(value: Any) -> bool:
-    """Whether a switch is certainly on."""
+    """Tell whether a switch is certainly on."""
     return value is True or value == "true"
 
 
 def false(value: Any) -> bool:
-    """Whether a switch is certainly off, or left out where off is the default."""
+    """Tell whether a switch is certainly off, or left out where off is the default."""
     return value is None or value is False or value == "false"
 
 
@@ -138,7 +138,7 @@ def texts(value: Any) -> list[str]:
 
 
 def known(value: Any) -> bool:
-    """Whether nothing in ``value`` is left to the deployment."""
+    """Tell whether nothing in ``value`` is left to the deployment."""
     if isinstance(value, Mapping):
         return all(known(entry) for entry in value.values())
     if isinstance(value, (list, tuple)):

@@ -98,7 +98,7 @@ def _of_objects(action: str) -> bool:
 
 
 def _only_the_bucket(request: AwsRequest, resource: Any) -> bool:
-    """Whether a resource is certainly a bucket and not what is in it."""
+    """Tell whether a resource is certainly a bucket and not an object in it."""
     if isinstance(resource, Reference):
         return request.account.find(BUCKET, resource) is not None
     return bool(re.fullmatch(r"arn:[^:]+:s3:::[^/*]+", text(resource)))

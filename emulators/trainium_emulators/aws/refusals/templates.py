@@ -18,7 +18,7 @@ from trainium_emulators.aws.refusals.request import (
 Template = Mapping[str, Any]
 
 _NOTHING = object()
-"""What ``AWS::NoValue`` resolves to: the property is left out."""
+"""Marks ``AWS::NoValue``: the property is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class TemplateAccount:
     """An account in which nothing exists but what the templates will create."""
 
     templates: Mapping[str, Template]
-    """By stack name."""
+    """Templates by stack name."""
     region: str
     account_id: str = "111111111111"
     _resolved: dict[tuple[str, str], Properties] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class TemplateAccount:
         ]
 
     def same(self, one: Any, other: Any) -> bool:
-        """Whether two values name the same resource, by whatever attribute."""
+        """Tell whether two values name the same resource, by whatever attribute."""
         if isinstance(one, Reference) and isinstance(other, Reference):
             return (one.stack, one.logical_id) == (other.stack, other.logical_id)
         return one is not UNKNOWN and one is not None and one == other

@@ -1,4 +1,4 @@
-"""A kubeconfig for the cluster's stand-in."""
+"""Writes a kubeconfig for the emulated cluster."""
 
 from __future__ import annotations
 

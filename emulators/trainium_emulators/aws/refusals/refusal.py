@@ -86,7 +86,7 @@ class Refusal:
     verbatim: bool = True
     """True: ``words`` are AWS's own; false: they paraphrase its documentation."""
     judge: str = ""
-    """Rule of the pack github.com/badmintoncryer/cdk-preflight that has seen AWS refuse the same."""
+    """Rule of github.com/badmintoncryer/cdk-preflight that has seen AWS refuse the same."""
     outcome: RefusalOutcome = RefusalOutcome.REFUSED
     known_to: frozenset[str] = frozenset()
     """Tools (``cfn-lint``, ``moto``) that find it too."""

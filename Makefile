@@ -50,7 +50,7 @@ test-nxd: ## the NxD back-end on the real, public package: NXD_SOURCE=<folder th
 	@$(PYTHON) tools/test_nxd.py
 
 rehearse: setup ## deploy, run on local nodes, destroy, prove that nothing is left; no AWS account
-	python -m rehearsal run $(if $(ORCHESTRATORS),--orchestrators $(ORCHESTRATORS))
+	python -m rehearsal run $(if $(QUICK),--quick) $(if $(ORCHESTRATORS),--orchestrators $(ORCHESTRATORS))
 
 synth: setup ## write the templates to cdk.out without touching AWS
 	cdk synth --quiet

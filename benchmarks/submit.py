@@ -13,9 +13,9 @@ from rich.console import Console
 from benchmarks.pairs import Comparison
 from benchmarks.processes import ROOT, seconds_of
 from rehearsal.aws import Aws
-from rehearsal.phases import Rehearsal
 from rehearsal.progress import Progress
 from rehearsal.receipt import Receipt
+from rehearsal.scenario import Rehearsal
 from rehearsal.state import DEPLOYMENT, Folder, Settings
 from trainium_catalogue import contract
 
@@ -56,6 +56,7 @@ def deployed(environment: Mapping[str, str]) -> Iterator[Deployed]:
         receipt=Receipt(settings=settings),
     )
     try:
+        rehearsal.start()
         rehearsal.deploy()
         exports = folder.environment.read_text().splitlines()
         pairs = (line.removeprefix("export ").split("=", 1) for line in exports)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from rehearsal import cdk, eks_story, options, report, story
+from rehearsal import cdk, options, report
 from rehearsal.options import (
     Addresses,
     AsJson,
@@ -27,14 +28,15 @@ from rehearsal.options import (
     Orchestrators,
     Parameters,
     Processes,
+    Quick,
     Workloads,
 )
-from rehearsal.phases import Rehearsal
 from rehearsal.progress import Progress
 from rehearsal.receipt import Receipt
+from rehearsal.scenario import Rehearsal
 from rehearsal.server_process import wait_until
 from rehearsal.state import ROOT, Folder, Refused, Settings, State, load_state, refuse_second
-from rehearsal.submission import ALL_REDUCE
+from rehearsal.steps.jobs import ALL_REDUCE
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -55,8 +57,9 @@ FOLDER = Path("build") / "rehearsal"
 
 @app.command()
 def run(
+    quick: Quick = False,
     orchestrators: Orchestrators = None,
-    nodes: Nodes = 4,
+    nodes: Nodes = None,
     processes_per_node: Processes = None,
     instance_type: InstanceType = "trn1.32xlarge",
     workload: Workloads = None,
@@ -70,9 +73,12 @@ def run(
 ) -> None:
     """Deploy, run jobs and train on Batch and on EKS, destroy, and prove that nothing is left.
 
+    First a small part, for a result within a minute, then everything.
+
     Exit codes: 0 all went as it must, 1 something failed or is left over, 2 refused, 130 Ctrl-C.
     """
     settings = _settings(
+        quick=quick,
         orchestrators=orchestrators,
         nodes=nodes,
         processes_per_node=processes_per_node,
@@ -89,7 +95,7 @@ def run(
 @app.command()
 def up(
     orchestrators: Orchestrators = None,
-    nodes: Nodes = 4,
+    nodes: Nodes = None,
     processes_per_node: Processes = None,
     instance_type: InstanceType = "trn1.32xlarge",
     containers: Containers = False,
@@ -144,6 +150,8 @@ def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, 
     begin = time.monotonic()
     receipt = Receipt(settings=settings)
     progress = Progress(console, show_nodes=stay)
+    if jobs:
+        progress.note(options.usual_time(settings))
     rehearsal = Rehearsal(
         settings=settings,
         folder=folder,
@@ -152,7 +160,7 @@ def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, 
         receipt=receipt,
     )
     try:
-        _go(rehearsal, jobs=jobs, stay=stay)
+        rehearsal.go(jobs=jobs, stay=partial(_stay, rehearsal) if stay else None)
     except KeyboardInterrupt:
         receipt.interrupted = True
         progress.note("interrupted: stopping the server and its nodes")
@@ -175,26 +183,6 @@ def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, 
     if receipt.interrupted:
         return EXIT_INTERRUPTED
     return 0 if receipt.outcome == "passed" else EXIT_FAILED
-
-
-def _go(rehearsal: Rehearsal, *, jobs: bool, stay: bool) -> None:
-    rehearsal.deploy()
-    try:
-        if jobs:
-            if ALL_REDUCE in rehearsal.settings.workloads:
-                rehearsal.run(1, None)
-                for number, fault in enumerate(rehearsal.settings.faults, start=2):
-                    rehearsal.run(number, fault)
-            if story.WORKLOAD in rehearsal.settings.workloads:
-                rehearsal.train()
-            if any(name in rehearsal.settings.workloads for name in eks_story.WORKLOADS):
-                rehearsal.train_on_cluster()
-        if stay:
-            _stay(rehearsal)
-    except cdk.StepFailed as failure:
-        # A job that failed to be followed is no reason not to see whether destroy works.
-        rehearsal.receipt.errors.append(str(failure))
-    rehearsal.destroy()
 
 
 def _stay(rehearsal: Rehearsal) -> None:

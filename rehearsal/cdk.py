@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -79,20 +79,24 @@ def bootstrap_command(cdk: Path, *, assembly: Path, region: str) -> Command:
     return (str(cdk), "bootstrap", f"aws://{ACCOUNT}/{region}", "--app", str(assembly))
 
 
-def deploy_command(cdk: Path, *, assembly: Path) -> Command:
-    """Deploy all stacks.
+def deploy_command(cdk: Path, *, assembly: Path, only: Sequence[str] | None = None) -> Command:
+    """Deploy all stacks, or some of them.
 
     ``--method=direct``: moto's change sets do not see the exports of another stack.
     """
     return (
-        *(str(cdk), "deploy", "--all", "--app", str(assembly)),
+        *(str(cdk), "deploy", *_chosen(only), "--app", str(assembly)),
         *("--method=direct", "--require-approval", "never", "--progress", "events"),
     )
 
 
-def destroy_command(cdk: Path, *, assembly: Path) -> Command:
-    """Destroy all stacks without asking."""
-    return (str(cdk), "destroy", "--all", "--force", "--app", str(assembly))
+def destroy_command(cdk: Path, *, assembly: Path, only: Sequence[str] | None = None) -> Command:
+    """Destroy all stacks, or some of them, without asking."""
+    return (str(cdk), "destroy", *_chosen(only), "--force", "--app", str(assembly))
+
+
+def _chosen(only: Sequence[str] | None) -> Command:
+    return ("--all",) if only is None else (*only, "--exclusively")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +140,12 @@ def run(
     environment: Mapping[str, str],
     on_line: Callable[[str], None],
     on_start: Callable[[subprocess.Popen[str]], None] = lambda process: None,
-    codes: tuple[int, ...] = (0,),
+    codes: tuple[int, ...] | None = (0,),
 ) -> int:
-    """Run a command with its output in ``log``; raise with its last words if it fails."""
+    """Run a command with its output in ``log``; raise with its last words if it fails.
+
+    ``codes`` are those of success; None: the caller judges.
+    """
     last: list[str] = []
     with (
         log.open("w", encoding="utf-8") as record,
@@ -166,7 +173,7 @@ def run(
             process.terminate()
             raise
     code = process.wait()
-    if code not in codes:
+    if codes is not None and code not in codes:
         name = " ".join([Path(command[0]).name, *command[1:2]])
         words = "\n  ".join(last)
         raise StepFailed(f"{name} ended with {code}; all of it is in {log}:\n  {words}")

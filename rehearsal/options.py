@@ -8,13 +8,11 @@ from typing import Annotated
 
 import typer
 
-from rehearsal import eks_story, story
 from rehearsal.containers import refuse_without_tools
-from rehearsal.eks_gangs import TOO_MANY
-from rehearsal.eks_scenes import PROCESSES_OF
 from rehearsal.faults import find_faults
 from rehearsal.state import ORCHESTRATORS, Refused, Settings
-from rehearsal.submission import ALL_REDUCE, own_parameters
+from rehearsal.steps import batch, cluster
+from rehearsal.steps.jobs import ALL_REDUCE, own_parameters
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models import PRESETS
 from trainium_catalogue.suggest import did_you_mean
@@ -27,7 +25,13 @@ Orchestrators = Annotated[
         show_default="both; batch with --fault or --containers",
     ),
 ]
-Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Nodes of a job.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="The first minute alone: an all-reduce on Batch.")
+]
+Nodes = Annotated[
+    int | None,
+    typer.Option("--nodes", min=1, help="Nodes of a job.", show_default="4, and 2 with --quick"),
+]
 Processes = Annotated[
     int | None,
     typer.Option(
@@ -64,17 +68,18 @@ Addresses = Annotated[
     str, typer.Option("--addresses", help="First three parts of the nodes' loopback addresses.")
 ]
 DEFAULT = "batch,eks"
-STORIES = {
-    "batch": (ALL_REDUCE, story.WORKLOAD),
-    "eks": eks_story.WORKLOADS,
+WORKLOADS = {
+    "batch": (ALL_REDUCE, batch.WORKLOAD),
+    "eks": cluster.WORKLOADS,
 }
 """What is run on each orchestrator."""
 
 
 def check(
     *,
+    quick: bool = False,
     orchestrators: str | None,
-    nodes: int,
+    nodes: int | None,
     processes_per_node: int | None,
     instance_type: str,
     workloads: list[str] | None = None,
@@ -89,17 +94,22 @@ def check(
     Args:
         path: The user's PATH, where tools for containers are looked for.
     """
+    if quick and (workloads or faults or orchestrators not in (None, "batch")):
+        raise Refused("--quick is an all-reduce on Batch; leave the other choices out, or --quick")
+    if quick:
+        orchestrators, workloads = "batch", [ALL_REDUCE]
+    nodes = nodes or (2 if quick else 4)
     chosen = _orchestrators(orchestrators or ("batch" if faults or containers else DEFAULT))
-    known = [name for orchestrator in chosen for name in STORIES[orchestrator]]
+    known = [name for orchestrator in chosen for name in WORKLOADS[orchestrator]]
     for pair in parameters or ():
         if "=" not in pair:
             raise Refused(f"--set {pair} has no value; write --set key=value")
         if not any(own_parameters([pair], name) for name in known):
             raise Refused(f"--set {pair}: none of {', '.join(known)} has it")
-    if "eks" in chosen and nodes < TOO_MANY:
+    if "eks" in chosen and nodes < cluster.TOO_MANY:
         raise Refused(
-            f"--nodes {nodes}: the cluster's story needs {TOO_MANY}; "
-            f"give --nodes {TOO_MANY} or more"
+            f"--nodes {nodes}: the steps on the cluster need {cluster.TOO_MANY}; "
+            f"give --nodes {cluster.TOO_MANY} or more"
         )
     if containers and "eks" in chosen:
         raise Refused(
@@ -113,7 +123,7 @@ def check(
         processes_per_node=processes_per_node or 1,
         processes_of=processes_of() if processes_per_node is None else {},
         instance_type=find_instance_type(instance_type).name,
-        workloads=_stories(workloads, faults, known),
+        workloads=_workloads(workloads, faults, known),
         faults=find_faults(faults or ()),
         parameters=tuple(parameters or ()),
         containers=containers,
@@ -121,15 +131,25 @@ def check(
     )
 
 
+def usual_time(settings: Settings) -> str:
+    """What a rehearsal is going to do, and how long that takes on two idle cores."""
+    first = "deploy, all-reduce, destroy: usually within a minute"
+    if set(settings.workloads) == {ALL_REDUCE}:
+        return f"{first}; about 10 s for every fault" if settings.faults else first
+    halves = " and ".join(settings.orchestrators)
+    rest = f"deploy, train on {halves}, destroy: usually two to three minutes"
+    return f"{first}; then {rest}" if ALL_REDUCE in settings.workloads else rest
+
+
 def processes_of() -> dict[str, int]:
     """Processes per node of workloads that are to show more than one."""
-    models = dict.fromkeys(PRESETS, story.PROCESSES_PER_NODE)
-    return {**models, **PROCESSES_OF}
+    models = dict.fromkeys(PRESETS, batch.PROCESSES_PER_NODE)
+    return {**models, **cluster.PROCESSES_OF}
 
 
 def for_visitors(settings: Settings) -> Settings:
-    """Every workload with as many processes: environment.sh tells the helper one number."""
-    alike = dict.fromkeys(settings.processes_of, story.PROCESSES_PER_NODE)
+    """Every workload with as many processes: environment.sh gives the CLI one number."""
+    alike = dict.fromkeys(settings.processes_of, batch.PROCESSES_PER_NODE)
     return replace(settings, processes_of=alike)
 
 
@@ -143,7 +163,7 @@ def _orchestrators(text: str) -> tuple[str, ...]:
     return tuple(name for name in ORCHESTRATORS if name in words)
 
 
-def _stories(
+def _workloads(
     workloads: list[str] | None, faults: list[str] | None, known: list[str]
 ) -> tuple[str, ...]:
     """What to run; faults alone are injected into all-reduce jobs."""

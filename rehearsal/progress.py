@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,8 @@ from rich.text import Text
 from rehearsal.receipt import Phase
 
 _DETAIL_WIDTH = 56
+USUAL_S: Mapping[str, int] = {}
+"""Seconds on two idle cores, of what takes a while."""
 
 
 class Progress:
@@ -22,38 +25,53 @@ class Progress:
     def __init__(self, console: Console, *, show_nodes: bool = False) -> None:
         self._console = console
         self._show_nodes = show_nodes
+        self._lock = threading.Lock()
         self._status: Status | None = None
-        self._phase = ""
+        self._running: list[str] = []
         self._started: dict[tuple[str, int], dict[int, int]] = {}
         self._sizes: dict[str, int] = {}
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Show a phase while it runs and a line when it ended."""
-        self._phase = phase.name
+        """Show a phase while it runs, maybe beside others, and a line when it ended."""
+        self._note_running(self._running.append, phase.name)
         try:
-            if self._console.is_terminal:
-                with self._console.status(phase.name) as self._status:
-                    yield
-            else:
-                yield
+            yield
         finally:
-            self._status = None
+            self._note_running(self._running.remove, phase.name)
             style = "green" if phase.outcome == "ok" else "bold red"
             self._console.print(
                 Text.assemble(
                     (f"{phase.outcome:<7}", style),
                     f"{phase.name:<42}",
                     (f"{phase.seconds:>7.1f} s", "dim"),
+                    (f"  usually {usual}" if (usual := USUAL_S.get(phase.name)) else "", "dim"),
                 )
             )
 
+    def _note_running(self, change: Any, name: str) -> None:
+        with self._lock:
+            change(name)
+            if self._status is not None and not self._running:
+                self._status.stop()
+                self._status = None
+            elif self._status is None and self._running and self._console.is_terminal:
+                self._status = self._console.status("")
+                self._status.start()
+        self.detail("")
+
     def detail(self, line: str) -> None:
         """Show what the tool at work said last."""
-        if self._status is not None:
+        with self._lock:
+            if self._status is None:
+                return
             # The text may hold square brackets that are no markup.
             words = Text.from_ansi(line).plain[:_DETAIL_WIDTH]
-            self._status.update(Text.assemble(self._phase, (f"  {words}", "dim")))
+            names = " | ".join(
+                f"{name}, usually {USUAL_S[name]} s" if name in USUAL_S else name
+                for name in self._running
+            )
+            self._status.update(Text.assemble(names, (f"  {words}", "dim")))
 
     def note(self, text: str) -> None:
         """Say something that stays."""

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from rehearsal.eks_scenes import DRAWN
 from rehearsal.leftovers import Expected, Item
 from rehearsal.receipt_stories import Chart, ClusterStory, Run, Training
 from rehearsal.state import Settings
+from rehearsal.tensorboard import DRAWN
 from trainium_emulators.docker_cli import Entry
 
-VERSION = 3
+VERSION = 4
 
 ALWAYS_UNPROVEN = (
     "EFA, Neuron devices and drivers: the nodes run on CPU with gloo",
@@ -69,6 +69,27 @@ class Image:
 
 
 @dataclass(slots=True, kw_only=True)
+class FirstResult:
+    """What a rehearsal shows first: deployed, an all-reduce, destroyed, nothing left."""
+
+    seconds: float
+    """Since the start."""
+    stacks: int
+    leftovers: list[Item]
+
+    def told(self, runs: list[Run]) -> str:
+        """In one line."""
+        good = [run for run in runs if not run.differences]
+        nodes = {end.node for run in runs for end in run.nodes}
+        left = ", ".join(item.id for item in self.leftovers)
+        return (
+            f"{self.stacks} stacks deployed, all-reduce on {len(nodes)} nodes "
+            f"{'as it must be' if len(good) == len(runs) else 'WRONG'}, destroyed, "
+            f"{f'LEFT OVER: {left}' if left else 'nothing left'}, after {self.seconds:.0f} s"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
 class Receipt:
     """Everything, in the order in which it is found."""
 
@@ -84,6 +105,7 @@ class Receipt:
     image: Image | None = None
     seeded: list[dict[str, str]] = field(default_factory=list)
     environment_extras: dict[str, str] = field(default_factory=dict)
+    first_result: FirstResult | None = None
     runs: list[Run] = field(default_factory=list)
     training: Training | None = None
     cluster: ClusterStory | None = None
@@ -99,6 +121,9 @@ class Receipt:
         """Every reason why this rehearsal did not pass."""
         found = list(self.errors)
         found += [f"{run.run}: {text}" for run in self.runs for text in run.differences]
+        if self.first_result is not None:
+            found += [f"left over at first: {i.service} {i.kind} {i.id}"
+                      for i in self.first_result.leftovers if i not in self.leftovers]  # fmt: skip
         found += self.training.problems if self.training is not None else []
         found += self.cluster.problems if self.cluster is not None else []
         if self.proven_empty:

@@ -51,14 +51,21 @@ class Run:
 
 
 @dataclass(slots=True, kw_only=True)
-class Step:
-    """A command of a story."""
+class StepRecord:
+    """A command that was run."""
 
     name: str
     command: str
     exit_code: int
     seconds: float
     expected_exit_code: int = 0
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with its end."""
+        if self.exit_code == self.expected_exit_code:
+            return None
+        return f"{self.command}: ended with {self.exit_code} instead of {self.expected_exit_code}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +90,7 @@ class Check:
 class Training:
     """The training story: from text to an exported model, over the loss of a node."""
 
-    steps: list[Step]
+    steps: list[StepRecord]
     run: Run
     killed_after: int
     """The step in the log after which a node was killed."""
@@ -98,7 +105,7 @@ class Training:
     @property
     def problems(self) -> list[str]:
         """Everything that is not as it must be."""
-        found = [f"{s.name}: ended with {s.exit_code}" for s in self.steps if s.exit_code]
+        found = [step.problem for step in self.steps if step.problem]
         found += [f"{self.run.run}: {text}" for text in self.run.differences]
         found += [f"not so: {check.name} ({check.detail})" for check in self.checks if not check.ok]
         return found
@@ -121,7 +128,7 @@ class Chart:
 class ClusterStory:
     """The cluster's story: nodes, a training on one, a training on two over the loss of a pod."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[StepRecord] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     killed_after: int | None = None
     """The step in the log after which a pod was killed."""
@@ -136,11 +143,7 @@ class ClusterStory:
     def problems(self) -> list[str]:
         """Everything that is not as it must be."""
         return [
-            *(
-                f"{step.command}: ended with {step.exit_code} instead of {step.expected_exit_code}"
-                for step in self.steps
-                if step.exit_code != step.expected_exit_code
-            ),
+            *(step.problem for step in self.steps if step.problem),
             *(f"{run.run}: {text}" for run in self.runs for text in run.differences),
             *(f"not so: {c.name} ({c.detail})" for c in self.checks if not c.ok),
         ]

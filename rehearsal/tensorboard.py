@@ -9,26 +9,27 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rehearsal import browser, eks_scenes
-from rehearsal.eks_scenes import Scene
+from rehearsal import browser
 from rehearsal.state import ROOT
 from trainium_catalogue.contract import LOSS_SCALAR
 
+DRAWN = "a headless browser finds the loss curve on its page"
+"""Check that only a machine with a browser makes."""
 LIMIT_S = 90.0
 """A TensorBoard that was started with the cluster takes a while to read a new run."""
 _STOP_LIMIT_S = 20.0
 _URL = re.compile(r"http://127\.0\.0\.1:\d+/[^\s(]*")
 
 
-def look(scene: Scene, *, log: Path, environment: Mapping[str, str]) -> int:
+def look(command: Sequence[str], run: str, *, log: Path, environment: Mapping[str, str]) -> int:
     """Run the command until its page has the run, look at it, end it with Ctrl-C; its exit code."""
     with log.open("w", encoding="utf-8") as record:
         process = subprocess.Popen(
-            eks_scenes.command(scene),
+            command,
             cwd=ROOT,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -39,15 +40,15 @@ def look(scene: Scene, *, log: Path, environment: Mapping[str, str]) -> int:
         said = ""
         try:
             while not said and process.poll() is None and time.monotonic() < deadline:
-                said = seen(log.read_text(encoding="utf-8"), scene.until_seen)
+                said = seen(log.read_text(encoding="utf-8"), run)
                 time.sleep(0.5)
-            said += drawn(log, scene.until_seen) if said and browser.is_installed() else ""
+            said += drawn(log, run) if said and browser.is_installed() else ""
             process.send_signal(signal.SIGINT)
             code = process.wait(timeout=_STOP_LIMIT_S)
         finally:
             process.kill()
     with log.open("a", encoding="utf-8") as record:
-        record.write(said or f"TensorBoard has no scalars of {scene.until_seen}\n")
+        record.write(said or f"TensorBoard has no scalars of {run}\n")
     return code
 
 

@@ -12,7 +12,7 @@ import pytest
 from rehearsal import cdk
 from rehearsal.aws import Aws, desk_environment
 from rehearsal.state import Settings
-from rehearsal.submission import parameters, submit_command
+from rehearsal.steps.jobs import parameters, submit_command
 
 CDK = Path("/venv/bin/cdk")
 SETTINGS = Settings(

@@ -9,7 +9,7 @@ import pytest
 from rehearsal.faults import FAULTS, SUCCESS, differences, find_faults
 from rehearsal.receipt_stories import Size
 from rehearsal.state import Refused
-from rehearsal.submission import judge
+from rehearsal.steps.jobs import judge
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
 SIZE = Size(bytes=4, correct=True, p50_us=1, p99_us=1, algbw_gib_per_s=1, busbw_gib_per_s=1)

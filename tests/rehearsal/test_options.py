@@ -42,6 +42,13 @@ def test_a_visitor_is_told_the_processes_of_every_workload_by_one_number() -> No
     assert set(settings.processes_of.values()) == {2}
 
 
+def test_the_quick_one_is_an_all_reduce_on_two_nodes_of_batch() -> None:
+    settings = checked(quick=True, orchestrators=None, nodes=None)
+
+    assert (settings.orchestrators, settings.workloads) == (("batch",), ("all-reduce",))
+    assert (settings.nodes, checked(nodes=None).nodes) == (2, 4)
+
+
 def test_faults_alone_need_no_cluster() -> None:
     settings = checked(orchestrators=None, faults=["all"])
 
@@ -56,6 +63,7 @@ def test_faults_alone_need_no_cluster() -> None:
         ({"orchestrators": "batch", "workloads": ["mnist"]}, "--workload mnist is not rehearsed"),
         ({"orchestrators": "eks", "faults": ["all"]}, "--orchestrators batch"),
         ({"orchestrators": "eks", "containers": True}, "give --orchestrators batch"),
+        ({"quick": True, "faults": ["all"], "orchestrators": None}, "--quick is an all-reduce"),
         ({"parameters": ["max-steps"]}, "has no value"),
         ({"parameters": ["colour=red"]}, "none of all-reduce, llama-tiny"),
         ({"orchestrators": "eks", "nodes": 1}, "--nodes 4"),

@@ -1,4 +1,4 @@
-"""The cluster's story: its commands, what they must say, and what is left of a cluster."""
+"""The steps on the cluster: their commands, what they must say, and what is left of a cluster."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal import cluster_leftovers, eks_gangs, eks_scenes, eks_story, tensorboard
-from rehearsal.eks_scenes import Scene
+from rehearsal import cluster_leftovers, tensorboard
 from rehearsal.faults import FAULTS
 from rehearsal.leftovers import Item, compare
 from rehearsal.receipt import NO_BROWSER, Receipt
 from rehearsal.receipt_stories import Check, ClusterStory
 from rehearsal.state import Folder
 from rehearsal.state import Settings as Asked
-from rehearsal.submission import judge
+from rehearsal.steps import cluster as cluster_steps
+from rehearsal.steps.jobs import judge
+from rehearsal.steps.runner import Chain, Runner, Step
 from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
 
 ASKED = Asked(
@@ -46,28 +47,17 @@ def cluster() -> Iterator[ClusterEmulator]:
     running.stop()
 
 
-def all_scenes() -> list[Scene]:
-    return [
-        *eks_scenes.access(),
-        *eks_scenes.data(),
-        eks_scenes.clock("clock", eks_scenes.SLOW),
-        eks_gangs.refused(),
-        *eks_scenes.nodes("trn1.32xlarge", 2),
-        *eks_gangs.watched(),
-        *eks_scenes.training(eks_story.parameters(ASKED)),
-        *eks_gangs.too_big(),
-        *eks_scenes.watching(JOBS, with_browser=True),
-        *eks_scenes.probing(),
-        *eks_scenes.end(),
-    ]
+def all_steps() -> list[Step]:
+    chains = (*cluster_steps.trainings(ASKED), *cluster_steps.afterwards(JOBS, with_browser=True))
+    return [step for chain in chains for step in chain.steps]
 
 
-def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
-    shown = [" ".join(scene.shown.split()[:4]) for scene in all_scenes()]
+def test_the_commands_are_those_of_the_readme() -> None:
+    shown = [" ".join(step.shown.split()[:4]) for step in all_steps()]
 
     assert shown == [
-        "python -m jobs kubeconfig",
         *["python -m jobs submit"] * 2,
+        "python -m jobs kubeconfig",
         "kubectl -n node-scaler set",
         "python -m jobs submit",
         "python -m jobs scale",
@@ -82,12 +72,12 @@ def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
         "python -m jobs status",
         "kubectl get pods -l",
         "python -m jobs stop",
+        *("python -m jobs submit", "python -m jobs verify"),
         "kubectl get pods,vcjob",
         "torchx status kubernetes://torchx/trainium:bert-b",
         "torchx list -s kubernetes",
         *(f"python -m jobs {name}" for name in ("status", "logs", "list")),
         "python -m jobs tensorboard",
-        *("python -m jobs submit", "python -m jobs verify"),
         "kubectl -n node-scaler set",
         "kubectl wait --for=delete nodes",
         "kubectl -n node-scaler logs",
@@ -96,7 +86,7 @@ def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
 
 
 def test_a_parameter_of_the_user_reaches_the_workload_that_has_it() -> None:
-    given = eks_story.parameters(ASKED)["bert-tiny"]
+    given = cluster_steps.parameters(ASKED)["bert-tiny"]
 
     assert given["max-steps"] == "12"
     assert "max-bytes" not in given
@@ -105,22 +95,22 @@ def test_a_parameter_of_the_user_reaches_the_workload_that_has_it() -> None:
 @pytest.mark.parametrize(
     ("said", "ok"),
     [
-        ("a-0 Ready x trn1.32xlarge\na-1 Ready x trn1.32xlarge", True),
+        ("a-0 Ready x trn1.32xlarge\na-1 Ready x trn1.32xlarge\na-2 Ready x trn1.32xlarge", True),
+        ("a-0 Ready x trn1.32xlarge\na-1 Ready x trn1.32xlarge", False),
         ("a-0 Ready x trn1.32xlarge\na-1 NotReady x trn1.32xlarge", False),
         ("a-0 Ready x trn1.32xlarge\na-1 Ready x m5.xlarge", False),
     ],
 )
 def test_only_ready_nodes_of_the_right_type_count(said: str, ok: bool) -> None:
-    (nodes,) = [scene for scene in all_scenes() if scene.name == "nodes"]
+    (nodes,) = [step for step in all_steps() if step.name == "nodes"]
     ((_, pattern),) = nodes.says.items()
 
     assert bool(re.search(pattern, said)) is ok
 
 
-def teller_in(
-    folder: Path, *, on_line: Callable[[str], None] = lambda line: None
-) -> eks_story.Teller:
-    return eks_story.Teller(
+def runner_in(folder: Path, *, on_line: Callable[[str], None] = lambda line: None) -> Runner:
+    return Runner(
+        "x",
         folder=Folder(folder),
         environment={},
         on_line=on_line,
@@ -128,32 +118,48 @@ def teller_in(
     )
 
 
-def tell(folder: Path, *scenes: Scene) -> ClusterStory:
-    """Scenes whose program is Python, told without a cluster."""
-    teller = teller_in(folder)
-    teller.tell(scenes)
-    return teller.story
+def chain(*steps: Step, name: str = "a", after: tuple[str, ...] = ()) -> Chain:
+    return Chain(name=name, steps=steps, after=after)
 
 
-def python(code: str, *, name: str = "x", **changes: object) -> Scene:
+def python(code: str, *, name: str = "x", **changes: object) -> Step:
     program = Path(sys.executable).name
-    return Scene(name=name, program=program, words=("-c", code), **changes)  # type: ignore[arg-type]
+    return Step(name=name, program=program, argv=("-c", code), **changes)  # type: ignore[arg-type]
 
 
-def test_the_story_ends_at_the_first_command_that_ends_otherwise(tmp_path: Path) -> None:
-    story = tell(tmp_path, python("exit(2)", exit_code=2), python("exit(1)"), python("exit(0)"))
+def test_a_chain_ends_at_the_first_command_that_ends_otherwise(tmp_path: Path) -> None:
+    runner = runner_in(tmp_path)
 
-    assert [step.exit_code for step in story.steps] == [2, 1]
-    assert len(story.problems) == 1
-
-
-def test_chains_go_on_beside_each_other_and_each_ends_at_its_first_error(tmp_path: Path) -> None:
-    teller = teller_in(tmp_path)
-
-    fine = teller.together("x", [[python("exit(1)"), python("exit(0)")], [python("exit(0)")] * 2])
+    fine = runner.run([chain(python("exit(2)", exit_code=2), python("exit(1)"), python("exit(0)"))])
 
     assert not fine
-    assert [step.exit_code for step in teller.story.steps] == [1, 0, 0]
+    assert [step.exit_code for step in runner.steps] == [2, 1]
+    assert sum(step.problem is not None for step in runner.steps) == 1
+
+
+def test_chains_go_on_beside_one_that_fails_but_not_those_that_need_it(tmp_path: Path) -> None:
+    runner = runner_in(tmp_path)
+
+    fine = runner.run(
+        [
+            chain(python("exit(1)"), python("exit(0)")),
+            chain(*[python("exit(0)")] * 2, name="b"),
+            chain(python("exit(3)"), name="c", after=("a", "b")),
+            chain(python("exit(4)"), name="d", after=("c",)),
+        ]
+    )
+
+    assert not fine
+    assert [step.exit_code for step in runner.steps] == [1, 0, 0]
+
+
+def test_a_chain_waits_for_those_that_it_needs(tmp_path: Path) -> None:
+    touch = f"import pathlib, time; time.sleep(0.3); pathlib.Path({str(tmp_path / 'x')!r}).touch()"
+    look = f"import pathlib; exit(not pathlib.Path({str(tmp_path / 'x')!r}).exists())"
+
+    assert runner_in(tmp_path).run(
+        [chain(python(touch)), chain(python(look), after=("a",), name="b")]
+    )
 
 
 def test_what_interrupts_one_chain_ends_the_commands_of_all(tmp_path: Path) -> None:
@@ -161,20 +167,20 @@ def test_what_interrupts_one_chain_ends_the_commands_of_all(tmp_path: Path) -> N
         raise KeyboardInterrupt
 
     begin = time.monotonic()
+    speaks = python("import time; print(1, flush=True); time.sleep(60)", name="a")
+    sleeps = python("import time; time.sleep(60)", name="b")
 
     with pytest.raises(KeyboardInterrupt):
-        teller_in(tmp_path, on_line=interrupt).together(
-            "x", [[python("import time; print(1, flush=True); time.sleep(60)", name="a")],
-                  [python("import time; time.sleep(60)", name="b")]],
-        )  # fmt: skip
+        runner_in(tmp_path, on_line=interrupt).run([chain(speaks), chain(sleeps, name="b")])
     assert time.monotonic() - begin < 30
 
 
 def test_what_a_command_must_say_is_checked(tmp_path: Path) -> None:
-    story = tell(tmp_path, python("print('a b')", says={"has a": "a", "has c": "c"}))
+    runner = runner_in(tmp_path)
 
-    assert [check.ok for check in story.checks] == [True, False]
-    assert story.problems[0].startswith("not so: has c")
+    runner.run([chain(python("print('a b')", says={"has a": "a", "has c": "c"}))])
+
+    assert [check.ok for check in runner.checks] == [True, False]
 
 
 def test_a_lost_pod_needs_no_exit_code_of_the_attempt_that_volcano_deleted() -> None:
@@ -204,19 +210,19 @@ def test_on_a_cluster_only_the_last_attempts_code_is_asked_for() -> None:
 
 def test_only_a_machine_with_a_browser_looks_at_the_page() -> None:
     with_browser, without = (
-        [name for scene in eks_scenes.watching(JOBS, with_browser=there) for name in scene.says]
+        [name for step in cluster_steps.watching(JOBS, with_browser=there) for name in step.says]
         for there in (True, False)
     )
 
-    assert set(with_browser) - set(without) == {eks_scenes.DRAWN}
+    assert set(with_browser) - set(without) == {tensorboard.DRAWN}
 
 
-def test_a_story_without_a_browser_says_what_it_did_not_see() -> None:
+def test_a_rehearsal_without_a_browser_says_what_it_did_not_see() -> None:
     receipt = Receipt(settings=ASKED)
     assert NO_BROWSER not in receipt.unproven
     receipt.cluster = ClusterStory()
     assert NO_BROWSER in receipt.unproven
-    receipt.cluster.checks.append(Check(name=eks_scenes.DRAWN, ok=True, detail=""))
+    receipt.cluster.checks.append(Check(name=tensorboard.DRAWN, ok=True, detail=""))
 
     assert NO_BROWSER not in receipt.unproven
 

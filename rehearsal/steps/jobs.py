@@ -1,4 +1,4 @@
-"""Runs one job through `python -m jobs`, as a user does, and reads back how it ended."""
+"""Submits jobs through `python -m jobs`, as a user does, and reads back how they ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -16,6 +17,7 @@ from rehearsal.aws import Aws
 from rehearsal.faults import FAULTS, PARAMETER, SUCCESS, Ending, describe, differences
 from rehearsal.receipt_stories import NodeAttempt, Run, Size
 from rehearsal.state import DEPLOYMENT, ROOT, Folder, Settings
+from rehearsal.steps.runner import Runner
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, find_workload
 
@@ -73,18 +75,16 @@ def submit(
     on_line: Callable[[str], None],
 ) -> Run:
     """Arm the fault if there is one, submit, follow to the end, read the outcome."""
-    if fault is not None and FAULTS[fault].armed:
-        aws.client("ssm").put_parameter(
-            Name=PARAMETER, Value=json.dumps({"kind": fault}), Type="String", Overwrite=True
-        )
     begin = time.monotonic()
-    code = cdk.run(
-        submit_command(settings, run=run, fault=fault),
-        log=folder.log(f"jobs-{run}"),
-        environment=environment,
-        on_line=on_line,
-        codes=(0, 1),
-    )
+    is_armed = fault is not None and FAULTS[fault].armed
+    with armed(aws, run=run, kind=fault) if fault is not None and is_armed else nullcontext():
+        code = cdk.run(
+            submit_command(settings, run=run, fault=fault),
+            log=folder.log(f"jobs-{run}"),
+            environment=environment,
+            on_line=on_line,
+            codes=(0, 1),
+        )
     seconds = time.monotonic() - begin
     status = job_status(run, environment)
     return judge(
@@ -94,6 +94,41 @@ def submit(
         jobs_exit_code=code,
         sizes=_sizes(aws, run, ALL_REDUCE) if status["status"] == "SUCCEEDED" else [],
         seconds=seconds,
+    )
+
+
+@contextmanager
+def armed(aws: Aws, *, run: str, kind: str, after: int | None = None) -> Iterator[None]:
+    """Ask the emulator to hit the first attempt of a run: at work, or after a step of training."""
+    fault = {"kind": kind, "run": run}
+    if after is not None:
+        fault["after"] = f"training: step {after} "
+    ssm, name = aws.client("ssm"), f"{PARAMETER}/{run}"
+    ssm.put_parameter(Name=name, Value=json.dumps(fault), Type="String")
+    try:
+        yield
+    finally:
+        # A fault that no job took would be left over.
+        with suppress(ClientError):
+            ssm.delete_parameter(Name=name)
+
+
+def ended_run(
+    runner: Runner, step: str, *, run: str, fault: str | None, on_cluster: bool = False
+) -> Run:
+    """How the job of a step ended, as ``jobs status`` says."""
+    record = runner.step(step)
+    if record is None:
+        problems = [known.problem for known in runner.steps if known.problem]
+        raise cdk.StepFailed("; ".join([f"{step} was not run", *problems]))
+    return judge(
+        run=run,
+        fault=fault,
+        status=job_status(run, runner.environment),
+        jobs_exit_code=record.exit_code,
+        sizes=None,
+        seconds=record.seconds,
+        on_cluster=on_cluster,
     )
 
 

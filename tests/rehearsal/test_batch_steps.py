@@ -1,4 +1,4 @@
-"""What the training story asks, and what it makes of the answers."""
+"""The steps on Batch: their commands, and what is made of what they left."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rehearsal import curve, evidence, story
+from rehearsal import curve, evidence
 from rehearsal.evidence import Wanted
 from rehearsal.receipt_stories import TrainingAttempt
 from rehearsal.state import Settings
+from rehearsal.steps import batch
 
 PLAN = Wanted(max_steps=6, save_every=2, killed_after=3)
 
@@ -48,18 +49,20 @@ def failed(lines: list[dict[str, Any]], resumed: int | None) -> list[str]:
     return [check.name for check in checks if not check.ok]
 
 
-def test_the_story_is_told_with_the_commands_of_the_readme() -> None:
-    scenes = story.scenes(settings(), tokenizer=Path("tokenizer.model"), download=Path("to"))
+def test_the_commands_are_those_of_the_readme() -> None:
+    chains = batch.chains(settings(), tokenizer=Path("tokenizer.model"), download=Path("to"))
 
-    words = [" ".join(scene.words[:2]) for scene in scenes]
-    assert words == [
-        *("upload tokenizer.model", "submit prepare", "submit tokenize", "submit llama-tiny"),
-        *("status tiny", "submit export", "download tiny", "submit verify", "verify probed"),
-    ]
+    words = {chain.name: [" ".join(step.argv[:2]) for step in chain.steps] for chain in chains}
+    assert words == {
+        "text": ["upload tokenizer.model", "submit prepare", "submit tokenize"],
+        "verify": ["submit verify", "verify probed"],
+        "train": ["submit llama-tiny", "status tiny"],
+        "export": ["submit export", "download tiny"],
+    }
 
 
 def test_a_parameter_of_the_user_reaches_training_and_others_do_not() -> None:
-    given = story.parameters(settings(parameters=("max-steps=12", "max-bytes=1024")))
+    given = batch.parameters(settings(parameters=("max-steps=12", "max-bytes=1024")))
 
     assert given["max-steps"] == "12"
     assert "max-bytes" not in given
@@ -67,7 +70,7 @@ def test_a_parameter_of_the_user_reaches_training_and_others_do_not() -> None:
 
 @pytest.mark.parametrize(("nodes", "kind"), [(4, "kill-child"), (1, "kill-main")])
 def test_the_main_node_is_only_killed_when_it_is_alone(nodes: int, kind: str) -> None:
-    assert story.fault_kind(settings(nodes=nodes)) == kind
+    assert batch.fault_kind(settings(nodes=nodes)) == kind
 
 
 @pytest.mark.parametrize(

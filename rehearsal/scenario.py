@@ -1,0 +1,331 @@
+"""The scenario of a rehearsal: a first result within a minute, then both halves, each with proof.
+
+First what every job on Batch needs is deployed, runs an all-reduce, and is destroyed; then
+everything is deployed, trains on Batch and on the cluster at the same time, and is destroyed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from shlex import quote
+
+from rehearsal import cdk, cluster_leftovers, containers, leftovers
+from rehearsal.aws import Aws, desk_environment, endpoint_environment
+from rehearsal.binaries import kubectl
+from rehearsal.faults import NO_CAPACITY, RUNNABLE_CLOCK
+from rehearsal.progress import Progress
+from rehearsal.receipt import FirstResult, Phase, Receipt, Stack, recorded_image
+from rehearsal.receipt_stories import Chart
+from rehearsal.server_process import ServerProcess, server_command, start_server
+from rehearsal.state import Folder, Settings, State
+from rehearsal.steps import batch, cluster
+from rehearsal.steps.jobs import ALL_REDUCE, submit
+from rehearsal.steps.runner import Runner
+from trainium_catalogue.contract import ENV_PROCESSES_PER_NODE
+from trainium_emulators import docker_cli
+
+
+@dataclass(slots=True, kw_only=True)
+class Rehearsal:
+    """One server and one deployment; ``receipt`` grows with every phase."""
+
+    settings: Settings
+    folder: Folder
+    base_environment: Mapping[str, str]
+    progress: Progress
+    receipt: Receipt
+    nodes: containers.ContainerNodes | None = None
+    """Image that the nodes run in; without one they are processes."""
+    _server: ServerProcess | None = None
+    _aws: Aws | None = None
+    _assembly: cdk.Assembly | None = None
+    _is_up: bool = False
+    _begin: float = field(default_factory=time.monotonic)
+    _before: frozenset[leftovers.Item] = frozenset()
+    _environment: dict[str, str] = field(default_factory=dict)
+    _bin: Path = field(default_factory=lambda: Path(sys.executable).parent)
+
+    def go(self, *, jobs: bool, stay: Callable[[], None] | None) -> None:
+        """Go through the whole scenario; without jobs only deploy and destroy.
+
+        Args:
+            jobs: Whether to run what the settings ask for.
+            stay: Waits, with everything deployed, before it is destroyed.
+        """
+        self.start()
+        workloads = set(self.settings.workloads) if jobs else set()
+        rest = workloads - {ALL_REDUCE}
+        if ALL_REDUCE in workloads:
+            # Alone, with all that was asked for: what is deployed next comes on top.
+            only = self._before_cluster() if rest else None
+            with self._destroyed(only):
+                self.deploy(only)
+                self._all_reduce()
+                if stay is not None and not rest:
+                    stay()
+            self._tell_first(only)
+            if self.receipt.errors or not rest:
+                return
+        with self._destroyed(None):
+            self.deploy(None)
+            self._both_halves(rest)
+            if stay is not None:
+                stay()
+
+    def start(self) -> None:
+        """Start the server, and prepare what goes to AWS."""
+        executable = cdk.executable(self._bin)
+        self._environment = self._desk(aws=None)
+        if self.settings.containers:
+            with self._phase("image (the first one takes minutes)"):
+                # pip keeps the user's settings: it may need a mirror.
+                self.nodes = containers.build(self.folder, self._environment, self.progress.detail)
+        with self._phase("server and synth"):
+            self._server = self._start_server()
+            cdk.write_docker_stand_in(self.folder.docker, record=self.folder.docker_record)
+            command = cdk.synth_command(
+                executable, assembly=self.folder.assembly, context=cdk.context(self.settings)
+            )
+            self._cdk(command, "synth")
+            self._assembly = cdk.read_assembly(self.folder.assembly)
+            endpoint = self._server.wait_ready(self.folder)
+            self._aws = Aws(endpoint=endpoint, region=self._assembly.region)
+            self._environment = self._desk(aws=self._aws)
+            State.here(endpoint).save(self.folder)
+            self.receipt.endpoint, self.receipt.region = endpoint, self._assembly.region
+            self.receipt.versions = _versions()
+            self._before = leftovers.take_inventory(self._aws)
+        with self._phase("bootstrap"):
+            command = cdk.bootstrap_command(
+                executable, assembly=self.folder.assembly, region=self._assembly.region
+            )
+            self._cdk(command, "bootstrap")
+
+    def deploy(self, only: tuple[str, ...] | None = None) -> None:
+        """Deploy all stacks, or some of them."""
+        assert self._aws is not None and self._assembly is not None
+        self._is_up = self.receipt.proven_empty = False
+        with self._phase("deploy" if only is None else "deploy what Batch needs"):
+            command = cdk.deploy_command(
+                cdk.executable(self._bin), assembly=self.folder.assembly, only=only
+            )
+            self._cdk(command, "deploy")
+            self.receipt.stacks = [
+                Stack(name=name, resources=leftovers.count_resources(self._aws, name))
+                for name in (only or self._assembly.stacks)
+            ]
+            self.receipt.image = recorded_image(
+                docker_cli.read_record(self.folder.docker_record),
+                built=self.nodes is not None,
+            )
+        self._is_up = True
+        self.write_environment()
+
+    def _before_cluster(self) -> tuple[str, ...]:
+        """The stacks without the cluster's, which takes longest."""
+        assert self._assembly is not None
+        return tuple(name for name in self._assembly.stacks if not name.endswith("-eks"))
+
+    def _all_reduce(self) -> None:
+        """Submit an all-reduce, and one for every fault, and record how they ended."""
+        assert self._aws is not None
+        for number, fault in enumerate((None, *self.settings.faults), start=1):
+            name = f"rehearsal-{number}" if fault is None else f"rehearsal-{number}-{fault}"
+            with self._phase("job" if fault is None else f"job, {fault}"):
+                record = submit(
+                    self.settings,
+                    run=name,
+                    fault=fault,
+                    aws=self._aws,
+                    folder=self.folder,
+                    environment=self._environment,
+                    on_line=self.progress.detail,
+                )
+                self.receipt.runs.append(record)
+                if record.differences:
+                    self.progress.note(f"{name}: " + "; ".join(record.differences))
+
+    def _tell_first(self, only: tuple[str, ...] | None) -> None:
+        """Say what the first minute has shown, before the rest goes on."""
+        assert self._assembly is not None
+        self.receipt.first_result = first = FirstResult(
+            seconds=round(time.monotonic() - self._begin, 2),
+            stacks=len(only or self._assembly.stacks),
+            leftovers=list(self.receipt.leftovers),
+        )
+        self.progress.note(f"\nfirst result: {first.told(self.receipt.runs)}\n")
+
+    def _both_halves(self, workloads: set[str]) -> None:
+        """Run the steps of both halves at the same time, and record how they went."""
+        halves: list[Callable[[], None]] = []
+        runners: list[Runner] = []
+        if batch.WORKLOAD in workloads:
+            runners.append(self._runner("batch", self._environment))
+            halves.append(partial(self._train_on_batch, runners[-1]))
+        if workloads & set(cluster.WORKLOADS):
+            kubeconfig = {"KUBECONFIG": str(self.folder.kubeconfig)}
+            runners.append(self._runner("eks", {**self._environment, **kubeconfig}))
+            halves.append(partial(self._train_on_cluster, runners[-1]))
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            running = [pool.submit(half) for half in halves]
+            try:
+                wait(running)
+            except BaseException:
+                for runner in runners:
+                    runner.stop()
+                raise
+        for half in running:
+            half.result()
+
+    def _train_on_batch(self, runner: Runner) -> None:
+        assert self._aws is not None
+        training = batch.run(self.settings, aws=self._aws, folder=self.folder, runner=runner)
+        self.receipt.training = training
+        for problem in training.problems:
+            self.progress.note(problem)
+
+    def _train_on_cluster(self, runner: Runner) -> None:
+        assert self._aws is not None
+        told = cluster.run(self.settings, aws=self._aws, folder=self.folder, runner=runner)
+        self.receipt.cluster = told
+        for problem in told.problems:
+            self.progress.note(problem)
+
+    def _runner(self, half: str, environment: Mapping[str, str]) -> Runner:
+        return Runner(
+            half,
+            folder=self.folder,
+            environment=environment,
+            on_line=self.progress.detail,
+            phase=self._phase,
+            note=self.progress.note,
+        )
+
+    @contextmanager
+    def _destroyed(self, only: tuple[str, ...] | None) -> Iterator[None]:
+        """Destroy afterwards what was deployed within, also after jobs that could not be run."""
+        try:
+            yield
+        except cdk.StepFailed as failure:
+            if not self._is_up:
+                raise
+            # A job that failed to be followed is no reason not to see whether destroy works.
+            self.receipt.errors.append(str(failure))
+        self.destroy(only)
+
+    def destroy(self, only: tuple[str, ...] | None = None) -> None:
+        """Destroy all stacks, or some, and look at what is left."""
+        assert self._aws is not None and self._server is not None
+        with self._phase("destroy"):
+            command = cdk.destroy_command(
+                cdk.executable(self._bin), assembly=self.folder.assembly, only=only
+            )
+            self._cdk(command, "destroy")
+        with self._phase("proof"):
+            self.receipt.expected_left, self.receipt.leftovers = leftovers.compare(
+                before=self._before,
+                after=leftovers.take_inventory(self._aws)
+                | cluster_leftovers.take_inventory(self._server.kubernetes),
+                toolkit=leftovers.toolkit_resources(self._aws),
+            )
+            self.receipt.proven_empty = True
+            self.receipt.charts = [_chart(event) for event in self._server.charts.values()]
+
+    @property
+    def server_alive(self) -> bool:
+        return self._server is not None and self._server.alive
+
+    def close(self) -> None:
+        """End the server and its nodes; what the account held was in its memory."""
+        if self._server is not None:
+            self._server.stop()
+            self.receipt.seeded = [
+                {"name": event["name"], "value": str(event["value"])}
+                for event in self._server.seeded
+            ]
+            self.receipt.environment_extras = self._server.environment_extras
+        for path in (self.folder.state, self.folder.environment, self.folder.kubeconfig):
+            path.unlink(missing_ok=True)
+
+    def write_environment(self) -> None:
+        """A file to source in another terminal, to be the user of this account."""
+        assert self._aws is not None
+        names = (*endpoint_environment(self._aws), "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+        lines = [f"export {name}={self._environment[name]}\n" for name in names]
+        # The plan of a training run counts ranks.
+        processes = self.settings.processes_of.get(batch.WORKLOAD, self.settings.processes_per_node)
+        lines.append(f"export {ENV_PROCESSES_PER_NODE}={processes}\n")
+        if "eks" in self.settings.orchestrators:
+            lines.append(f"export KUBECONFIG={quote(str(self.folder.kubeconfig.resolve()))}\n")
+            lines.append(f'export PATH={quote(str(kubectl().parent))}:"$PATH"\n')
+        lines.append(cdk.shell_functions(self.settings))
+        self.folder.environment.write_text("".join(lines), encoding="utf-8")
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        begin = time.monotonic()
+        phase = Phase(name=name, seconds=0.0, outcome="failed")
+        self.receipt.phases.append(phase)
+        with self.progress.phase(phase):
+            try:
+                yield
+                phase.outcome = "ok"
+            finally:
+                phase.seconds = round(time.monotonic() - begin, 2)
+
+    def _desk(self, *, aws: Aws | None) -> dict[str, str]:
+        return desk_environment(
+            self.base_environment, aws=aws, docker=self.folder.docker, bin_folder=self._bin
+        )
+
+    def _start_server(self) -> ServerProcess:
+        command = server_command(
+            processes_per_node=self.settings.processes_per_node,
+            processes_of=self.settings.processes_of,
+            addresses=self.settings.addresses,
+            runnable_clock=RUNNABLE_CLOCK if NO_CAPACITY in self.settings.faults else 1.0,
+            containers=self.nodes,
+        )
+        return start_server(
+            command,
+            folder=self.folder,
+            environment=self._environment,
+            on_event=self.progress.event,
+        )
+
+    def _cdk(self, command: cdk.Command, name: str) -> None:
+        cdk.run(
+            command,
+            log=self.folder.log(f"cdk-{name}"),
+            environment=self._environment,
+            on_line=self.progress.detail,
+        )
+
+
+def _chart(event: Mapping[str, str]) -> Chart:
+    return Chart(
+        release=event["release"],
+        chart=event["chart"],
+        repository=event["repository"],
+        version=event["version"],
+        namespace=event["namespace"],
+        uninstalled=event["action"] == "uninstalled",
+    )
+
+
+def _versions() -> dict[str, str]:
+    libraries = ("aws-cdk-lib", "moto", "torch")
+    return {
+        "python": platform.python_version(),
+        "cdk": cdk.version(),
+        **{name: importlib.metadata.version(name) for name in libraries},
+    }

@@ -1,0 +1,135 @@
+"""The steps on Batch: from text to an exported model, over the loss of a node."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+from rehearsal import cdk, curve, evidence
+from rehearsal.aws import Aws
+from rehearsal.receipt_stories import Training
+from rehearsal.state import Folder, Settings
+from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
+from rehearsal.steps.runner import Chain, Runner, Step, flags
+
+WORKLOAD = "llama-tiny"
+PROCESSES_PER_NODE = 2
+"""With 2 nodes: tensor parallel 2 x data parallel 2."""
+RUN = "tiny"
+PROBED = "probed"
+"""Run of verify, whose probes look whether they can look."""
+CORPUS = "aws-api-docs"
+DATASET = "aws-api-docs-128"
+TOKENIZER = "tokenizer.model"
+MAX_NODES = 2
+
+MAX_STEPS = 24
+SAVE_EVERY = 6
+KILLED_AFTER = 11
+"""The node is killed when this step is in the log: well after a save, well before the next."""
+DOCUMENTS = 400
+HELD_OUT = "0.05"
+"""Part of them: the default would be two documents."""
+PARAMETERS = {
+    "max-steps": str(MAX_STEPS),
+    "save-every": str(SAVE_EVERY),
+    "seq-len": "64",
+    "global-batch": "8",
+    "micro-batch": "4",
+    "warmup-steps": "3",
+    "eval-every": "8",
+    "eval-sequences": "16",
+}
+"""Small: what is shown is that training goes on, not that the model learns much."""
+
+
+def chains(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Chain, ...]:
+    """Every command, as a user types it."""
+    follow = ("--yes", "--follow")
+    nodes = str(num_nodes(settings))
+    return (
+        Chain(name="text", steps=(
+            _step("upload", "upload", str(tokenizer)),
+            _step("prepare", "submit", "prepare", "--dataset", CORPUS,
+                  "--max-documents", str(DOCUMENTS), *follow),
+            _step("tokenize", "submit", "tokenize", "--input", CORPUS, "--tokenizer", TOKENIZER,
+                  "--dataset", DATASET, "--validation-fraction", HELD_OUT, *follow),
+        )),
+        # Nothing needs it, and it needs nothing: it fills the time in which text is prepared.
+        Chain(name="verify", steps=(
+            _step("verify", "submit", "verify", "--nodes", nodes, "--name", PROBED, *follow),
+            _step("probes", "verify", PROBED),
+        )),
+        Chain(name="train", after=("text",), steps=(
+            _step("train", "submit", WORKLOAD, "--nodes", nodes, "--dataset", DATASET,
+                  "--name", RUN, "--compile", *flags(parameters(settings)), *follow),
+            _step("status", "status", RUN, "--plot"),
+        )),
+        Chain(name="export", after=("train",), steps=(
+            _step("export", "submit", "export", "--run", RUN, *follow),
+            _step("download", "download", RUN, "--to", str(download)),
+        )),
+    )  # fmt: skip
+
+
+def _step(name: str, *argv: str) -> Step:
+    return Step(name=name, argv=argv, processes=PROCESSES_PER_NODE)
+
+
+def num_nodes(settings: Settings) -> int:
+    """Nodes that train."""
+    return min(MAX_NODES, settings.nodes)
+
+
+def fault_kind(settings: Settings) -> str:
+    """Which node is killed: not the main one, if there is another."""
+    return "kill-child" if num_nodes(settings) > 1 else "kill-main"
+
+
+def tokenizer_model(folder: Folder) -> Path:
+    """A SentencePiece model like Llama-2's, from a package: Meta's own needs its licence."""
+    spec = importlib.util.find_spec("mistral_common")
+    if spec is None or spec.origin is None:
+        raise cdk.StepFailed("mistral-common is not installed; set the project up with: make setup")
+    source = Path(spec.origin).parent / "data" / "tokenizer.model.v1"
+    return Path(shutil.copyfile(source, folder.path / TOKENIZER))
+
+
+def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> Training:
+    """Run every command, and say how training went."""
+    download = folder.path / "checkpoint"
+    with armed(aws, run=RUN, kind=fault_kind(settings), after=KILLED_AFTER):
+        runner.run(chains(settings, tokenizer=tokenizer_model(folder), download=download))
+    given = parameters(settings)
+    found = evidence.gather(
+        aws,
+        run=RUN,
+        log=runner.log("train"),
+        download=download,
+        plan=evidence.Wanted(
+            max_steps=int(given["max-steps"]),
+            save_every=int(given["save-every"]),
+            killed_after=KILLED_AFTER,
+            eval_every=int(given["eval-every"]),
+        ),
+    )
+    found.checks.append(evidence.judge_probes(aws, PROBED))
+    figure = folder.path / "loss.svg"
+    curve.write_svg(figure, found.attempts)
+    return Training(
+        steps=runner.steps,
+        run=ended_run(runner, "train", run=RUN, fault=fault_kind(settings)),
+        killed_after=KILLED_AFTER,
+        resumed_from=found.resumed_from,
+        attempts=found.attempts,
+        tokens_per_second=found.tokens_per_second,
+        checks=found.checks,
+        figure=str(figure),
+    )
+
+
+def parameters(settings: Settings) -> dict[str, str]:
+    """Of the training job: the rehearsal's own, then the user's."""
+    given = own_parameters(settings.parameters, WORKLOAD)
+    return {**PARAMETERS, **LAUNCH_DEFAULTS, **given}

@@ -1,0 +1,426 @@
+"""The steps on the cluster: nodes, a run looked into, two trainings, a lost pod, idle nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rehearsal import browser, curve, evidence
+from rehearsal.aws import Aws
+from rehearsal.receipt_stories import Check, ClusterStory
+from rehearsal.state import DEPLOYMENT, Folder, Settings
+from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
+from rehearsal.steps.runner import Chain, Runner, Step, flags
+from rehearsal.tensorboard import DRAWN
+from trainium_catalogue import contract, kubernetes
+
+WORKLOADS = ("mnist", "bert-tiny")
+MNIST, BERT, BUSY, BIG = "mnist", "bert", "busy", "too-big"
+"""Names of the runs."""
+PROBED = "probed-pods"
+"""Run of verify."""
+PROCESSES_OF = {"mnist": 2, "bert-tiny": 1}
+"""Processes per node: data parallel in a pod, and over pods."""
+NODES = 2
+"""Of the run that loses a pod."""
+SLOW, _FAST = 4, 600
+"""How much faster idle time passes: for the default of 30 minutes 7 minutes, longer than any pause
+of the scenario, and at its end 3 seconds."""
+_TRAINIUM_NODES = "trainium/nodes=trainium"
+DIGITS, TEXT = "digits", "bert-tiny"
+"""Datasets."""
+GROUP = 3
+"""Nodes that the group is scaled to: both trainings go on at the same time."""
+TOO_MANY = 4
+"""Nodes of the gang that waits for more than there are; the deployment may have as many."""
+_ENDLESS = ("iterations=1000000", "seconds-per-size=600", "total-seconds=600", "max-bytes=1024")
+MAX_STEPS = 24
+SAVE_EVERY = 6
+KILLED_AFTER = 11
+"""The pod is killed when this step is in the log: well after a save, well before the next."""
+PARAMETERS: Mapping[str, Mapping[str, str]] = {
+    "mnist": {"require-accuracy": "true"},
+    "bert-tiny": {
+        "max-steps": str(MAX_STEPS),
+        "save-every": str(SAVE_EVERY),
+        "global-batch": "16",
+        "micro-batch": "8",
+        "warmup-steps": "3",
+    },
+}
+
+
+def parameters(settings: Settings) -> dict[str, dict[str, str]]:
+    """Of each workload: the rehearsal's own, then the user's."""
+    return {
+        name: {**own, **LAUNCH_DEFAULTS, **own_parameters(settings.parameters, name)}
+        for name, own in PARAMETERS.items()
+    }
+
+
+def data() -> tuple[Step, ...]:
+    """What the trainings read; it needs no nodes, and the order does not matter."""
+    return tuple(
+        Step(
+            name=f"prepare {dataset}",
+            argv=("submit", "prepare", "--dataset", dataset, "--yes", "--follow"),
+        )
+        for dataset in (DIGITS, TEXT)
+    )
+
+
+def nodes(instance_type: str, number: int) -> tuple[Step, ...]:
+    """Nodes that are there."""
+    ready = rf"(?s)( Ready [^\n]*{instance_type}.*){{{number}}}"
+    return (
+        Step(name="scale up", argv=("scale", "--nodes", str(number), "--yes")),
+        Step(
+            name="nodes",
+            program="kubectl",
+            argv=("get", "nodes", "-L", kubernetes.NODE_LABEL),
+            says={f"kubectl sees {number} Ready nodes": ready},
+        ),
+    )
+
+
+def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
+    """The two runs; the second has its graphs compiled by a job of its own, and loses a pod."""
+    submit, last = ("submit",), ("--yes", "--follow")
+    return (
+        Step(
+            name=MNIST,
+            processes=PROCESSES_OF["mnist"],
+            argv=(
+                *submit, "mnist", "--on", "eks", "--nodes", "1", "--scale", "--dataset", DIGITS,
+                "--name", MNIST, *flags(parameters["mnist"]), *last,
+            ),
+            says={"digits are read as well as they must be": r"accuracy: 0\.\d+ .*within"},
+        ),
+        Step(
+            name=BERT,
+            processes=PROCESSES_OF["bert-tiny"],
+            argv=(
+                *submit, "bert-tiny", "--on", "eks", "--nodes", str(NODES),
+                "--scale", "--compile", "--dataset", TEXT, "--name", BERT,
+                *flags(parameters["bert-tiny"]), *last,
+            ),
+            says={
+                "one job compiles into the cache of all": r"cache is cold: no job has compiled",
+                "training begins when that job has ended": r"job \S+ has compiled the graphs",
+            },
+        ),
+    )  # fmt: skip
+
+
+def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Step, ...]:
+    """What users, kubectl and TorchX see of the runs.
+
+    Args:
+        job_ids: Names of the Volcano jobs, by run.
+        with_browser: Look at TensorBoard's page as well.
+    """
+    drawn = {DRAWN: r"draws a curve of \d+ pixels"} if with_browser else {}
+    bert, mnist = job_ids[BERT], job_ids[MNIST]
+    namespace = kubernetes.NAMESPACE
+    task = kubernetes.TASK
+    return (
+        Step(
+            name="kubectl",
+            program="kubectl",
+            argv=("get", "pods,vcjob"),
+            says={
+                "kubectl sees a pod per node, all completed": (
+                    rf"(?s){bert}-{task}-0-0 .*Completed.*{bert}-{task}-1-0 .*Completed"
+                ),
+                "kubectl sees both Volcano jobs completed": (
+                    rf"(?s)(?=.*job.batch.volcano.sh/{bert} +Completed)"
+                    rf"(?=.*job.batch.volcano.sh/{mnist} +Completed)"
+                ),
+            },
+        ),
+        Step(
+            name="torchx status",
+            program="torchx",
+            argv=("status", f"kubernetes://torchx/{namespace}:{bert}"),
+            says={"TorchX says that the job succeeded": "SUCCEEDED"},
+        ),
+        Step(
+            name="torchx list",
+            program="torchx",
+            argv=("list", "-s", "kubernetes"),
+            says={"TorchX lists both jobs": rf"(?s)(?=.*{bert})(?=.*{mnist})"},
+        ),
+        Step(
+            name="status",
+            argv=("status", BERT),
+            says={"status says which pod has rank 0": rf"{bert}-{task}-0-0"},
+        ),
+        Step(
+            name="logs",
+            argv=("logs", BERT, "--node", "0"),
+            says={"logs are read from the pod": r"step \d+ of \d+"},
+        ),
+        Step(
+            name="list",
+            argv=("list",),
+            says={"list has the jobs of Batch and of the cluster": (
+                rf"(?s)(?=.*{BERT})(?=.*{MNIST})(?=.*prepare)"
+            )},
+        ),
+        Step(
+            name="tensorboard",
+            argv=("tensorboard", BERT, "--no-browser"),
+            until_seen=BERT,
+            says={
+                "the cluster's TensorBoard has the run's loss": (
+                    rf"(?s)from the cluster.*{BERT}\S* has .*loss"
+                ),
+                **drawn,
+            },
+        ),
+    )  # fmt: skip
+
+
+def probing() -> tuple[Step, ...]:
+    """What verify and the probes find in pods."""
+    return (
+        Step(
+            name="verify",
+            argv=(
+                *("submit", "verify", "--on", "eks", "--nodes", str(NODES), "--name", PROBED),
+                *("--scale", "--yes", "--follow"),
+            ),
+        ),
+        Step(
+            name="probes",
+            argv=("verify", PROBED),
+            says={"probes in pods are green where they need no hardware": r"\b0 red, 0 crashed"},
+        ),
+    )
+
+
+def clock(name: str, factor: int) -> Step:
+    """Let idle time pass faster; it is another process of the node scaler that goes on."""
+    return Step(
+        name=name,
+        program="kubectl",
+        argv=(
+            *("-n", kubernetes.SCALER, "set", "env", f"deployment/{kubernetes.SCALER}"),
+            f"{contract.ENV_IDLE_CLOCK}={factor}",
+        ),
+        says={"the node scaler runs in the cluster": "env updated"},
+    )
+
+
+def end() -> tuple[Step, ...]:
+    """Nodes cost money, and nobody is there to give them up."""
+    return (
+        clock("let time pass", _FAST),
+        Step(
+            name="idle nodes",
+            program="kubectl",
+            argv=("wait", "--for=delete", "nodes", "-l", _TRAINIUM_NODES, "--timeout=120s"),
+        ),
+        Step(
+            name="who took them",
+            program="kubectl",
+            argv=(
+                *("-n", kubernetes.SCALER, "logs", "--tail=100"),
+                *("-l", f"app.kubernetes.io/name={kubernetes.SCALER}"),
+            ),
+            says={
+                "the node scaler takes idle nodes away by itself": (
+                    r"node \S+: terminated i-\w+, idle since"
+                )
+            },
+        ),
+        Step(
+            name="no nodes",
+            argv=("scale",),
+            says={
+                "no node is left, and none is wanted": r"0 of at most \d+ nodes .* wanted, 0 are"
+            },
+        ),
+    )
+
+
+def refused() -> Step:
+    """A submission before there are nodes."""
+    return Step(
+        name="refused",
+        argv=("submit", "all-reduce", "--on", "eks", "--nodes", str(NODES), "--yes"),
+        exit_code=2,
+        says={"without nodes, submit names the command that gets them": rf"scale --nodes {NODES}"},
+    )
+
+
+def watched() -> tuple[Step, ...]:
+    """A run that goes on until it is stopped, seen from inside."""
+    endless = tuple(word for pair in _ENDLESS for word in ("--set", pair))
+    hello = 'echo "node $TRAINIUM_NODE_INDEX of $TRAINIUM_NUM_NODES of $TRAINIUM_RUN"'
+    return (
+        Step(
+            name="submit busy",
+            argv=("submit", "all-reduce", "--on", "eks", "--nodes", str(NODES), "--name", BUSY,
+                  "--yes", *endless),
+        ),
+        Step(
+            name="wait for pods",
+            program="kubectl",
+            argv=("wait", "--for=condition=Ready", "pods", "-l",
+                  f"{kubernetes.LABEL_RUN}={BUSY}", "--timeout=60s"),
+            says={"kubectl waits for every pod of a run": rf"(?s)(condition met.*){{{NODES}}}"},
+        ),
+        Step(
+            name="shell",
+            argv=("shell", BUSY, "--node", "1", "--", "sh", "-c", hello),
+            says={"a command runs inside a node's pod": rf"node 1 of {NODES} of {BUSY}"},
+        ),
+        Step(
+            name="top",
+            argv=("top", BUSY),
+            says={
+                "top shows processor and memory of each pod, and says that they are of processes": (
+                    r"(?s)vCPU %.*memory"
+                    r".* 0 [^\n]* \d+\.\d [^\n]* \d+\.\d\d .*processes"
+                    r".* 1 [^\n]* \d+\.\d [^\n]* \d+\.\d\d .*processes"
+                )
+            },
+        ),
+        Step(
+            name="fewer nodes",
+            argv=("scale", "--nodes", str(NODES)),
+            says={"scale takes an idle node": rf"{GROUP} -> {NODES} nodes"},
+        ),
+        Step(
+            name="busy nodes",
+            program="kubectl",
+            argv=("get", "pods", "-l", f"{kubernetes.LABEL_RUN}={BUSY}"),
+            says={"and leaves the nodes of a run alone": rf"(?s)( 1/1 +Running +0 .*){{{NODES}}}"},
+        ),
+        Step(
+            name="stop",
+            argv=("stop", BUSY, "--grace", "60"),
+            says={"a run that is stopped ends, and says who stopped it": r"stopped by"},
+        ),
+    )  # fmt: skip
+
+
+def too_big() -> tuple[Step, ...]:
+    """A gang for which there are too few nodes, which only `submit` would have refused."""
+    queue = f"queue={kubernetes.QUEUE},namespace={kubernetes.NAMESPACE}"
+    return (
+        Step(
+            name="torchx run",
+            program="torchx",
+            argv=("run", "-s", "kubernetes", "--workspace", "", "-cfg", queue,
+                  "jobs/torchx_components.py:all_reduce", "--nnodes", str(TOO_MANY),
+                  "--name", BIG, "--deployment", DEPLOYMENT),
+            says={"TorchX alone submits a component": r"kubernetes://torchx/"},
+        ),
+        Step(
+            name="why it waits",
+            argv=("status", BIG),
+            says={
+                "a gang that is too big waits, and status names the command that helps": (
+                    rf"(?s)RUNNABLE.*needs {TOO_MANY} nodes.*scale --nodes {TOO_MANY}"
+                )
+            },
+        ),
+        Step(
+            name="no pods",
+            program="kubectl",
+            argv=("get", "pods", "-l", f"{kubernetes.LABEL_RUN}={BIG}"),
+            says={"no pod of a gang starts without the others": r"No resources found"},
+        ),
+        Step(name="stop what waits", argv=("stop", BIG, "--grace", "20"),
+              says={"a gang that waits can be stopped": r"cancelled before it starts"}),
+    )  # fmt: skip
+
+
+def before_training(settings: Settings) -> tuple[Chain, ...]:
+    """What the trainings need, and a run that is looked into meanwhile."""
+    digits, text = data()
+    looks = (
+        # Lets kubectl and TorchX in.
+        Step(name="kubeconfig", argv=("kubeconfig",)),
+        clock("clock", SLOW),
+        refused(),
+        *nodes(settings.instance_type, GROUP),
+        *watched(),
+    )
+    return (
+        Chain(name=DIGITS, steps=(digits,)),
+        Chain(name=TEXT, steps=(text,)),
+        Chain(name="nodes, a run looked into", steps=looks),
+    )
+
+
+def trainings(settings: Settings) -> tuple[Chain, ...]:
+    """Both, each as soon as it can be, and a gang too big beside them."""
+    before = before_training(settings)
+    digits, text, nodes_there = (chain.name for chain in before)
+    mnist, bert = training(parameters(settings))
+    return (
+        *before,
+        Chain(name=BERT, after=(text, nodes_there), steps=(bert,)),
+        Chain(name=MNIST, after=(digits, nodes_there), steps=(mnist,)),
+        Chain(name="a gang too big", after=(nodes_there,), steps=too_big()),
+    )
+
+
+def afterwards(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Chain, ...]:
+    """What is to be seen of the runs, what the probes find, and that idle nodes go."""
+    looks = [
+        Chain(name=step.name, steps=(step,))
+        for step in watching(job_ids, with_browser=with_browser)
+    ]
+    probes = Chain(name="verify", steps=probing())
+    return (
+        probes,
+        *looks,
+        Chain(name="idle nodes", after=(probes.name, *(c.name for c in looks)), steps=end()),
+    )
+
+
+def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> ClusterStory:
+    """Run every command, and say how it went."""
+    with armed(aws, run=BERT, kind="kill-child", after=KILLED_AFTER):
+        trained = runner.run(trainings(settings))
+    told = ClusterStory(steps=runner.steps, checks=runner.checks)
+    for name in (MNIST, BERT):
+        # A refused one has left no job.
+        if (step := runner.step(name)) is not None and step.exit_code in (0, 1):
+            fault = "kill-child" if name == BERT else None
+            told.runs.append(ended_run(runner, name, run=name, fault=fault, on_cluster=True))
+    if trained:
+        _look(told, aws=aws, folder=folder, log=runner.log(BERT), given=parameters(settings))
+        ids = {run.run: str(run.job_id) for run in told.runs}
+        runner.run(afterwards(ids, with_browser=browser.is_installed()))
+    return told
+
+
+def _look(
+    told: ClusterStory,
+    *,
+    aws: Aws,
+    folder: Folder,
+    log: Path,
+    given: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Read what the runs left in the bucket, and judge it."""
+    plan = evidence.Wanted(
+        max_steps=int(given["bert-tiny"]["max-steps"]),
+        save_every=int(given["bert-tiny"]["save-every"]),
+        killed_after=KILLED_AFTER,
+    )
+    found = evidence.gather_training(aws, run=BERT, log=log, plan=plan)
+    told.attempts, told.resumed_from = found.attempts, found.resumed_from
+    told.killed_after = KILLED_AFTER
+    figure = folder.path / "bert-loss.svg"
+    curve.write_svg(figure, found.attempts)
+    told.figure = str(figure)
+    told.checks += [
+        *(Check(name=f"{BERT}: {c.name}", ok=c.ok, detail=c.detail) for c in found.checks),
+        evidence.judge_finished(aws, MNIST),
+    ]

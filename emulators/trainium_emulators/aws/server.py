@@ -4,6 +4,7 @@ Prints one JSON object a line (emulators/trainium_emulators/nodes/events.py); en
 """
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
@@ -150,3 +151,6 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+    # All has ended in order; to take moto's objects apart takes Python seconds more.
+    sys.stdout.flush()
+    os._exit(0)

@@ -143,7 +143,7 @@ class Aws:
         """Client that never repeats a call by itself.
 
         SubmitJob has no client token (API reference), so a repetition after a lost answer would
-        start a second job; ``jobs.batch.submission`` looks for the first one before it repeats.
+        start a second job; ``jobs.batch.service`` looks for the first one before it repeats.
         """
         client: BatchClient = self._client("batch", mode="standard", attempts=1)
         return client

@@ -1,8 +1,11 @@
 """The command line of `python -m jobs`."""
 
-from typing import Annotated
+from __future__ import annotations
+
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from jobs.commands.catalogue import catalogue
 from jobs.commands.check_deploy import check_deploy
@@ -16,14 +19,87 @@ from jobs.commands.shell import shell
 from jobs.commands.status import status
 from jobs.commands.stop import stop
 from jobs.commands.submit import submit
-from jobs.commands.submit_help import SubmitCommand
 from jobs.commands.tensorboard import tensorboard
 from jobs.commands.token import token
 from jobs.commands.top import top
 from jobs.commands.upload import upload
-from jobs.commands.usage_errors import JobsGroup
 from jobs.commands.verify import verify
+from jobs.output.console import print_document
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Workload
+
+_ARGV = "jobs.words"
+
+
+class JobsGroup(TyperGroup):
+    """Prints the document of a refusal before Typer says what is wrong, and exits with 2."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the words: what a command makes of them is lost when it refuses them."""
+        ctx.meta[_ARGV] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # Errors of usage, by what only they have: Typer keeps their class to itself.
+            said = getattr(error, "format_message", None)
+            if said is not None and "--json" in ctx.meta[_ARGV]:
+                from jobs.output.documents import refused_document
+
+                print_document(refused_document("usage", said()))
+            raise
+
+
+_SUBMIT_ARGV = "jobs.submit.words"
+
+
+class SubmitCommand(TyperCommand):
+    """Shows a workload's own help when one is named before ``--help``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the words, which ``--help`` would otherwise end before they are read."""
+        ctx.meta[_SUBMIT_ARGV] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the workload's help, or that of ``submit``."""
+        named = next((word for word in ctx.meta.get(_SUBMIT_ARGV, ()) if word in WORKLOADS), None)
+        if named is None:
+            super().format_help(ctx, formatter)
+        else:
+            _print_workload(WORKLOADS[named])
+
+
+def _print_workload(workload: Workload) -> None:
+    from rich.console import Console
+
+    from jobs.output.catalogue import parameters_table
+
+    console = Console(highlight=False)
+    required = "".join(f" --{p.name} {_value(p)}" for p in workload.parameters if p.required)
+    console.print(
+        f"usage: python -m jobs submit {workload.name}{required} [--parameter value]... [option]..."
+        f"\n\n{workload.summary}\n",
+        markup=False,
+    )
+    console.print(parameters_table(f"Parameters of {workload.name}", workload.parameters))
+    console.print(parameters_table("Parameters of every workload", LAUNCH_PARAMETERS))
+    own = "--nodes, --name, --follow, --time-limit, --yes, --dry-run, --json"
+    if workload.preset is not None:
+        own = f"--compile, {own}"
+    console.print(
+        f"A boolean may stand alone and is then true. Options of submit itself ({own}):\n"
+        "python -m jobs submit --help",
+        markup=False,
+    )
+
+
+def _value(item: Parameter) -> str:
+    return item.name.rpartition("-")[2].upper()
+
 
 app = typer.Typer(
     name="python -m jobs",
@@ -83,18 +159,48 @@ app.command(
     # A workload's parameters are options as well, which only the catalogue knows.
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )(submit)
+
+
 app.command("upload")(upload)
+
+
 app.command("download")(download)
+
+
 app.command("list")(list_runs)
+
+
 app.command("status")(status)
+
+
 app.command("logs")(logs)
+
+
 app.command("stop")(stop)
+
+
 app.command("verify")(verify)
+
+
 app.command("catalogue")(catalogue)
+
+
 app.command("check-deploy")(check_deploy)
+
+
 app.command("kubeconfig")(kubeconfig)
+
+
 app.command("token", hidden=True)(token)
+
+
 app.command("scale")(scale)
+
+
 app.command("shell")(shell)
+
+
 app.command("top")(top)
+
+
 app.command("tensorboard")(tensorboard)

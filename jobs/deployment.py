@@ -1,4 +1,4 @@
-"""A deployment as the helper sees it: the SSM parameters that its stacks publish."""
+"""A deployment as the CLI sees it: the SSM parameters that its stacks publish."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from jobs.aws import SsmClient
-from jobs.deploy_commands import cdk_deploy, deploy_command, missing_deployment
 from jobs.errors import Refusal
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import InstanceType, find_instance_type
+from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 T = TypeVar("T")
-
 _NAMES = (
     contract.SSM_CONTRACT_VERSION,
     contract.SSM_INSTANCE_TYPE,
@@ -218,3 +217,47 @@ def _parse(
         vpc=values.get(contract.SSM_VPC),
         default_security_group=values.get(contract.SSM_DEFAULT_SECURITY_GROUP),
     )
+
+
+def missing_deployment(ssm: SsmClient, name: str, where: str) -> Refusal:
+    """The refusal where there is no deployment of that name."""
+    parameter = contract.ssm_parameter(name, contract.SSM_CONTRACT_VERSION)
+    others = _other_deployments(ssm)
+    hint = f"; deployed here: {did_you_mean(name, others)}" if others else ""
+    return Refusal(
+        "no-deployment",
+        f"no deployment {name!r}{where}: there is no SSM parameter {parameter}; give the "
+        "--region it is in, another --deployment or AWS_PROFILE, or deploy it with "
+        f"`{deploy_command(name)}`{hint}",
+    )
+
+
+def _other_deployments(ssm: SsmClient) -> set[str]:
+    """Names of the deployments that exist; only a hint, so whatever goes wrong is no matter."""
+    root = contract.ssm_root("").rstrip("/")
+    names: set[str] = set()
+    token: dict[str, str] = {}
+    try:
+        for _ in range(20):
+            page = ssm.get_parameters_by_path(Path=root, Recursive=True, **token)
+            names |= {
+                item["Name"].removeprefix(f"{root}/").partition("/")[0]
+                for item in page["Parameters"]
+            }
+            if not page.get("NextToken"):
+                break
+            token = {"NextToken": page["NextToken"]}
+    except Exception:  # a hint must not hide the refusal it belongs to
+        return names
+    return names
+
+
+def deploy_command(name: str) -> str:
+    """The command that deploys under a name."""
+    return cdk_deploy({} if name == contract.DEFAULT_DEPLOYMENT else {"deployment": name})
+
+
+def cdk_deploy(settings: Mapping[str, object]) -> str:
+    """The command that deploys with these context keys."""
+    options = "".join(f" -c trainium:{key}={value}" for key, value in settings.items())
+    return f"cdk deploy --all{options}"

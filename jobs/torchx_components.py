@@ -19,8 +19,7 @@ from torchx import specs
 
 from jobs.aws import Aws
 from jobs.deployment import read_deployment
-from jobs.eks.app import app_def
-from jobs.eks.launch_spec import check_run_label, launch_spec
+from jobs.eks.request import app_def, check_run_label, launch_spec
 from jobs.submit.checks import checked_request, known_workload, valid_run_name
 from jobs.submit.parameters import parsed_parameters
 from jobs.submit.placement import chosen_orchestrator

@@ -14,7 +14,7 @@ from typing import Any
 from jobs.aws import Ec2Client
 from jobs.deployment import Deployment
 from jobs.errors import Refusal, error_code
-from jobs.submit.request import JobRequest
+from jobs.job import JobRequest
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 

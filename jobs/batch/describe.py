@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.aws import BatchClient
-from jobs.batch.runs import Attempt, Job, Kind, Node, Shape, array_status
+from jobs.job import ENDED, Attempt, Job, JobKind, Node, Shape
 from trainium_catalogue import contract
 
 _DESCRIBE_LIMIT = 100  # jobs of one DescribeJobs call (API reference)
@@ -32,24 +32,24 @@ def describe_job(batch: BatchClient, job_id: str, *, shape: Shape | None = None)
 
 def _shape(detail: Mapping[str, Any]) -> Shape:
     if detail.get("nodeProperties"):
-        return Shape(kind=Kind.NODES, size=int(detail["nodeProperties"].get("numNodes", 1)))
+        return Shape(kind=JobKind.NODES, size=int(detail["nodeProperties"].get("numNodes", 1)))
     array = (detail.get("arrayProperties") or {}).get("size")
     if array:
-        return Shape(kind=Kind.ARRAY, size=int(array))
-    return Shape(kind=Kind.CONTAINER, size=1)
+        return Shape(kind=JobKind.ARRAY, size=int(array))
+    return Shape(kind=JobKind.CONTAINER, size=1)
 
 
 def _job(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any] | None], shape: Shape) -> Job:
     attempts = tuple(
         _attempt(item, number) for number, item in enumerate(detail.get("attempts", ()), start=1)
     )
-    if shape.kind is Kind.CONTAINER:
+    if shape.kind is JobKind.CONTAINER:
         parts = [detail]
     nodes = tuple(
         _node(index, part, attempts) for index, part in enumerate(parts) if part is not None
     )
     status = detail["status"]
-    if shape.kind is Kind.ARRAY:
+    if shape.kind is JobKind.ARRAY:
         status = array_status(status, Counter(node.status for node in nodes))
     return Job(
         job_id=detail["jobId"],
@@ -140,3 +140,14 @@ def _attempt(item: Mapping[str, Any], number: int) -> Attempt:
         started_at_ms=item.get("startedAt"),
         stopped_at_ms=item.get("stoppedAt"),
     )
+
+
+# From the latest to the earliest; what some children of an array job do, the job does.
+_AS_CHILDREN = ("RUNNING", "STARTING", "RUNNABLE")
+
+
+def array_status(said: str, children: Mapping[str, int]) -> str:
+    """The status of an array job: ``children`` counts theirs."""
+    if said in ENDED:
+        return said
+    return next((status for status in _AS_CHILDREN if children.get(status)), said)

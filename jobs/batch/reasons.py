@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from jobs.job import Explanation
 from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """What a reason means and what to do about it."""
-
-    pattern: str
-    """Shell pattern of a ``statusReason`` or a container's ``reason``."""
-    meaning: str
-    remedy: str
-
 
 # Texts of Batch: user guide "Jobs stuck in a RUNNABLE status", "Job timeouts", "Automated job
 # retries" and the JobDetail type of the API reference. Texts of containers: ECS developer guide,

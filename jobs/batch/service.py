@@ -1,20 +1,19 @@
-"""Batch as a place where jobs go: multi-node jobs where it starts nodes, CPU jobs always."""
+"""Batch as a place where jobs go: listed, submitted exactly once, stopped."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jobs import errors
 from jobs.aws import Aws, BatchClient, LogsClient
-from jobs.batch.describe import describe_job
-from jobs.batch.reasons import Explanation
-from jobs.batch.runs import Job, RunSummary, Shape, list_runs
-from jobs.batch.submission import submit_once
+from jobs.batch.describe import array_status, describe_job
 from jobs.batch.waiting import waits_for, why_waiting
 from jobs.deployment import Deployment
-from jobs.submit.request import JobRequest
+from jobs.job import Explanation, Job, JobRequest, RunSummary, Shape
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.workloads import Hardware
 
 
 @dataclass(slots=True)
@@ -76,3 +75,86 @@ class BatchService:
         if self._client is None:
             self._client = self.aws.batch_once() if self.once else self.aws.batch()
         return self._client
+
+
+def list_runs(
+    batch: BatchClient, queues: Mapping[str, Hardware], *, run: str | None = None
+) -> list[RunSummary]:
+    """List the jobs of the queues, or those of one run; newest first."""
+    # One filter returns the jobs of every status; without a filter Batch lists RUNNING ones only.
+    wanted = (
+        {"name": "AFTER_CREATED_AT", "values": ["0"]}
+        if run is None
+        else {"name": "JOB_NAME", "values": [run]}
+    )
+    found = [
+        _summary(item, hardware)
+        for queue, hardware in queues.items()
+        for page in _pages(batch, jobQueue=queue, filters=[wanted])
+        for item in page["jobSummaryList"]
+        # Batch compares names without case. The children of an array are not runs.
+        if (run is None or item["jobName"] == run) and ":" not in item["jobId"]
+    ]
+    return sorted(found, key=lambda summary: summary.created_at_ms, reverse=True)
+
+
+def _pages(batch: BatchClient, **kwargs: Any) -> Iterator[Mapping[str, Any]]:
+    token: dict[str, str] = {}
+    while True:
+        page = batch.list_jobs(**kwargs, **token)
+        yield page
+        if not page.get("nextToken"):
+            return
+        token = {"nextToken": page["nextToken"]}
+
+
+def _summary(item: Mapping[str, Any], hardware: Hardware) -> RunSummary:
+    array = item.get("arrayProperties") or {}
+    size = item.get("nodeProperties", {}).get("numNodes")
+    if hardware is Hardware.CPU:
+        size = array.get("size", 1)
+    return RunSummary(
+        run=item["jobName"],
+        job_id=item["jobId"],
+        status=array_status(item["status"], array.get("statusSummary") or {}),
+        status_reason=item.get("statusReason"),
+        created_at_ms=int(item.get("createdAt", 0)),
+        started_at_ms=item.get("startedAt"),
+        stopped_at_ms=item.get("stoppedAt"),
+        num_nodes=size,
+        hardware=hardware,
+        exit_code=(item.get("container") or {}).get("exitCode"),
+    )
+
+
+WAITS_S = (1.0, 2.0, 4.0, 8.0)
+"""Pauses between attempts; ListJobs shows a new job within a moment, not at once."""
+
+
+def submit_once(
+    request: JobRequest,
+    batch: BatchClient,
+    *,
+    earlier: Collection[str] = (),
+    sleep: Callable[[float], None],
+) -> str:
+    """Submit and return the job id; repeats only when no job can have come of the last call.
+
+    ``batch`` must not retry by itself (``Aws.batch_once``). ``earlier`` holds the ids of the
+    jobs that this run had before.
+    """
+    for wait_s in WAITS_S:
+        try:
+            return str(batch.submit_job(**request.to_submit_kwargs())["jobId"])
+        except Exception as error:
+            ambiguous = errors.is_ambiguous(error)
+            if not ambiguous and not errors.is_throttled(error):
+                raise
+            sleep(wait_s)
+            if ambiguous:
+                # The answer was lost, perhaps not the job: look before asking again.
+                queue = {request.job_queue: request.hardware}
+                for summary in list_runs(batch, queue, run=request.run):
+                    if summary.job_id not in earlier:
+                        return summary.job_id
+    return str(batch.submit_job(**request.to_submit_kwargs())["jobId"])

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.aws import BatchClient
-from jobs.batch.reasons import Explanation
-from jobs.batch.runs import Job, Kind
 from jobs.deployment import Deployment
+from jobs.job import Explanation, Job, JobKind
 
 
 def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explanation:
     """Return the first thing that is wrong, or what usually is."""
-    on_cpu = job.shape.kind is not Kind.NODES
+    on_cpu = job.shape.kind is not JobKind.NODES
     queue_name = deployment.cpu_job_queue if on_cpu else deployment.job_queue
     assert queue_name is not None
     queues = batch.describe_job_queues(jobQueues=[queue_name])["jobQueues"]

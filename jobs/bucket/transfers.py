@@ -1,16 +1,20 @@
-"""Moving files to and from the bucket: in parts, many at a time, with a progress bar."""
+"""Moving files to and from the bucket: in parts, many at a time, and only what differs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+import hashlib
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from jobs.bucket.checksums import is_same
 from jobs.bucket.objects import Bucket
+from jobs.deployment import Deployment
 from jobs.errors import Refusal
+from jobs.output.documents import Document
 
 _PART_BYTES = 16 * 2**20
 CONCURRENCY = 16
@@ -33,7 +37,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TransferResult:
     """What was done with each."""
 
     moved: tuple[Item, ...]
@@ -48,7 +52,7 @@ def move(
     *,
     prefix: str,
     note: Callable[[str], None],
-) -> Outcome:
+) -> TransferResult:
     """Move what is not there yet; every key begins with ``prefix``.
 
     Ctrl-C ends parts that are under way and leaves no half file.
@@ -120,7 +124,7 @@ def move(
                 f"{error.strerror or error}; make room or set its permissions, the same command "
                 "goes on where this ended",
             ) from None
-    return Outcome(moved=tuple(moved), skipped=tuple(skipped))
+    return TransferResult(moved=tuple(moved), skipped=tuple(skipped))
 
 
 def files(items: Sequence[Item]) -> str:
@@ -146,3 +150,102 @@ def _start(
         )
     item.path.parent.mkdir(parents=True, exist_ok=True)
     return manager.download(bucket.name, item.key, str(item.path), subscribers=subscribers)
+
+
+def transfer_document(
+    deployment: Deployment, prefix: str, items: Iterable[Item], outcome: TransferResult | None
+) -> Document:
+    skipped = {item.key for item in outcome.skipped} if outcome else set()
+
+    def action(item: Item) -> str:
+        if outcome is None:
+            return "dry-run"
+        return "skipped" if item.key in skipped else "moved"
+
+    return {
+        "deployment": deployment.name,
+        "region": deployment.region,
+        "uri": f"s3://{deployment.bucket}/{prefix}",
+        "files": [
+            {"path": str(item.path), "key": item.key, "bytes": item.size, "action": action(item)}
+            for item in items
+        ],
+    }
+
+
+_BLOCK_BYTES = 4 * 2**20
+
+
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+class _Crc32:
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: bytes, /) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(4, "big")
+
+
+def is_same(path: Path, bucket: Bucket, key: str) -> bool:
+    """Whether ``path`` holds the object's bytes; False where that cannot be told."""
+    head = bucket.head(key, ChecksumMode="ENABLED")
+    if head is None or not path.is_file() or path.stat().st_size != int(head["ContentLength"]):
+        return False
+    return checksum_agrees(path, bucket, key, head) is True
+
+
+def checksum_agrees(path: Path, bucket: Bucket, key: str, head: Mapping[str, Any]) -> bool | None:
+    """Compare checksums; None where S3 has none that can be recomputed."""
+    crc32 = head.get("ChecksumCRC32")
+    if crc32:
+        whole = "-" not in crc32
+        part_bytes = 0 if whole else _part_bytes(bucket, key)
+        if part_bytes is None:
+            return None
+        digest, count = _digest(path, _Crc32, part_bytes)
+        text = base64.b64encode(digest).decode()
+        return bool(crc32 == (text if whole else f"{text}-{count}"))
+    if head.get("ServerSideEncryption") not in (None, "AES256"):
+        return None  # the ETag is no MD5 then
+    etag = str(head.get("ETag", "")).strip('"')
+    whole = "-" not in etag
+    part_bytes = 0 if whole else _part_bytes(bucket, key)
+    if part_bytes is None:
+        return None
+    digest, count = _digest(path, _md5, part_bytes)
+    return etag == (digest.hex() if whole else f"{digest.hex()}-{count}")
+
+
+def _part_bytes(bucket: Bucket, key: str) -> int | None:
+    first = bucket.head(key, PartNumber=1)
+    return int(first["ContentLength"]) if first else None
+
+
+def _md5() -> _Digest:
+    return hashlib.md5(usedforsecurity=False)
+
+
+def _digest(path: Path, make: Any, part_bytes: int) -> tuple[bytes, int]:
+    """Checksum of the file, or of the checksums of its parts; and how many parts there are."""
+    outer, count = make(), 0
+    with path.open("rb") as file:
+        if not part_bytes:
+            while block := file.read(_BLOCK_BYTES):
+                outer.update(block)
+            return outer.digest(), 1
+        while True:
+            inner, left = make(), part_bytes
+            while left and (block := file.read(min(left, _BLOCK_BYTES))):
+                inner.update(block)
+                left -= len(block)
+            if left == part_bytes:
+                return outer.digest(), count
+            outer.update(inner.digest())
+            count += 1

@@ -5,8 +5,9 @@ from typing import Any
 
 import typer
 
-from jobs.commands.options import JsonOption, command, print_document
+from jobs.commands.options import JsonOption, command
 from jobs.errors import EXIT_OK
+from jobs.output.console import print_document
 from trainium_catalogue.instances import INSTANCE_TYPES, InstanceType
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, NeuronRelease
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter

@@ -15,10 +15,9 @@ from jobs.commands.options import (
     RegionOption,
     chosen,
     command,
-    note,
-    print_document,
 )
 from jobs.errors import EXIT_OK, as_refusal
+from jobs.output.console import note, print_document
 
 if TYPE_CHECKING:
     from jobs.deploy_check.account import ActiveJob, Stack

@@ -1,27 +1,36 @@
 """`jobs download`: the exported model of a run."""
 
-from pathlib import Path
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import typer
 
 from jobs.aws import Aws
-from jobs.bucket.downloads import check_arrived, check_target, planned_download
-from jobs.bucket.objects import Bucket
-from jobs.bucket.transfers import Direction, files, move
-from jobs.commands.options import (
-    DeploymentOption,
-    JsonOption,
-    RegionOption,
-    chosen,
-    command,
-    note,
-    print_document,
+from jobs.bucket.objects import Bucket, Found
+from jobs.bucket.training_run import known_runs, read_checkpoints, read_run
+from jobs.bucket.transfers import (
+    Direction,
+    Item,
+    TransferResult,
+    checksum_agrees,
+    files,
+    move,
+    transfer_document,
 )
-from jobs.deployment import read_deployment
-from jobs.errors import EXIT_OK
-from jobs.output.documents_transfer import download_document
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
+from jobs.deployment import Deployment, read_deployment
+from jobs.errors import EXIT_OK, Refusal
+from jobs.output.console import note, print_document
+from jobs.output.documents import Document
 from jobs.submit.checks import valid_run_name
+from trainium_catalogue import contract
+from trainium_catalogue.suggest import did_you_mean
 
 
 @command
@@ -70,3 +79,132 @@ def download(
     if as_json:
         print_document(download_document(target, planned, outcome, to=to))
     return EXIT_OK
+
+
+def download_document(
+    deployment: Deployment, planned: Download, outcome: TransferResult | None, *, to: Path
+) -> Document:
+    """What ``download --json`` prints; without an outcome nothing was downloaded."""
+    return {
+        **transfer_document(deployment, planned.prefix, planned.items, outcome),
+        "run": planned.run,
+        "step": planned.step,
+        "to": str(to),
+    }
+
+
+RECEIPT = "export.json"
+"""Written last by the export workload: step, and the files with their sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Download:
+    """Files of an export."""
+
+    run: str
+    step: int | None
+    prefix: str
+    items: tuple[Item, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(item.size for item in self.items)
+
+
+def planned_download(bucket: Bucket, run: str, to: Path) -> Download:
+    """Look at what there is to fetch; refuses an export that is missing or not complete."""
+    prefix = f"{contract.EXPORT_PREFIX}{run}/"
+    found = list(bucket.objects(prefix))
+    receipt = bucket.document(prefix + RECEIPT)
+    if not found:
+        raise _nothing(bucket, run)
+    if receipt is None:
+        raise Refusal(
+            "export-incomplete",
+            f"the export of run {run} is not complete: {prefix}{RECEIPT} is missing; wait for its "
+            f"job, or submit it again: `python -m jobs submit export --run {run}`",
+        )
+    _check_complete(found, prefix, receipt.get("files") or {}, run)
+    items = tuple(
+        Item(path=_inside(to, entry.key.removeprefix(prefix)), key=entry.key, size=entry.size)
+        for entry in found
+        if not entry.key.endswith("/")
+    )
+    return Download(run=run, step=receipt.get("step"), prefix=prefix, items=items)
+
+
+def check_target(to: Path, download: Download) -> None:
+    """Refuse a folder that cannot be written to, or that has too little room."""
+    if to.exists() and not to.is_dir():
+        raise Refusal("target", f"--to {to} is a file; name a folder")
+    nearest = next(folder for folder in (to.absolute(), *to.absolute().parents) if folder.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise Refusal("target", f"--to {to} cannot be written to ({nearest}); name another folder")
+    there = sum(_size(item.path) for item in download.items)
+    needed, free = download.num_bytes - there, shutil.disk_usage(nearest).free
+    if needed > free:
+        raise Refusal(
+            "target-full",
+            f"--to {to} has {free / 1e9:.1f} GB free and the export takes {needed / 1e9:.1f} GB "
+            "more; make room, or name another folder",
+        )
+
+
+def check_arrived(bucket: Bucket, moved: Iterable[Item]) -> None:
+    """Refuse what has arrived with another size or checksum than the bucket's."""
+    wrong = []
+    for item in moved:
+        head = bucket.head(item.key, ChecksumMode="ENABLED") or {}
+        agrees = checksum_agrees(item.path, bucket, item.key, head)
+        if _size(item.path) != item.size or agrees is False:
+            wrong.append(item.path.name)
+    if wrong:
+        raise Refusal(
+            "not-arrived",
+            f"{', '.join(wrong)} did not arrive as the bucket holds it; run the same command again",
+        )
+
+
+def _check_complete(found: list[Found], prefix: str, files: Mapping[str, int], run: str) -> None:
+    sizes = {entry.key.removeprefix(prefix): entry.size for entry in found}
+    wrong = [name for name, size in files.items() if sizes.get(name) != size]
+    if wrong:
+        raise Refusal(
+            "export-incomplete",
+            f"the export of run {run} is being made anew or is damaged: {', '.join(wrong)} is not "
+            f"what {RECEIPT} says; wait for its job, or submit it again: `python -m jobs submit "
+            f"export --run {run}`",
+        )
+
+
+def _nothing(bucket: Bucket, run: str) -> Refusal:
+    stored = read_run(bucket, run)
+    if stored is None:
+        runs = known_runs(bucket)
+        hint = did_you_mean(run, runs) if runs else "the bucket has no runs"
+        return Refusal("unknown-run", f"there is no run {run!r} to download; {hint}")
+    checkpoints = read_checkpoints(bucket, run, stored.values)
+    if checkpoints.are_seen and not checkpoints.steps:
+        return Refusal(
+            "nothing-to-download",
+            f"run {run} has no complete checkpoint yet, so nothing to export or download; see "
+            f"`python -m jobs status {run}`",
+        )
+    steps = ", ".join(str(step) for step in checkpoints.steps) or "not seen from here"
+    return Refusal(
+        "nothing-to-download",
+        f"run {run} is not exported; submit `python -m jobs submit export --run {run}` first "
+        f"(checkpoints in {checkpoints.uri}: steps {steps})",
+    )
+
+
+def _inside(folder: Path, name: str) -> Path:
+    parts = PurePosixPath(name).parts
+    if ".." in parts or name.startswith("/"):
+        raise Refusal("key", f"an object is named {name!r}, which leads out of the folder")
+    return folder.joinpath(*parts)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

@@ -5,20 +5,12 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.commands.options import (
-    DeploymentOption,
-    JsonOption,
-    RegionOption,
-    chosen,
-    command,
-    note,
-    print_document,
-    status_command,
-)
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import read_deployment
 from jobs.errors import EXIT_OK
+from jobs.orchestrators import services_of
 from jobs.output import documents
-from jobs.services import services_of
+from jobs.output.console import note, print_document, status_command
 
 
 @command

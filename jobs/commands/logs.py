@@ -5,23 +5,12 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.commands.find import found_job
-from jobs.commands.options import (
-    DeploymentOption,
-    JsonOption,
-    RegionOption,
-    chosen,
-    command,
-    exit_code,
-    follow_command,
-    note,
-    print_document,
-)
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import read_deployment
 from jobs.errors import EXIT_OK
+from jobs.orchestrators import check_node_index, found_job, services_of
 from jobs.output import documents
-from jobs.services import services_of
-from jobs.submit.checks import check_node_index
+from jobs.output.console import exit_code, follow_command, note, print_document
 from trainium_catalogue.contract import Orchestrator
 
 
@@ -67,7 +56,7 @@ def logs(
     service, job = found_job(services_of(aws, target, note), target, run)
     check_node_index(node, job.shape)
     if follow:
-        from jobs.output.watch import watch
+        from jobs.output.screen import watch
 
         ended, lines = watch(
             service,
@@ -83,8 +72,7 @@ def logs(
                 documents.logs_document(target, job.run, job.job_id, lines=lines, job=ended)
             )
         return exit_code(ended)
-    from jobs.output.show import Screen
-    from jobs.output.watch import existing_lines
+    from jobs.output.screen import Screen, existing_lines
 
     lines = existing_lines(service, job, only_node=node)
     if as_json:

@@ -1,7 +1,8 @@
-"""What every command shares: its options, its exit codes and how it refuses."""
+"""The frame of every command: its options, its exit codes and how it refuses."""
+
+from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ from typing import Annotated, Any, ParamSpec
 import typer
 
 from jobs import errors
-from jobs.batch.runs import Job
-from jobs.deployment import Deployment
-from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
+from jobs.aws import Aws
+from jobs.deployment import Deployment, EksTarget, read_deployment
+from jobs.eks.service import EksService
+from jobs.errors import Refusal
+from jobs.output.console import note, print_document
+from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
 
 P = ParamSpec("P")
-
 DeploymentOption = Annotated[
     str | None,
     typer.Option("--deployment", help="Deployment to use.", show_default=False),
@@ -67,7 +70,7 @@ def command(function: Callable[P, int]) -> Callable[P, None]:
                 raise
             mapped = errors.from_aws(error, region=region)
             if mapped is None and "kubernetes" in sys.modules:
-                from jobs.eks.errors import from_kubernetes
+                from jobs.eks.cluster import from_kubernetes
 
                 mapped = from_kubernetes(error)
             if mapped is None:
@@ -88,33 +91,23 @@ def refuse(refusal: errors.Refusal, *, as_json: bool) -> int:
     return errors.EXIT_REFUSED
 
 
-def print_document(document: dict[str, Any]) -> None:
-    """Print the one document of ``--json``."""
-    typer.echo(json.dumps(document, indent=2))
+def eks_deployment(given: Globals, what: str) -> tuple[Aws, Deployment, EksTarget]:
+    """Read the deployment; refuse one without a cluster."""
+    aws = Aws(given.region)
+    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    if Orchestrator.EKS in target.unusable:
+        raise target.unusable[Orchestrator.EKS]
+    if target.eks is None:
+        both = target.redeploy_command(orchestrators="batch,eks")
+        raise Refusal(
+            "no-eks",
+            f"{what} needs a cluster, and deployment {target.name!r} has none; deploy one with "
+            f"`{both}` and the other -c settings it was deployed with",
+        )
+    return aws, target, target.eks
 
 
-def note(text: str) -> None:
-    """Say something to a person: on standard error, so that output can be piped."""
-    typer.echo(text, err=True)
-
-
-def exit_code(job: Job) -> int:
-    """1 when the job ended and did not succeed, else 0."""
-    return errors.EXIT_JOB_FAILED if job.ended and not job.succeeded else errors.EXIT_OK
-
-
-def follow_command(deployment: Deployment, run: str) -> str:
-    """The command that follows a run again."""
-    return f"{_helper(deployment)} logs {run} --follow"
-
-
-def status_command(deployment: Deployment, run: str) -> str:
-    """The command that says how a run stands, or ended."""
-    return f"{_helper(deployment)} status {run}"
-
-
-def _helper(deployment: Deployment) -> str:
-    """`python -m jobs` with the options that find the deployment."""
-    name = "" if deployment.name == DEFAULT_DEPLOYMENT else f" --deployment {deployment.name}"
-    region = f" --region {deployment.region}" if deployment.region else ""
-    return f"python -m jobs{name}{region}"
+def eks_service(given: Globals, what: str) -> EksService:
+    """The deployment's cluster."""
+    aws, target, _ = eks_deployment(given, what)
+    return EksService(aws, target)

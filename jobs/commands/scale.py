@@ -6,20 +6,18 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.commands.cluster import eks_service
-from jobs.commands.confirm import confirm
 from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
     chosen,
     command,
-    note,
-    print_document,
+    eks_service,
 )
 from jobs.eks.service import EksService
 from jobs.errors import EXIT_OK
-from jobs.submit.request import ESTIMATE_NOTE
+from jobs.job import ESTIMATE_NOTE
+from jobs.output.console import confirm, note, print_document
 
 
 @command
@@ -128,7 +126,7 @@ def _take_away(service: EksService, nodes: int, *, force: bool, change: str) -> 
 
 def _keep(service: EksService) -> None:
     """Count the idle time of what is there from now."""
-    from jobs.eks.idle_nodes import keep_idle
+    from jobs.eks.scale_in import keep_idle
 
     if not keep_idle(service.cluster(), service.target):
         note("nodes that are idle already go when they would have: you may not change nodes")
@@ -136,9 +134,8 @@ def _keep(service: EksService) -> None:
 
 def _show(service: EksService, *, as_json: bool) -> int:
     """The nodes there are, who uses them, and when idle ones go."""
-    from jobs.eks.idle_nodes import describe_idle
     from jobs.eks.nodes import look_at_nodes, read_node_group
-    from jobs.eks.scale_in import nodes_of_group, read_use
+    from jobs.eks.scale_in import describe_idle, nodes_of_group, read_use
 
     cluster, target = service.cluster(), service.target
     group = read_node_group(service.aws, target)
@@ -164,7 +161,7 @@ def _show(service: EksService, *, as_json: bool) -> int:
 
 
 def _document(service: EksService, *, before: int, nodes: int, ready: int) -> dict[str, Any]:
-    from jobs.eks.idle_nodes import idle_documents
+    from jobs.eks.scale_in import idle_documents
 
     target = service.target
     return {

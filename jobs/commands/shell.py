@@ -7,14 +7,13 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.batch.runs import Job
-from jobs.commands.find import found_job
-from jobs.commands.options import DeploymentOption, RegionOption, chosen, command, note
+from jobs.commands.options import DeploymentOption, RegionOption, chosen, command
 from jobs.deployment import Deployment, read_deployment
 from jobs.eks.service import EksService
 from jobs.errors import Refusal
-from jobs.services import services_of
-from jobs.submit.checks import check_node_index
+from jobs.job import Job
+from jobs.orchestrators import check_node_index, found_job, services_of
+from jobs.output.console import note
 
 
 @command
@@ -65,14 +64,14 @@ def running_pod(job: Job, node: int) -> str:
 
 def _in_pod(service: EksService, job: Job, node: int, words: list[str]) -> int:
     from jobs.eks.cluster import refusing
-    from jobs.eks.pod_exec import interact
+    from jobs.eks.pod_streams import interact
 
     with refusing():
         return interact(service.cluster(), running_pod(job, node), words)
 
 
 def _on_host(aws: Aws, target: Deployment, job: Job, node: int, words: list[str]) -> int:
-    from jobs.batch.host_session import (
+    from jobs.batch.shell import (
         PROGRAMS,
         check_session,
         find_host,

@@ -7,22 +7,13 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.batch.runs import ON_HOSTS, Job, RunSummary
-from jobs.commands.find import found_summary
-from jobs.commands.options import (
-    DeploymentOption,
-    JsonOption,
-    RegionOption,
-    chosen,
-    command,
-    note,
-    print_document,
-)
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import read_deployment
 from jobs.errors import EXIT_OK
-from jobs.orchestrators import JobService
+from jobs.job import ON_HOSTS, Job, RunSummary
+from jobs.orchestrators import JobService, found_summary, services_of
 from jobs.output import documents
-from jobs.services import services_of
+from jobs.output.console import note, print_document
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 
@@ -117,7 +108,7 @@ def _report(job: Job, grace_s: float, *, bucket: str) -> str:
             f"run {job.run} is still {job.status} after {grace_s:g} s; look again with: "
             f"python -m jobs status {job.run}"
         )
-    from jobs.output.show import verdict
+    from jobs.output.screen import verdict
 
     return verdict(job, bucket=bucket)
 

@@ -8,11 +8,12 @@ import typer
 
 from jobs.aws import Aws
 from jobs.batch.default_group import check_default_group
-from jobs.batch.runs import RunSummary
 from jobs.bucket.objects import Bucket
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command, note
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import read_deployment
-from jobs.services import service_for, services_of
+from jobs.job import RunSummary
+from jobs.orchestrators import service_for, services_of
+from jobs.output.console import note
 from jobs.submit.checks import check_size, checked_request, known_workload, valid_run_name
 from jobs.submit.parameters import parsed_parameters
 from jobs.submit.placement import chosen_orchestrator
@@ -167,7 +168,7 @@ def submit(
     service = service_for(aws, target, orchestrator, submits=True)
     sender = Sender(service=service, target=target, follows=follow, as_json=as_json)
     if on_eks:
-        from jobs.eks.launch_spec import check_run_label
+        from jobs.eks.request import check_run_label
         from jobs.submit.cluster import releasing
 
         check_run_label(compile_run(run) if compiles else run)

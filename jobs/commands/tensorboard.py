@@ -1,8 +1,14 @@
 """`jobs tensorboard`: the curves of a run in a browser, nothing of it public."""
 
+from __future__ import annotations
+
+import importlib.util
 import json
+import subprocess
+import sys
 import tempfile
 import threading
+import time
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
@@ -14,24 +20,16 @@ import typer
 from jobs.aws import Aws
 from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import known_runs
-from jobs.commands.find import found_summary
-from jobs.commands.options import (
-    DeploymentOption,
-    JsonOption,
-    RegionOption,
-    chosen,
-    command,
-    note,
-    print_document,
-)
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import EXIT_OK, Refusal, as_refusal
-from jobs.services import services_of
+from jobs.orchestrators import found_summary, services_of
+from jobs.output.console import note, print_document
 from jobs.submit.checks import valid_run_name
-from trainium_catalogue.contract import LOSS_SCALAR, Orchestrator, run_key
+from trainium_catalogue.contract import LOSS_SCALAR, Orchestrator, run_key, run_prefix
 
 if TYPE_CHECKING:
-    from jobs.eks.port_forward import Forwarder
+    from jobs.eks.pod_streams import Forwarder
 
 SERVICE = "tensorboard"
 SERVICE_PORT = 6006
@@ -70,7 +68,6 @@ def tensorboard(
       python -m jobs tensorboard bert-1
       python -m jobs tensorboard bert-1 --no-browser --port 16006
     """
-    from jobs.bucket.tensorboard import free_port
 
     valid_run_name(run)
     given = chosen(context, deployment, region)
@@ -131,12 +128,12 @@ def _check_known(aws: Aws, target: Deployment, bucket: Bucket, run: str) -> None
             raise
 
 
-def _forwarder(aws: Aws, target: Deployment, port: int) -> "Forwarder | None":
+def _forwarder(aws: Aws, target: Deployment, port: int) -> Forwarder | None:
     """A port to the cluster's TensorBoard; None where there is none, or none that can be had."""
     if Orchestrator.EKS not in target.orchestrators:
         return None
     from jobs.eks.cluster import refusing
-    from jobs.eks.port_forward import Forwarder, find_service_pod
+    from jobs.eks.pod_streams import Forwarder, find_service_pod
     from jobs.eks.service import EksService
 
     try:
@@ -156,7 +153,6 @@ def _forwarder(aws: Aws, target: Deployment, port: int) -> "Forwarder | None":
 
 
 def _serve_here(bucket: Bucket, run: str, port: int, announce: Callable[[], None]) -> None:
-    from jobs.bucket.tensorboard import check_installed, copy_logs, no_logs, start
 
     check_installed()
     with tempfile.TemporaryDirectory(prefix="tensorboard-") as name:
@@ -174,3 +170,81 @@ def _serve_here(bucket: Bucket, run: str, port: int, announce: Callable[[], None
         finally:
             process.terminate()
             process.wait()
+
+
+_START_LIMIT_S = 60.0
+
+
+def check_installed() -> None:
+    """Refuse where there is no TensorBoard."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise Refusal(
+            "no-tensorboard",
+            "TensorBoard is not installed here; install what requirements-dev.txt pins "
+            "(`make setup`), or use a deployment with a cluster, which has one",
+        )
+
+
+def copy_logs(bucket: Bucket, run: str, folder: Path) -> int:
+    """Fetch what is new or has grown; returns how many files the run has."""
+    prefix = run_prefix(run, "logs")
+    number = 0
+    for found in bucket.objects(prefix):
+        target = folder / found.key.removeprefix(prefix)
+        number += 1
+        if target.exists() and target.stat().st_size == found.size:
+            continue
+        data = bucket.read(found.key)
+        if data is None:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # TensorBoard may be reading it: events are only ever appended.
+        with target.open("r+b" if target.exists() else "wb") as file:
+            file.write(data)
+    return number
+
+
+def no_logs(bucket: Bucket, run: str) -> Refusal:
+    """The refusal for a run that has logged nothing."""
+    return Refusal(
+        "no-logs",
+        f"run {run} has no TensorBoard logs in s3://{bucket.name}/{run_prefix(run, 'logs')}; "
+        f"training writes the first with its first logged step: python -m jobs status {run}",
+    )
+
+
+def free_port(wanted: int | None) -> int:
+    """The port that is asked for, else TensorBoard's own, else any; refuses a taken one."""
+    import socket  # not for every start of the CLI, as below
+
+    for port in (SERVICE_PORT, 0) if wanted is None else (wanted,):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise Refusal(
+        "port-taken", f"--port {wanted} is taken on this machine; leave --port out for a free one"
+    )
+
+
+def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """Start TensorBoard and wait until it answers."""
+    from urllib.error import URLError
+    from urllib.request import ProxyHandler, build_opener
+
+    argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder)]
+    argv += ["--host", "127.0.0.1", "--port", str(port), "--reload_interval", "5"]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + _START_LIMIT_S
+    opener = build_opener(ProxyHandler({}))
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            opener.open(f"http://127.0.0.1:{port}/", timeout=5).close()
+            return process
+        except (URLError, OSError):
+            time.sleep(0.2)
+    process.terminate()
+    raise Refusal("tensorboard", f"TensorBoard does not start here; see why with: {' '.join(argv)}")

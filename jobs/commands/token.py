@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.commands.options import RegionOption, chosen, command, print_document
+from jobs.commands.options import RegionOption, chosen, command
 from jobs.errors import EXIT_OK
+from jobs.output.console import print_document
 
 
 @command
@@ -17,7 +18,7 @@ def token(
     region: RegionOption = None,
 ) -> int:
     """Print an ExecCredential for one cluster; kubectl calls this."""
-    from jobs.eks.token import exec_credential, make_token
+    from jobs.eks.cluster import exec_credential, make_token
 
     aws = Aws(chosen(context, None, region).region)
     print_document(exec_credential(make_token(aws, cluster), now=datetime.now(UTC)))

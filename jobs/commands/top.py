@@ -1,29 +1,31 @@
 """`jobs top`: how busy the nodes of a run are."""
 
+from __future__ import annotations
+
 import time
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.batch.runs import Job
-from jobs.commands.cluster import eks_service
-from jobs.commands.find import found_job
 from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
     chosen,
     command,
-    note,
-    print_document,
+    eks_service,
 )
 from jobs.commands.shell import running_pod
 from jobs.eks.service import EksService
-from jobs.eks.usage import NEURON_MONITOR, Usage
 from jobs.errors import EXIT_OK, Refusal
-from jobs.services import Services
+from jobs.job import Job
+from jobs.orchestrators import Services, found_job
+from jobs.output.console import note, print_document
 from trainium_catalogue.contract import Orchestrator
+
+if TYPE_CHECKING:
+    from jobs.eks.usage import Usage
 
 
 @command
@@ -51,7 +53,7 @@ def top(
       python -m jobs top bert-1 --every 10
     """
     service = eks_service(chosen(context, deployment, region), "top")
-    from jobs.eks.idle_nodes import try_idle_remark
+    from jobs.eks.scale_in import try_idle_remark
 
     _, job = found_job(Services((service,), note, Orchestrator.EKS), service.target, run)
     while True:
@@ -70,7 +72,7 @@ def top(
 
 def _measure(service: EksService, job: Job) -> dict[int, Usage]:
     from jobs.eks.cluster import refusing
-    from jobs.eks.monitor import usage_of_all
+    from jobs.eks.usage import usage_of_all
 
     pods = {node.index: node.name for node in job.nodes if node.name and node.status == "RUNNING"}
     if not pods:
@@ -96,6 +98,8 @@ def _document(service: EksService, job: Job, usage: dict[int, Usage]) -> dict[st
 def _show(job: Job, usage: dict[int, Usage]) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from jobs.eks.usage import NEURON_MONITOR
 
     table = Table()
     for heading in ("node", "NeuronCores", "busy %", "device GiB", "vCPU %", "memory GiB"):

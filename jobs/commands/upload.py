@@ -1,5 +1,11 @@
 """`jobs upload`: a tokenizer or text into the deployment's bucket."""
 
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -7,20 +13,14 @@ import typer
 
 from jobs.aws import Aws
 from jobs.bucket.objects import Bucket
-from jobs.bucket.transfers import Direction, Outcome, files, move
-from jobs.bucket.uploads import Upload, planned_upload
-from jobs.commands.options import (
-    DeploymentOption,
-    JsonOption,
-    RegionOption,
-    chosen,
-    command,
-    note,
-    print_document,
-)
+from jobs.bucket.transfers import Direction, Item, TransferResult, files, move, transfer_document
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import Deployment, read_deployment
-from jobs.errors import EXIT_OK
-from jobs.output.documents_transfer import upload_document
+from jobs.errors import EXIT_OK, Refusal
+from jobs.output.console import note, print_document
+from jobs.output.documents import Document
+from trainium_catalogue import contract
+from trainium_catalogue.parameters.data import CORPORA, TEXT_SUFFIXES
 
 
 @command
@@ -71,7 +71,7 @@ def upload(
     return EXIT_OK
 
 
-def _report(target: Deployment, bucket: Bucket, planned: Upload, outcome: Outcome) -> None:
+def _report(target: Deployment, bucket: Bucket, planned: Upload, outcome: TransferResult) -> None:
     there = f"; {files(outcome.skipped)} there already" if outcome.skipped else ""
     note(
         f"uploaded {files(outcome.moved)}{there}: "
@@ -101,3 +101,191 @@ def _some(names: tuple[str, ...] | list[str]) -> str:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def upload_document(
+    deployment: Deployment, planned: Upload, outcome: TransferResult | None
+) -> Document:
+    """What ``upload --json`` prints; without an outcome nothing was uploaded."""
+    return {
+        **transfer_document(deployment, planned.prefix, planned.items, outcome),
+        "kind": planned.kind,
+        "name": planned.name,
+        "left_out": list(planned.left_out),
+    }
+
+
+_HEAD_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """Files, and what they are together."""
+
+    kind: str
+    """``tokenizer`` or ``corpus``."""
+    name: str
+    """By which ``tokenize`` finds it."""
+    prefix: str
+    """Where in the bucket it is."""
+    items: tuple[Item, ...]
+    left_out: tuple[str, ...] = ()
+    """Files of the folder that are no text."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(item.size for item in self.items)
+
+
+def planned_upload(path: Path, name: str | None) -> Upload:
+    """Look at what is to be uploaded; refuses what `tokenize` could not read."""
+    if not path.exists():
+        raise Refusal("no-such-path", f"there is no {path}; name a file or a folder that exists")
+    if path.is_dir():
+        return _folder(path, _corpus_name(name or path.resolve().name))
+    if not path.is_file():
+        raise Refusal("no-such-path", f"{path} is neither a file nor a folder; name one")
+    if is_tokenizer_name(path.name):
+        return _tokenizer(path, _checked_name(name or path.name))
+    if not is_text_name(path.name):
+        raise Refusal(
+            "unknown-kind",
+            f"{path.name} is no kind of file that is known: tokenizers are *.model and "
+            f"tokenizer*.json, text ends in {_suffixes()}; rename or convert it",
+        )
+    corpus = _corpus_name(name or _stem(path.name))
+    _check_size(path)
+    prefix = f"{contract.CORPORA_PREFIX}{corpus}/"
+    item = Item(path=path, key=prefix + path.name, size=path.stat().st_size)
+    return Upload(kind="corpus", name=corpus, prefix=prefix, items=(item,))
+
+
+def is_tokenizer_name(name: str) -> bool:
+    """``tokenizer.model``, ``tokenizer.json`` and their like."""
+    return name.endswith(".model") or re.fullmatch(r"tokenizer.*\.json", name) is not None
+
+
+def is_text_name(name: str) -> bool:
+    """Whether ``tokenize`` reads a file of that name."""
+    lower = name.lower()
+    stem = lower.removesuffix(".gz")
+    return stem.endswith(TEXT_SUFFIXES) and not (
+        lower.endswith(".gz") and stem.endswith(".parquet")
+    )
+
+
+def check_tokenizer(path: Path) -> None:
+    """Refuse a file that is neither a SentencePiece model nor a ``tokenizer.json``."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith(b"version https://git-lfs"):
+        raise _no_tokenizer(path, "it is a Git LFS pointer; fetch the file itself (git lfs pull)")
+    if path.name.endswith(".json"):
+        try:
+            document = json.loads(path.read_bytes())
+        except ValueError:
+            raise _no_tokenizer(path, "it is not JSON; upload it as it came") from None
+        model = document.get("model") if isinstance(document, Mapping) else None
+        if not isinstance(model, Mapping) or "type" not in model:
+            raise _no_tokenizer(
+                path,
+                "it has no model; upload the file named tokenizer.json (tokenizer_config.json is "
+                "another one), or tokenizer.model",
+            )
+    elif not _begins_as_sentencepiece(head):
+        raise _no_tokenizer(
+            path, "it is no SentencePiece model; upload tokenizer.model as it came with the weights"
+        )
+
+
+def _tokenizer(path: Path, name: str) -> Upload:
+    _check_size(path)
+    check_tokenizer(path)
+    if not is_tokenizer_name(name):
+        like = f"{name}.model" if path.suffix == ".model" else f"tokenizer-{name}.json"
+        raise Refusal(
+            "unknown-kind",
+            f"--name {name} is no name of a tokenizer: those are *.model and tokenizer*.json; "
+            f"{like!r} would do",
+        )
+    item = Item(path=path, key=contract.TOKENIZERS_PREFIX + name, size=path.stat().st_size)
+    return Upload(kind="tokenizer", name=name, prefix=contract.TOKENIZERS_PREFIX, items=(item,))
+
+
+def _folder(path: Path, name: str) -> Upload:
+    prefix = f"{contract.CORPORA_PREFIX}{name}/"
+    items, left_out = [], []
+    for file in sorted(path.rglob("*")):
+        relative = file.relative_to(path)
+        # Hidden files and markers such as _SUCCESS are no text and no mistake.
+        if not file.is_file() or any(part.startswith((".", "_")) for part in relative.parts):
+            continue
+        if is_text_name(file.name) and not is_tokenizer_name(file.name):
+            key = prefix + relative.as_posix()
+            items.append(Item(path=file, key=key, size=file.stat().st_size))
+        else:
+            left_out.append(relative.as_posix())
+    if not items:
+        tokenizers = [file for file in left_out if is_tokenizer_name(Path(file).name)]
+        hint = (
+            f"; for its tokenizer: python -m jobs upload {path / tokenizers[0]}"
+            if tokenizers
+            else f"; text ends in {_suffixes()}"
+        )
+        raise Refusal("empty-folder", f"{path} holds no text{hint}")
+    if not any(item.size for item in items):
+        raise Refusal("empty-folder", f"{path} holds {len(items)} files without a byte; fill them")
+    return Upload(
+        kind="corpus", name=name, prefix=prefix, items=tuple(items), left_out=tuple(left_out)
+    )
+
+
+def _check_size(path: Path) -> None:
+    if not path.stat().st_size:
+        raise Refusal("empty-file", f"{path} is empty; name a file that holds something")
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(contract.DATASET_NAME_PATTERN, name):
+        raise Refusal(
+            "upload-name",
+            f"{name!r} cannot be its name in the bucket: it takes {contract.DATASET_NAME_HELP}; "
+            "give one with --name",
+        )
+    return name
+
+
+def _corpus_name(name: str) -> str:
+    if name in CORPORA:
+        raise Refusal(
+            "reserved-name",
+            f"{name!r} is the name of a corpus that `submit prepare` makes; give another --name",
+        )
+    return _checked_name(name)
+
+
+def _stem(name: str) -> str:
+    stem = name[:-3] if name.lower().endswith(".gz") else name
+    return stem[: stem.rindex(".")]
+
+
+def _suffixes() -> str:
+    return f"{', '.join(TEXT_SUFFIXES)} (.gz may follow)"
+
+
+def _begins_as_sentencepiece(head: bytes) -> bool:
+    """A ModelProto begins with its first piece, whose first field is its text.
+
+    (google/sentencepiece, sentencepiece_model.proto: field 1 of either, length-delimited.)
+    """
+    if len(head) < 4 or head[0] != 0x0A:
+        return False
+    place = 1
+    while place < len(head) and head[place] & 0x80:
+        place += 1
+    return head[place + 1 : place + 2] == b"\x0a"
+
+
+def _no_tokenizer(path: Path, why: str) -> Refusal:
+    return Refusal("not-a-tokenizer", f"{path} is no tokenizer: {why}")

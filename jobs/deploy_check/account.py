@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.aws import BatchClient, CloudFormationClient
-from jobs.batch.runs import ON_HOSTS, RunSummary, list_runs
+from jobs.batch.service import list_runs
 from jobs.deploy_check.assembly import Template, stack_pattern
+from jobs.job import ON_HOSTS, RunSummary
 from trainium_catalogue.workloads import Hardware
 
 _GONE = "DELETE_COMPLETE"

@@ -1,6 +1,8 @@
 """The only door to the cluster: JSON in, JSON out, with the caller's own AWS credentials.
 
-No kubeconfig is read, so that a command goes to the deployment it names and to no other.
+No kubeconfig is read, so that a command goes to the deployment it names and to no other. A token is
+a presigned call of STS, as `aws eks get-token` makes it (kubernetes-sigs/aws-iam-authenticator,
+README, "API Authorization from Outside a Cluster").
 """
 
 from __future__ import annotations
@@ -9,15 +11,13 @@ import base64
 import json
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from jobs.aws import Aws
-from jobs.eks.errors import from_kubernetes
-from jobs.eks.token import make_token
 from jobs.errors import Refusal, error_code
 
 Json = dict[str, Any]
-
 _TOKEN_AGE_S = 600.0
 """A token is good for 15 minutes; following lasts longer."""
 _TIMEOUT_S = (5, 30)
@@ -160,3 +160,119 @@ class refusing:
         refusal = from_kubernetes(error) if isinstance(error, Exception) else None
         if refusal is not None:
             raise refusal from None
+
+
+def status_of(error: BaseException) -> int:
+    """HTTP status of an answer of the API server, 0 for anything else."""
+    status = getattr(error, "status", None)
+    return status if isinstance(status, int) else 0
+
+
+def is_missing(error: BaseException) -> bool:
+    """There is no such object."""
+    return status_of(error) == 404
+
+
+def from_kubernetes(error: BaseException) -> Refusal | None:
+    """Turn an error of the Kubernetes client into a refusal; None when it is not one."""
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+    if isinstance(error, HTTPError):
+        return Refusal(
+            "cluster-unreachable",
+            f"the cluster's API server does not answer: {_first_line(str(error))}; it is open to "
+            "trainium:eks_endpoint_cidrs only (deploy again with this network's address in it), "
+            "and with trainium:eks_private=true to the VPC only",
+        )
+    if not isinstance(error, ApiException):
+        return None
+    said = _message(error)
+    match status_of(error):
+        case 401:
+            return Refusal(
+                "cluster-credentials",
+                f"the cluster does not know who calls: {said}; give the principal an access entry "
+                "(deploy again with its ARN in trainium:eks_submitter_arns), or choose another "
+                "with AWS_PROFILE",
+            )
+        case 403 if "exceeded quota" in said:
+            return Refusal(
+                "cluster-quota",
+                f"the namespace's quota is used up: {said}; wait for runs to end, or look with: "
+                "kubectl describe resourcequota",
+            )
+        case 400 if "denied the request" in said:
+            return Refusal("volcano-denied", f"Volcano does not take the job: {said}")
+        case 500 if "failed calling webhook" in said:
+            return Refusal(
+                "no-webhook",
+                f"Volcano's admission does not answer: {said}; look with: kubectl -n "
+                "volcano-system get pods, and submit again when they run",
+            )
+        case 403:
+            return Refusal(
+                "cluster-denied",
+                f"the cluster denies it: {said}; deploy again with the principal's ARN in "
+                "trainium:eks_submitter_arns, which allows what the commands need, or in "
+                "trainium:eks_admin_arns",
+            )
+        case 404 if "could not find the requested resource" in said:
+            return Refusal(
+                "no-volcano",
+                "the cluster knows no Volcano jobs: its chart is not installed (any more); deploy "
+                "again with `cdk deploy --all`",
+            )
+    return Refusal("cluster", f"the cluster refuses: {said}")
+
+
+def _message(error: Any) -> str:
+    try:
+        return str(json.loads(error.body)["message"])
+    except (KeyError, TypeError, ValueError):
+        return _first_line(str(error.reason or error))
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
+
+
+LIFETIME = timedelta(minutes=14)
+"""EKS takes a token for 15 minutes, whatever its signature says."""
+_SIGNATURE_S = 60
+_CLUSTER_HEADER = "x-k8s-aws-id"
+_PREFIX = "k8s-aws-v1."
+
+
+def make_token(aws: Aws, cluster: str) -> str:
+    """Sign a token for one cluster; nothing is sent."""
+    client = aws.sts()
+    events = client.meta.events
+
+    def keep_cluster(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
+        # boto3 knows no such parameter of the call; it goes into the signed headers below.
+        context[_CLUSTER_HEADER] = params.pop(_CLUSTER_HEADER)
+
+    def sign_cluster(request: Any, **_: Any) -> None:
+        request.headers[_CLUSTER_HEADER] = request.context[_CLUSTER_HEADER]
+
+    events.register("provide-client-params.sts.GetCallerIdentity", keep_cluster)
+    events.register("before-sign.sts.GetCallerIdentity", sign_cluster)
+    url = client.generate_presigned_url(
+        "get_caller_identity",
+        Params={_CLUSTER_HEADER: cluster},
+        ExpiresIn=_SIGNATURE_S,
+        HttpMethod="GET",
+    )
+    return _PREFIX + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
+
+
+def exec_credential(token: str, *, now: datetime) -> dict[str, Any]:
+    """What kubectl expects of a program that gives credentials."""
+    expires = (now.astimezone(UTC) + LIFETIME).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "client.authentication.k8s.io/v1beta1",
+        "kind": "ExecCredential",
+        "spec": {},
+        "status": {"expirationTimestamp": expires, "token": token},
+    }

@@ -1,20 +1,25 @@
-"""How a Volcano job and its pods stand, in the words that the helper has for jobs of Batch."""
+"""How a Volcano job and its pods stand, in the terms that the CLI has for jobs of Batch.
+
+Volcano deletes the pods of an attempt that another one follows, and nodes that are scaled away take
+theirs with them, logs included: how such attempts ended their launchers have left in the bucket.
+"""
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
-from jobs.batch.runs import ENDED, Attempt, Job, Kind, Node, RunSummary, Shape
-from jobs.eks.endings import Ending, Endings
-from jobs.eks.pods import milliseconds, node_of, trouble
+from jobs.bucket.objects import Bucket
+from jobs.job import ENDED, LAUNCHERS_VERDICT, Attempt, Job, JobKind, Node, RunSummary, Shape
 from trainium_catalogue import kubernetes
-from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.contract import Orchestrator, attempts_prefix
 from trainium_catalogue.workloads import Hardware
 
 Json = Mapping[str, Any]
-
 STOPPED_BY = "trainium/stopped-by"
 """Annotation: who asked for the end."""
 
@@ -79,7 +84,7 @@ def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) ->
         created_at_ms=milliseconds(job["metadata"].get("creationTimestamp")),
         started_at_ms=_started(job),
         stopped_at_ms=_stopped(job, status),
-        shape=Shape(kind=Kind.NODES, size=_num_nodes(job)),
+        shape=Shape(kind=JobKind.NODES, size=_num_nodes(job)),
         job_queue=job["spec"].get("queue"),
         depends_on=() if after is None else (after,),
         max_attempts=job["spec"].get("maxRetry"),
@@ -201,3 +206,147 @@ def _condition(job: Json, phase: str) -> int | None:
 
 def _name(item: Json) -> str:
     return str(item["metadata"]["name"])
+
+
+RETRY_COUNT = "volcano.sh/job-retry-count"
+"""Annotation: restarts of the job before this pod, from 0."""
+_POD_STATUSES = {
+    "Pending": "STARTING",
+    "Running": "RUNNING",
+    "Succeeded": "SUCCEEDED",
+    "Failed": "FAILED",
+}
+
+
+def node_of(index: int, pod: Json | None, gone: str) -> Node:
+    """One node of a job; ``gone`` is the status of one whose pod is not there."""
+    if pod is None:
+        return Node(index=index, status=gone, status_reason=None, attempts=())
+    container: Json = next(iter(pod.get("status", {}).get("containerStatuses") or ()), {})
+    state = container.get("state") or {}
+    ended = state.get("terminated") or {}
+    started = ended or state.get("running") or {}
+    annotations = pod["metadata"].get("annotations") or {}
+    attempt = Attempt(
+        number=int(annotations.get(RETRY_COUNT) or 0) + 1,
+        exit_code=ended.get("exitCode"),
+        reason=_container_reason(ended),
+        status_reason=_pod_reason(pod),
+        # Pods of all attempts have one name; the log of this one is found by its uid.
+        log_stream=f"{pod['metadata']['name']}/{pod['metadata'].get('uid', '')}"
+        if started
+        else None,
+        started_at_ms=milliseconds(started.get("startedAt")),
+        stopped_at_ms=milliseconds(ended.get("finishedAt")),
+    )
+    phase = str(pod.get("status", {}).get("phase"))
+    scheduled = bool(pod["spec"].get("nodeName"))
+    return Node(
+        index=index,
+        status=_POD_STATUSES.get(phase, "RUNNABLE") if scheduled else "RUNNABLE",
+        status_reason=trouble([pod]),
+        attempts=(attempt,) if started else (),
+        name=str(pod["metadata"]["name"]),
+    )
+
+
+def _container_reason(ended: Json) -> str | None:
+    reason = ended.get("reason")
+    # "Error" and "Completed" say no more than the exit code.
+    if reason not in (None, "Error", "Completed"):
+        return str(reason)
+    # Of a container that failed: the end of its log, whose last line is the launcher's verdict.
+    lines = str(ended.get("message") or "").strip().splitlines()
+    return LAUNCHERS_VERDICT.sub("", lines[-1]) if lines else None
+
+
+def _pod_reason(pod: Json) -> str | None:
+    status = pod.get("status", {})
+    said = [status[name] for name in ("reason", "message") if status.get(name)]
+    return ": ".join(said) or None
+
+
+def trouble(pods: Sequence[Json]) -> str | None:
+    """Why a pod does not run: its scheduler's words, or the kubelet's."""
+    for pod in pods:
+        status = pod.get("status", {})
+        for container in status.get("containerStatuses") or ():
+            waiting = (container.get("state") or {}).get("waiting") or {}
+            if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
+                return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+        for condition in status.get("conditions") or ():
+            # Of the pods of a gang some could be placed; one that could not says why none is
+            # (Volcano 1.15.1, pkg/scheduler/api/job_info.go, TaskSchedulingReason).
+            is_held = condition.get("reason") != "Schedulable"
+            if (
+                condition.get("type") == "PodScheduled"
+                and condition.get("status") == "False"
+                and is_held
+            ):
+                return str(condition.get("message") or condition.get("reason"))
+    return None
+
+
+def milliseconds(time: str | None) -> int | None:
+    """Kubernetes' time since the epoch."""
+    if not time:
+        return None
+    return round(datetime.fromisoformat(time).timestamp() * 1000)
+
+
+_NAME = re.compile(r"(?P<attempt>\d+)-node-(?P<node>\d+)\.json")
+_LOOK_AGAIN_S = 15.0
+"""The nodes of a main node that was killed notice and say so later than Volcano restarts them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What a launcher said last."""
+
+    exit_code: int
+    reason: str
+
+
+Endings = Mapping[int, Ending]
+"""By the number of the attempt."""
+
+
+@dataclass(slots=True)
+class EndingReader:
+    """Reads the endings of jobs, each once it is there."""
+
+    bucket: Bucket
+    _found: dict[str, tuple[float, Endings]] = field(default_factory=dict)
+
+    def read(self, run: str, job_id: str, *, attempts: int) -> Endings:
+        """Endings of the first ``attempts`` attempts of a job, as far as they are known.
+
+        They only explain, so a bucket that does not answer explains nothing.
+        """
+        looked_at, known = self._found.get(job_id, (float("-inf"), {}))
+        now = time.monotonic()
+        if len(known) >= attempts or now - looked_at < _LOOK_AGAIN_S:
+            return known
+        try:
+            known = read_endings(self.bucket, run, job_id)
+        except Exception:
+            known = {}
+        self._found[job_id] = now, known
+        return known
+
+
+def read_endings(bucket: Bucket, run: str, job_id: str) -> dict[int, Ending]:
+    """What the main node has left of each attempt, or the first of the others."""
+    prefix = attempts_prefix(run, job_id)
+    first: dict[int, int] = {}
+    for name in bucket.names(prefix):
+        if match := _NAME.fullmatch(name):
+            attempt, node = int(match["attempt"]), int(match["node"])
+            first[attempt] = min(node, first.get(attempt, node))
+    found: dict[int, Ending] = {}
+    for attempt, node in first.items():
+        document = bucket.document(f"{prefix}{attempt}-node-{node}.json") or {}
+        if isinstance(document.get("code"), int):
+            reason = str(document.get("reason") or "")
+            found[attempt] = Ending(exit_code=document["code"], reason=reason)
+    return found

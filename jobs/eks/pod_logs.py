@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from jobs.eks.cluster import PODS, Cluster
-from jobs.eks.errors import from_kubernetes, is_missing, status_of
+from jobs.eks.cluster import PODS, Cluster, from_kubernetes, is_missing, status_of
 
 _WAIT_S = 5.0
 """Between two tries to open a log."""

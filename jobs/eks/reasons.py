@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.batch.reasons import Explanation
+from jobs.job import Explanation
 
 # Texts of pods: kubernetes/kubernetes, pkg/kubelet (eviction, active_deadline, images, cm) and
 # pkg/scheduler/framework; of gangs: volcano-sh/volcano 1.15.1, pkg/scheduler/plugins (capacity,

@@ -8,18 +8,25 @@ terminates chosen instances of managed node groups in the same way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 from jobs.aws import Aws
 from jobs.deployment import Deployment
-from jobs.eks.cluster import JOBS, MERGE_PATCH, NODES, PODS, Cluster, Json
+from jobs.eks.cluster import JOBS, MERGE_PATCH, NODES, PODS, Cluster, Json, status_of
 from jobs.eks.describe import run_of
-from jobs.eks.errors import status_of
-from jobs.eks.nodes import NodeGroup, read_node_group
+from jobs.eks.nodes import NodeGroup, read_node_group, scale_command
 from jobs.errors import Refusal
 from trainium_catalogue import kubernetes
-from trainium_catalogue.node_use import instance_of, users_of_nodes, waits_of
+from trainium_catalogue.node_use import (
+    goes_at,
+    instance_of,
+    marked_since,
+    stamp,
+    users_of_nodes,
+    waits_of,
+)
 
 ALL_PODS = "/api/v1/pods"
 SETTLE_S = 3.0
@@ -212,3 +219,71 @@ def withdraw(cluster: Cluster, jobs: Iterable[str]) -> None:
     changes = {"metadata": {"annotations": {kubernetes.SCALE: None}}}
     for job in jobs:
         cluster.call("PATCH", f"{JOBS}/{job}", body=changes, content_type=MERGE_PATCH)
+
+
+def try_idle_remark(cluster: Cluster, deployment: Deployment) -> str | None:
+    """``describe_idle`` of the nodes as they are; a remark is not worth the end of a command."""
+    try:
+        nodes = nodes_of_group(cluster, deployment)
+    except Exception:
+        return None
+    return describe_idle(nodes, deployment, now=datetime.now(UTC))
+
+
+def describe_idle(nodes: Sequence[Json], deployment: Deployment, *, now: datetime) -> str | None:
+    """How many nodes are idle and when the first goes; None when there is nothing to say."""
+    assert deployment.eks is not None
+    minutes = deployment.eks.idle_minutes
+    if minutes is None:
+        return None
+    times = [moment for node in nodes if (moment := goes_at(node, timedelta(minutes=minutes)))]
+    if not times:
+        return None
+    what = "1 idle node" if len(times) == 1 else f"{len(times)} idle nodes, the first of which"
+    return (
+        f"{what} goes {_when(min(times), now)} unless a job takes it; at once with: "
+        f"{scale_command(deployment, len(nodes) - len(times))}"
+    )
+
+
+def idle_documents(cluster: Cluster, deployment: Deployment) -> list[Json]:
+    """Idle nodes, each with the times of its end: empty where nobody takes them away."""
+    assert deployment.eks is not None
+    minutes = deployment.eks.idle_minutes
+    if minutes is None:
+        return []
+    return [
+        {
+            "node": node["metadata"]["name"],
+            "idle_since": stamp(since),
+            "goes_at": stamp(since + timedelta(minutes=minutes)),
+        }
+        for node in nodes_of_group(cluster, deployment)
+        if (since := marked_since(node, kubernetes.IDLE_SINCE)) is not None
+    ]
+
+
+def _when(moment: datetime, now: datetime) -> str:
+    left = moment - now
+    if left <= timedelta(0):
+        return "in a moment"
+    return f"at {moment.astimezone(UTC):%H:%M} UTC (in {-(-left // timedelta(minutes=1))} min)"
+
+
+def keep_idle(cluster: Cluster, deployment: Deployment) -> bool:
+    """Let idle nodes stay for another while; false when the caller may not change nodes."""
+    for node in nodes_of_group(cluster, deployment):
+        marks = (kubernetes.IDLE_SINCE, kubernetes.CORDONED_SINCE)
+        found = [mark for mark in marks if marked_since(node, mark) is not None]
+        if not found:
+            continue
+        changes: Json = {"metadata": {"annotations": dict.fromkeys(found)}}
+        if kubernetes.CORDONED_SINCE in found:
+            changes["spec"] = {"unschedulable": None}
+        try:
+            patch_node(cluster, node["metadata"]["name"], changes)
+        except Exception as error:
+            if status_of(error) != 403:
+                raise
+            return False
+    return True

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from jobs import errors
 from jobs.aws import Aws, LogsClient
-from jobs.batch.reasons import Explanation
-from jobs.batch.runs import Job, RunSummary, Shape
 from jobs.bucket.objects import Bucket
 from jobs.deployment import Deployment, EksTarget
 from jobs.eks.cluster import (
+    COMMANDS,
     JOBS,
+    MERGE_PATCH,
     NODES,
     POD_GROUPS,
     PODS,
     Cluster,
     Json,
+    is_missing,
     refusing,
+    status_of,
 )
-from jobs.eks.describe import describe, num_attempts_failed, run_of, summarize
-from jobs.eks.endings import EndingReader
-from jobs.eks.errors import is_missing, status_of
-from jobs.eks.launch_spec import launch_spec
+from jobs.eks.describe import (
+    STOPPED_BY,
+    EndingReader,
+    describe,
+    num_attempts_failed,
+    phase_of,
+    run_of,
+    summarize,
+)
 from jobs.eks.pod_logs import PodLogs
-from jobs.eks.stopping import abort
-from jobs.submit.request import JobRequest
+from jobs.eks.request import launch_spec
+from jobs.job import Explanation, Job, JobRequest, RunSummary, Shape
 from trainium_catalogue.contract import Orchestrator
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
@@ -162,7 +170,62 @@ class EksService:
     def _dry_run(self, request: JobRequest) -> Any:
         key = request.run, request.depends_on
         if key not in self._built:
-            from jobs.eks.volcano_job import dry_run
+            from jobs.eks.request import dry_run
 
             self._built[key] = dry_run(launch_spec(request, self.target), self.eks)
         return self._built[key]
+
+
+_LOOKS = 20
+_LOOK_S = 0.25
+
+
+def abort(cluster: Cluster, job_id: str, reason: str) -> None:
+    """Have Volcano's controller end the pods of a job; ``reason`` stays on the job."""
+    path = f"{JOBS}/{job_id}"
+    with refusing():
+        note = {"metadata": {"annotations": {STOPPED_BY: reason}}}
+        job = cluster.call("PATCH", path, body=note, content_type=MERGE_PATCH)
+        cluster.call("POST", COMMANDS, body=_command(job))
+        _see_it_aborted(cluster, path)
+
+
+def _see_it_aborted(cluster: Cluster, path: str) -> None:
+    """Abort a job between two attempts, where Volcano drops the command.
+
+    In phase Restarting it carries out nothing but its own steps (Volcano 1.15.1,
+    pkg/controllers/job/state/restarting.go), and the run would go on. The phase itself it
+    takes from anybody: so does TorchX cancel a job.
+    """
+    for _ in range(_LOOKS):
+        phase = phase_of(cluster.get(path))
+        if phase == "Restarting":
+            status = {"status": {"state": {"phase": "Aborting"}}}
+            cluster.call("PATCH", f"{path}/status", body=status, content_type=MERGE_PATCH)
+            return
+        if phase not in (None, "Pending", "Running"):
+            return
+        time.sleep(_LOOK_S)
+
+
+def _command(job: Json) -> Json:
+    """A Command, which Volcano's controller carries out once (volcano.sh/apis, bus/v1alpha1)."""
+    metadata = job["metadata"]
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+    }
+    return {
+        "apiVersion": "bus.volcano.sh/v1alpha1",
+        "kind": "Command",
+        "metadata": {
+            "generateName": f"{metadata['name']}-abort-",
+            "namespace": metadata["namespace"],
+            "ownerReferences": [owner],
+        },
+        "target": owner,
+        "action": "AbortJob",
+    }

@@ -1,4 +1,4 @@
-"""How busy a node is: what neuron-monitor reports, or what the pod's processes use."""
+"""How busy the nodes of a run are: neuron-monitor's report, or what the pods' processes use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from jobs.eks.cluster import Cluster
+from jobs.eks.pod_streams import run_in_pod
+from jobs.errors import Refusal
 
 NEURON_MONITOR = "neuron-monitor"
 PROCESSES = "processes"
@@ -129,3 +133,37 @@ busy = sum(cpu - first[pid][0] for pid, (cpu, _) in last.items() if pid in first
 memory = sum(size for _, size in last.values())
 print(json.dumps({"cpu_percent": round(100 * busy / seconds, 1), "memory_bytes": memory}))
 """
+_LIMIT_S = 30.0
+
+# The first report comes after neuron-monitor's period, 5 s by default.
+_MONITOR = (
+    "sh",
+    "-c",
+    "command -v neuron-monitor >/dev/null || exit 127; neuron-monitor | head -n 1",
+)
+_PROCESSES = ("python", "-c", PROCESS_SCRIPT)
+
+
+def usage_of(cluster: Cluster, pod: str) -> Usage:
+    """One pod's node; its processes where the pod has no neuron-monitor."""
+    found = run_in_pod(cluster, pod, _MONITOR, limit_s=_LIMIT_S)
+    if found.code == 0 and found.output.strip():
+        return parse_neuron_monitor(found.output.splitlines()[0])
+    found = run_in_pod(cluster, pod, _PROCESSES, limit_s=_LIMIT_S)
+    if found.code != 0:
+        raise Refusal(
+            "no-usage",
+            f"pod {pod} tells nothing of itself (exit code {found.code}); look with: kubectl exec "
+            f"-it {pod} -- neuron-top",
+        )
+    return parse_processes(found.output)
+
+
+def usage_of_all(cluster: Cluster, pods: Mapping[int, str]) -> dict[int, Usage]:
+    """Usage of every node, asked at the same time."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    cluster.api()
+    with ThreadPoolExecutor(max_workers=min(16, len(pods))) as pool:
+        asked = {node: pool.submit(usage_of, cluster, pod) for node, pod in pods.items()}
+        return {node: answer.result() for node, answer in asked.items()}

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from jobs.submit.request import ESTIMATE_NOTE
+from jobs.job import ESTIMATE_NOTE
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 from trainium_catalogue.workloads import (

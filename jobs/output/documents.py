@@ -6,13 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from jobs.batch.reasons import Explanation
-from jobs.batch.runs import Attempt, Job, RunSummary
-from jobs.batch.streams import LogLine
 from jobs.deployment import Deployment
+from jobs.job import ESTIMATE_NOTE, Attempt, Explanation, Job, RunSummary
 from jobs.output.explain import explain
+from jobs.output.streams import LogLine
 from jobs.submit.prepared import Prepared
-from jobs.submit.request import ESTIMATE_NOTE
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import Hardware
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from jobs.batch.reasons import REASONS, Explanation
+from jobs.batch.reasons import REASONS
 from jobs.eks.reasons import CLUSTER_REASONS
+from jobs.job import Explanation
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
 KNOWN_REASONS = (*REASONS, *CLUSTER_REASONS)

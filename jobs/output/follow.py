@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from jobs import errors
-from jobs.batch.reasons import Explanation
-from jobs.batch.runs import ON_HOSTS, Attempt, Job, Kind, Shape
-from jobs.batch.streams import LogLine, Phase, Streams
+from jobs.job import ON_HOSTS, Attempt, Explanation, Job, JobKind, Shape
+from jobs.output.streams import LogLine, Phase, Streams
 from trainium_catalogue.contract import Orchestrator
 
 
@@ -204,7 +203,7 @@ class Follower:
             return None
 
     def _printed(self, line: LogLine) -> Iterator[Event]:
-        is_array = self._shape is not None and self._shape.kind is Kind.ARRAY
+        is_array = self._shape is not None and self._shape.kind is JobKind.ARRAY
         # The children of an array are retried one by one; the labels of their lines say so.
         if line.attempt > self._attempt_printed and not is_array:
             self._attempt_printed = line.attempt

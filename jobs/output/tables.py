@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from jobs.batch.runs import Attempt, Job, RunSummary
+from jobs.job import Attempt, Job, RunSummary
+from jobs.output.console import duration, timestamp
 from jobs.output.explain import explain, explain_exit, is_news
-from jobs.output.show import duration, timestamp
 from trainium_catalogue.workloads import Hardware
 
 _STATUS_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}

@@ -5,23 +5,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from jobs.batch.runs import Kind, Shape
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
-from jobs.submit.request import JobRequest
+from jobs.job import JobRequest
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import USD_PER_JOB_HOUR_ESTIMATE
-from trainium_catalogue.suggest import did_you_mean
-from trainium_catalogue.workloads import (
-    LAUNCH_PARAMETERS,
-    Hardware,
-    Value,
-    Workload,
-    find_workload,
-)
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Hardware, Value, Workload, find_workload
 
 (_STOP_GRACE,) = (item for item in LAUNCH_PARAMETERS if item.name == "stop-grace-s")
 MAX_OVERRIDE_CHARACTERS = 8192
@@ -204,23 +196,3 @@ def check_length(request: JobRequest) -> None:
             f"the submission is {size} bytes long; Batch takes at most {MAX_PAYLOAD_BYTES}; "
             "shorten their values",
         )
-
-
-def check_node_index(node: int | None, shape: Shape) -> None:
-    """Refuse a node, or child of an array job, that the job does not have."""
-    if node is not None and not 0 <= node < shape.size:
-        last = shape.size - 1
-        parts = "children" if shape.kind is Kind.ARRAY else "nodes"
-        have = "only node 0" if last == 0 else f"{parts} 0 to {last}"
-        raise Refusal("no-such-node", f"--node {node}: the run has {have}; choose one of them")
-
-
-def unknown_run(run: str, others: Sequence[str], deployment: Deployment) -> Refusal:
-    """The refusal for a run that Batch does not know."""
-    hint = f"; {did_you_mean(run, others)}" if others else ""
-    return Refusal(
-        "unknown-run",
-        f"no run {run!r} in deployment {deployment.name!r} in {deployment.region} (a job is "
-        "forgotten 7 days after its end; the log lines of Batch's stay in log group "
-        f"{deployment.log_group}){hint}",
-    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from jobs.commands.options import note
 from jobs.deployment import Deployment
 from jobs.eks.service import EksService
 from jobs.errors import Refusal
 from jobs.orchestrators import JobService
+from jobs.output.console import note
 from jobs.submit.send import Sender
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.eks import DEFAULT_IDLE_MINUTES

@@ -8,17 +8,14 @@ from dataclasses import dataclass, field, replace
 from jobs.bucket.objects import Bucket
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
+from jobs.job import COMPILE_TIME_LIMIT_HOURS, JobRequest
 from jobs.submit.checks import valid_run_name
 from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
 from jobs.submit.parameters import with_defaults
 from jobs.submit.plan import Plan, check_sweep_values, check_verify_values, training_plan
-from jobs.submit.request import JobRequest
 from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Value, Workload
-
-COMPILE_TIME_LIMIT_HOURS = 6.0
-"""Of a compile job, unless the training job's own limit is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

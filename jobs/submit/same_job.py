@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from jobs.batch.runs import Job
 from jobs.errors import Refusal
+from jobs.job import Job, JobRequest, flag_value
 from jobs.orchestrators import JobService
-from jobs.submit.request import JobRequest, flag_value
 from trainium_catalogue.workloads import Hardware, find_workload
 
 PREPARE = "prepare"

@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jobs.batch.runs import Job, RunSummary
-from jobs.commands.options import exit_code, follow_command, note, print_document
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK
-from jobs.orchestrators import JobService
+from jobs.job import Job, JobRequest, RunSummary
+from jobs.orchestrators import JobService, Services
 from jobs.output import documents
-from jobs.services import Services
+from jobs.output.console import exit_code, follow_command, note, print_document
 from jobs.submit.prepared import Prepared, compile_run
-from jobs.submit.request import JobRequest
 from jobs.submit.same_job import check_same
 from jobs.submit.show import show_payload
 from trainium_catalogue.workloads import Hardware
@@ -150,7 +148,7 @@ class Sender:
         return [self.service.payload(request) for request in both]
 
     def _follow(self, ready: Prepared, job_id: str, compile_id: str | None) -> Job:
-        from jobs.output.watch import watch  # rich is not needed before
+        from jobs.output.screen import watch  # rich is not needed before
 
         service = self.elsewhere or self.service
         if compile_id is not None and ready.compile_request is not None:

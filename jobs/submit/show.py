@@ -8,11 +8,10 @@ from typing import Any
 
 import typer
 
-from jobs.commands.confirm import confirm, is_asked_about
-from jobs.commands.options import note
 from jobs.deployment import Deployment
+from jobs.job import ESTIMATE_NOTE, JobRequest
+from jobs.output.console import confirm, is_asked_about, note
 from jobs.submit.prepared import Prepared
-from jobs.submit.request import ESTIMATE_NOTE, JobRequest
 from trainium_catalogue.contract import ATTEMPTS
 from trainium_catalogue.instances import JOB_VCPUS
 from trainium_catalogue.workloads import Hardware

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from jobs.aws import BatchClient, LogsClient
 from jobs.batch.describe import describe_job
-from jobs.batch.reasons import Explanation
-from jobs.batch.runs import Job
-from jobs.batch.streams import LogLine, Streams
+from jobs.job import Explanation, Job
 from jobs.output.follow import (
     AttemptBegan,
     AttemptEnded,
@@ -27,6 +25,7 @@ from jobs.output.follow import (
     StillWaiting,
     Trouble,
 )
+from jobs.output.streams import LogLine, Streams
 from tests.jobs.fakes import (
     JOB_ID,
     LOG_GROUP,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from jobs.batch.host_session import find_host, session_command
-from jobs.batch.runs import Job, Kind, Shape
+from jobs.batch.shell import find_host, session_command
 from jobs.errors import Refusal
+from jobs.job import Job, JobKind, Shape
 from tests.jobs.conftest import Desk
 from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, child, parent, scene
 
@@ -40,7 +40,7 @@ def job(status: str = "RUNNING") -> Job:
         created_at_ms=1,
         started_at_ms=1,
         stopped_at_ms=None,
-        shape=Shape(kind=Kind.NODES, size=2),
+        shape=Shape(kind=JobKind.NODES, size=2),
         job_queue="queue",
         depends_on=(),
         max_attempts=3,

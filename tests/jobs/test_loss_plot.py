@@ -2,7 +2,7 @@
 
 import json
 
-from jobs.output.training import loss_plot
+from jobs.commands.status import loss_plot
 
 
 def lines(losses: dict[int, float]) -> bytes:

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import Result
 
 from jobs.errors import Refusal
+from jobs.job import JobRequest
 from jobs.submit.checks import MAX_PAYLOAD_BYTES, check_length
-from jobs.submit.request import JobRequest
 from tests.jobs.conftest import Desk
 from trainium_catalogue import contract
 

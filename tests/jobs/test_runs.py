@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from jobs.batch.describe import describe_job
-from jobs.batch.runs import Job, Kind, RunSummary, Shape, list_runs
-from jobs.orchestrators import JobService
-from jobs.services import Services
+from jobs.batch.service import list_runs
+from jobs.job import Job, JobKind, RunSummary, Shape
+from jobs.orchestrators import JobService, Services
 from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, attempt, child, parent, scene
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
@@ -77,7 +77,7 @@ def test_batch_filters_by_name() -> None:
 def test_a_job_and_its_nodes_are_read_with_one_call_when_their_number_is_known() -> None:
     batch = FakeBatch(FakeClock(), scenes=[(T0, scene(parent("RUNNING"), child("RUNNING")))])
 
-    describe_job(batch, JOB_ID, shape=Shape(kind=Kind.NODES, size=2))
+    describe_job(batch, JOB_ID, shape=Shape(kind=JobKind.NODES, size=2))
 
     assert [kwargs for _, kwargs in batch.calls] == [
         {"jobs": [JOB_ID, f"{JOB_ID}#0", f"{JOB_ID}#1"]}
@@ -87,7 +87,7 @@ def test_a_job_and_its_nodes_are_read_with_one_call_when_their_number_is_known()
 def test_no_call_asks_for_more_jobs_than_batch_allows() -> None:
     batch = FakeBatch(FakeClock(), scenes=[(T0, scene(parent("RUNNING", num_nodes=250)))])
 
-    describe_job(batch, JOB_ID, shape=Shape(kind=Kind.NODES, size=250))
+    describe_job(batch, JOB_ID, shape=Shape(kind=JobKind.NODES, size=250))
 
     assert [len(kwargs["jobs"]) for _, kwargs in batch.calls] == [100, 100, 51]
 

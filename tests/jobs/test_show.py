@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from jobs.batch.runs import Attempt
-from jobs.batch.streams import LogLine
+from jobs.job import Attempt
+from jobs.output.console import duration
 from jobs.output.follow import AttemptEnded, StatusChanged, StillWaiting, Trouble
-from jobs.output.show import Screen, describe_event, duration
+from jobs.output.screen import Screen, describe_event
+from jobs.output.streams import LogLine
 
 
 def test_a_reason_comes_with_its_meaning_and_remedy() -> None:

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from jobs.batch.runs import Attempt, Job, Kind, Node, RunSummary, Shape
-from jobs.output.show import describe_status, verdict
+from jobs.job import Attempt, Job, JobKind, Node, RunSummary, Shape
+from jobs.output.screen import describe_status, verdict
 from jobs.output.tables import node_table, runs_table
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
@@ -46,7 +46,7 @@ JOB = Job(
     created_at_ms=0,
     started_at_ms=1_000,
     stopped_at_ms=3_000,
-    shape=Shape(kind=Kind.CONTAINER, size=1),
+    shape=Shape(kind=JobKind.CONTAINER, size=1),
     job_queue=None,
     depends_on=(),
     max_attempts=3,
@@ -100,8 +100,8 @@ def test_attempts_whose_pods_are_gone_are_in_the_table_of_nodes() -> None:
 
 def test_a_container_that_succeeded_is_not_said_to_have_results() -> None:
     job = replace(JOB, status="SUCCEEDED")
-    of_nodes = replace(job, shape=Shape(kind=Kind.NODES, size=1))
-    container = replace(job, shape=Shape(kind=Kind.CONTAINER, size=1))
+    of_nodes = replace(job, shape=Shape(kind=JobKind.NODES, size=1))
+    container = replace(job, shape=Shape(kind=JobKind.CONTAINER, size=1))
 
     assert "; results are in s3://bucket/runs/nightly/results/" in verdict(
         of_nodes, bucket="bucket"

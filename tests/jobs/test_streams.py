@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from jobs.batch.streams import LogLine, LogStream, Merger
+from jobs.output.streams import LogLine, LogStream, Merger
 from tests.jobs.fakes import LOG_GROUP, FakeClock, FakeLogs, client_error, lines
 
 

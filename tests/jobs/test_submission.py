@@ -11,8 +11,8 @@ from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.batch.submission import WAITS_S, submit_once
-from jobs.submit.request import JobRequest
+from jobs.batch.service import WAITS_S, submit_once
+from jobs.job import JobRequest
 from tests.jobs.fakes import FakeBatch, FakeClock, client_error
 
 REQUEST = JobRequest(

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 
 from jobs.bucket.objects import Bucket
+from jobs.commands.verify import markdown, summary
 from jobs.errors import Refusal
-from jobs.output.verification import markdown, summary
 from jobs.verify import verification
 from jobs.verify.claims import Claim
 from jobs.verify.probes import PROBES

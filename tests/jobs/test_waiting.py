@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from jobs.batch.runs import Job, Kind, Shape
 from jobs.batch.waiting import why_waiting
 from jobs.deployment import Deployment
+from jobs.job import Job, JobKind, Shape
 from tests.jobs.fakes import FakeBatch, FakeClock
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import find_instance_type
@@ -39,7 +39,7 @@ JOB = Job(
     created_at_ms=None,
     started_at_ms=None,
     stopped_at_ms=None,
-    shape=Shape(kind=Kind.NODES, size=4),
+    shape=Shape(kind=JobKind.NODES, size=4),
     job_queue=None,
     depends_on=(),
     max_attempts=3,

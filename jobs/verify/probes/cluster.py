@@ -5,8 +5,7 @@ from __future__ import annotations
 import urllib.request
 from typing import Any
 
-from jobs.eks.cluster import JOBS, NODES, Json
-from jobs.eks.errors import is_missing
+from jobs.eks.cluster import JOBS, NODES, Json, is_missing
 from jobs.eks.nodes import look_at_nodes
 from jobs.eks.usage import NEURON_MONITOR
 from jobs.errors import error_code
@@ -301,7 +300,7 @@ def tensorboard(desk: Desk) -> Seen:
 @PROBES.probe("neuron-monitor-driver", "top-reads-monitor", needs=("EKS", "a run of verify"))
 def monitor(desk: Desk) -> Seen:
     """neuron-monitor reports from a pod that runs, and its report is understood."""
-    from jobs.eks.monitor import usage_of
+    from jobs.eks.usage import usage_of
 
     assert desk.job is not None
     pods = [node.name for node in desk.job.nodes if node.name and node.status == "RUNNING"]

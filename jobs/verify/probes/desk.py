@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from jobs.aws import Aws
-from jobs.batch.runs import Job
 from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import read_status
 from jobs.deployment import Deployment, EksTarget
 from jobs.eks.cluster import Cluster
 from jobs.errors import Refusal, is_denied, is_transient
-from jobs.services import Services
+from jobs.job import Job
+from jobs.orchestrators import Services
 from trainium_catalogue.contract import RUNS_PREFIX, TAG_DEPLOYMENT, run_prefix
 from trainium_catalogue.probing import Missing, Place, Probes
 from trainium_catalogue.releases import NeuronRelease, find_release

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from jobs.batch.runs import Attempt, Job, Kind
+from jobs.job import Attempt, Job, JobKind
 from jobs.verify.probes.desk import PROBES, Desk
 from trainium_catalogue.contract import (
     ATTEMPTS,
@@ -29,7 +29,7 @@ _DATA_PARALLEL = ("bert", "bert-tiny", "mnist")
 def _multi_node(jobs: list[Job]) -> list[Job]:
     """Multi-node jobs of Batch: those of the cluster say nothing of claims about Batch."""
     on_batch = (job for job in jobs if job.orchestrator is Orchestrator.BATCH)
-    return [job for job in on_batch if job.shape.kind is Kind.NODES]
+    return [job for job in on_batch if job.shape.kind is JobKind.NODES]
 
 
 def _verify_on_batch(desk: Desk) -> Job:
@@ -110,7 +110,7 @@ def retry(desk: Desk) -> Seen:
 def nodes_end_together(desk: Desk) -> Seen:
     """After a failure on one node all others ended as well, soon."""
     for job in desk.jobs:
-        if job.shape.kind is not Kind.NODES or job.num_nodes < 2:
+        if job.shape.kind is not JobKind.NODES or job.num_nodes < 2:
             continue
         for attempt in job.attempts:
             if not attempt.exit_code:
@@ -171,7 +171,9 @@ def same_hosts(desk: Desk) -> Seen:
 @PROBES.probe("cpu-container-memory")
 def cpu_memory(desk: Desk) -> Seen:
     """A CPU job was placed, so its memory fits a host."""
-    started = [job for job in desk.jobs if job.shape.kind is not Kind.NODES and job.started_at_ms]
+    started = [
+        job for job in desk.jobs if job.shape.kind is not JobKind.NODES and job.started_at_ms
+    ]
     if not started:
         raise Missing("a data or export job that ended")
     return Seen(ok=True, seen=f"{started[0].run} ran", expected="a CPU job that ran")

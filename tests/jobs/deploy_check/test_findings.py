@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from jobs.batch.runs import RunSummary
 from jobs.deploy_check.account import ActiveJob, Stack
 from jobs.deploy_check.assembly import Assembly
 from jobs.deploy_check.changes import Update
 from jobs.deploy_check.findings import Finding, Kind, Running, find_all
 from jobs.deploy_check.replacements import Replacements
+from jobs.job import RunSummary
 from tests.jobs.deploy_check.conftest import (
     BATCH,
     NETWORK,

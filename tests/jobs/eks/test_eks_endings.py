@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.eks.pods import node_of
+from jobs.eks.describe import node_of
 from tests.jobs.eks.conftest import EksDesk, conforms
 from trainium_catalogue.contract import attempts_prefix
 from trainium_catalogue.kubernetes import NAMESPACE

@@ -7,7 +7,7 @@ import json
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from jobs.eks.errors import from_kubernetes
+from jobs.eks.cluster import from_kubernetes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from jobs.eks.launch_spec import LaunchSpec
+from jobs.eks.request import LaunchSpec
 from tests.jobs.eks.conftest import EksDesk, conforms
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
@@ -143,7 +143,7 @@ def test_whoever_leaves_before_the_release_is_told_that_nodes_cost(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jobs.output.watch.watch", interrupted)
+    monkeypatch.setattr("jobs.output.screen.watch", interrupted)
     result = eks.run(*SWEEP, "--nodes", "1", "--name", "sweep", "--yes", "--follow", "--release")
 
     assert result.exit_code == 130

@@ -9,8 +9,8 @@ import pytest
 
 from jobs.aws import Aws
 from jobs.eks.cluster import Cluster
-from jobs.eks.happenings import why_held
-from jobs.eks.pods import trouble
+from jobs.eks.describe import trouble
+from jobs.eks.waiting import why_held
 from jobs.output.explain import explain_reason
 from tests.jobs.conftest import REGION
 from tests.jobs.eks.conftest import EksDesk

@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from jobs.eks.pod_exec import ending
+from jobs.eks.pod_streams import ending
 from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
 
 

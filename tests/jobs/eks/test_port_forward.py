@@ -16,7 +16,7 @@ from aiohttp import WSMsgType, web
 
 from jobs.aws import Aws
 from jobs.eks.cluster import Cluster
-from jobs.eks.port_forward import Forwarder, find_service_pod
+from jobs.eks.pod_streams import Forwarder, find_service_pod
 
 POD_PORT = 6006
 

@@ -13,8 +13,7 @@ import pytest
 
 from jobs import torchx_components
 from jobs.deployment import EksTarget
-from jobs.eks.launch_spec import LaunchSpec
-from jobs.eks.volcano_job import dry_run
+from jobs.eks.request import LaunchSpec, dry_run
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.instances import INSTANCE_TYPES, InstanceType, find_instance_type
 from trainium_catalogue.workloads import WORKLOADS, Hardware

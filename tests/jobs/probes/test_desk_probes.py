@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from jobs.batch.runs import Attempt, Job, Kind, Node, Shape
 from jobs.deployment import Deployment, EksTarget
 from jobs.eks.usage import NEURON_MONITOR, Usage
 from jobs.errors import Refusal
-from jobs.services import Services
+from jobs.job import Attempt, Job, JobKind, Node, Shape
+from jobs.orchestrators import Services
 from jobs.verify.probes import PROBES, Desk, account, cluster, hosts
 from tests.jobs.fakes import client_error
 from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON, Orchestrator
@@ -268,7 +268,7 @@ def tar(size: int | None) -> Case:
     return case
 
 
-def job(*codes: int | None, kind: Kind = Kind.NODES, nodes: tuple[Node, ...] = ()) -> Job:
+def job(*codes: int | None, kind: JobKind = JobKind.NODES, nodes: tuple[Node, ...] = ()) -> Job:
     attempts = tuple(
         Attempt(
             number=number, exit_code=code, reason=None, status_reason=None, log_stream=None,
@@ -458,7 +458,7 @@ def monitor(measured_by: str) -> Case:
             measured_by=measured_by, cores_in_use=1, core_percent=1.0, device_bytes=1,
             cpu_percent=1.0, memory_bytes=1, errors=(),
         )  # fmt: skip
-        world.patch.setattr("jobs.eks.monitor.usage_of", lambda cluster, pod: usage)
+        world.patch.setattr("jobs.eks.usage.usage_of", lambda cluster, pod: usage)
         running = Node(index=0, status="RUNNING", status_reason=None, attempts=(), name="pod-0")
         return desk(job=job(nodes=(running,)), objects={})(world)
 
@@ -567,7 +567,7 @@ CASES: dict[str, tuple[Case, Case | None]] = {
     "shutdown-terminates": (shuts_down("terminate"), shuts_down("stop")),
     "same-hosts-on-retry": (attempts_on("a", "a"), attempts_on("a", "b")),
     # A job that does not fit never starts, and then there is nothing to see.
-    "cpu-container-memory": (desk(jobs=[job(0, kind=Kind.CONTAINER)]), None),
+    "cpu-container-memory": (desk(jobs=[job(0, kind=JobKind.CONTAINER)]), None),
     "mnist-accuracy": (mnist(0.95), mnist(0.1)),
     "pass-bar": (all_reduce("met"), all_reduce("below")),
     "bert-large-memory": (

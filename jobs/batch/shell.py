@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 
 from jobs.aws import BatchClient, EcsClient, ManagedInstancesClient
-from jobs.batch.runs import Job
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
+from jobs.job import Job
 
 PROGRAMS = ("aws", "session-manager-plugin")
 

@@ -1,27 +1,25 @@
-"""What a job is, and finding the jobs of a run in Batch."""
+"""What a job is: asked for, running or ended, on whatever orchestrator."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from jobs.aws import BatchClient
+from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.workloads import Hardware
+from trainium_catalogue.workloads import Hardware, Value
 
 ENDED = frozenset({"SUCCEEDED", "FAILED"})
 ON_HOSTS = frozenset({"STARTING", "RUNNING"})
 LAUNCHERS_VERDICT = re.compile(r"^launch: exit [1-9]\d* \([^)]*\): ")
 """How the last line of a node's log begins that has not finished; why follows."""
 
-# From the latest to the earliest; what some children of an array job do, the job does.
-_AS_CHILDREN = ("RUNNING", "STARTING", "RUNNABLE")
 
-
-class Kind(StrEnum):
+class JobKind(StrEnum):
     """What a job consists of."""
 
     NODES = "nodes"
@@ -34,27 +32,27 @@ class Kind(StrEnum):
     @property
     def part(self) -> str:
         """One of it, in a word."""
-        return "child" if self is Kind.ARRAY else "node"
+        return "child" if self is JobKind.ARRAY else "node"
 
     def sized(self, count: int) -> str:
         """So many of it, in words."""
-        if self is Kind.CONTAINER:
+        if self is JobKind.CONTAINER:
             return "1 container"
-        return f"array of {count}" if self is Kind.ARRAY else f"{count} nodes"
+        return f"array of {count}" if self is JobKind.ARRAY else f"{count} nodes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Kind and size of a job."""
 
-    kind: Kind
+    kind: JobKind
     size: int
 
     def part_ids(self, job_id: str) -> list[str]:
         """Job ids of the nodes or children; none where the job is its own."""
-        if self.kind is Kind.CONTAINER:
+        if self.kind is JobKind.CONTAINER:
             return []
-        mark = ":" if self.kind is Kind.ARRAY else "#"
+        mark = ":" if self.kind is JobKind.ARRAY else "#"
         return [f"{job_id}{mark}{index}" for index in range(self.size)]
 
 
@@ -81,7 +79,7 @@ class RunSummary:
         """Kind and size, where the list tells them."""
         if self.num_nodes is None or (self.hardware is Hardware.CPU and self.num_nodes < 2):
             return None
-        kind = Kind.ARRAY if self.hardware is Hardware.CPU else Kind.NODES
+        kind = JobKind.ARRAY if self.hardware is Hardware.CPU else JobKind.NODES
         return Shape(kind=kind, size=self.num_nodes)
 
     @property
@@ -185,63 +183,109 @@ class Job:
         if self.attempts:
             return self.attempts[-1]
         node = self.nodes[0] if self.nodes else None
-        if self.shape.kind is Kind.ARRAY:
+        if self.shape.kind is JobKind.ARRAY:
             node = next((node for node in self.nodes if node.status == "FAILED"), node)
         return node.last if node else None
 
 
-def list_runs(
-    batch: BatchClient, queues: Mapping[str, Hardware], *, run: str | None = None
-) -> list[RunSummary]:
-    """List the jobs of the queues, or those of one run; newest first."""
-    # One filter returns the jobs of every status; without a filter Batch lists RUNNING ones only.
-    wanted = (
-        {"name": "AFTER_CREATED_AT", "values": ["0"]}
-        if run is None
-        else {"name": "JOB_NAME", "values": [run]}
-    )
-    found = [
-        _summary(item, hardware)
-        for queue, hardware in queues.items()
-        for page in _pages(batch, jobQueue=queue, filters=[wanted])
-        for item in page["jobSummaryList"]
-        # Batch compares names without case. The children of an array are not runs.
-        if (run is None or item["jobName"] == run) and ":" not in item["jobId"]
-    ]
-    return sorted(found, key=lambda summary: summary.created_at_ms, reverse=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What a reason means and what to do about it."""
+
+    pattern: str
+    """Shell pattern of a ``statusReason`` or a container's ``reason``."""
+    meaning: str
+    remedy: str
 
 
-def _pages(batch: BatchClient, **kwargs: Any) -> Iterator[Mapping[str, Any]]:
-    token: dict[str, str] = {}
-    while True:
-        page = batch.list_jobs(**kwargs, **token)
-        yield page
-        if not page.get("nextToken"):
-            return
-        token = {"nextToken": page["nextToken"]}
+COMPILE_TIME_LIMIT_HOURS = 6.0
+"""Of a compile job, unless the training job's own limit is shorter."""
+ESTIMATE_NOTE = "estimate, list price; check your account"
 
 
-def _summary(item: Mapping[str, Any], hardware: Hardware) -> RunSummary:
-    array = item.get("arrayProperties") or {}
-    size = item.get("nodeProperties", {}).get("numNodes")
-    if hardware is Hardware.CPU:
-        size = array.get("size", 1)
-    return RunSummary(
-        run=item["jobName"],
-        job_id=item["jobId"],
-        status=array_status(item["status"], array.get("statusSummary") or {}),
-        status_reason=item.get("statusReason"),
-        created_at_ms=int(item.get("createdAt", 0)),
-        started_at_ms=item.get("startedAt"),
-        stopped_at_ms=item.get("stoppedAt"),
-        num_nodes=size,
-        hardware=hardware,
-        exit_code=(item.get("container") or {}).get("exitCode"),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """One submission of a workload."""
+
+    run: str
+    workload: str
+    num_nodes: int
+    """Of a CPU workload: children of an array job, or 1."""
+    time_limit_hours: float
+    deployment: str
+    job_queue: str
+    """Batch's ARN, or the name of Volcano's queue."""
+    job_definition: str | None
+    """None on EKS, which has none."""
+    usd_per_node_hour: float
+    hardware: Hardware = Hardware.TRAINIUM
+    orchestrator: Orchestrator = Orchestrator.BATCH
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    depends_on: tuple[str, ...] = ()
+    """Ids of jobs that have to succeed first."""
+    scales: bool = False
+    """On EKS: let the cluster get the nodes that are missing."""
+
+    @property
+    def time_limit_seconds(self) -> int:
+        """What Batch calls ``attemptDurationSeconds``: it applies to each attempt."""
+        return round(self.time_limit_hours * 3600)
+
+    @property
+    def usd_at_time_limit(self) -> float:
+        """Estimate of one attempt that uses all its time."""
+        return self.num_nodes * self.time_limit_hours * self.usd_per_node_hour
+
+    def command(self) -> list[str]:
+        """What every node runs."""
+        command = contract.launch_command(self.workload)
+        for name, value in self.parameters.items():
+            command += [f"--{name}", flag_value(value)]
+        return command
+
+    def overrides_length(self) -> int:
+        """Characters of the container overrides, which ECS limits."""
+        return len(json.dumps(self._container_overrides(), separators=(",", ":")))
+
+    def to_submit_kwargs(self) -> dict[str, Any]:
+        """Arguments of Batch's SubmitJob."""
+        assert self.orchestrator is Orchestrator.BATCH
+        return {
+            "jobName": self.run,
+            "jobQueue": self.job_queue,
+            "jobDefinition": self.job_definition,
+            **self._overrides(),
+            **({"dependsOn": [{"jobId": i} for i in self.depends_on]} if self.depends_on else {}),
+            "timeout": {"attemptDurationSeconds": self.time_limit_seconds},
+            "tags": {
+                contract.TAG_DEPLOYMENT: self.deployment,
+                contract.TAG_RUN: self.run,
+                contract.TAG_WORKLOAD: self.workload,
+            },
+        }
+
+    def _overrides(self) -> dict[str, Any]:
+        if self.hardware is Hardware.CPU:
+            # An array has 2 children at least (Batch user guide, array jobs).
+            array = {"arrayProperties": {"size": self.num_nodes}} if self.num_nodes > 1 else {}
+            return {"containerOverrides": self._container_overrides(), **array}
+        return {
+            "nodeOverrides": {
+                "numNodes": self.num_nodes,
+                "nodePropertyOverrides": [
+                    # The job definition's one node range is open, so that it stretches.
+                    {"targetNodes": "0:", "containerOverrides": self._container_overrides()}
+                ],
+            }
+        }
+
+    def _container_overrides(self) -> dict[str, Any]:
+        return {
+            "command": self.command(),
+            "environment": [{"name": contract.ENV_RUN, "value": self.run}],
+        }
 
 
-def array_status(said: str, children: Mapping[str, int]) -> str:
-    """The status of an array job: ``children`` counts theirs."""
-    if said in ENDED:
-        return said
-    return next((status for status in _AS_CHILDREN if children.get(status)), said)
+def flag_value(value: Value) -> str:
+    """How a parameter is spelt on a command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

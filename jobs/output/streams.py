@@ -9,8 +9,8 @@ from enum import Enum
 from typing import Any
 
 from jobs.aws import LogsClient
-from jobs.batch.runs import Job
 from jobs.errors import error_code, is_transient
+from jobs.job import Job
 
 _PAGES_PER_READ = 20  # so that one chatty node does not starve the others
 

@@ -1,28 +1,35 @@
-"""What people read: log lines with node labels, and tables."""
+"""A job on the screen: log lines with node labels, remarks, and following it to its end."""
 
 from __future__ import annotations
 
+import gc
 import sys
-from datetime import UTC, datetime
+import time
+from datetime import datetime
 from typing import TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jobs.batch.reasons import Explanation
-from jobs.batch.runs import Attempt, Job, Kind
-from jobs.batch.streams import LogLine
+from jobs.deployment import Deployment
+from jobs.job import LAUNCHERS_VERDICT, Attempt, Explanation, Job, JobKind
+from jobs.orchestrators import JobService
+from jobs.output.console import duration, follow_command, timestamp
 from jobs.output.explain import explain, explain_exit, is_news
 from jobs.output.follow import (
     AttemptBegan,
     AttemptEnded,
+    Clock,
     Ended,
     Event,
+    Follower,
     StatusChanged,
     StillWaiting,
     Trouble,
 )
+from jobs.output.streams import LogLine, Streams
+from jobs.output.tables import node_table
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import RETRIED
 
@@ -110,7 +117,7 @@ def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
     """The last sentence about a run; ``cause`` is its launcher's own, where it is known."""
     if job.succeeded:
         success = f"run {job.run} succeeded{_took(job, ' after')}"
-        if job.shape.kind is not Kind.NODES:
+        if job.shape.kind is not JobKind.NODES:
             # Data and export jobs write none, and say in their log what they made and where.
             return success
         return f"{success}; results are in s3://{bucket}/{run_prefix(job.run, 'results')}"
@@ -136,7 +143,7 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     """Where a job stands, and why it waits when it does."""
     of = f" of {job.max_attempts}" if job.max_attempts else ""
     # The children of an array are retried one by one: the table shows their attempts.
-    is_array = job.shape.kind is Kind.ARRAY
+    is_array = job.shape.kind is JobKind.ARRAY
     attempt = "" if job.ended or is_array else f", attempt {len(job.attempts) + 1}{of}"
     size = job.shape.kind.sized(job.num_nodes)
     lines = [f"run {job.run}: {job.status}, {size}{attempt}, job {job.job_id}"]
@@ -152,26 +159,67 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     return "\n".join(lines)
 
 
-def timestamp(milliseconds: int | None) -> str:
-    """Local date and time."""
-    if not milliseconds:
-        return ""
-    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def duration(seconds: float) -> str:
-    """``45 s``, ``3 min 5 s`` or ``2 h 10 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
 def _took(job: Job, word: str) -> str:
     """How long it ran, which of several attempts only the last one tells."""
     if job.started_at_ms is None or job.stopped_at_ms is None:
         return ""
     last = f" of attempt {len(job.attempts)}" if len(job.attempts) > 1 else ""
     return f"{word} {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}{last}"
+
+
+def watch(
+    service: JobService,
+    deployment: Deployment,
+    *,
+    run: str,
+    job_id: str,
+    only_node: int | None = None,
+    keep_lines: bool = False,
+    part: str = "node",
+) -> tuple[Job, list[LogLine]]:
+    """Show a run until it ends; ``part`` is what its nodes are called.
+
+    With ``keep_lines`` standard output stays free for a document.
+    """
+    gc.enable()  # off for the sake of a quick start; see jobs/__main__.py
+    screen = Screen(part=part, lines_to=sys.stderr if keep_lines else sys.stdout)
+    kept: list[LogLine] = []
+    causes: dict[tuple[int, int], str] = {}
+    follower = Follower(
+        describe=service.describe,
+        streams=Streams(
+            logs=service.logs(follow=True), log_group=service.log_group, only_node=only_node
+        ),
+        job_id=job_id,
+        clock=Clock(now=time.time, sleep=time.sleep),
+        why_waiting=service.why_waiting,
+        waits_for=service.waits_for,
+    )
+    try:
+        for event in follower.events():
+            if isinstance(event, Ended):
+                screen.table(node_table(event.job))
+                ending = event.job.ending
+                cause = causes.get((0, ending.number)) if ending else None
+                # Of an array it is the child that failed which decides.
+                cause = cause if part == "node" else None
+                screen.remark(verdict(event.job, bucket=deployment.bucket, cause=cause))
+                return event.job, kept
+            if isinstance(event, LogLine):
+                if keep_lines:
+                    kept.append(event)
+                if said := LAUNCHERS_VERDICT.match(event.message):
+                    causes[event.node, event.attempt] = event.message[said.end() :]
+            screen.event(event)
+    except KeyboardInterrupt:
+        come_back = follow_command(deployment, run)
+        screen.remark(f"run {run} goes on (job {job_id}); come back with: {come_back}")
+        raise
+    raise AssertionError("a follower ends with Ended")
+
+
+def existing_lines(service: JobService, job: Job, *, only_node: int | None) -> list[LogLine]:
+    """Read what has been printed so far, sorted by time."""
+    logs = service.logs(follow=False)
+    streams = Streams(logs=logs, log_group=service.log_group, only_node=only_node)
+    return streams.read_all(job)

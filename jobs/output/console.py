@@ -1,0 +1,90 @@
+"""Words for a person at the terminal: remarks, commands to come back with, and questions."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import typer
+
+from jobs import errors
+from jobs.deployment import Deployment
+from jobs.errors import Refusal
+from jobs.job import Job, JobRequest
+from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
+from trainium_catalogue.workloads import Hardware
+
+
+def timestamp(milliseconds: int | None) -> str:
+    """Local date and time."""
+    if not milliseconds:
+        return ""
+    return f"{datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``3 min 5 s`` or ``2 h 10 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def print_document(document: dict[str, Any]) -> None:
+    """Print the one document of ``--json``."""
+    typer.echo(json.dumps(document, indent=2))
+
+
+def note(text: str) -> None:
+    """Say something to a person: on standard error, so that output can be piped."""
+    typer.echo(text, err=True)
+
+
+def exit_code(job: Job) -> int:
+    """1 when the job ended and did not succeed, else 0."""
+    return errors.EXIT_JOB_FAILED if job.ended and not job.succeeded else errors.EXIT_OK
+
+
+def follow_command(deployment: Deployment, run: str) -> str:
+    """The command that follows a run again."""
+    return f"{cli_command(deployment)} logs {run} --follow"
+
+
+def status_command(deployment: Deployment, run: str) -> str:
+    """The command that says how a run stands, or ended."""
+    return f"{cli_command(deployment)} status {run}"
+
+
+def cli_command(deployment: Deployment) -> str:
+    """`python -m jobs` with the options that find the deployment."""
+    name = "" if deployment.name == DEFAULT_DEPLOYMENT else f" --deployment {deployment.name}"
+    region = f" --region {deployment.region}" if deployment.region else ""
+    return f"python -m jobs{name}{region}"
+
+
+ASK_FROM_USD = 10
+"""Of a job on ordinary instances, at its time limit; a Trainium node costs that in half an hour."""
+
+
+def is_asked_about(requests: Iterable[JobRequest]) -> bool:
+    """Whether these jobs take Trainium nodes, or may cost ``ASK_FROM_USD`` or more together."""
+    jobs = list(requests)
+    takes_nodes = any(job.hardware is not Hardware.CPU for job in jobs)
+    return takes_nodes or sum(job.usd_at_time_limit for job in jobs) >= ASK_FROM_USD
+
+
+def confirm(what: str, *, question: str, declined: str) -> None:
+    """Ask on the terminal; refuse without one, or with any answer but yes."""
+    if not sys.stdin.isatty():
+        raise Refusal(
+            "not-confirmed",
+            f"{what} is asked about, and standard input is not a terminal; add --yes",
+        )
+    typer.echo(f"{question} [y/N] ", nl=False, err=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise Refusal("declined", f"not confirmed; {declined}")

@@ -22,16 +22,16 @@ from trainium_catalogue.contract import ENV_IDLE_CLOCK, ENV_REGION
 from trainium_catalogue.node_use import stamp
 
 PERIOD_S = 10.0
-SETTLE_S = 20.0
+CORDON_S = 20.0
 """Longer than a period: a cordoned node is looked at again before it goes."""
 _SHORTEST_PERIOD_S = 0.5
 JOIN_S = 1200.0
-"""As long as EKS itself waits before it says that instances failed to join."""
+"""The time after which EKS itself says that instances failed to join."""
 GIVE_UP_S = 600.0
 """Seconds of failing rounds before the process ends, so that Kubernetes shows its restarts."""
 
 
-def options(words: Sequence[str]) -> argparse.Namespace:
+def options(argv: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m node_scaler", description=__doc__)
     parser.add_argument("--cluster", required=True, help="name of the EKS cluster")
@@ -40,7 +40,7 @@ def options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--idle-minutes", required=True, type=int)
     parser.add_argument("--api", required=True, help="address of the Kubernetes API")
     parser.add_argument("--credentials", required=True, type=Path, help="token and ca.crt")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 def say(text: str) -> None:
@@ -48,9 +48,9 @@ def say(text: str) -> None:
     print(f"{stamp(datetime.now(UTC))} {text}", flush=True)
 
 
-def main(words: Sequence[str], environment: Mapping[str, str]) -> None:
+def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
     """Make rounds."""
-    given = options(words)
+    given = options(argv)
     clock = float(environment.get(ENV_IDLE_CLOCK, "1"))
     config = Config(
         region_name=environment[ENV_REGION],
@@ -69,7 +69,7 @@ def main(words: Sequence[str], environment: Mapping[str, str]) -> None:
         namespace=given.namespace,
         rules=Rules(
             idle=timedelta(minutes=given.idle_minutes) / clock,
-            settle=timedelta(seconds=SETTLE_S) / clock,
+            cordon_time=timedelta(seconds=CORDON_S) / clock,
             join=timedelta(seconds=JOIN_S) / clock,
         ),
         say=say,

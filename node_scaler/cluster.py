@@ -38,8 +38,8 @@ class Cluster:
 
     def items(self, path: str, **query: str) -> list[Json]:
         """Every object of a list, as it is now: without a version given, the API reads no cache."""
-        words = f"?{urllib.parse.urlencode(query)}" if query else ""
-        return list(self._call("GET", path + words)["items"])
+        suffix = f"?{urllib.parse.urlencode(query)}" if query else ""
+        return list(self._call("GET", path + suffix)["items"])
 
     def patch(self, path: str, changes: Json) -> None:
         """Change parts of an object; null takes one away."""

@@ -1,4 +1,4 @@
-"""What one round does, decided from what was read in it.
+"""The decisions of one round, made from what was read in it.
 
 What has to be remembered is in annotations of the nodes, so that a new process goes on where the
 last one was ended, and everybody can read it. Only an instance that is no node has none: since when
@@ -25,7 +25,7 @@ from trainium_catalogue.node_use import (
 Json = Mapping[str, Any]
 
 _ENDS_WITHIN = timedelta(minutes=10)
-"""After which an instance that should have ended, and is still there, is ended once more."""
+"""Time after which an instance that should be gone, and is not, is ended once more."""
 IN_SERVICE = "InService"
 """The only state in which an instance can be counted on, and be terminated once."""
 
@@ -40,34 +40,34 @@ class Group:
     instances: Mapping[str, str]
     """State of each instance in its life cycle, by id."""
     changing: bool = False
-    """Whether EKS replaces the nodes, or takes the group away."""
+    """EKS is replacing the nodes or deleting the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a round has read."""
+    """Everything that a round has read."""
 
     nodes: Sequence[Json]
-    """Of the whole cluster."""
+    """Nodes of the whole cluster."""
     pods: Sequence[Json]
-    """Of all namespaces."""
+    """Pods of all namespaces."""
     jobs: Sequence[Json]
     """Volcano's."""
     group: Group
     strangers: Mapping[str, datetime] = field(default_factory=dict)
-    """Since when an instance has been in service and is no node."""
+    """Instances in service that are no nodes, each with the time since when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How long things take."""
+    """The times that a round waits for."""
 
     idle: timedelta
-    """After which a node goes that nobody uses."""
-    settle: timedelta
-    """Between cordoning a node and its end: a scheduler may still decide on what it saw before."""
+    """Time after which an unused node goes."""
+    cordon_time: timedelta
+    """Time between cordoning a node and its end: a scheduler may act on what it saw before."""
     join: timedelta
-    """After which an instance goes that has not become a node."""
+    """Time after which an instance goes that has not become a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Raise:
 
     number: int
     jobs: tuple[str, ...]
-    """Who asked for them."""
+    """The job that asked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Mark:
     node: str
     annotations: Mapping[str, str | None]
     unschedulable: bool | None = None
-    """None: as it is."""
+    """None: unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def strangers(
 
 
 def _is_there(node: Json, group: Group, now: datetime) -> bool:
-    """Whether a node can serve a job: its object outlives its instance for minutes.
+    """Tell whether a node can serve a job: its object outlives its instance for minutes.
 
     An instance may be described as in service after it was ended; ending it twice would make the
     group smaller twice, by a node of its own choice.
@@ -221,7 +221,7 @@ def _let_go(node: Json, rules: Rules, now: datetime) -> tuple[Step, ...]:
     elif cordoned is None:
         marks = {kubernetes.CORDONED_SINCE: stamp(now)}
         return (Mark(node=_name(node), annotations=marks, unschedulable=True),)
-    if now - cordoned < rules.settle:
+    if now - cordoned < rules.cordon_time:
         return ()
     instance = instance_of(node)
     assert instance is not None  # it is in service
@@ -229,7 +229,7 @@ def _let_go(node: Json, rules: Rules, now: datetime) -> tuple[Step, ...]:
 
 
 def _closed_by_others(node: Json) -> bool:
-    """Whether a person has cordoned the node: no pod can come, and it stays closed."""
+    """Tell whether a person has cordoned the node: no pod can come, and it stays closed."""
     return _is_closed(node) and marked_since(node, kubernetes.CORDONED_SINCE) is None
 
 

@@ -31,7 +31,7 @@ class Scaler:
     cluster: Cluster
     node_group: NodeGroup
     namespace: str
-    """Of the jobs."""
+    """Namespace of the jobs."""
     rules: Rules
     say: Callable[[str], None]
     _said: str = field(default="", init=False)

@@ -72,7 +72,7 @@ class BatchStack(cdk.Stack):
             ).user_data(),
             root_volume_gib=config.root_volume_gib,
             reservation=reservation_of(config),
-            ends_itself=True,
+            terminate_on_shutdown=True,
         )
         self.compute = TrainiumComputeEnvironment(
             self,

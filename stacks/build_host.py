@@ -1,4 +1,4 @@
-"""What the machine that builds the image should be told before the build begins."""
+"""Warnings for the machine that builds the image, before the build begins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BuildHost:
     """Local facts about the machine that runs ``cdk deploy``."""
 
     machine: str
-    """As ``uname -m`` says it."""
+    """Architecture, as ``uname -m`` prints it."""
     docker_root: Path
     free_bytes: int
 

@@ -132,7 +132,7 @@ class DataJobsStack(cdk.Stack):
         return job
 
     def _published(self) -> dict[str, str]:
-        """What every deployment has; the stacks of network, bucket and nodes publish theirs."""
+        """Values that every deployment has; network, storage and node stacks publish their own."""
         config = self._config
         return {
             contract.SSM_CONTRACT_VERSION: contract.CONTRACT_VERSION,
@@ -148,7 +148,7 @@ class DataJobsStack(cdk.Stack):
 
 
 def job_properties(config: AppConfig, workload: Workload, shared: DataJobsStack) -> dict[str, Any]:
-    """What the job definitions of all workloads have alike."""
+    """Properties that the job definitions of all workloads share."""
     hours = min(workload.time_limit_hours, config.job_time_limit_hours)
     return {
         "workload": workload,

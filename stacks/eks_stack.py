@@ -150,7 +150,7 @@ class EksStack(cdk.Stack):
         return [w.name for w in WORKLOADS.values() if w.hardware is Hardware.TRAINIUM]
 
     def _roles(self) -> list[PodRole]:
-        """What the pods of each workload may do: the same as its jobs on Batch."""
+        """Give the pods of each workload the rights that its jobs have on Batch."""
         made = []
         for name in self._workloads():
             pods = self._role(name, kubernetes.service_account(name))

@@ -16,7 +16,7 @@ from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
 
 
 class NetworkStack(cdk.Stack):
-    """Where nodes live: a new VPC, or an existing one that nothing looks up or changes."""
+    """The network of the nodes: a new VPC, or an existing one that is neither read nor changed."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, config: AppConfig, **kwargs: Any
@@ -27,7 +27,7 @@ class NetworkStack(cdk.Stack):
         self.network = self._existing(config) if config.vpc_id else self._new(config)
         by_zone = dict(zip(self.network.zones, self.network.subnets, strict=True))
         self.lustre_subnet = by_zone[config.lustre_zone_id or self.network.zone]
-        """Where a file system is, which does not follow the nodes to another zone."""
+        """The subnet of a file system, which does not follow the nodes to another zone."""
         always_export(
             self,
             self.network.vpc.vpc_id,

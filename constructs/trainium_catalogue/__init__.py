@@ -1,4 +1,4 @@
-"""What the project knows about Trainium instances, Neuron releases, workloads and contracts.
+"""The facts about Trainium instances, Neuron releases, workloads and contracts, as data.
 
-Standard library only, so that every part (synthesis, node, desk) can import it.
+Standard library only, so that every part (synthesis, node, CLI) can import it.
 """

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 VOLCANO_VERSION: Final = "1.15.1"
-"""What the cluster gets, what the CLI reads, and what the emulator follows line by line.
+"""The version that the cluster gets, the CLI reads and the emulator follows line by line.
 
 Its chart differs from that of 1.15.0 in this number alone (git diff v1.15.0 v1.15.1 --
 installer/helm). Pushing the tag publishes chart and images (.github/workflows/release.yaml and
@@ -22,10 +22,10 @@ VOLCANO_KUBERNETES: Final = frozenset({"1.34", "1.35"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """Where a chart comes from and where it goes."""
+    """A chart's source and its destination."""
 
     name: str
-    """What we call it, and its release."""
+    """Our name of the chart, and of its release."""
     chart: str
     """An ``oci://`` reference, or the chart's name in ``repository``."""
     version: str
@@ -70,7 +70,7 @@ CHARTS: Mapping[str, Chart] = MappingProxyType({chart.name: chart for chart in _
 """Every chart, by our name."""
 
 NEURON_MONITOR_IMAGE = "public.ecr.aws/neuron/neuron-monitor:1.3.0"
-"""As in AWS's own DaemonSet for neuron-monitor (Neuron documentation, Neuron Monitor DaemonSet)."""
+"""The port of AWS's own DaemonSet (Neuron documentation, Neuron Monitor DaemonSet)."""
 NEURON_MONITOR_PORT = 8000
 
 # Of the newer regions that sell Trainium; the older ones share one (EKS User Guide, View Amazon
@@ -80,6 +80,6 @@ _REGISTRY_ACCOUNT = "602401143452"
 
 
 def eks_registry(region: str) -> str:
-    """Where EKS keeps its own images in ``region``."""
+    """Return the registry in which EKS keeps its own images in ``region``."""
     account = _REGISTRY_ACCOUNTS.get(region, _REGISTRY_ACCOUNT)
     return f"{account}.dkr.ecr.{region}.amazonaws.com"

@@ -1,23 +1,23 @@
-"""Names that the stacks publish and the node and the helper read; docs/interfaces.md shows them."""
+"""Names that the stacks publish and nodes and the CLI read; docs/interfaces.md shows them."""
 
 from enum import StrEnum
 from typing import Final
 
 CONTRACT_VERSION: Final = "3"
-"""Raised when a name below changes its meaning; the helper refuses another one."""
+"""Raised when a name below changes its meaning; the CLI refuses another one."""
 
 DEFAULT_DEPLOYMENT: Final = "default"
 
 
 class Orchestrator(StrEnum):
-    """As `cdk deploy` and the published parameters name it."""
+    """A service that runs jobs on nodes, as `cdk deploy` and the published parameters name it."""
 
     BATCH = "batch"
     EKS = "eks"
 
     @property
     def who(self) -> str:
-        """Who starts a job again, and gives reasons or none."""
+        """Name of the component that restarts a job and gives the reasons, if any."""
         return "Batch" if self is Orchestrator.BATCH else "Volcano"
 
 
@@ -27,7 +27,7 @@ SSM_REGION: Final = "region"
 SSM_INSTANCE_TYPE: Final = "instance-type"
 SSM_VPC: Final = "vpc"
 SSM_DEFAULT_SECURITY_GROUP: Final = "default-security-group"
-"""Of the VPC, which tasks of multi-node Batch jobs carry; absent where nobody has named it."""
+"""The VPC's own group, which tasks of multi-node Batch jobs carry; absent if nobody named it."""
 SSM_MAX_NODES: Final = "max-nodes"
 SSM_NEURON_RELEASE: Final = "neuron-release"
 SSM_BUCKET: Final = "bucket"
@@ -41,7 +41,7 @@ SSM_LOG_GROUP: Final = "batch/log-group"
 SSM_JOB_TIME_LIMIT_HOURS: Final = "batch/job-time-limit-hours"
 
 SSM_ORCHESTRATORS: Final = "orchestrators"
-"""What runs jobs on the nodes: ``batch``, ``eks`` or both, between commas."""
+"""Services that run jobs on the nodes: ``batch``, ``eks`` or both, separated by commas."""
 SSM_EKS_CLUSTER: Final = "eks/cluster"
 SSM_EKS_NAMESPACE: Final = "eks/namespace"
 SSM_EKS_QUEUE: Final = "eks/queue"
@@ -58,7 +58,7 @@ SSM_EKS_NAMES: Final = (
     SSM_EKS_IMAGE,
     SSM_EKS_JOB_TIME_LIMIT_HOURS,
 )
-"""What a deployment with the EKS orchestrator publishes, beside what every deployment does."""
+"""Parameters that a deployment with EKS publishes in addition to those of every deployment."""
 SSM_EKS_LUSTRE_CLAIM: Final = "eks/lustre-claim"
 """Published only where there is a file system: the claim in the namespace."""
 SSM_EKS_IDLE_MINUTES: Final = "eks/idle-minutes"
@@ -79,7 +79,7 @@ SSM_BATCH_NAMES: Final = (
     SSM_LOG_GROUP,
     SSM_JOB_TIME_LIMIT_HOURS,
 )
-"""What a deployment with the Batch orchestrator publishes, beside one job definition a workload."""
+"""Parameters that a deployment with Batch publishes, besides a job definition per workload."""
 
 
 def ssm_root(deployment: str) -> str:
@@ -107,7 +107,7 @@ ENV_REGION: Final = "AWS_REGION"
 ENV_LUSTRE: Final = "TRAINIUM_LUSTRE"
 """Mount point of FSx for Lustre; unset without one."""
 ENV_RUN: Final = "TRAINIUM_RUN"
-# What Batch tells in variables of its own, and a Volcano job in these.
+# Batch has variables of its own for these; a Volcano job sets ours.
 ENV_JOB_ID: Final = "TRAINIUM_JOB_ID"
 ENV_ATTEMPT: Final = "TRAINIUM_ATTEMPT"
 """Volcano's count of restarts of the job, from 0: the attempt less one."""
@@ -126,7 +126,7 @@ ENV_NODE_ADDRESS: Final = "TRAINIUM_NODE_ADDRESS"
 
 # Only the rehearsal sets this one, on the node scaler.
 ENV_IDLE_CLOCK: Final = "TRAINIUM_IDLE_CLOCK"
-"""How many times faster than on AWS idle time passes."""
+"""Factor by which idle time passes faster than on AWS."""
 
 # --- tags of a job -----------------------------------------------------------------------------
 TAG_DEPLOYMENT: Final = "trainium:deployment"
@@ -140,7 +140,7 @@ DATASETS_PREFIX: Final = "datasets/"
 RUNS_PREFIX: Final = "runs/"
 CACHE_PREFIX: Final = "cache/"
 GRAPHS_PREFIX: Final = f"{CACHE_PREFIX}neuron"
-"""Where the compiler keeps its graphs (NEURON_COMPILE_CACHE_URL)."""
+"""Location of the compiler's graphs (NEURON_COMPILE_CACHE_URL)."""
 EXPORT_PREFIX: Final = "export/"
 
 LOSS_SCALAR: Final = "step loss"
@@ -149,11 +149,11 @@ VALIDATION_LOSS_SCALAR: Final = "val/loss"
 """Name of the validation loss there; the reference has none."""
 RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results")
 RUN_LOCK: Final = "lock.json"
-"""Which job trains under the run's name, and when it last said so."""
+"""The job that trains under the run's name, and the time of its last heartbeat."""
 RUN_CONFIG: Final = "run.json"
-"""What makes the run what it is: model, dataset, tokenizer, parameters."""
+"""The identity of the run: model, dataset, tokenizer, parameters."""
 RUN_STATUS: Final = "results/status.json"
-"""How far training is; written anew every few seconds."""
+"""Progress of the training; rewritten every few seconds."""
 TRAIN_METRICS: Final = "metrics/train.jsonl"
 
 DATASET_NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
@@ -166,7 +166,7 @@ CHECKPOINT_MARKER: Final = "complete.json"
 """Written last: a checkpoint without it is not complete."""
 
 LUSTRE_MOUNT: Final = "/fsx"
-"""Where the file system is mounted, on hosts and in containers."""
+"""Mount point of the file system, on hosts and in containers."""
 
 
 def run_prefix(run: str, folder: str) -> str:
@@ -181,7 +181,7 @@ def run_key(run: str, file: str) -> str:
 
 
 def attempts_prefix(run: str, job_id: str) -> str:
-    """Key prefix of how the attempts of a Volcano job ended, whose pods and logs go with them.
+    """Key prefix of the endings of a Volcano job's attempts, whose pods and logs are deleted.
 
     ``<attempt>-node-<index>.json`` is what a node's launcher said last: ``code`` and ``reason``.
     """
@@ -189,8 +189,8 @@ def attempts_prefix(run: str, job_id: str) -> str:
 
 
 JOINING_FOLDER: Final = "joining"
-"""Below a run's results, one folder a job: ``<attempt>-node-<index>.json`` of each child that has
-started and could not join the main node."""
+"""Folder below a run's results, with one folder a job: ``<attempt>-node-<index>.json`` of each
+child that has started and could not join the main node."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -209,7 +209,7 @@ RENDEZVOUS: Final = 41000
 PEER_WATCH: Final = 41001
 """The launchers' own link, by which every node learns of a lost or silent peer."""
 NEURON_ROOT_COMM: Final = 62182
-"""Where torch-neuronx bootstraps collectives on the main node (torch_xla's Neuron plugin)."""
+"""Port of torch-neuronx's bootstrap of collectives on the main node (torch_xla's plugin)."""
 NEURON_ROOT_COMM_ALTERNATE: Final = 48620
 """The port of the Neuron documentation's examples of ``NEURON_RT_ROOT_COMM_ID``."""
 
@@ -219,7 +219,7 @@ RESERVED_PORTS: Final[tuple[int, ...]] = (
     NEURON_ROOT_COMM_ALTERNATE,
     NEURON_ROOT_COMM,
 )
-"""Kept out of the ephemeral range on the host (``net.ipv4.ip_local_reserved_ports``)."""
+"""Ports kept out of the host's ephemeral range (``net.ipv4.ip_local_reserved_ports``)."""
 
 # --- retries -----------------------------------------------------------------------------------
 HOST_LOST_REASON: Final = "Host EC2*"

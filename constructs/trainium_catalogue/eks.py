@@ -1,4 +1,4 @@
-"""What EKS offers: Kubernetes versions, host images, ordinary types for add-ons, zones.
+"""The choices that EKS offers: Kubernetes versions, host images, ordinary types for add-ons, zones.
 
 Versions of host images: CHANGELOG.md of github.com/awslabs/amazon-eks-ami, which lists, for each
 release, Kubernetes' patch versions and the Neuron driver (``aws-neuronx-dkms``).

@@ -1,7 +1,7 @@
 """Exit codes of a node, and which of them are worth another attempt.
 
 One table for the launcher that exits with them, the job definition that retries on them and the
-helper that explains them.
+CLI that explains them.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 
 class ExitCode(IntEnum):
-    """How a node ends."""
+    """The ways in which a node ends."""
 
     OK = 0
     WORKLOAD = 1
@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     HOST = 75
     """``EX_TEMPFAIL`` of sysexits.h."""
     TIME_LIMIT = 124
-    """That of ``timeout`` (coreutils)."""
+    """The code that ``timeout`` (coreutils) uses."""
     KILLED = 137
     """128 + SIGKILL: the container was killed, not ended."""
     STOPPED = 143
@@ -31,7 +31,7 @@ class ExitCode(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What an exit code tells a person, and Batch."""
+    """The meaning of an exit code, for a person and for Batch."""
 
     meaning: str
     remedy: str

@@ -32,7 +32,7 @@ class NetworkInterface:
     card_index: int
     device_index: int
     interface_type: str
-    """``interface``, ``efa`` or ``efa-only``: EC2's own words."""
+    """``interface``, ``efa`` or ``efa-only``: in EC2's own terms."""
 
     @property
     def takes_address(self) -> bool:
@@ -55,7 +55,7 @@ class InstanceType:
     """Logical NeuronCores at the default LNC: one process each."""
     hbm_gib_per_device: int
     peak_bf16_tflops_per_core: float
-    """Of a physical NeuronCore, dense: what model FLOPs utilization is a part of."""
+    """Dense peak of a physical NeuronCore: the denominator of model FLOPs utilization."""
     num_network_cards: int
     num_efa_interfaces: int
     enis_per_card: int
@@ -103,7 +103,7 @@ class InstanceType:
 
     @property
     def container_memory_mib(self) -> int:
-        """What fits below the memory that the ECS agent registers.
+        """Return the memory that fits below what the ECS agent registers.
 
         The agent registers less than the instance has; AWS's sample leaves 4.6 % of a
         trn1.32xlarge. A larger value leaves the job RUNNABLE for ever.

@@ -1,4 +1,4 @@
-"""Words of a cluster that stacks, helper and rehearsal share, and what a node's pod asks for."""
+"""Names in a cluster that stacks, CLI and rehearsal share, and the resources of a node's pod."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -44,7 +44,7 @@ ENDS_SINCE: Final = "trainium/ends-since"
 """Annotation of a node whose instance the node scaler ends."""
 
 RETRY_COUNT_FIELD: Final = "metadata.annotations['volcano.sh/job-retry-count']"
-"""Of a pod, for the downward API: how often the job has been restarted, from 0.
+"""Field of a pod, for the downward API: the number of restarts of its job, from 0.
 
 ``volcano.sh/job-version`` counts something else: every time that pods are removed (Volcano 1.15.1,
 pkg/controllers/job, createJobPod and killPods)."""
@@ -91,9 +91,9 @@ def max_pods(instance_type: InstanceType) -> int:
 
 
 def kubelet_memory_mib(instance_type: InstanceType) -> int:
-    """What EKS's image keeps for the kubelet, containerd and their pods' housekeeping.
+    """Return the memory that EKS's image reserves for the kubelet, containerd and housekeeping.
 
-    By the number of pods, not by the size of the node, so that small types lose a larger part
+    It goes by the number of pods, not the size of the node: small types lose a larger part
     (amazon-eks-ami, nodeadm/internal/kubelet/config.go, getMemoryMebibytesToReserve).
     """
     return 255 + 11 * max_pods(instance_type) + _EVICTION_MIB

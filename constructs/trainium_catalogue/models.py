@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What decides a Llama model's tensors; the names are those of Hugging Face's LlamaConfig."""
+    """The sizes of a Llama model's tensors; the names are those of Hugging Face's LlamaConfig."""
 
     vocab_size: int
     hidden_size: int
@@ -80,7 +80,7 @@ _BERT_SEGMENTS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BertShape:
-    """What decides a BERT's tensors; the names are those of Hugging Face's BertConfig."""
+    """The sizes of a BERT's tensors; the names are those of Hugging Face's BertConfig."""
 
     vocab_size: int
     hidden_size: int
@@ -132,17 +132,17 @@ class MlpShape:
     vocab_size: int = 10
     """Classes."""
     hidden_size: int = 120
-    """Of the first layer."""
+    """Outputs of the first layer."""
     intermediate_size: int = 84
-    """Of the second."""
+    """Outputs of the second layer."""
     num_inputs: int = 784
     num_hidden_layers: int = 0
-    """None of them is a transformer's."""
+    """Always 0: no layer is a transformer's."""
     num_attention_heads: int = 1
 
     @property
     def num_key_value_heads(self) -> int:
-        """None is split."""
+        """Always 1: no layer is split."""
         return self.num_attention_heads
 
     @property
@@ -158,7 +158,7 @@ class MlpShape:
 
 
 Shape = ModelShape | BertShape | MlpShape
-"""Of any model."""
+"""The shape of any model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class Preset:
     summary: str
     shape: Shape
     dataset: str = ""
-    """What it is trained on unless the user says otherwise; "": the user has to say."""
+    """Default dataset; empty if the user has to name one."""
     seq_len: int
     global_batch: int
     """Sequences per optimizer step, over all ranks; the same for any number of nodes."""

@@ -1,4 +1,4 @@
-"""Who uses the nodes of a cluster, and who waits for some: rules for whatever takes nodes away.
+"""The users of a cluster's nodes, and the jobs that wait for some: rules for scaling in.
 
 Objects are JSON as the Kubernetes API gives it.
 """
@@ -65,7 +65,7 @@ class Wait:
     size: int
     """Nodes that it takes in all."""
     scales: bool
-    """Whether the node scaler is asked to get them."""
+    """The job asks the node scaler for the nodes that it lacks."""
 
 
 def waits_of(jobs: Iterable[Json], pods: Iterable[Json]) -> list[Wait]:
@@ -93,7 +93,7 @@ def waits_of(jobs: Iterable[Json], pods: Iterable[Json]) -> list[Wait]:
 
 
 def _has_place(pod: Json) -> bool:
-    """Whether a pod needs no (other) node: one that has succeeded before its peers needs none."""
+    """Tell whether a pod needs no further node: it has one, or has succeeded before its peers."""
     return bool(pod["spec"].get("nodeName")) and (pod.get("status") or {}).get("phase") != "Failed"
 
 

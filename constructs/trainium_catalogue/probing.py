@@ -1,4 +1,4 @@
-"""What a probe is, on a node and at the desk: a function that looks whether one claim holds.
+"""Probes, on a node and at the desk: functions that look whether one claim holds.
 
 The claims are in docs/claims.toml; a probe has the id of its claim. What a probe needs and does not
 find here makes it "not run", what it raises makes it "crashed"; neither keeps another from running.
@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 SCHEMA = 1
-"""Of a record; docs/schemas/verification-record.schema.json."""
+"""Version of a record's format; docs/schemas/verification-record.schema.json."""
 NODE_RECORD = "probes.json"
-"""What the nodes of a run of ``verify`` found, below the run's results."""
+"""Record of the nodes' findings in a run of ``verify``, below the run's results."""
 RECORD = "verification.json"
 """The same, with what the desk found."""
 _SEAL = "sha256"
@@ -25,14 +25,14 @@ Subject = TypeVar("Subject")
 
 
 class Place(StrEnum):
-    """Where a probe runs."""
+    """The place where a probe runs."""
 
     NODE = "node"
     DESK = "desk"
 
 
 class State(StrEnum):
-    """How a probe ended."""
+    """The outcome of a probe."""
 
     GREEN = "green"
     RED = "red"
@@ -42,7 +42,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a probe saw beside what it expected."""
+    """An observation, beside what the probe expected."""
 
     ok: bool
     seen: str
@@ -51,24 +51,24 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """How the probe of one claim ended at one place."""
+    """The outcome of one claim's probe at one place."""
 
     id: str
     place: Place
     state: State
     seen: str
-    """Of a crash the error in one line; empty of a probe that was not run."""
+    """The error of a crash in one line; empty for a probe that was not run."""
     expected: str
     needs: tuple[str, ...] = ()
-    """What was not there, of a probe that was not run."""
+    """The thing that was missing, for a probe that was not run."""
 
     def document(self) -> dict[str, Any]:
-        """As a record holds it."""
+        """Return the finding as a record holds it."""
         return {**asdict(self), "needs": list(self.needs)}
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> Finding:
-        """From a record."""
+        """Read a finding from a record."""
         return Finding(
             id=document["id"],
             place=Place(document["place"]),
@@ -89,7 +89,7 @@ class Probe(Generic[Subject]):
 
     id: str
     needs: tuple[str, ...]
-    """What must be there for it to say anything, such as ``neuron``."""
+    """Requirements without which it cannot tell anything, such as ``neuron``."""
     look: Callable[[Subject], Seen]
 
 
@@ -153,7 +153,7 @@ def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_intact(record: Mapping[str, Any]) -> bool:
-    """Whether a record is as it was when it was sealed."""
+    """Tell whether a record is unchanged since it was sealed."""
     body = {name: value for name, value in record.items() if name != _SEAL}
     return record.get(_SEAL) == _checksum(body)
 

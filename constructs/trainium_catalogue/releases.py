@@ -30,7 +30,7 @@ _EKS_AMI_DRIVER_2_29 = "20260714"
 
 
 class TorchBackend(StrEnum):
-    """How PyTorch reaches the chips."""
+    """The software through which PyTorch reaches the chips."""
 
     XLA = "xla"
     TORCH_NEURON = "torchneuron"
@@ -47,7 +47,7 @@ class NeuronRelease:
 
     name: str
     backend: TorchBackend | None
-    """None where the SDK ships no PyTorch for training."""
+    """None if the SDK ships no PyTorch for training."""
     pytorch: str
     base_image: str | None
     """The published training image, or None where ``why_no_image`` tells."""
@@ -70,7 +70,7 @@ class NeuronRelease:
         return f"{_SSM_PREFIX}/{self.ecs_ami_name}/image_id"
 
     def accepts_driver(self, version: str) -> bool:
-        """Whether the container's runtime works on a host with this driver."""
+        """Tell whether the container's runtime works on a host with this driver."""
         driver = parse_version(version)
         if driver < parse_version(self.driver_min):
             return False
@@ -189,7 +189,7 @@ TRAINING_RELEASES = tuple(r.name for r in _RELEASES if r.backend is not None)
 """Those that have a PyTorch to train with; no other is worth suggesting."""
 
 DEFAULT_RELEASE = "2.28.0"
-"""What AWS tells users of NeuronX Distributed to stay on; runs on every family."""
+"""The release on which AWS tells users of NeuronX Distributed to stay; runs on every family."""
 
 
 def find_release(name: str) -> NeuronRelease:

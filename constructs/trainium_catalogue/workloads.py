@@ -1,6 +1,6 @@
 """The workloads, and the parameters that a user may set on each.
 
-The job definitions are made from this table, the helper checks parameters against it and the
+The job definitions are made from this table, the CLI checks parameters against it and the
 launcher parses its command line with it.
 """
 
@@ -40,7 +40,7 @@ __all__ = [
 
 
 class Hardware(StrEnum):
-    """What a workload runs on."""
+    """The kind of machine that a workload runs on."""
 
     TRAINIUM = "trainium"
     """Nodes of the deployment's instance type, as one multi-node job."""
@@ -57,7 +57,7 @@ class Workload:
     hardware: Hardware = Hardware.TRAINIUM
     min_nodes: int = 1
     max_nodes: int | None = None
-    """None: as many as the deployment has."""
+    """None: as many as the deployment allows."""
     default_nodes: int = 1
     is_array: bool = False
     """A CPU workload that ``--nodes`` splits into an array job, each child a share of the input."""

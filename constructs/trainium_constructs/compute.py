@@ -16,7 +16,7 @@ from trainium_constructs.network import EfaNetwork, zone_placement_group
 from trainium_constructs.shell import allow_sessions
 
 UPDATE_TIMEOUT_MINUTES = 7200
-"""What running jobs still have when an infrastructure update replaces the instances: Batch's
+"""Time left to running jobs when an infrastructure update replaces the instances: Batch's
 maximum (API reference, UpdatePolicy), since each has a time limit of its own. Without it an update,
 which every new version of the launch template is, ends them after 30 minutes."""
 INSTANCE_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"
@@ -33,7 +33,7 @@ BLOCKED_REASONS = (
 def instance_profile(
     scope: Construct, *, shell: bool = False
 ) -> tuple[iam.Role, iam.CfnInstanceProfile]:
-    """What the ECS agent of a host may do, and nothing that a job needs; ``shell``: sessions."""
+    """Make the role of a host: the ECS agent's rights, none of a job's; ``shell``: sessions."""
     role = iam.Role(
         scope,
         "InstanceRole",

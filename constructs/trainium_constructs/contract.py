@@ -1,4 +1,4 @@
-"""What a deployment publishes: the SSM parameters that the helper reads."""
+"""The SSM parameters that a deployment publishes and the CLI reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainium_catalogue.contract import ssm_parameter
 
 
 class PublishedContract(Construct):
-    """One SSM parameter for every name that the helper needs; nobody types an ARN."""
+    """One SSM parameter for every name that the CLI needs, so that nobody types an ARN."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, deployment: str, values: Mapping[str, str]

@@ -21,7 +21,7 @@ _SHARED_MEMORY_MIB = 4096
 
 
 class CpuJob(Construct):
-    """How one CPU workload runs; a submission may make an array of it."""
+    """The job definition of one CPU workload; a submission may make an array of it."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ _SETTINGS = "# (settings)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSetup:
-    """What a host has to be before the ECS agent may start on it."""
+    """The preparation of a host, without which the ECS agent does not start on it."""
 
     instance_type: InstanceType
     release: NeuronRelease
@@ -78,7 +78,7 @@ class HostSetup:
 
 
 def cpu_host_script() -> str:
-    """What a host of CPU jobs runs at boot."""
+    """Return the script that a host of CPU jobs runs at boot."""
     return _read("cpu_host_setup.sh")
 
 

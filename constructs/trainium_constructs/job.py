@@ -29,7 +29,7 @@ _RuleProperty = batch.CfnJobDefinition.EvaluateOnExitProperty
 
 
 def retry_rules() -> list[batch.CfnJobDefinition.EvaluateOnExitProperty]:
-    """What is worth another attempt, from the table of exit codes.
+    """Make the rules for another attempt from the table of exit codes.
 
     What no rule matches is retried, so the last rule ends everything else.
     """
@@ -67,7 +67,7 @@ def log_configuration(
 
 
 class JobExecutionRole(Construct):
-    """With what the ECS agent starts a container: pull its image, write its log."""
+    """The role with which the ECS agent starts a container: pulls its image, writes its log."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class JobExecutionRole(Construct):
 
 
 class MultiNodeTrainingJob(Construct):
-    """How one workload runs on any number of nodes."""
+    """The job definition of one workload, on any number of nodes."""
 
     def __init__(
         self,

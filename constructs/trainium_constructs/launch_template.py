@@ -25,7 +25,7 @@ class Reservation:
 
 
 class EfaLaunchTemplate(Construct):
-    """How a node starts, for whatever service starts it."""
+    """The launch template of a node, for whichever service starts it."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class EfaLaunchTemplate(Construct):
         user_data: str | None = None,
         root_volume_gib: int,
         reservation: Reservation | None = None,
-        names_type: bool = False,
+        set_instance_type: bool = False,
         placement_group_name: str | None = None,
-        ends_itself: bool = False,
+        terminate_on_shutdown: bool = False,
         instance_tags: Mapping[str, str] | None = None,
         metadata_hops: int = 2,
     ) -> None:
@@ -56,10 +56,10 @@ class EfaLaunchTemplate(Construct):
             user_data: MIME message with what the host does when it starts. Default: nothing.
             root_volume_gib: Size of the encrypted root volume, which holds the images.
             reservation: Capacity to use. Default: on demand.
-            names_type: Say the type here. Default: whoever uses the template says it.
-            placement_group_name: Group to start in. Default: whoever uses the template says it.
-            ends_itself: A node that powers itself off is terminated. Default: whoever uses the
-                template decides, as EKS insists (EKS User Guide, launch templates).
+            set_instance_type: Put the instance type into the template. Default: its user names it.
+            placement_group_name: Group to start in. Default: its user names it.
+            terminate_on_shutdown: Terminate a node that powers itself off. Default: the service
+                decides, as EKS insists (EKS User Guide, launch templates).
             instance_tags: Tags of instances and volumes, where nobody else sets them.
             metadata_hops: How far an answer of the metadata service goes: 1 is the host itself, 2
                 a container with a network of its own. Default: 2, as the optimised AMIs set it.
@@ -68,7 +68,7 @@ class EfaLaunchTemplate(Construct):
         is_block = reservation is not None and reservation.is_block
         groups = [group.security_group_id for group in security_groups]
         self.lists_interfaces = instance_type.supports_multi_node
-        """Whether the groups are those of listed interfaces; Batch then takes none beside them."""
+        """The groups are those of listed interfaces; Batch then takes no others."""
         # L1: the L2 has no network interfaces.
         self.template = ec2.CfnLaunchTemplate(
             self,
@@ -112,7 +112,7 @@ class EfaLaunchTemplate(Construct):
                     http_put_response_hop_limit=metadata_hops,
                 ),
                 # EC2's default, stop, would leave the volume billed until a health check finds it.
-                instance_initiated_shutdown_behavior="terminate" if ends_itself else None,
+                instance_initiated_shutdown_behavior="terminate" if terminate_on_shutdown else None,
                 user_data=cdk.Fn.base64(user_data) if user_data else None,
                 capacity_reservation_specification=_target(reservation),
                 # A block wants the market type beside its id, on Batch too: AWS shows it so ("How
@@ -126,7 +126,7 @@ class EfaLaunchTemplate(Construct):
                     if is_block
                     else None
                 ),
-                instance_type=instance_type.name if is_block or names_type else None,
+                instance_type=instance_type.name if is_block or set_instance_type else None,
                 placement=(
                     ec2.CfnLaunchTemplate.PlacementProperty(group_name=placement_group_name)
                     if placement_group_name

@@ -19,7 +19,7 @@ access with VPC security groups)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LustreMount:
-    """What a host needs in order to mount a file system."""
+    """The names by which a host mounts a file system."""
 
     file_system_id: str
     dns_name: str
@@ -107,7 +107,7 @@ class LustreFileSystem(Construct):
 
     @property
     def mount(self) -> LustreMount:
-        """For the hosts."""
+        """The mount of this file system, for the hosts."""
         return LustreMount(
             file_system_id=self.file_system.ref,
             dns_name=self.file_system.attr_dns_name,

@@ -35,7 +35,7 @@ def acknowledge_wildcards(construct: IConstruct, resources: Iterable[str], reaso
 
 
 def spelling_of(arn: str, *, owner: IConstruct, reader: IConstruct) -> str:
-    """How cdk-nag spells ``arn`` of ``owner`` in a policy of ``reader``.
+    """Spell ``arn`` of ``owner`` as cdk-nag does in a policy of ``reader``.
 
     Across stacks that is the name of an export, which has to exist before it can be named.
     """

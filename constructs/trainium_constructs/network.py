@@ -25,26 +25,26 @@ DEFAULT_INTERFACE_ENDPOINTS: tuple[str, ...] = (
     "ecs-telemetry",
     "logs",
 )
-"""What a node talks to during its whole life: its image, the ECS control plane, its logs."""
+"""The services that a node talks to all its life: its image, the ECS control plane, its logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfaNetwork:
-    """Where nodes live: one subnet at a time, because EFA traffic does not leave it."""
+    """The network of the nodes: one subnet at a time, because EFA traffic does not leave it."""
 
     vpc: ec2.IVpc
     subnet: ec2.ISubnet
     """Private, with a way out: EC2 gives no public address to an instance with several cards."""
     security_group: ec2.ISecurityGroup
-    """Of the hosts' interfaces: admits the cluster to itself, in and out."""
+    """The group of the hosts' interfaces; its members may talk to each other."""
     zone: str
-    """What tells the place of ``subnet`` from the others: its zone, or an existing subnet's id."""
+    """The place of ``subnet``: its zone, or the id of an existing subnet."""
     zones: tuple[str, ...]
-    """All places that ``zone`` may be one of without a change of anything but the nodes."""
+    """Places to which ``zone`` can change while only the nodes change."""
     subnets: tuple[ec2.ISubnet, ...]
-    """As ``subnet``, in every zone: for what does not mind where it runs."""
+    """One such subnet in every zone, for what may run in any of them."""
     cluster_subnets: tuple[ec2.ISubnet, ...] = ()
-    """For the control plane of an EKS cluster, which asks for two zones."""
+    """Subnets for the control plane of an EKS cluster, which needs two zones."""
 
 
 def zone_placement_group(scope: Construct, network: EfaNetwork) -> str:

@@ -22,7 +22,7 @@ LOOK_MINUTES = 10
 """Minutes between two looks: a host needs about as long to start."""
 
 FIRST_CHILD = ":0"
-"""How the id of an array's first child ends."""
+"""End of the id of an array's first child."""
 
 LOOKS = 4
 """Looks in vain before a job is cancelled: half an hour of hosts, and one for a first bad host."""

@@ -34,7 +34,7 @@ _WRITE = ("s3:PutObject", "s3:AbortMultipartUpload")
 
 
 class TrainingBucket(Construct):
-    """What must outlive the machines, in one encrypted, versioned, TLS-only bucket."""
+    """One encrypted, versioned, TLS-only bucket for what must outlive the machines."""
 
     def __init__(
         self,

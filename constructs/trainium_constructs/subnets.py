@@ -1,4 +1,4 @@
-"""How a new VPC's address range is divided: a quarter for the nodes in each of three zones."""
+"""The division of a new VPC's address range: a quarter for the nodes in each of three zones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class SubnetPlan:
     """The subnets of a new VPC."""
 
     private: tuple[IPv4Network, ...]
-    """For nodes and interface endpoints: a quarter of the range for each zone, all alike, so that
-    nodes that fit in one zone fit in another."""
+    """Subnets for nodes and interface endpoints: a quarter of the range for each zone, all of one
+    size, so that nodes that fit in one zone fit in another."""
     public: tuple[IPv4Network, ...]
-    """For the NAT gateway: a /28 of the last quarter for each zone; the rest of it stays free."""
+    """Subnets for the NAT gateway: a /28 of the last quarter for each zone; the rest stays free."""
 
     @property
     def private_addresses(self) -> int:

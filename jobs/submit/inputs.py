@@ -13,7 +13,7 @@ from jobs.submit.datasets import find_dataset, hint, listed
 from jobs.submit.parameters import with_defaults
 from trainium_catalogue import contract
 from trainium_catalogue.parameters.data import CORPORA
-from trainium_catalogue.parameters.training import settle_values
+from trainium_catalogue.parameters.training import resolve_values
 from trainium_catalogue.workloads import Value, Workload
 
 
@@ -41,7 +41,7 @@ def training_inputs(
     if stored is not None:
         own = {item.name for item in workload.parameters}
         try:
-            values = settle_values(
+            values = resolve_values(
                 run=run,
                 workload=workload.name,
                 stored_workload=stored.workload,

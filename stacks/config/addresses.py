@@ -1,4 +1,4 @@
-"""Which subnets have room: the arithmetic that a refusal for lack of addresses needs."""
+"""The addresses that nodes need and subnets have: the arithmetic behind a refusal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NARROWEST_VPC_PREFIX = SMALLEST_VPC_PREFIX
 NUM_ENDPOINTS = len(DEFAULT_INTERFACE_ENDPOINTS)
 
 CLUSTER = CLUSTER_ADDRESSES + SYSTEM_NODES * (1 + POD_ADDRESSES)
-"""What an EKS cluster takes beside its Trainium nodes."""
+"""Addresses that an EKS cluster takes beside its Trainium nodes."""
 
 
 def per_eks_node(instance: InstanceType, layout: EfaLayout) -> int:

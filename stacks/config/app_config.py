@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppConfig(ConfigValues):
-    """What one deployment is to be; an object that exists has passed every check."""
+    """The configuration of one deployment; an object that exists has passed every check."""
 
     def __post_init__(self) -> None:
         """Refuse what no deployment could be, also after ``dataclasses.replace``."""
@@ -37,5 +37,5 @@ class AppConfig(ConfigValues):
 
     @property
     def warnings(self) -> tuple[ConfigWarning, ...]:
-        """What could not be checked, and what costs money while nothing runs."""
+        """Warnings about what could not be checked, or costs money while nothing runs."""
         return warnings_of(self)

@@ -254,7 +254,7 @@ class ContextKeys:
         help="days that CloudWatch keeps the logs of the nodes",
     )
     cpu_instance_types: tuple[str, ...] = key(
-        kinds.words(cpu_instance_type, noun="list"),
+        kinds.comma_separated(cpu_instance_type, noun="list"),
         default=DEFAULT_CPU_INSTANCE_TYPES,
         help="types that data and export jobs may run on; several give Spot more to choose from",
     )

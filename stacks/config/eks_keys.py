@@ -73,7 +73,7 @@ class EksKeys(ContextKeys):
         "to the internet: EKS puts its control plane's interfaces into two zones",
     )
     eks_system_instance_types: tuple[str, ...] = key(
-        kinds.words(system_instance_type, noun="list"),
+        kinds.comma_separated(system_instance_type, noun="list"),
         default=DEFAULT_SYSTEM_INSTANCE_TYPES,
         help="types that the two on-demand nodes of the cluster's own add-ons may have",
     )

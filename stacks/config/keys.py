@@ -1,4 +1,4 @@
-"""How a context key is declared: once, with its kind, its default and what it does."""
+"""The declaration of a context key: once, with its kind, its default and what it does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Derived(Generic[T]):
     """A default that follows from keys declared earlier."""
 
     text: str
-    """What a table of keys says about it."""
+    """The default as a table of keys shows it."""
     compute: Callable[[Mapping[str, Any]], T]
 
 

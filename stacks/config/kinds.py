@@ -1,4 +1,4 @@
-"""Kinds of values: how each is read, from ``-c`` text or from typed JSON, and how it is named."""
+"""Kinds of values: the reading of each, from ``-c`` text or typed JSON, and its name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Kind(Generic[T]):
     """One kind of value; ``read`` takes its own results unchanged."""
 
     noun: str
-    """What a table of keys calls it."""
+    """The kind's name in a table of keys."""
     read: Callable[[object], T]
     """Raises ``Unfit``; never any other exception."""
 
@@ -41,13 +41,13 @@ def optional(kind: Kind[T]) -> Kind[T | None]:
 
 def boolean() -> Kind[bool]:
     """``true`` or ``false`` and nothing else: ``bool("False")`` is true in Python."""
-    words = {"true": True, "false": False}
+    booleans = {"true": True, "false": False}
 
     def read(value: object) -> bool:
         if isinstance(value, bool):
             return value
-        if isinstance(value, str) and value in words:
-            return words[value]
+        if isinstance(value, str) and value in booleans:
+            return booleans[value]
         raise Unfit("is not a boolean", "write true or false")
 
     return Kind(noun="true or false", read=read)
@@ -169,8 +169,8 @@ def cidr(widest: int, narrowest: int) -> Kind[str]:
     return Kind(noun=f"IPv4 range, /{widest} to /{narrowest}", read=read)
 
 
-def words(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]]:
-    """A list: JSON, typed or as text, or words with commas between them."""
+def comma_separated(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]]:
+    """A list: JSON, typed or as text, or text separated by commas."""
 
     def read(value: object) -> tuple[str, ...]:
         items = tuple(read_each(text(item)) for item in _items(value))
@@ -184,8 +184,8 @@ def words(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]
 
 
 def maybe_words(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]]:
-    """A list as ``words`` reads it, that may be empty."""
-    filled = words(read_each, noun=noun)
+    """A list as ``comma_separated`` reads it, that may be empty."""
+    filled = comma_separated(read_each, noun=noun)
 
     def read(value: object) -> tuple[str, ...]:
         return () if value in ((), [], "", "[]") else filled.read(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from ipaddress import IPv4Network
 
-from stacks.config.kinds import Kind, cidr, matching, text, words
+from stacks.config.kinds import Kind, cidr, comma_separated, matching, text
 from stacks.config.refusal import Unfit
 from trainium_catalogue.charts import CHARTS
 from trainium_catalogue.contract import Orchestrator
@@ -17,7 +17,7 @@ LOG_RETENTION_DAYS = frozenset(
     {1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096}
     | {1827, 2192, 2557, 2922, 3288, 3653}
 )
-"""What PutRetentionPolicy takes (CloudWatch Logs API reference)."""
+"""Retention periods that PutRetentionPolicy takes (CloudWatch Logs API reference)."""
 
 _MOST_DEPLOYMENT_CHARACTERS = 24
 # ECR allows single hyphens between letters and digits; the other places allow more.
@@ -58,7 +58,7 @@ def deployment_name() -> Kind[str]:
 
 def orchestrators() -> Kind[tuple[Orchestrator, ...]]:
     """``batch``, ``eks``, or both, as a list or as that word."""
-    listed = words(_orchestrator, noun="`batch`, `eks` or `both`")
+    listed = comma_separated(_orchestrator, noun="`batch`, `eks` or `both`")
 
     def read(value: object) -> tuple[Orchestrator, ...]:
         named = [*Orchestrator] if value == "both" else sorted(listed.read(value))

@@ -15,7 +15,7 @@ from trainium_catalogue.zones import subnet_zones
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigValues(EksKeys):
-    """What checks and warnings look at; everything else gets an ``AppConfig``."""
+    """The values that checks and warnings look at; everything else gets an ``AppConfig``."""
 
     @property
     def instance(self) -> InstanceType:
@@ -29,27 +29,27 @@ class ConfigValues(EksKeys):
 
     @property
     def runs_on_batch(self) -> bool:
-        """Whether Batch runs jobs on nodes; data and export jobs it runs anyway."""
+        """True if Batch runs jobs on nodes; it runs data and export jobs anyway."""
         return Orchestrator.BATCH in self.orchestrators
 
     @property
     def tasks_use_default_group(self) -> bool:
-        """Whether Batch gives tasks the VPC's default group: it does beside EFA interfaces."""
+        """True if Batch gives tasks the VPC's default group: it does beside EFA interfaces."""
         return self.runs_on_batch and self.instance.supports_multi_node
 
     @property
     def runs_on_eks(self) -> bool:
-        """Whether an EKS cluster runs jobs on nodes."""
+        """True if an EKS cluster runs jobs on nodes."""
         return Orchestrator.EKS in self.orchestrators
 
     @property
     def has_lustre(self) -> bool:
-        """Whether nodes mount a file system, a new one or an existing one."""
+        """True if nodes mount a file system, a new one or an existing one."""
         return bool(self.lustre_gib) or self.lustre_dns_name is not None
 
     @property
     def builds_image(self) -> bool:
-        """Whether there is an image to build, and a repository to keep it in."""
+        """True if there is an image to build, and a repository to keep it in."""
         return self.image_uri is None
 
     @property
@@ -92,12 +92,12 @@ class ConfigValues(EksKeys):
 
     @property
     def public_endpoint_cidrs(self) -> tuple[str, ...]:
-        """Who may call the cluster's API from the internet."""
+        """Addresses that may call the cluster's API from the internet."""
         return () if self.eks_private else self.eks_endpoint_cidrs
 
     @property
     def inside_endpoint_cidrs(self) -> tuple[str, ...]:
-        """Who may call it through the VPC, nodes not counted; by default what is known of it."""
+        """Addresses besides the nodes' that may call it from inside; default: the VPC's."""
         if not self.eks_private:
             return ()
         own = self.subnet_cidr or self.vpc_cidr

@@ -1,4 +1,4 @@
-"""What is accepted but cannot be checked here, or costs money: data for ``Annotations``."""
+"""Warnings about what cannot be checked here, or costs money: data for ``Annotations``."""
 
 from __future__ import annotations
 

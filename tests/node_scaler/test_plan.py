@@ -13,7 +13,9 @@ from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import stamp
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
-RULES = Rules(idle=timedelta(minutes=30), settle=timedelta(seconds=20), join=timedelta(minutes=20))
+RULES = Rules(
+    idle=timedelta(minutes=30), cordon_time=timedelta(seconds=20), join=timedelta(minutes=20)
+)
 Json = dict[str, Any]
 
 

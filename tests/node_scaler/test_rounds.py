@@ -110,7 +110,7 @@ class Run:
             namespace=kubernetes.NAMESPACE,
             rules=Rules(
                 idle=timedelta(minutes=30),
-                settle=timedelta(seconds=20),
+                cordon_time=timedelta(seconds=20),
                 join=timedelta(minutes=20),
             ),
             say=self.said.append,

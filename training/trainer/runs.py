@@ -20,7 +20,7 @@ from training.storage import (
 from training.storage.results import now_utc
 from trainium_catalogue.contract import RUN_CONFIG, RUN_LOCK, run_prefix
 from trainium_catalogue.parameters.parameter import Value
-from trainium_catalogue.parameters.training import settle_values
+from trainium_catalogue.parameters.training import resolve_values
 
 _SCHEMA = 1
 RANKS = "num_ranks"
@@ -98,7 +98,7 @@ class RunConfig:
         if stored is None:
             return RunConfig(workload=workload, values=dict(values), created=now_utc())
         try:
-            resolved = settle_values(
+            resolved = resolve_values(
                 run=run,
                 workload=workload,
                 stored_workload=stored.workload,

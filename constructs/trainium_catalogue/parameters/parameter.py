@@ -1,4 +1,4 @@
-"""One parameter of a workload, and how its text is read: on the desk and on the node alike."""
+"""One parameter of a workload, and the reading of its text, by the CLI and on the node alike."""
 
 import re
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Parameter:
     pattern: str | None = None
     """Regular expression that a text must match as a whole."""
     pattern_help: str = ""
-    """``pattern`` in words."""
+    """Description of ``pattern`` for people."""
 
     def parse(self, text: str) -> Value:
         """Read ``text`` as this parameter's type; ``ValueError`` says what would be right."""

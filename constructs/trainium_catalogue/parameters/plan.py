@@ -1,6 +1,6 @@
-"""What follows from a model, a batch and a number of ranks: the arithmetic of a training run.
+"""The arithmetic of a training run: what follows from a model, a batch and a number of ranks.
 
-The helper shows it before a job is submitted, the trainer logs it, and the full-size dry run
+The CLI shows it before a job is submitted, the trainer logs it, and the full-size dry run
 compares it with what PyTorch really allocates.
 """
 
@@ -13,7 +13,7 @@ from trainium_catalogue.parameters.training import BERT_FIELDS, SHAPE_FIELDS
 
 GIB = 1024**3
 BYTES_OF_STATE = 12
-"""Of a parameter in a checkpoint: fp32 master weight and AdamW's two moments."""
+"""Bytes of one parameter in a checkpoint: fp32 master weight and AdamW's two moments."""
 
 
 def shape_of(values: Mapping[str, Value]) -> Shape:
@@ -88,7 +88,7 @@ class TrainingPlan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Of the global batch."""
+        """Tokens of the global batch."""
         return self.global_batch * self.seq_len
 
     @property
@@ -103,13 +103,13 @@ class TrainingPlan:
 
     @property
     def parameters_per_rank(self) -> int:
-        """Of the model after tensor parallelism: norms are whole on every rank."""
+        """Parameters that a rank holds after tensor parallelism: norms are whole on every rank."""
         norms = self.shape.hidden_size * (2 * self.shape.num_hidden_layers + 1)
         return (self.shape.num_parameters - norms) // self.tensor_parallel + norms
 
     @property
     def optimizer_parameters_per_rank(self) -> int:
-        """Whose fp32 master weight and moments a rank holds (ZeRO-1), rounded up."""
+        """Parameters whose fp32 master weight and moments a rank holds (ZeRO-1), rounded up."""
         return -(-self.parameters_per_rank // self.data_parallel)
 
     @property
@@ -119,7 +119,7 @@ class TrainingPlan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Of a whole checkpoint, with master weights."""
+        """Size of a whole checkpoint, with master weights."""
         return BYTES_OF_STATE * self.shape.num_parameters
 
     def model_flops_utilization(self, tokens_per_second: float, *, peak_flops: float) -> float:

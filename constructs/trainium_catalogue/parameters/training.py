@@ -22,10 +22,10 @@ BERT_FIELDS = {name: field for name, field in SHAPE_FIELDS.items() if name != "n
 FIXED_IN_A_RUN = (
     *SHAPE_FIELDS, "dataset", "seed", "global-batch", "seq-len", "document-masks",
 )  # fmt: skip
-"""What makes a run what it is: another value needs another run name."""
+"""Parameters that identify a run: another value needs another run name."""
 
-SINCE_THEN = {"document-masks": False}
-"""What runs have that are older than a parameter of ``FIXED_IN_A_RUN``."""
+DEFAULTS_OF_OLDER_RUNS = {"document-masks": False}
+"""Values in runs that are older than a parameter of ``FIXED_IN_A_RUN``."""
 
 GRAPH_PARAMETERS = (
     *SHAPE_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
@@ -35,7 +35,7 @@ GRAPH_PARAMETERS = (
     # Whether there is the graph of an evaluation, and not how often.
     "eval-every",
 )  # fmt: skip
-"""What decides the compiled graphs, beside the number of nodes and the Neuron release.
+"""Parameters that decide the compiled graphs, besides number of nodes and Neuron release.
 
 A workload has some of them.
 """
@@ -242,16 +242,16 @@ MNIST_PARAMETERS = (
         help="fail when accuracy is outside the band that the dataset says is right",
     ),
 )
-"""Of the workload ``mnist``; the reference's values."""
+"""Parameters of the workload ``mnist``; the defaults are the reference's."""
 
 
-# Where the checkpoints are belongs to a run as well: elsewhere it would begin again at step 0.
+# Their place belongs to a run as well: with another one it would begin again at step 0.
 _FIXED = (*FIXED_IN_A_RUN, "batch-size", "checkpoint-uri")
-_OF_ONE_SUBMISSION = frozenset({"steps-this-run", "compile-only"})
+_NOT_INHERITED = frozenset({"steps-this-run", "compile-only"})
 """Parameters that the next submission does not inherit."""
 
 
-def settle_values(
+def resolve_values(
     *,
     run: str,
     workload: str,
@@ -260,7 +260,7 @@ def settle_values(
     values: Mapping[str, Value],
     given: Mapping[str, Value],
 ) -> dict[str, Value]:
-    """What a submission to an existing run means: its own words, the run's memory, defaults.
+    """Resolve a submission to an existing run: what it gives, what the run remembers, defaults.
 
     ``values`` are all parameters with defaults filled in, ``given`` those that the user named.
     ``ValueError`` where a parameter that makes the run what it is would change.
@@ -270,7 +270,7 @@ def settle_values(
             f"run {run} is a run of {stored_workload}, not of {workload}; submit "
             f"{stored_workload}, or use another run name"
         )
-    stored = {**SINCE_THEN, **stored}
+    stored = {**DEFAULTS_OF_OLDER_RUNS, **stored}
     changed = [
         f"{name}={_typed(given[name])} (the run has {_typed(stored[name])})"
         for name in _FIXED
@@ -284,11 +284,11 @@ def settle_values(
     remembered = {
         name: value
         for name, value in stored.items()
-        if name in values and name not in _OF_ONE_SUBMISSION
+        if name in values and name not in _NOT_INHERITED
     }
     return {**values, **remembered, **given}
 
 
 def _typed(value: Value) -> str:
-    """As it is written on a command line."""
+    """Write ``value`` as on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,7 +10,7 @@ from trainium_catalogue.parameters.training import training_parameters
 
 CHECKS_OF_THE_LLAMA = ("gradients", "parity", "resume", "graphs")
 CHECKS = ("sums", *CHECKS_OF_THE_LLAMA, "data-parallel", "cache")
-"""In the order in which they are made, since some go on from others."""
+"""All checks, in the order in which they run, since some continue from others."""
 ALL = "all"
 
 SHAPE: dict[str, Value] = {
@@ -32,7 +32,7 @@ SHAPE: dict[str, Value] = {
     "max-grad-norm": 0.5,
     "beta2": 0.95,
 }
-"""Of llama-tiny, smaller and quicker still."""
+"""A llama-tiny made smaller and quicker still."""
 
 
 VERIFY_PARAMETERS = (
@@ -71,10 +71,10 @@ def llama_values(num_ranks: int, tensor_parallel: int = 0) -> dict[str, Value]:
 
 
 def check_verify(values: Mapping[str, Value], num_ranks: int) -> None:
-    """Refuse checks that there are not, and a degree that was asked for and cannot be."""
-    words = str(values["checks"])
-    for name in () if words == ALL else words.split(","):
+    """Refuse unknown checks, and a tensor-parallel degree that does not fit."""
+    chosen = str(values["checks"])
+    for name in () if chosen == ALL else chosen.split(","):
         if name not in CHECKS:
-            raise ValueError(f"checks={words} names {name!r}; there are {', '.join(CHECKS)}")
+            raise ValueError(f"checks={chosen} names {name!r}; there are {', '.join(CHECKS)}")
     if degree := int(values["tensor-parallel"]):
         TrainingPlan.from_values(llama_values(num_ranks, degree), num_ranks)

@@ -183,7 +183,7 @@ class TrainingCluster(Construct):
         )
         proxy = self.add_on("Proxy", "kube-proxy")
         self.before_nodes: tuple[IDependable, ...] = (agent, pods, networks, proxy)
-        """What has to be there before a node can become ready."""
+        """Resources that must exist before a node can become ready."""
 
     def add_on(
         self,
@@ -253,7 +253,7 @@ def _acknowledge_functions(provider: IConstruct) -> None:
 
 
 def _public_registry(handler: IConstruct) -> str:
-    """How cdk-nag spells the policy that exists in the partition ``aws`` only."""
+    """Spell, as cdk-nag does, the policy that exists in the partition ``aws`` only."""
     condition = handler.node.find_child("HasEcrPublic")
     assert isinstance(condition, cdk.CfnCondition)
     stack = cdk.Stack.of(handler)

@@ -1,4 +1,4 @@
-"""What is installed into a cluster, in an order whose reverse takes everything out again."""
+"""The contents of a cluster, installed in an order whose reverse removes everything again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ON_TRAINIUM = [{"key": TAINT, "operator": "Exists", "effect": "NoSchedule"}]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """What the contents of a cluster follow from."""
+    """The choices that decide the contents of a cluster."""
 
     deployment: str
     kubernetes_version: str
@@ -116,7 +116,7 @@ class ClusterContents(Construct):
         return installed
 
     def _recovery(self) -> PodRole:
-        """What the node problem detector tells CloudWatch, and whom it may replace."""
+        """Let the node problem detector report to CloudWatch, and replace nodes if asked to."""
         pods = PodRole(
             self,
             "Recovery",

@@ -1,4 +1,4 @@
-"""What the stack puts into the cluster, as plain objects; they are validated in the tests."""
+"""The objects that the stack puts into the cluster, as plain data; the tests validate them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def namespace(name: str, *, deployment: str, enforce: str, kubernetes_version: s
 
 
 def total_resources(instance_type: InstanceType, nodes: int) -> dict[str, str]:
-    """What pods on all nodes ask for."""
+    """Add up the requests of the pods on all nodes."""
     return {
         name: f"{nodes * int(quantity.removesuffix('Mi'))}{'Mi' if quantity.endswith('Mi') else ''}"
         for name, quantity in kubernetes.pod_resources(instance_type).items()
@@ -56,7 +56,7 @@ def total_resources(instance_type: InstanceType, nodes: int) -> dict[str, str]:
 
 
 def resource_quota(instance_type: InstanceType, max_nodes: int) -> Manifest:
-    """As much as the node group can hold, and nothing that is reached from outside."""
+    """Limit the namespace to what the node group can hold, and to no way in from outside."""
     total = total_resources(instance_type, max_nodes)
     cpu = int(total.pop("cpu")) + _SPARE_CPUS
     memory = int(total.pop("memory").removesuffix("Mi")) + _SPARE_MEMORY_MIB
@@ -189,7 +189,7 @@ def submitters() -> list[Manifest]:
 
 
 def _metadata(kind: str) -> Manifest:
-    """In the jobs' namespace, unless the kind belongs to none."""
+    """Name an object, in the jobs' namespace unless its kind belongs to none."""
     inside = {} if kind.startswith("Cluster") else {"namespace": kubernetes.NAMESPACE}
     return {"name": SUBMITTER, **inside}
 

@@ -101,7 +101,7 @@ class TrainiumNodeGroup(Construct):
             reservation=reservation,
             # The L2 refuses Trainium types beside the Neuron image (aws-cdk, managed-nodegroup.ts)
             # and installs a Neuron plug-in of 2021 where it sees one.
-            names_type=True,
+            set_instance_type=True,
             placement_group_name=group,
             instance_tags=instance_tags,
             # A pod one hop further could take the node's role (EKS Best Practices Guide, restrict
@@ -263,7 +263,7 @@ def _follow_cluster(group: eks.Nodegroup, kubernetes_version: str) -> None:
 
 
 def _resource_of(group: eks.Nodegroup) -> eks.CfnNodegroup:
-    """What CloudFormation sees of ``group``."""
+    """Return the CloudFormation resource of ``group``."""
     resource = group.node.default_child
     assert isinstance(resource, eks.CfnNodegroup)
     return resource

@@ -119,7 +119,7 @@ def _allow_scaling(role: iam.Role, *, cluster: eks.ICluster, node_group: eks.Nod
 
 
 def _rights() -> list[Manifest]:
-    """What it reads and changes in the cluster, and nothing else."""
+    """Let it read and change what it needs in the cluster, and nothing else."""
     name = kubernetes.SCALER
     events = {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
     everywhere = [

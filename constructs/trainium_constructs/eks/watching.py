@@ -1,4 +1,4 @@
-"""What looks at runs and nodes: TensorBoard behind a service, neuron-monitor on every node."""
+"""Monitoring of runs and nodes: TensorBoard behind a service, neuron-monitor on every node."""
 
 from __future__ import annotations
 

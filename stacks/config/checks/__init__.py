@@ -1,4 +1,4 @@
-"""What two or more keys say together: a table of checks, each refusing one thing."""
+"""Checks of two or more keys together: a table, each entry of which refuses one thing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECKS: tuple[Check, ...] = (
     *software.CHECKS,
     *storage.CHECKS,
 )
-"""In this order: a later check relies on the earlier ones."""
+"""All checks in order: a later one relies on the earlier ones."""
 
 
 def check(config: ConfigValues) -> None:

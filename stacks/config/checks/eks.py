@@ -1,4 +1,4 @@
-"""What an EKS cluster needs, and what without one is of no use."""
+"""Checks of what an EKS cluster needs, and of keys that have no effect without one."""
 
 from __future__ import annotations
 

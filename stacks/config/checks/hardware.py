@@ -1,4 +1,4 @@
-"""What the hardware allows: region, zone, EFA, counts and reservations."""
+"""Checks of what the hardware allows: region, zone, EFA, counts and reservations."""
 
 from __future__ import annotations
 

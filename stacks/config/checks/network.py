@@ -1,4 +1,4 @@
-"""What the network allows: a whole one, ways out, and room for the nodes."""
+"""Checks of what the network allows: a whole one, ways out, and room for the nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the software and the data allow: release, image and bucket."""
+"""Checks of what the software and the data allow: release, image and bucket."""
 
 from __future__ import annotations
 

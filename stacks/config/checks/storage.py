@@ -1,4 +1,4 @@
-"""What FSx for Lustre and the CPU instances allow."""
+"""Checks of what FSx for Lustre and the CPU instances allow."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def check_make(words: Sequence[str]) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for word in words:
         name, given, _ = word.partition("=")
-        what = rf"^{name} \?=|{name}=<" if given else rf"^{name}:"
+        what = rf"\$\({name}\)|{name}=<" if given else rf"^{name}:"
         assert re.search(what, makefile, re.MULTILINE), f"make {word}"
 
 

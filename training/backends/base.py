@@ -1,4 +1,4 @@
-"""What the training loop asks of a back-end, and a back-end of a model.
+"""Protocols: what the training loop asks of a back-end, and a back-end of a model.
 
 ``native`` is plain torch.distributed (gloo on CPUs, TorchNeuron on Trainium2 and later), ``nxd``
 is torch_xla with neuronx_distributed, and ``xla`` torch_xla alone, for models that need no tensor
@@ -23,7 +23,7 @@ Batch = torch.Tensor | Mapping[str, torch.Tensor]
 
 
 class Network(Protocol):
-    """What a back-end asks of a model, whose weights it makes, places, splits and trains."""
+    """A model whose weights a back-end makes, places, splits and trains."""
 
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
         """The model without storage, on the meta device, ready to train.
@@ -56,14 +56,14 @@ class SequenceNetwork(Network, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """What a rank computes with of one weight."""
+    """The part of one weight that a rank computes with."""
 
     name: str
     """Its name in the whole model."""
     whole: torch.Size
     size: torch.Size
     offsets: tuple[int, ...]
-    """Where it begins in the whole."""
+    """Its beginning in the whole."""
 
 
 class NxdNetwork(Protocol):
@@ -76,14 +76,14 @@ class NxdNetwork(Protocol):
         """Give a module's own parameters their values: what NxD calls ``param_init_fn``."""
 
     def pieces(self) -> dict[torch.Tensor, WeightPart]:
-        """What this rank has of every parameter of the model, as it is now."""
+        """This rank's part of every parameter of the model, as it is now."""
 
     def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:
         """Keyword arguments of the model and its labels, of a micro-batch on its device."""
 
 
 Score = Callable[[Any, Any], torch.Tensor]
-"""What an evaluation sums up: of a model and a batch on its device."""
+"""A number to sum up in an evaluation, from a model and a batch on its device."""
 
 
 def place(batch: Batch, device: torch.device) -> Any:
@@ -105,11 +105,11 @@ class Backend(Protocol):
     rank: int
     num_ranks: int
     data_rank: int
-    """Which data-parallel share this rank computes; the ranks of one model share it."""
+    """Number of the data-parallel share this rank computes; the ranks of one model share it."""
     tracing_only: bool
     """Graphs are extracted and nothing is computed: numbers mean nothing, and none are written."""
     peak_flops: float | None
-    """One rank's, dense bf16, per second; None where no peak is published (CPUs)."""
+    """Dense bf16 operations of one rank per second; None where no peak is published (CPUs)."""
 
     def build(self) -> None:
         """Make the sharded model with its initial weights, and the optimizer."""

@@ -68,7 +68,7 @@ class DeviceHeartbeat:
 
 
 def is_compiling() -> bool:
-    """Whether this process is inside the compiler.
+    """Tell whether this process is inside the compiler.
 
     torch_xla counts a graph that is not in its cache before it compiles, and takes the time after
     (2.9, csrc/xla_graph_executor.cpp, ``LookupCachedCompile`` and ``Compile``).

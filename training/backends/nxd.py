@@ -199,7 +199,7 @@ class NxdBackend:
             return float(scalar.cpu().item())
 
     def drop_step(self) -> None:
-        """Nothing: gradients lie beside master weights, and to zero them were one more graph."""
+        """Do nothing: the gradients are not saved, and zeroing them would be another graph."""
 
     def barrier(self) -> None:
         """Wait for every rank."""

@@ -1,4 +1,4 @@
-"""What one rank holds of the optimizer under NxD: fp32 master weights and their moments.
+"""A rank's part of the optimizer under NxD: fp32 master weights and their moments.
 
 Tensor parallelism divides a weight, and ZeRO-1 this rank's part of it once more, by rows, padded
 to a multiple of the data-parallel ranks (torch_xla 2.9, distributed/zero_redundancy_optimizer.py).
@@ -52,7 +52,7 @@ class Chunk(torch.Tensor):
         return self.whole if dim is None else self.whole[dim]
 
     def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
-        """What there is to save of the tensor ``fqn``."""
+        """The items to save of the tensor ``fqn``."""
         return [
             WriteItem(
                 index=MetadataIndex(fqn, chunk.offsets),
@@ -67,7 +67,7 @@ class Chunk(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Where the part lies; nothing where it is empty."""
+        """The place of the part; none where it is empty."""
         if not self.part.numel():
             return []
         return [ChunkStorageMetadata(offsets=self.offsets, sizes=self.part.size())]
@@ -135,7 +135,7 @@ class Shards:
         return self._state(lambda tensor: tensor.detach().cpu())
 
     def empty(self) -> dict[str, Any]:
-        """The same with memory to be filled; give it to ``restore``."""
+        """A state with memory to be filled; give it to ``restore``."""
         return self._state(lambda tensor: torch.empty(tensor.size()))
 
     def _state(self, convert: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def _mesh_of(tensor: torch.Tensor) -> object:
 
 
 def is_decayed(name: str) -> bool:
-    """Whether weight decay applies: not to norms and biases."""
+    """Tell whether weight decay applies: not to norms and biases."""
     return not name.lower().endswith(("norm.weight", "bias"))
 
 
@@ -45,14 +45,14 @@ class NamedOptimizer(Protocol):
         """Update the weights; the next micro-batch begins new gradients."""
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """What a checkpoint keeps of it, by kind and name of the parameter."""
+        """State for a checkpoint, by kind and name of the parameter."""
 
     def restore_step(self, step: int) -> None:
         """Count on from ``step`` updates."""
 
 
 def checkpoint_state(weights: dict[str, Any], optimizer: NamedOptimizer) -> dict[str, Any]:
-    """What a checkpoint consists of, whichever back-end writes it."""
+    """The content of a checkpoint, whichever back-end writes it."""
     state = optimizer.state(weights)
     return {"model": weights, "optimizer": state} if state else {"model": weights}
 
@@ -68,7 +68,7 @@ def _moments(
 
 
 def adamw_settings(config: TrainConfig) -> dict[str, Any]:
-    """What every AdamW is made with, beside its groups."""
+    """Arguments of every AdamW beside its groups."""
     return {
         "lr": config.learning_rate,
         "betas": (config.beta1, config.beta2),
@@ -100,11 +100,11 @@ class EagerSgd:
             parameter.grad = None
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Nothing."""
+        """Return no state."""
         return {}
 
     def restore_step(self, step: int) -> None:
-        """Nothing is counted."""
+        """Do nothing: no step is counted."""
 
 
 class EagerAdamW:
@@ -215,9 +215,9 @@ class TracedSgd(torch.optim.Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if not parameters:
                 continue
-            (rate,) = _as_data([group["lr"]], parameters[0].device)
+            (learning_rate,) = _as_data([group["lr"]], parameters[0].device)
             for parameter in parameters:
-                parameter.sub_(parameter.grad * rate)
+                parameter.sub_(parameter.grad * learning_rate)
 
 
 def _as_data(numbers: list[float], device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -299,7 +299,7 @@ def clip(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
 
 
 def _copies(gradient: torch.Tensor | None) -> int:
-    """How many ranks hold the same part of a gradient."""
+    """Count the ranks that hold the same part of a gradient."""
     num_ranks = dist.get_world_size() if dist.is_initialized() else 1
     if not isinstance(gradient, DTensor):
         return num_ranks

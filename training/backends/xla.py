@@ -86,12 +86,12 @@ class XlaBackend:
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Master weights to the weights that are computed with."""
+        """Copy master weights to the weights that are computed with."""
         for name, weight in self._weights.items():
             weight.copy_(self._masters[name])
 
     def _publish_alone(self) -> None:
-        """The same as a graph of its own, whether the run is new or continues.
+        """Publish in a graph of its own, whether the run is new or continues.
 
         Left pending it would become part of the first micro-batch: a graph that only jobs that
         continue a run have, and that no job compiles beforehand.
@@ -151,7 +151,7 @@ class XlaBackend:
         return norm
 
     def drop_step(self) -> None:
-        """Nothing: gradients lie beside master weights, and to zero them were one more graph."""
+        """Do nothing: the gradients are not saved, and zeroing them would be another graph."""
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> float:

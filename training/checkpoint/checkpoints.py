@@ -247,7 +247,7 @@ def _damage(info: CheckpointInfo, error: CheckpointException) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """Describe what went wrong, in one line."""
     if isinstance(error, CheckpointException):
         rank, failure = min(error.failures.items())
         return f"rank {rank}: {_reason(failure[0])}"

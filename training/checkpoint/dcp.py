@@ -113,7 +113,7 @@ class VerifiedStream(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next byte is read."""
+        """Position of the next byte that is read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -209,7 +209,7 @@ class _Folder(FileSystemBase):
         return suffix.removesuffix(".tmp")
 
     def rename(self, path: Path, new_path: Path) -> None:
-        """Nothing: see ``concat_path``."""
+        """Do nothing: see ``concat_path``."""
         assert path == new_path, (path, new_path)
 
     def init_path(self, path: Path) -> str:
@@ -242,7 +242,7 @@ class Writer(FileSystemWriter):
         self._folder = _Folder(objects, None, lambda count: None)
         self.fs: Any = self._folder
         self.named: set[str] = set()
-        """On the coordinator, once all have written: every file of which it has heard."""
+        """Every file that the coordinator has heard of, once all have written."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write ``.metadata``, which says what is where."""

@@ -1,4 +1,4 @@
-"""What a complete checkpoint is: ``complete.json``, written last, and what may be wrong with it."""
+"""The marker of a complete checkpoint: ``complete.json``, written last, with every file's sums."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CheckpointInfo:
     step: int
     """Optimizer steps that it contains."""
     meta: Mapping[str, Any]
-    """What the trainer says: model, tokenizer_sha256, world_size, tokens_total, ..."""
+    """The trainer's facts: model, tokenizer_sha256, world_size, tokens_total, ..."""
     files: Mapping[str, FileSum]
     time: str
     """When it was complete, ISO 8601."""

@@ -7,11 +7,11 @@ import hashlib
 import torch
 
 INITIAL_DEVIATION = 0.02
-"""Of both references: initializer_range of Llama-2 and of bert-large-uncased."""
+"""The initializer_range of Llama-2 and of bert-large-uncased."""
 
 
 def generator(name: str, *, seed: int) -> torch.Generator:
-    """Of one parameter's random numbers.
+    """Random numbers of one parameter.
 
     Every topology begins with the same model, and a rank that keeps a part of it needs no other
     rank.

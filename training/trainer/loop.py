@@ -57,7 +57,7 @@ class _Step:
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """One rank's way through the steps of a job; every rank runs the same."""
+    """The steps of a job on one rank; every rank runs the same."""
 
     config: TrainConfig
     backend: Backend
@@ -71,7 +71,7 @@ class Loop:
     checkpoints: Checkpoints | None = None
     """None: nothing is saved."""
     meta: dict[str, Any] = field(default_factory=dict)
-    """What every checkpoint of this job says about itself."""
+    """Facts that every checkpoint of this job carries."""
     held_out: HeldOut | None = None
     """None: nothing is evaluated."""
     say: Callable[[str], None] = lambda text: None
@@ -190,7 +190,7 @@ class Loop:
         self.metrics.save_began(number, stall_s=clock.seconds)
 
     def _stops(self) -> bool:
-        """Whether this is the end, before a micro-batch.
+        """Ask before a micro-batch whether the ranks stop here.
 
         A step may take minutes and a stopped job has a minute and a half: a micro-batch takes
         seconds on any number of nodes.

@@ -1,4 +1,4 @@
-"""What a training loop measures, and whom it tells; only rank 0 writes files."""
+"""Measurements of the training loop, sent to the log and the run's files by rank 0 alone."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """So far."""
+        """Seconds so far."""
         return time.perf_counter() - self._began_s
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What was measured since the last logged step."""
+    """Measurements since the last logged step."""
 
     steps: int = 0
     step_s: float = 0.0
@@ -51,7 +51,7 @@ class Window:
         self._samples: deque[tuple[int, float]] = deque(maxlen=math.ceil(_WINDOW_STEPS / log_every))
 
     def add(self, sequences: int, seconds: float) -> float:
-        """One more sample; returns sequences a second over the window."""
+        """Add a sample; returns sequences a second over the window."""
         self._samples.append((sequences, seconds))
         total_s = sum(seconds for _, seconds in self._samples)
         return sum(count for count, _ in self._samples) / total_s if total_s > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What a training run tells about itself: a record a logged step, in every form it is read in.
+"""Records of logged steps and evaluations, in every form they are read in.
 
 The log line ``LOG``, the scalars' names and results.json are those of AWS's reference, which
 dashboards parse (neuronx-distributed, ``examples/training/llama``, tp_zero1_llama_hf_pretrain.py
@@ -58,7 +58,7 @@ class StepRecord:
     loss: float
     lr: float
     grad_norm: float
-    """Before clipping."""
+    """Norm of the gradients before clipping."""
     step_s: float
     """Seconds of one step, without saving."""
     data_s: float
@@ -100,7 +100,7 @@ class EvaluationRecord:
 
     @property
     def perplexity(self) -> float:
-        """Infinite where it is too large for a float."""
+        """exp(val_loss); infinite where that is too large for a float."""
         try:
             return math.exp(self.val_loss)
         except OverflowError:
@@ -209,7 +209,7 @@ def embedded_metrics(
 def embedded_validation(
     record: EvaluationRecord, *, deployment: str, run: str, workload: str, time_ms: int
 ) -> str:
-    """The same of an evaluation of the validation split."""
+    """One such line for an evaluation of the validation split."""
     return _embedded(
         _VALIDATION_METRICS,
         record.fields(),

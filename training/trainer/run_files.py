@@ -53,7 +53,7 @@ class Pacer:
         self._last_s = float("-inf")
 
     def due(self) -> bool:
-        """Whether a line may be written now; if so, the next one may in a minute."""
+        """Tell whether a line may be written now; if so, the next one may in a minute."""
         now = self._clock()
         if now - self._last_s < _BETWEEN_EMBEDDED_S:
             return False
@@ -62,7 +62,7 @@ class Pacer:
 
 
 class RunFiles:
-    """What rank 0 writes about a run, below a local folder and, in turn, to the run's storage.
+    """Files that rank 0 writes about a run, in a local folder and, in turn, in the run's storage.
 
     Nothing here waits for storage but the beginning, which continues earlier attempts' files, and
     the end.
@@ -142,7 +142,7 @@ class RunFiles:
         )
 
     def event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """One line that is not a step."""
+        """Write one line to train.jsonl."""
         line = {
             "time": now_utc(),
             "run": self._context.run,
@@ -156,7 +156,7 @@ class RunFiles:
         self._uploads.offer(TRAIN_METRICS, self._metrics)
 
     def step(self, record: StepRecord) -> None:
-        """One logged step, in every form."""
+        """Write one logged step, in every form."""
         self._last = record
         self._throughputs.append(record.throughput)
         self.event("step", record.fields())
@@ -179,7 +179,7 @@ class RunFiles:
         self._offer_tensorboard()
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """One evaluation of the validation split, in every form."""
+        """Write one evaluation of the validation split, in every form."""
         self._evaluation = record
         fields = record.fields()
         self.event(_EVALUATION, fields)
@@ -199,7 +199,7 @@ class RunFiles:
         self._offer_tensorboard()
 
     def save(self, step: int, *, stall_s: float) -> None:
-        """A checkpoint was begun, for which training stood still for ``stall_s`` seconds."""
+        """Note that a checkpoint was begun, for which training stood still ``stall_s`` seconds."""
         self._checkpoint_s = round(stall_s, 4)
         self.event("save", {"step": step, "checkpoint_s": self._checkpoint_s})
 
@@ -276,7 +276,7 @@ def _lines_until(data: bytes | None, step: int) -> tuple[list[str], int]:
 
 
 def _last_validation(lines: list[str]) -> dict[str, Any]:
-    """What the status says of the newest evaluation of earlier attempts, if there was one."""
+    """Fields of the status about the newest evaluation of earlier attempts, if there was one."""
     for line in reversed(lines):
         document = json.loads(line)
         if document["event"] == _EVALUATION:

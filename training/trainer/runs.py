@@ -31,7 +31,7 @@ _LOOKS_PER_HEARTBEAT = 5
 
 
 class RunConfigError(ValueError):
-    """What is asked for does not fit the run under this name."""
+    """A submission does not fit the run under this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class RunConfig:
     created: str
     """When the run began, ISO 8601."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else is fixed and was found out, not given: ``tokenizer_sha256``, ``eos_id``, ..."""
+    """Other fixed facts, found out rather than given: ``tokenizer_sha256``, ``eos_id``, ..."""
 
     @staticmethod
     def load(objects: Objects) -> RunConfig | None:
@@ -89,7 +89,7 @@ class RunConfig:
         values: Mapping[str, Value],
         given: Mapping[str, Value],
     ) -> RunConfig:
-        """What a submission means: its own arguments, then what the run remembers, then defaults.
+        """Resolve a submission: its own arguments, then what the run remembers, then defaults.
 
         ``values`` are all parameters with defaults filled in, ``given`` those that the user named.
         ``RunConfigError`` where a parameter that makes the run what it is would change.
@@ -115,7 +115,7 @@ class RunConfig:
         )
 
     def with_facts(self, *, run: str, facts: Mapping[str, Any]) -> RunConfig:
-        """The same with ``facts`` remembered; ``RunConfigError`` if one of them was otherwise."""
+        """Remember ``facts`` too; ``RunConfigError`` if one of them was otherwise."""
         changed = [
             f"{name}={_shown(value)} (the run has {_shown(self.facts[name])})"
             for name, value in facts.items()
@@ -145,7 +145,7 @@ def checkpoint_root(
     region: str | None,
     endpoint_url: str | None,
 ) -> Objects:
-    """Where the checkpoints of a run are: its place in the bucket, or below ``checkpoint-uri``.
+    """Open the place of a run's checkpoints: in the bucket, or below ``checkpoint-uri``.
 
     The run's name is part of the path in either case, so that runs that share a URI stay apart.
     """
@@ -170,7 +170,7 @@ class RunLost(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """What ``lock.json`` says."""
+    """The content of ``lock.json``."""
 
     job_id: str
     attempt: int
@@ -178,13 +178,13 @@ class Holder:
     since: str
     """When the job took the lock, ISO 8601."""
     heartbeat: str
-    """When it last renewed it."""
+    """When it last renewed the lock."""
     heartbeat_s: float
-    """How often it does."""
+    """Seconds between two heartbeats."""
     released: bool = False
 
     def dump(self) -> bytes:
-        """As JSON."""
+        """Encode as JSON."""
         return json.dumps(asdict(self), indent=2).encode() + b"\n"
 
     @staticmethod
@@ -300,12 +300,12 @@ class RunLock:
         return Holder.parse(data), etag
 
     def _is_earlier(self, holder: Holder) -> bool:
-        """Whether it is an attempt of this job that Batch has ended before it began this one."""
+        """Detect an attempt of this job that Batch has ended before it began this one."""
         mine = self._mine
         return holder.job_id == mine.job_id and holder.attempt <= mine.attempt
 
     def _take(self, etag: str | None) -> bool:
-        """Whether this job has it now; somebody else may have been faster."""
+        """Try to take the lock; False if somebody else was faster."""
         now = now_utc()
         self._mine = replace(self._mine, since=now, heartbeat=now)
         try:

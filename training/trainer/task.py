@@ -1,4 +1,4 @@
-"""What differs between kinds of training: data, model, batches; all else is the trainer's."""
+"""One kind of training: its data, model and batches; all else is the trainer's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """How a dataset comes to this node; see ``datasets.samples.staging.stage``."""
+    """The way of a dataset to this node; see ``datasets.samples.staging.stage``."""
 
     objects: Objects
     cache: Path
@@ -38,9 +38,9 @@ class Dataset:
     samples: int
     """Samples of one epoch."""
     facts: Mapping[str, Any]
-    """What a run remembers of it, and refuses to continue without."""
+    """Facts that a run remembers, and refuses to continue without."""
     tokenizer_sha256: str | None
-    """What its ids mean; None where that is not known."""
+    """Identifies the tokenizer that made its ids; None where that is not known."""
     content: Any
     """For the task itself."""
 
@@ -59,7 +59,7 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalReport:
-    """What a run that has made all its steps says in the end."""
+    """The last words of a run that has made all its steps."""
 
     lines: tuple[str, ...] = ()
     metrics: tuple[tuple[str, float, str], ...] = ()
@@ -78,7 +78,7 @@ class Task(ABC):
     first_lines: tuple[str, ...] = ()
     """For the log, before the first step."""
     follows_ranks = False
-    """Other ranks would be another run: batch or rate depend on their number."""
+    """Another number of ranks makes another run: batch or learning rate depend on it."""
 
     @abstractmethod
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
@@ -107,11 +107,11 @@ class Task(ABC):
         """Positions in the data order to a micro-batch, as a pure function."""
 
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
-        """The same without a dataset, for graphs that are compiled beforehand."""
+        """Micro-batches without a dataset, for graphs that are compiled beforehand."""
         raise TypeError(f"{type(self).__name__} compiles nothing beforehand")
 
     def held_out(self, config: TrainConfig, dataset: Dataset) -> HeldOut | None:
-        """What is evaluated every ``config.eval_every`` steps; None where nothing is."""
+        """The sequences to evaluate every ``config.eval_every`` steps; None for none."""
         return None
 
     def finish(

@@ -245,7 +245,7 @@ class Trainer:
             raise
 
     def _resolve(self) -> RunConfig:
-        """What the run is: this submission's arguments, and what earlier ones have left."""
+        """Resolve what the run is: this submission's arguments, and what earlier ones have left."""
         resolved = RunConfig.resolve(
             RunConfig.load(self.root),
             run=self.context.run,
@@ -261,7 +261,7 @@ class Trainer:
         return resolved
 
     def _staging(self, name: str) -> Staging:
-        """Where the dataset is, and where it goes on this node."""
+        """Say where the dataset is, and where it goes on this node."""
         context = self.context
         is_leader = self.job.device.rank % context.processes_per_node == 0
         folder = self.cache / "datasets" / name
@@ -291,7 +291,7 @@ class Trainer:
         )
 
     def _meta(self) -> dict[str, Any]:
-        """What every checkpoint says about itself."""
+        """Facts that every checkpoint carries."""
         tokenizer = self.dataset.tokenizer_sha256
         return {
             "run": self.context.run,

@@ -1,4 +1,4 @@
-"""What the ranks want, asked between micro-batches without keeping any of them waiting."""
+"""A vote of the ranks between micro-batches that keeps none of them waiting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QUIET_S = 1.0
 
 
 class Wish(IntEnum):
-    """What a rank would have all of them do; of several the greatest is done."""
+    """An action that a rank wants all of them to take; of several the greatest is taken."""
 
     GO_ON = 0
     STOP = 1
@@ -48,7 +48,7 @@ class Vote:
         self._heard = Wish.GO_ON
 
     def cast(self, wish: Wish) -> Wish:
-        """What the ranks wanted when all cast last; ``GO_ON`` at first. Alone: ``wish``."""
+        """Vote; returns the outcome of the cast before, ``GO_ON`` at first. Alone: ``wish``."""
         if self._ranks.num_ranks == 1:
             return wish
         self.resolve()

@@ -31,7 +31,7 @@ IGNORED = -100
 """Label of a prediction that a sequence does not have: torch's ``ignore_index``."""
 _MOST_LANES = 64
 _ANOTHER_SEED = 1_000_003
-"""So that no shard's order is another one's, or that of the shards."""
+"""Factor of the seed; no shard then has the order of another one, or of the shards."""
 
 Indices = NDArray[np.int64]
 

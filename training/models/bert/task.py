@@ -62,7 +62,7 @@ class BertTask(Task):
     def config(
         self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
-        """As the parameters say."""
+        """Read the parameters."""
         return TrainConfig.from_values(values, num_ranks)
 
     def backend(

@@ -82,7 +82,7 @@ def with_documents(tokens: NDArray[np.int64], *, eos_id: int) -> dict[str, torch
 
 
 def attention_mask(documents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to attention's scores, ``[micro_batch, 1, seq_len, seq_len]``.
+    """The mask to add to attention's scores, ``[micro_batch, 1, seq_len, seq_len]``.
 
     Hugging Face's Llama takes a mask of four dimensions as it is (transformers 4.56,
     ``masking_utils._preprocess_mask_arguments``): eager attention adds it, and

@@ -43,7 +43,7 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """What one rank holds of the parameters, as PyTorch shards them."""
+    """One rank's parameters, as PyTorch shards them."""
 
     tensor_parallel: int
     """Elements after tensor parallelism: weights and gradients."""
@@ -64,7 +64,7 @@ class Memory:
     optimizer: int
     """fp32 master weights and two moments, of this rank's part."""
     activations: int
-    """At the peak of one micro-batch; an estimate without the compiler's own buffers."""
+    """Peak of one micro-batch; an estimate without the compiler's own buffers."""
     available: int
 
     @property
@@ -156,7 +156,7 @@ def rank_memory(
     *,
     activation_checkpointing: bool,
 ) -> Memory:
-    """What a rank needs and has."""
+    """Memory that a rank needs and has."""
     hbm_gib = instance_type.hbm_gib_per_device * instance_type.num_neuron_devices
     return Memory(
         weights=_BF16 * shards.tensor_parallel,
@@ -181,7 +181,7 @@ class DryRun:
 
     @property
     def agrees(self) -> bool:
-        """Whether the arithmetic that plans are made with is PyTorch's."""
+        """Tell whether the arithmetic that plans are made with is PyTorch's."""
         return (
             self.plan.parameters_per_rank == self.shards.tensor_parallel
             and self.plan.optimizer_parameters_per_rank == self.shards.data_parallel
@@ -211,7 +211,7 @@ class DryRun:
         ]
 
     def document(self) -> dict[str, object]:
-        """The same for programs."""
+        """A JSON document of the outcome."""
         return {
             "workload": self.workload,
             "num_nodes": self.num_nodes,

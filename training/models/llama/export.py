@@ -49,7 +49,7 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to export, and how."""
+    """An order to export: which run, which step, in which type."""
 
     run: str
     step: int
@@ -133,7 +133,7 @@ class _Upload:
         """Bytes by name."""
 
     def count(self, num_bytes: int) -> None:
-        """So many bytes were read or written."""
+        """Count bytes that were read or written."""
         self._done += num_bytes
         self._report(f"exporting {self._name}: {self._done >> 20} MiB")
 

@@ -122,7 +122,7 @@ class LlamaNetwork:
         return _cross_entropy(model, batch, reduction="mean")
 
     def losses(self, model: Any, batch: Batch) -> torch.Tensor:
-        """The same of each sequence, ``[micro_batch]``."""
+        """Cross entropy of each sequence, ``[micro_batch]``."""
         each = _cross_entropy(model, batch, reduction="none")
         return each.reshape(self._config.plan.micro_batch, -1).mean(1)
 
@@ -221,7 +221,7 @@ class NxdLlama:
                 parameter.copy_(value)
 
     def pieces(self) -> dict[torch.Tensor, WeightPart]:
-        """What this rank has of every parameter of the model, as it is now."""
+        """This rank's part of every parameter of the model, as it is now."""
         # By module: NxD replaces parameters, and wraps modules, which changes the model's names.
         return {
             parameter: self._piece(f"{name}.{leaf}", parameter.size())
@@ -242,7 +242,7 @@ class NxdLlama:
 
 
 def _tensor_rank() -> int:
-    """Which part of the model is this rank's.
+    """Number of the part of the model that is this rank's.
 
     Neighbours are not always one model: at 4 on trn1 ranks 0, 8, 16 and 24 are
     (parallel_state.py, initialize_model_parallel).

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Split(StrEnum):
-    """How the ranks of one model share a module."""
+    """Ways in which the ranks of one model share a module."""
 
     COLWISE = "colwise"
     """Each has a part of the outputs; the result stays split."""
@@ -79,7 +79,7 @@ def parallelize(model: LlamaForCausalLM, mesh: DeviceMesh) -> None:
 
 
 def split_dimension(how: Split) -> int:
-    """Which dimension of a weight, ``[outputs, inputs]`` or ``[vocabulary, hidden]``, is split."""
+    """The dimension of a weight, ``[outputs, inputs]`` or ``[vocabulary, hidden]``, is split."""
     return 1 if how is Split.ROWWISE else 0
 
 

@@ -61,7 +61,7 @@ class LlamaTask(Task):
     def config(
         self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
-        """As the parameters say."""
+        """Read the parameters."""
         return TrainConfig.from_values(values, num_ranks)
 
     def backend(

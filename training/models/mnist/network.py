@@ -47,7 +47,7 @@ class MlpNetwork:
             return Mlp()
 
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
-        """As torch begins a Linear, uniform within the inverse root of its inputs."""
+        """Begin as torch's Linear does: uniform within the inverse root of its inputs."""
         inputs = {
             "fc1": SHAPE.num_inputs, "fc2": SHAPE.hidden_size, "fc3": SHAPE.intermediate_size
         }  # fmt: skip
@@ -56,7 +56,7 @@ class MlpNetwork:
         return torch.empty(size).uniform_(-bound, bound, generator=numbers)
 
     def restore(self, model: nn.Module, device: torch.device) -> None:
-        """Nothing is lost."""
+        """Do nothing: nothing is lost."""
 
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
         """None is worth a gathering of its own."""
@@ -68,7 +68,7 @@ class MlpNetwork:
 
 
 def correct(model: Any, batch: Any) -> torch.Tensor:
-    """How many of the images that count are recognised."""
+    """Count the recognised ones of the images that count."""
     hits = model(batch["images"]).argmax(dim=1) == batch["labels"]
     found: torch.Tensor = (hits * batch["counts"]).sum()
     return found

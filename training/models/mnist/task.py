@@ -1,7 +1,8 @@
 """The mnist workload: trained data parallel on handwritten digits, then tested on others.
 
-Network, rate, batch and epochs are those of the reference (aws-neuron-samples, ``mnist_mlp``); the
-order is another one in every epoch, and the last batch of the test counts what is in it.
+Network, learning rate, batch and epochs are those of the reference (aws-neuron-samples,
+``mnist_mlp``); the order is another one in every epoch, and the last batch of the test counts what
+is in it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class MnistTask(Task):
     def config(
         self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
-        """Batch and rate follow the workers; the steps follow them and the images."""
+        """Batch and learning rate follow the workers; the steps follow them and the images."""
         assert dataset is not None  # nothing is compiled beforehand
         manifest: Ready = dataset.content[2]
         batch_size = int(values["batch-size"])
@@ -151,8 +152,11 @@ class MnistTask(Task):
         is_right = low <= accuracy <= high
         lines, metrics = [], [("Test accuracy", round(accuracy, 4), "")]
         if last is not None:
-            rate = last.throughput / config.plan.global_batch
-            lines += [f"Train throughput (iter/sec): {rate}", f"Final loss is {last.loss:0.4f}"]
+            steps_per_second = last.throughput / config.plan.global_batch
+            lines += [
+                f"Train throughput (iter/sec): {steps_per_second}",
+                f"Final loss is {last.loss:0.4f}",
+            ]
         lines += [
             f"Test accuracy: {accuracy:.4f} on {len(test.images)} images, "
             f"{'within' if is_right else 'OUTSIDE'} {low} to {high}",

@@ -122,6 +122,14 @@ def test_a_finished_run_ends_at_once(laptop: Laptop, whole: list[float]) -> None
     assert laptop.status("whole")["state"] == "finished"
 
 
+def test_a_run_of_which_fewer_steps_are_asked_for_is_complete(laptop: Laptop) -> None:
+    laptop.train("--max-steps=3", run="fewer")
+    laptop.train("--max-steps=2", run="fewer")
+
+    status = laptop.status("fewer")
+    assert (status["step"], status["max_steps"], status["state"]) == (3, 3, "finished")
+
+
 def test_a_flipped_bit_costs_one_checkpoint_only(
     laptop: Laptop, whole: list[float], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,11 +20,11 @@ from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
 from training.core.device import open_device
-from training.datasets.places import Place
 from training.datasets.prepared.bert_shards import read_shard
 from training.datasets.prepared.prepare import prepare_dataset
 from training.models.bert.data import to_batch
 from training.models.bert.task import BertTask
+from training.storage import StorageAccess
 from training.trainer.task import Staging
 
 _DOCUMENTS = 300
@@ -45,7 +45,7 @@ def main(side: str) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         device = open_device(DeviceKind.CPU, timeout_s=24 * 3600.0)
         root = Path(f"rank-{dist.get_rank()}")
-        place = Place(root=str(root))
+        place = StorageAccess(root=str(root))
         prepare_dataset("bert-tiny", place, max_documents=_DOCUMENTS, report=lambda text: None)
         values = parse(_WORDS).values
         config = TrainConfig.from_values(values, RANKS)

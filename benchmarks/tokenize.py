@@ -28,12 +28,12 @@ import numpy as np
 from benchmarks.checkpoint import ask
 from benchmarks.pairs import Comparison
 from benchmarks.processes import BASELINE_PYTHON, ROOT
-from training.datasets.manifest import Manifest
-from training.datasets.places import Place
-from training.datasets.prepared import api_docs
+from training.datasets.manifest import PackedManifest
+from training.datasets.prepared import corpora
 from training.datasets.samples.packed import PackedDataset
-from training.datasets.text.tokenize import Order, make_dataset
+from training.datasets.text.tokenize import TokenizeOrder, make_dataset
 from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
+from training.storage import StorageAccess
 
 TEXT_BYTES = 20_000_000
 FAST_TARGET, PLAIN_TARGET = 1 / 5, 1 / 2.5
@@ -61,7 +61,7 @@ def prepared() -> Iterator[Setting]:
     with tempfile.TemporaryDirectory(prefix="bench-tokenize-") as name:
         folder = Path(name)
         texts, size = [], 0
-        for document in api_docs.documents():
+        for document in corpora.api_documents():
             texts.append(document["text"])
             size += len(document["text"])
             if size >= TEXT_BYTES:
@@ -118,9 +118,9 @@ def refuse_different_ids(setting: Setting, texts: list[str]) -> None:
         shutil.rmtree(folder)
 
 
-def _tokenize(setting: Setting, *, accelerate: bool) -> tuple[Manifest, Path]:
+def _tokenize(setting: Setting, *, accelerate: bool) -> tuple[PackedManifest, Path]:
     root = Path(tempfile.mkdtemp(dir=setting.folder))
-    order = Order(
+    order = TokenizeOrder(
         input=str(setting.corpus.parent),
         tokenizer="",
         dataset="made",
@@ -130,7 +130,7 @@ def _tokenize(setting: Setting, *, accelerate: bool) -> tuple[Manifest, Path]:
         validation_fraction=0.0,
         processes=2,
         accelerate=accelerate,
-        place=Place(root=str(root)),
+        storage=StorageAccess(root=str(root)),
         array_index=0,
         array_size=1,
     )

@@ -41,14 +41,14 @@ def tokens() -> Any:
 
 def write_dataset() -> None:
     """As tokenize leaves it."""
-    from training.datasets.manifest import Manifest, Shard, Source
+    from training.datasets.manifest import PackedManifest, Shard, Source
 
     folder = Path("build/datasets/words")
     folder.mkdir(parents=True, exist_ok=True)
     data = tokens().tobytes()
     sha256 = hashlib.sha256(data).hexdigest()
     shard = Shard(name="shard-00000.bin", tokens=len(data) // 2, bytes=len(data), sha256=sha256)
-    manifest = Manifest(
+    manifest = PackedManifest(
         dtype="uint16",
         vocab_size=sizes()["vocabulary"],
         eos_id=2,

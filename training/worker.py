@@ -17,7 +17,7 @@ from training.core.failures import classify, describe
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH, Progress, RunContext
 from training.core.stopping import Stopped, StopSwitch
-from training.storage.results import Bucket, Store
+from training.storage.results import Bucket, ResultFiles
 from training.workloads import IMPLEMENTATIONS, Job
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.workloads import Hardware
@@ -111,7 +111,7 @@ def run(
     device.close()
 
 
-def _store(workload: str, context: RunContext, scratch: Path) -> Store:
+def _store(workload: str, context: RunContext, scratch: Path) -> ResultFiles:
     bucket = None
     if context.bucket is not None:
         bucket = Bucket(
@@ -119,7 +119,7 @@ def _store(workload: str, context: RunContext, scratch: Path) -> Store:
             region=context.region,
             endpoint_url=context.endpoint_url,
         )
-    return Store(
+    return ResultFiles(
         root=_LOCAL_ROOT if bucket is None else scratch,
         run=context.run,
         workload=workload,

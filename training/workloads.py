@@ -19,7 +19,7 @@ from trainium_catalogue.workloads import Value
 if TYPE_CHECKING:
     from training.core.device import Device
     from training.core.progress import Progress, RunContext
-    from training.storage.results import Store
+    from training.storage.results import ResultFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Job:
     """Those that the user gave."""
     device: Device
     progress: Progress
-    store: Store
+    store: ResultFiles
     stop: StopSwitch = field(default_factory=StopSwitch)
     """A workload that defers it may end later than at once."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -143,8 +143,8 @@ def write_digits(root: Path) -> None:
     """A dataset ``digits`` of 80 images whose label is where they are bright."""
     import numpy as np
 
+    from training.datasets.manifest import DatasetManifest, finish_dataset, store_file
     from training.datasets.prepared.images import KIND, SPLITS, images_name, labels_name, write_idx
-    from training.datasets.prepared.ready import Ready, finish, store
     from training.storage import open_objects
 
     objects = open_objects(str(root / "datasets/digits"), region=None, endpoint_url=None)
@@ -158,9 +158,9 @@ def write_digits(root: Path) -> None:
             (root / labels_name(split), labels),
         ):
             write_idx(path, values)
-            files.append(store(objects, path, samples=count, on_bytes=lambda n: None))
+            files.append(store_file(objects, path, samples=count, on_bytes=lambda n: None))
     facts = {"epochs": 3, "accuracy": [0.0, 1.0]}
-    finish(objects, Ready(kind=KIND, source={}, facts=facts, shards=tuple(files)))
+    finish_dataset(objects, DatasetManifest(kind=KIND, source={}, facts=facts, shards=tuple(files)))
 
 
 def flip_a_bit(folder: Path) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core.contract import DeviceKind
-from training.storage import Objects, Patience, StorageError, open_objects
+from training.storage import Objects, RetryPolicy, StorageError, open_objects
 from training.storage.results import now_utc
 from trainium_catalogue.contract import CACHE_PREFIX, GRAPHS_PREFIX
 from trainium_catalogue.parameters.parameter import Value
@@ -34,7 +34,7 @@ _TRACED = (
     *("trainer/loop.py", "trainer/compiling.py"),
 )
 """Code that decides the graphs, the settings of the compiler, and what a job that compiles runs."""
-_PATIENCE = Patience(total_s=20.0)
+_RETRY_POLICY = RetryPolicy(total_s=20.0)
 """A cache is a convenience: a job goes on without knowing what is in it."""
 
 
@@ -91,7 +91,7 @@ class CompileCache:
             f"s3://{context.bucket}" if context.bucket else str(local),
             region=context.region,
             endpoint_url=context.endpoint_url,
-            patience=_PATIENCE,
+            retry_policy=_RETRY_POLICY,
         )
         self._objects: Objects = root.at(f"{COMPILED_PREFIX}{self.key}")
         self._graphs: Objects = root.at(GRAPHS_PREFIX)

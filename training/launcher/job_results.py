@@ -38,14 +38,14 @@ Say = Callable[[str], None]
 
 def open_results(node: NodeContract | RunContext) -> Objects:
     """Where jobs leave their results; the deployment's bucket."""
-    from training.storage import Patience, open_objects
+    from training.storage import RetryPolicy, open_objects
 
     assert node.bucket is not None
     return open_objects(
         f"s3://{node.bucket}/{PREFIX}",
         region=node.region,
         endpoint_url=node.endpoint_url,
-        patience=Patience(total_s=_REQUEST_S),
+        retry_policy=RetryPolicy(total_s=_REQUEST_S),
     )
 
 
@@ -55,13 +55,13 @@ def leave_ending(node: NodeContract, verdict: Verdict, say: Say) -> None:
     Volcano deletes the pods of an attempt that another one follows, and their logs with them.
     """
     assert node.bucket is not None
-    from training.storage import Patience, StorageError, open_objects
+    from training.storage import RetryPolicy, StorageError, open_objects
 
     attempts = open_objects(
         f"s3://{node.bucket}/{attempts_prefix(node.run, node.job_id)}".rstrip("/"),
         region=node.region,
         endpoint_url=node.endpoint_url,
-        patience=Patience(total_s=_REQUEST_S),
+        retry_policy=RetryPolicy(total_s=_REQUEST_S),
     )
     document = {"schema": 1, "code": int(verdict.code), "reason": verdict.reason}
     name = f"{node.attempt}-node-{node.node_index}.json"

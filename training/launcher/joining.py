@@ -105,14 +105,14 @@ class Lookout(_Repeated):
 
 def open_folder(node: NodeContract) -> Objects:
     """Where the nodes of this job leave their signs."""
-    from training.storage import Patience, open_objects
+    from training.storage import RetryPolicy, open_objects
 
     assert node.bucket is not None
     return open_objects(
         f"s3://{node.bucket}/{run_prefix(node.run, 'results')}{JOINING_FOLDER}/{node.job_id}",
         region=node.region,
         endpoint_url=node.endpoint_url,
-        patience=Patience(total_s=_REQUEST_S),
+        retry_policy=RetryPolicy(total_s=_REQUEST_S),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ from training.storage.interface import (
     StorageUnavailable,
 )
 from training.storage.local import LocalObjects
-from training.storage.retries import Patience
+from training.storage.retries import RetryPolicy
 from training.storage.s3 import S3Objects
 
 __all__ = [
@@ -25,8 +26,8 @@ __all__ = [
     "ObjectMissing",
     "Objects",
     "OnBytes",
-    "Patience",
     "PreconditionFailed",
+    "RetryPolicy",
     "S3Objects",
     "StorageError",
     "StorageRefused",
@@ -40,12 +41,12 @@ def open_objects(
     *,
     region: str | None,
     endpoint_url: str | None,
-    patience: Patience | None = None,
+    retry_policy: RetryPolicy | None = None,
 ) -> Objects:
-    """The storage at ``s3://bucket/prefix`` or at a path; ``ValueError`` for anything else.
+    """Return the storage at ``s3://bucket/prefix`` or at a path; ``ValueError`` for anything else.
 
-    Nothing is read or created yet. ``endpoint_url`` is set on emulators only; ``patience`` bounds
-    how long one operation is retried.
+    Nothing is read or created yet. ``endpoint_url`` is set on emulators only; ``retry_policy``
+    bounds how long one operation is retried.
     """
     parts = urlsplit(uri)
     if parts.scheme == "s3" and parts.netloc:
@@ -54,8 +55,33 @@ def open_objects(
             prefix=parts.path.strip("/"),
             region=region,
             endpoint_url=endpoint_url,
-            patience=patience or Patience(),
+            retry_policy=retry_policy or RetryPolicy(),
         )
     if parts.scheme == "" and uri:
         return LocalObjects(Path(uri).absolute())
     raise ValueError(f"{uri!r} is no storage; write s3://bucket/prefix or the path of a folder")
+
+
+_LOCAL_ROOT = Path("build")
+"""Folder laid out as the bucket, which also holds results without a bucket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageAccess:
+    """The deployment's bucket, and how S3 is reached; small enough to send to a process."""
+
+    root: str
+    """URI of the bucket, without a final slash."""
+    region: str | None = None
+    endpoint_url: str | None = None
+    """Set on emulators only."""
+
+    @staticmethod
+    def of(bucket: str | None, *, region: str | None, endpoint_url: str | None) -> StorageAccess:
+        """Access to the bucket, or to the local folder when there is none."""
+        root = f"s3://{bucket}" if bucket else str(_LOCAL_ROOT.absolute())
+        return StorageAccess(root=root, region=region, endpoint_url=endpoint_url)
+
+    def open(self, uri: str) -> Objects:
+        """Open any storage by its URI."""
+        return open_objects(uri, region=self.region, endpoint_url=self.endpoint_url)

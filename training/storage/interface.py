@@ -42,7 +42,7 @@ class StorageRefused(StorageError, ValueError):
 
 
 class StorageUnavailable(StorageError, ConnectionError):
-    """Storage kept failing until patience ended; a later attempt may succeed."""
+    """Storage kept failing until retries ended; a later attempt may succeed."""
 
 
 class Objects(Protocol):

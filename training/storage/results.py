@@ -1,15 +1,17 @@
-"""Result files and metrics of a run: written locally at once, into the bucket now and then."""
+"""Writes results and metrics of a run locally at once, and into the bucket beside the work."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from training.storage import Objects
 from trainium_catalogue.contract import run_prefix
 
 _CONNECT_TIMEOUT_S = 10
@@ -28,7 +30,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
+class ResultFiles:
     """The files of one run, laid out as in the bucket."""
 
     root: Path
@@ -124,3 +126,108 @@ def _client(bucket: Bucket) -> Any:
 def now_utc() -> str:
     """The time as ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+_BETWEEN_COMPLAINTS_S = 60.0
+
+
+class Uploads:
+    """A thread that uploads files that have changed, each at most every few seconds.
+
+    A file that cannot be uploaded is tried again with its next change, and complained about.
+    """
+
+    def __init__(self, objects: Objects, *, every_s: float, say: Callable[[str], None]) -> None:
+        self._objects, self._every_s, self._say = objects, every_s, say
+        self._changed = threading.Condition()
+        self._due: dict[str, tuple[float, Path | bytes]] = {}
+        """Key to when it may go and what it is."""
+        self._sent_s: dict[str, float] = {}
+        self._busy: str | None = None
+        self._closing = False
+        self._complained_s = float("-inf")
+        self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
+        self._thread.start()
+
+    def offer(self, key: str, content: Path | bytes, *, now: bool = False) -> None:
+        """A file, or bytes, that is new or has changed; ``now`` does not wait for its turn."""
+        with self._changed:
+            due = 0.0 if now else self._sent_s.get(key, float("-inf")) + self._every_s
+            if key in self._due:
+                due = min(due, self._due[key][0])
+            self._due[key] = (due, content)
+            self._changed.notify_all()
+
+    def flush(self, key: str, *, within_s: float) -> bool:
+        """Wait until what was offered under ``key`` was tried; whether it was, in time."""
+        deadline = time.monotonic() + within_s
+        with self._changed:
+            if key in self._due:
+                self._due[key] = (0.0, self._due[key][1])
+                self._changed.notify_all()
+            while key in self._due or self._busy == key:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def close(self, *, within_s: float) -> bool:
+        """Upload what is left; whether that was done in time."""
+        deadline = time.monotonic() + within_s
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            while self._due or self._busy is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def abandon(self) -> None:
+        """Upload nothing more."""
+        with self._changed:
+            self._due.clear()
+            self._closing = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while (key := self._next()) is None:
+                    if self._closing and not self._due:
+                        return
+                    self._changed.wait(self._pause_s())
+                content = self._due.pop(key)[1]
+                self._sent_s[key] = time.monotonic()
+                self._busy = key
+            try:
+                self._send(key, content)
+            finally:
+                with self._changed:
+                    self._busy = None
+                    self._changed.notify_all()
+
+    def _next(self) -> str | None:
+        now = time.monotonic()
+        ready = [key for key, (due, _) in self._due.items() if self._closing or due <= now]
+        return min(ready, key=lambda key: self._due[key][0]) if ready else None
+
+    def _pause_s(self) -> float | None:
+        if not self._due:
+            return None
+        return max(0.01, min(due for due, _ in self._due.values()) - time.monotonic())
+
+    def _send(self, key: str, content: Path | bytes) -> None:
+        try:
+            if isinstance(content, bytes):
+                self._objects.put(key, content)
+            else:
+                # Read whole, so that what is appended meanwhile cannot tear it.
+                self._objects.put(key, content.read_bytes())
+        except Exception as error:
+            now = time.monotonic()
+            if now - self._complained_s > _BETWEEN_COMPLAINTS_S:
+                self._complained_s = now
+                self._say(f"{key} could not be uploaded, training goes on: {error}")

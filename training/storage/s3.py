@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from training.storage.client import Client
-from training.storage.download import download
-from training.storage.faults import code_of, explained, is_transient, status_of
 from training.storage.interface import (
     ObjectInfo,
     ObjectMissing,
@@ -19,8 +17,56 @@ from training.storage.interface import (
     PreconditionFailed,
     join,
 )
-from training.storage.multipart import MultipartUpload
-from training.storage.retries import Patience, retrying
+from training.storage.retries import (
+    RetryPolicy,
+    code_of,
+    explained,
+    is_transient,
+    retrying,
+    status_of,
+)
+from training.storage.transfers import MultipartUpload, download
+
+_CONNECT_TIMEOUT_S = 10
+_READ_TIMEOUT_S = 60
+
+
+class _SharedClient:
+    """One boto3 client, made when first used; safe to share between threads once it is there."""
+
+    def __init__(
+        self, *, region: str | None, endpoint_url: str | None, num_connections: int
+    ) -> None:
+        self._region, self._endpoint_url = region, endpoint_url
+        self._num_connections = num_connections
+        self._lock = threading.Lock()
+        self._client: Any = None
+
+    def get(self) -> Any:
+        """The client."""
+        with self._lock:
+            if self._client is None:
+                self._client = self._make()
+            return self._client
+
+    def _make(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        config = Config(
+            connect_timeout=_CONNECT_TIMEOUT_S,
+            read_timeout=_READ_TIMEOUT_S,
+            # One place decides what is repeated, how often and how long (``RetryPolicy``).
+            retries={"mode": "standard", "total_max_attempts": 1},
+            max_pool_connections=self._num_connections,
+            # An emulator has no name for each bucket.
+            s3={"addressing_style": "path"} if self._endpoint_url else {},
+        )
+        # A session of its own: the default one is not safe to use from several threads.
+        return boto3.session.Session().client(
+            "s3", region_name=self._region, endpoint_url=self._endpoint_url, config=config
+        )
+
 
 T = TypeVar("T")
 
@@ -42,12 +88,12 @@ class S3Objects:
         prefix: str,
         region: str | None,
         endpoint_url: str | None,
-        patience: Patience,
+        retry_policy: RetryPolicy,
     ) -> None:
         self._bucket = bucket
         self._prefix = prefix.strip("/")
-        self._patience = patience
-        self._shared = Client(
+        self._retry_policy = retry_policy
+        self._shared = _SharedClient(
             region=region, endpoint_url=endpoint_url, num_connections=4 * _THREADS
         )
 
@@ -233,7 +279,8 @@ class S3Objects:
     def at(self, prefix: str) -> Objects:
         """The same storage with its root further down."""
         below = object.__new__(S3Objects)
-        below._bucket, below._patience, below._shared = self._bucket, self._patience, self._shared
+        below._bucket, below._shared = self._bucket, self._shared
+        below._retry_policy = self._retry_policy
         below._prefix = join(self._prefix, prefix.strip("/"))
         return below
 
@@ -250,7 +297,7 @@ class S3Objects:
     def _do(self, verb: str, key: str, action: Callable[[int], T]) -> T:
         """Retry what may pass; raise the rest as this package's errors."""
         try:
-            return retrying(action, is_transient=is_transient, patience=self._patience)
+            return retrying(action, is_transient=is_transient, retry_policy=self._retry_policy)
         except Exception as error:
             told = explained(error, verb=verb, name=self._name(key), bucket=self._bucket)
             if verb == "read" and status_of(error) == 403 and self._is_absent(key):

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.storage import ObjectMissing, Objects
-from training.storage.results import now_utc
-from training.storage.uploads import Uploads
+from training.storage.results import Uploads, now_utc
 from training.trainer.records import (
     SCALARS,
     EvaluationRecord,

@@ -9,13 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from training.storage import (
-    ObjectMissing,
-    Objects,
-    PreconditionFailed,
-    StorageError,
-    open_objects,
-)
+from training.storage import ObjectMissing, Objects, PreconditionFailed, StorageError, open_objects
 from training.storage.results import now_utc
 from trainium_catalogue.contract import RUN_CONFIG, RUN_LOCK, run_prefix
 from trainium_catalogue.parameters.parameter import Value

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.training.llama.conftest import Laptop
+from training.datasets.manifest import DatasetManifest, finish_dataset, store_file
 from training.datasets.prepared.bert_shards import KIND, empty, facts, write_shard
-from training.datasets.prepared.ready import Ready, finish, store
 from training.storage import Objects
 
 SEQ_LEN, PREDICTIONS, VOCABULARY = 16, 3, 64
@@ -46,11 +46,13 @@ def write_shards(
         arrays["next_sentence_labels"][:] = rng.integers(2, size=size)
         path = scratch / f"words_training_{number}.hdf5"
         write_shard(path, arrays)
-        shards.append(store(objects, path, samples=size, on_bytes=lambda count: None))
+        shards.append(store_file(objects, path, samples=size, on_bytes=lambda count: None))
     numbers = facts(
         seq_len=seq_len, max_predictions=PREDICTIONS, vocab_size=VOCABULARY, samples=sum(sizes)
     )
-    finish(objects, Ready(kind=KIND, source={}, facts=numbers, shards=tuple(shards)))
+    finish_dataset(
+        objects, DatasetManifest(kind=KIND, source={}, facts=numbers, shards=tuple(shards))
+    )
 
 
 @pytest.fixture(scope="module")

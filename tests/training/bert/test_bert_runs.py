@@ -19,10 +19,10 @@ from tests.training.checks.test_allreduce import validator
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import Laptop, write_dataset
 from training.datasets.manifest import DatasetError
-from training.datasets.places import Place
 from training.models.bert.data import IGNORED, random_batches
 from training.models.bert.network import Bert, bert_config, initial_weight, meta_model, restore
 from training.models.llama.export import ExportError, Order, export
+from training.storage import StorageAccess
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.contract import checkpoint_name
 from trainium_catalogue.models import PRESETS, BertShape
@@ -198,7 +198,7 @@ def test_an_export_of_a_bert_is_refused(laptop: Laptop, whole: list[float]) -> N
     order = Order(run="whole", step=0, dtype="float32")
 
     with pytest.raises(ExportError, match="run whole is a run of bert-tiny, and only Llama models"):
-        export(order, Place(root=str(laptop.folder)), report=lambda text: None)
+        export(order, StorageAccess(root=str(laptop.folder)), report=lambda text: None)
 
 
 # --- two ranks, one shard, one death --------------------------------------------------------------

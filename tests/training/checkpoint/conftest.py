@@ -10,10 +10,10 @@ import pytest
 
 from tests.training.checkpoint.faulty import FaultyProxy, faulty_proxy
 from tests.training.s3_server import REGION, s3_server
-from training.storage import Objects, Patience, open_objects
+from training.storage import Objects, RetryPolicy, open_objects
 
 BUCKET = "training-bucket"
-QUICK = Patience(total_s=20, first_delay_s=0.01, longest_delay_s=0.05)
+QUICK = RetryPolicy(total_s=20, first_delay_s=0.01, longest_delay_s=0.05)
 _SERIAL = itertools.count()
 
 
@@ -41,14 +41,14 @@ def proxy(shared_proxy: FaultyProxy) -> FaultyProxy:
 def bucket(endpoint: str) -> Objects:
     """An empty place in the emulator's bucket."""
     uri = f"s3://{BUCKET}/{next(_SERIAL)}"
-    return open_objects(uri, region=REGION, endpoint_url=endpoint, patience=QUICK)
+    return open_objects(uri, region=REGION, endpoint_url=endpoint, retry_policy=QUICK)
 
 
 @pytest.fixture
 def faulty_bucket(proxy: FaultyProxy) -> Objects:
     """An empty place in the bucket, reached through the proxy."""
     uri = f"s3://{BUCKET}/{next(_SERIAL)}"
-    return open_objects(uri, region=REGION, endpoint_url=proxy.url, patience=QUICK)
+    return open_objects(uri, region=REGION, endpoint_url=proxy.url, retry_policy=QUICK)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, first_time
 from tests.training.s3_server import REGION
 from training.checkpoint import CheckpointInfo, Checkpoints, CheckpointUnusable
-from training.storage import Objects, Patience, StorageUnavailable, open_objects
+from training.storage import Objects, RetryPolicy, StorageUnavailable, open_objects
 from trainium_catalogue.contract import CHECKPOINT_MARKER
 
 META = {"model": {"hidden_size": 64}, "tokenizer_sha256": "a" * 64, "world_size": 1}
@@ -181,7 +181,7 @@ def impatient(proxy: FaultyProxy, name: str) -> Objects:
         f"s3://{BUCKET}/{name}",
         region=REGION,
         endpoint_url=proxy.url,
-        patience=Patience(total_s=0.2, first_delay_s=0.02, longest_delay_s=0.05),
+        retry_policy=RetryPolicy(total_s=0.2, first_delay_s=0.02, longest_delay_s=0.05),
     )
 
 

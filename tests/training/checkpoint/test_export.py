@@ -18,10 +18,9 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
-from training.datasets.places import Place
 from training.models.llama.export import ExportError, Order, export
 from training.models.llama.network import llama_config
-from training.storage import LocalObjects, Objects
+from training.storage import LocalObjects, Objects, StorageAccess
 from training.trainer.runs import RunConfig
 from trainium_catalogue.parameters.plan import shape_of
 from trainium_catalogue.workloads import WORKLOADS
@@ -99,7 +98,7 @@ def order(
 
 
 def run_export(root: Path, wanted: Order) -> dict[str, Any]:
-    return export(wanted, Place(root=str(root)), report=lambda text: None)
+    return export(wanted, StorageAccess(root=str(root)), report=lambda text: None)
 
 
 def loaded(root: Path, name: str = "my-run") -> Any:

@@ -25,7 +25,7 @@ from training.core.arguments import parse
 from training.core.contract import DeviceKind
 from training.core.device import Device
 from training.core.progress import Progress, RunContext
-from training.storage.results import Store
+from training.storage.results import ResultFiles
 from training.workloads import Job
 from trainium_catalogue.contract import run_prefix
 
@@ -150,7 +150,7 @@ def run_alone(
     folder: Path, device: Device, *words: str, context: RunContext = ALONE
 ) -> dict[str, Any]:
     """Run the workload on one rank; returns its result, which is written even when it raises."""
-    store = Store(root=folder, run="alone", workload="all-reduce", attempt=1, bucket=None)
+    store = ResultFiles(root=folder, run="alone", workload="all-reduce", attempt=1, bucket=None)
     request = parse(["all-reduce", *words])
     job = Job(
         context=context,

@@ -9,10 +9,10 @@ from pathlib import Path
 import mistral_common
 import pytest
 
-from training.datasets.manifest import Manifest
-from training.datasets.places import Place
-from training.datasets.text.tokenize import Order, tokenize
+from training.datasets.manifest import PackedManifest
+from training.datasets.text.tokenize import TokenizeOrder, tokenize
 from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
+from training.storage import StorageAccess
 
 WORDS = (
     *("the", "node", "reads", "a", "shard", "and", "packs", "every", "token", "of", "each"),
@@ -71,14 +71,14 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
-Tokenize = Callable[..., Manifest | None]
+Tokenize = Callable[..., PackedManifest | None]
 
 
 @pytest.fixture
 def run_tokenize(tmp_path: Path, corpus: Path, small_tokenizer: Path) -> Tokenize:
     """Tokenise ``corpus`` into the dataset ``made``; keywords change the order."""
 
-    def run(**changes: object) -> Manifest | None:
+    def run(**changes: object) -> PackedManifest | None:
         values: dict[str, object] = {
             "input": str(corpus),
             "tokenizer": str(small_tokenizer),
@@ -88,10 +88,10 @@ def run_tokenize(tmp_path: Path, corpus: Path, small_tokenizer: Path) -> Tokeniz
             "validation_fraction": 0.0,
             "processes": 1,
             "accelerate": False,
-            "place": Place(root=str(tmp_path / "bucket")),
+            "storage": StorageAccess(root=str(tmp_path / "bucket")),
             "array_index": 0,
             "array_size": 1,
         }
-        return tokenize(Order(**{**values, **changes}), report=lambda text: None)  # type: ignore[arg-type]
+        return tokenize(TokenizeOrder(**{**values, **changes}), report=lambda text: None)  # type: ignore[arg-type]
 
     return run

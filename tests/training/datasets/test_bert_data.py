@@ -19,21 +19,20 @@ from hypothesis import strategies as st
 from tests.training.datasets.site import Site, serve
 from training.core.failures import classify
 from training.datasets.manifest import DatasetError
-from training.datasets.places import Place
 from training.datasets.prepared import bert_tar
 from training.datasets.prepared.bert_shards import KEYS, check_shard, empty, read_shard, write_shard
 from training.datasets.prepared.bert_tar import prepare_bert_tar
-from training.datasets.prepared.bert_text import (
+from training.datasets.prepared.bert_tiny import (
     CLS,
     MASK,
     SEP,
     make_tokenizer,
     make_vocabulary,
+    prepare_bert_tiny,
     to_sentences,
 )
-from training.datasets.prepared.bert_tiny import prepare_bert_tiny
 from training.datasets.prepared.prepare import prepare_dataset
-from training.storage import Objects, open_objects
+from training.storage import Objects, StorageAccess, open_objects
 from trainium_catalogue.exit_codes import ExitCode
 
 DOCUMENTS = 60
@@ -51,7 +50,9 @@ def local(path: Path) -> Objects:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with bert-tiny of a few documents."""
     root = tmp_path_factory.mktemp("tiny")
-    prepare_dataset("bert-tiny", Place(root=str(root)), max_documents=DOCUMENTS, report=quiet)
+    prepare_dataset(
+        "bert-tiny", StorageAccess(root=str(root)), max_documents=DOCUMENTS, report=quiet
+    )
     return root / "datasets/bert-tiny"
 
 
@@ -74,7 +75,9 @@ def test_the_files_have_the_names_and_keys_that_the_reference_reads(tiny: Path) 
 
 
 def test_the_same_text_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
-    prepare_dataset("bert-tiny", Place(root=str(tmp_path)), max_documents=DOCUMENTS, report=quiet)
+    prepare_dataset(
+        "bert-tiny", StorageAccess(root=str(tmp_path)), max_documents=DOCUMENTS, report=quiet
+    )
 
     for path in tiny.iterdir():
         assert (tmp_path / "datasets/bert-tiny" / path.name).read_bytes() == path.read_bytes()
@@ -86,7 +89,7 @@ def test_what_is_there_already_is_not_made_again(
     before = (tiny / "manifest.json").stat().st_mtime_ns
 
     prepare_dataset(
-        "bert-tiny", Place(root=str(tiny.parents[1])), max_documents=DOCUMENTS, report=quiet
+        "bert-tiny", StorageAccess(root=str(tiny.parents[1])), max_documents=DOCUMENTS, report=quiet
     )
 
     assert (tiny / "manifest.json").stat().st_mtime_ns == before

@@ -11,8 +11,8 @@ import pytest
 from tests.training.datasets.conftest import Tokenize, text_of
 from tests.training.s3_server import REGION, s3_client, s3_server
 from training.datasets.manifest import DatasetError
-from training.datasets.places import Place
 from training.datasets.samples.packed import open_dataset
+from training.storage import StorageAccess
 
 
 @pytest.fixture
@@ -29,11 +29,11 @@ def test_an_array_job_makes_in_the_bucket_what_one_job_makes_on_a_disk(
     for path in corpus.iterdir():
         s3.upload_file(str(path), "data", f"corpora/mine/{path.name}")
     s3.upload_file(str(small_tokenizer), "data", "tokenizers/tokenizer.json")
-    place = Place(root="s3://data", region=REGION, endpoint_url=endpoint)
+    place = StorageAccess(root="s3://data", region=REGION, endpoint_url=endpoint)
     names = {
         "input": "mine",
         "tokenizer": "tokenizer.json",
-        "place": place,
+        "storage": place,
         "shard_tokens": 4096,
     }
     local = run_tokenize(shard_tokens=4096)

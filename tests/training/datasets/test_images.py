@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from tests.training.datasets.site import serve
-from training.datasets.manifest import DatasetError
-from training.datasets.places import Place
+from training.datasets.manifest import DatasetError, DatasetManifest
 from training.datasets.prepared import images
 from training.datasets.prepared.images import (
     MNIST,
@@ -25,9 +24,8 @@ from training.datasets.prepared.images import (
     write_idx,
 )
 from training.datasets.prepared.prepare import prepare_dataset
-from training.datasets.prepared.ready import Ready
 from training.datasets.prepared.web import Archive
-from training.storage import Objects, open_objects
+from training.storage import Objects, StorageAccess, open_objects
 
 
 def quiet(text: str) -> None:
@@ -92,12 +90,12 @@ def test_the_four_files_of_mnist_are_pinned() -> None:
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ready]:
+def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DatasetManifest]:
     folder = tmp_path_factory.mktemp("digits")
     return folder / "set", prepare_digits(local(folder / "set"), folder, report=quiet)
 
 
-def test_the_digits_of_scikit_learn_have_mnists_shape(digits: tuple[Path, Ready]) -> None:
+def test_the_digits_of_scikit_learn_have_mnists_shape(digits: tuple[Path, DatasetManifest]) -> None:
     folder, dataset = digits
     train, test = (read_idx(folder / images_name(split)) for split in SPLITS)
     labels = np.concatenate([read_idx(folder / labels_name(split)) for split in SPLITS])
@@ -108,7 +106,7 @@ def test_the_digits_of_scikit_learn_have_mnists_shape(digits: tuple[Path, Ready]
     assert train.max() == 255
 
 
-def test_no_image_of_the_test_is_trained_on(digits: tuple[Path, Ready]) -> None:
+def test_no_image_of_the_test_is_trained_on(digits: tuple[Path, DatasetManifest]) -> None:
     folder, _ = digits
     train, test = (
         {image.tobytes() for image in read_idx(folder / images_name(split))} for split in SPLITS
@@ -151,11 +149,11 @@ def test_a_dataset_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
 
 def test_a_dataset_is_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="--max-documents 5: dataset digits is fetched whole"):
-        prepare_dataset("digits", Place(root=str(tmp_path)), max_documents=5, report=quiet)
+        prepare_dataset("digits", StorageAccess(root=str(tmp_path)), max_documents=5, report=quiet)
 
 
 def test_a_manifest_that_says_too_little_is_refused() -> None:
-    manifest = Ready(kind="images", source={}, facts={"epochs": 4}, shards=())
+    manifest = DatasetManifest(kind="images", source={}, facts={"epochs": 4}, shards=())
 
     with pytest.raises(DatasetError, match=r"manifest.json says nothing of accuracy, which every"):
         manifest.fact("accuracy")
@@ -177,4 +175,4 @@ def test_a_manifest_that_says_too_little_is_refused() -> None:
 )
 def test_a_manifest_of_something_else_is_refused(data: bytes, reason: str) -> None:
     with pytest.raises(DatasetError, match=reason):
-        Ready.from_json(data, name="set", kind="images")
+        DatasetManifest.from_json(data, name="set", kind="images")

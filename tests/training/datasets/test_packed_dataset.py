@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.datasets.manifest import DatasetError, Manifest, Shard, Source, sha256_of
+from training.datasets.manifest import DatasetError, PackedManifest, Shard, Source, sha256_of
 from training.datasets.samples.packed import PackedDataset, open_dataset
 from training.storage import LocalObjects
 
 
-def write_dataset(folder: Path, tokens: list[int], sizes: list[int]) -> Manifest:
+def write_dataset(folder: Path, tokens: list[int], sizes: list[int]) -> PackedManifest:
     """A dataset of these ids, in shards of these sizes and one with the rest."""
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[Shard] = []
@@ -31,7 +31,7 @@ def write_dataset(folder: Path, tokens: list[int], sizes: list[int]) -> Manifest
                     name=path.name, tokens=len(piece), bytes=2 * len(piece), sha256=sha256_of(path)
                 )
             )
-    manifest = Manifest(
+    manifest = PackedManifest(
         dtype="uint16",
         vocab_size=1000,
         eos_id=2,

@@ -17,11 +17,11 @@ import pytest
 
 from tests.training.datasets.conftest import Tokenize
 from training.datasets.manifest import DatasetError
-from training.datasets.places import Place
-from training.datasets.prepared import api_docs
+from training.datasets.prepared import corpora
+from training.datasets.prepared.corpora import RAW_ENGLISH
 from training.datasets.prepared.prepare import prepare
 from training.datasets.prepared.web import Archive, fetch
-from training.datasets.prepared.wikicorpus import RAW_ENGLISH
+from training.storage import StorageAccess
 from trainium_catalogue.parameters.data import CORPORA, DATASETS
 
 ARTICLES = {
@@ -113,7 +113,7 @@ def prepared(tmp_path: Path, archive: Archive, max_documents: int = 0) -> list[d
     """What wikicorpus consists of afterwards."""
     prepare(
         "wikicorpus",
-        Place(root=str(tmp_path)),
+        StorageAccess(root=str(tmp_path)),
         max_documents=max_documents,
         report=lambda text: None,
         archive=archive,
@@ -269,7 +269,7 @@ def test_api_documentation_is_words_without_markup(tmp_path: Path) -> None:
         }
         (folder / "service-2.json.gz").write_bytes(gzip.compress(json.dumps(model).encode()))
 
-    assert [document["text"] for document in api_docs.documents(tmp_path)] == [
+    assert [document["text"] for document in corpora.api_documents(tmp_path)] == [
         "queue\n\nA queue & its jobs.",
         "queue New\n\nFirst.\na b",
         "queue Job\n\nname: Its name.",
@@ -279,7 +279,7 @@ def test_api_documentation_is_words_without_markup(tmp_path: Path) -> None:
 def test_api_documentation_comes_from_the_installed_package(
     tmp_path: Path, run_tokenize: Tokenize
 ) -> None:
-    place = Place(root=str(tmp_path / "bucket"))
+    place = StorageAccess(root=str(tmp_path / "bucket"))
     total = prepare("aws-api-docs", place, max_documents=500, report=lambda text: None)
 
     manifest = run_tokenize(input="aws-api-docs")

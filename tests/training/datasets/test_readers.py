@@ -16,16 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.datasets.manifest import DatasetError
-from training.datasets.places import Place
-from training.datasets.text.plan import Part, cut_into_parts, share
-from training.datasets.text.readers import Piece, open_parquet, read_documents
-from training.datasets.text.sources import Corpus, InputFile, Kind, find_corpus
-from training.datasets.text.stream import ObjectFile, open_object
-from training.storage import LocalObjects
+from training.datasets.text.readers import ObjectFile, open_object, open_parquet, read_documents
+from training.datasets.text.sources import (
+    Corpus,
+    InputFile,
+    Part,
+    Piece,
+    TextFormat,
+    cut_into_parts,
+    find_corpus,
+    share,
+)
+from training.storage import LocalObjects, StorageAccess
 
 
 def corpus_at(path: Path) -> Corpus:
-    return find_corpus(str(path), Place(root="/nowhere"))
+    return find_corpus(str(path), StorageAccess(root="/nowhere"))
 
 
 def parts_of(corpus: Corpus, shard_tokens: int = 2**26) -> tuple[Part, ...]:
@@ -121,7 +127,7 @@ def test_the_children_of_an_array_share_all_parts_and_none_twice(
     sizes: list[int], shard_tokens: int, children: int
 ) -> None:
     listed = [
-        InputFile(key=f"{n:03d}.jsonl", size=size, etag="", kind=Kind.JSONL, compressed=False)
+        InputFile(key=f"{n:03d}.jsonl", size=size, etag="", kind=TextFormat.JSONL, compressed=False)
         for n, size in enumerate(sizes)
     ]
     corpus = Corpus(uri="/", files=tuple(listed))
@@ -142,7 +148,7 @@ def test_the_children_of_an_array_share_all_parts_and_none_twice(
 def test_an_object_is_read_in_blocks_and_can_be_sought(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.datasets.text.stream._BLOCK_BYTES", 7)
+    monkeypatch.setattr("training.datasets.text.readers._BLOCK_BYTES", 7)
     data = bytes(range(100))
     (tmp_path / "a").write_bytes(data)
 
@@ -163,9 +169,9 @@ def test_an_object_that_shrinks_while_it_is_read_is_noticed(tmp_path: Path) -> N
 
 def test_input_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="no input at /no/such; check its spelling"):
-        find_corpus("/no/such", Place(root=str(tmp_path)))
+        find_corpus("/no/such", StorageAccess(root=str(tmp_path)))
     with pytest.raises(DatasetError, match="no input at mine; run jobs submit prepare --dataset"):
-        find_corpus("mine", Place(root=str(tmp_path)))
+        find_corpus("mine", StorageAccess(root=str(tmp_path)))
 
 
 def test_input_without_a_byte_is_refused(tmp_path: Path) -> None:

@@ -18,12 +18,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.training.datasets.conftest import Tokenize, text_of
-from training.datasets.manifest import DatasetError, Manifest
+from training.datasets.manifest import DatasetError, PackedManifest
 from training.datasets.samples.packed import PackedDataset, open_dataset
-from training.datasets.text import pool
-from training.datasets.text.encoders import FastEncoder, Ids
-from training.datasets.text.probes import PROBES
-from training.datasets.text.progress_line import ProgressLine
+from training.datasets.text import parts
+from training.datasets.text.encoders import PROBES, FastEncoder, Ids
+from training.datasets.text.tokenize import ProgressLine
 from training.datasets.text.vocabulary import Vocabulary
 from training.storage import LocalObjects
 
@@ -50,7 +49,7 @@ def opened(tmp_path: Path, name: str = "made") -> PackedDataset:
     )
 
 
-def complete(found: Manifest | None) -> Manifest:
+def complete(found: PackedManifest | None) -> PackedManifest:
     assert found is not None
     return found
 
@@ -187,13 +186,13 @@ def test_only_what_is_missing_is_made_again(tmp_path: Path, run_tokenize: Tokeni
 
 KILLED_RUN = """
 import json, sys
-from training.datasets.places import Place
-from training.datasets.text.tokenize import Order, tokenize
+from training.storage import StorageAccess
+from training.datasets.text.tokenize import TokenizeOrder, tokenize
 
 if __name__ == "__main__":
     values = json.loads(sys.argv[1])
-    values["place"] = Place(root=values["place"])
-    tokenize(Order(**values), report=lambda text: None)
+    values["storage"] = StorageAccess(root=values["storage"])
+    tokenize(TokenizeOrder(**values), report=lambda text: None)
 """
 
 
@@ -210,7 +209,7 @@ def test_a_killed_job_goes_on_with_what_it_had_finished(
     complete(run_tokenize(**changes, dataset="whole"))
     values = {
         **changes, "tokenizer": str(small_tokenizer), "dataset": "killed", "text_field": "text",
-        "validation_fraction": 0.0, "accelerate": False, "place": str(tmp_path / "bucket"),
+        "validation_fraction": 0.0, "accelerate": False, "storage": str(tmp_path / "bucket"),
         "array_index": 0, "array_size": 1,
     }  # fmt: skip
     script = tmp_path / "killed.py"
@@ -336,7 +335,7 @@ def test_a_job_whose_dataset_was_begun_anew_by_another_does_not_complete_it(
 
     def make_parts(*args: Any, **kwargs: Any) -> Any:
         plan.write_text(json.dumps({**document, "text-field": "body"}))
-        return pool.make_parts(*args, **kwargs)
+        return parts.make_parts(*args, **kwargs)
 
     # Another job, which starts while this one works.
     monkeypatch.setattr("training.datasets.text.tokenize.make_parts", make_parts)

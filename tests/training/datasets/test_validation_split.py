@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from tests.training.datasets.conftest import Tokenize, text_of
 from tests.training.datasets.test_packed_dataset import write_dataset
 from tests.training.datasets.test_tokenize import complete, contents, dataset, opened
-from training.datasets.manifest import DatasetError, Manifest
+from training.datasets.manifest import DatasetError, PackedManifest
 from training.datasets.samples.packed import PackedDataset
-from training.datasets.text.held_out import split_documents
+from training.datasets.text.parts import split_documents
 from training.datasets.text.vocabulary import Vocabulary
 
 FRACTION = 0.25
@@ -131,7 +131,7 @@ def test_a_dataset_without_a_split_is_written_and_read_as_before(tmp_path: Path)
 
     assert document["schema"] == 1
     assert "validation" not in document
-    assert Manifest.from_json(manifest.to_json(), name="m") == manifest
+    assert PackedManifest.from_json(manifest.to_json(), name="m") == manifest
     with pytest.raises(DatasetError, match=r"holds nothing out, .*--validation-fraction, or train"):
         PackedDataset(tmp_path / "made", manifest).require_validation(seq_len=8)
 
@@ -139,7 +139,7 @@ def test_a_dataset_without_a_split_is_written_and_read_as_before(tmp_path: Path)
 def test_a_split_of_less_than_a_sequence_is_refused(tmp_path: Path, run_tokenize: Tokenize) -> None:
     manifest = complete(run_tokenize(validation_fraction=FRACTION))
     assert manifest.validation is not None
-    assert Manifest.from_json(manifest.to_json(), name="m") == manifest
+    assert PackedManifest.from_json(manifest.to_json(), name="m") == manifest
 
     with pytest.raises(
         DatasetError, match="validation split is too small for one sequence of 99999"

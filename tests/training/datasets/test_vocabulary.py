@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.datasets.manifest import DatasetError
-from training.datasets.places import Place
 from training.datasets.text.encoders import (
+    PROBES,
     Checked,
     Encoder,
     FastEncoder,
@@ -25,10 +25,10 @@ from training.datasets.text.encoders import (
     PlainEncoder,
     WordEncoder,
     encoders,
+    splits_at_spaces,
 )
-from training.datasets.text.probes import PROBES
 from training.datasets.text.vocabulary import Vocabulary, fetch_vocabulary, read_vocabulary
-from training.datasets.text.words import splits_at_spaces
+from training.storage import StorageAccess
 
 
 @pytest.fixture(scope="session")
@@ -102,9 +102,9 @@ def test_every_way_gives_any_text_the_ids_of_the_plain_tokenizer(
 def test_a_sample_of_real_text_has_the_same_ids_every_way(
     ways: Ways,
 ) -> None:
-    from training.datasets.prepared.api_docs import documents
+    from training.datasets.prepared.corpora import api_documents
 
-    sample = [document["text"] for _, document in zip(range(2000), documents(), strict=False)]
+    sample = [document["text"] for _, document in zip(range(2000), api_documents(), strict=False)]
 
     plain, *faster = ways
     expected = plain.encode(sample)
@@ -318,7 +318,7 @@ def test_an_unknown_tokenizer_is_refused_with_those_there_are(tmp_path: Path) ->
     (tmp_path / "tokenizers" / "llama.model").write_bytes(b"x")
 
     with pytest.raises(DatasetError, match=r"no tokenizer other.model; there are llama.model; upl"):
-        fetch_vocabulary("other.model", tmp_path / "to", Place(root=str(tmp_path)))
+        fetch_vocabulary("other.model", tmp_path / "to", StorageAccess(root=str(tmp_path)))
 
 
 def test_transformers_5_is_refused_because_its_ids_differ(

@@ -17,9 +17,9 @@ from training.core.arguments import parse
 from training.core.contract import DeviceKind
 from training.core.progress import Progress, RunContext
 from training.core.stopping import StopSwitch
-from training.datasets.manifest import Manifest, Shard, Source, Validation
+from training.datasets.manifest import PackedManifest, Shard, Source, Validation
 from training.storage import Objects, open_objects
-from training.storage.results import Store
+from training.storage.results import ResultFiles
 from training.workloads import IMPLEMENTATIONS, Job
 
 TINY = (
@@ -76,7 +76,7 @@ def write_dataset(
             documents=1,
             shards=(put("validation-00000.bin", validation_tokens),),
         )
-    manifest = Manifest(
+    manifest = PackedManifest(
         dtype="uint16",
         vocab_size=vocab_size,
         eos_id=2,
@@ -165,7 +165,7 @@ class Laptop:
                 given=request.given,
                 device=LoneDevice(kind),
                 progress=Watched(self.folder, on_report),
-                store=Store(
+                store=ResultFiles(
                     root=self.folder, run=run, workload=self.workload, attempt=1, bucket=None
                 ),
                 stop=stop or StopSwitch(),

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.storage import LocalObjects
-from training.storage.uploads import Uploads
+from training.storage.results import Uploads
 from training.trainer.metrics import Window
 from training.trainer.records import (
     EvaluationRecord,

@@ -12,7 +12,7 @@ import torch
 from tests.training.checks.test_allreduce import validator
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import Laptop
-from training.datasets.places import Place
+from training.datasets.manifest import DatasetManifest, finish_dataset, store_file
 from training.datasets.prepared.images import (
     KIND,
     SPLITS,
@@ -22,8 +22,8 @@ from training.datasets.prepared.images import (
     write_idx,
 )
 from training.datasets.prepared.prepare import prepare_dataset
-from training.datasets.prepared.ready import Ready, finish, store
 from training.models.mnist.data import Digits, evaluation_batches
+from training.storage import StorageAccess
 from training.trainer.runs import RunConfigError
 from training.trainer.task import WrongOutcome
 
@@ -43,9 +43,9 @@ def write_images(laptop: Laptop, name: str, *, train: int, test: int, low: float
             (laptop.folder / labels_name(split), labels),
         ):
             write_idx(path, values)
-            files.append(store(objects, path, samples=count, on_bytes=lambda n: None))
+            files.append(store_file(objects, path, samples=count, on_bytes=lambda n: None))
     facts = {"epochs": 3, "accuracy": [low, 1.0]}
-    finish(objects, Ready(kind=KIND, source={}, facts=facts, shards=tuple(files)))
+    finish_dataset(objects, DatasetManifest(kind=KIND, source={}, facts=facts, shards=tuple(files)))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One node of two workers that has trained on scikit-learn's digits."""
     cluster = Cluster(tmp_path_factory.mktemp("nodes"), num_nodes=1)
-    place = Place(root=str(cluster.folder / "build"))
+    place = StorageAccess(root=str(cluster.folder / "build"))
     prepare_dataset("digits", place, max_documents=0, report=lambda text: None)
     cluster.start(
         "--dataset=digits", "--require-accuracy", "--log-every=50",

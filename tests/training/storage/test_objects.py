@@ -201,7 +201,7 @@ def test_a_full_disk_is_the_systems_own_error_and_leaves_nothing(
 
 
 def test_a_bucket_that_is_not_there_is_named(endpoint: str) -> None:
-    objects = open_objects("s3://none/x", region=REGION, endpoint_url=endpoint, patience=QUICK)
+    objects = open_objects("s3://none/x", region=REGION, endpoint_url=endpoint, retry_policy=QUICK)
 
     with pytest.raises(StorageRefused, match="cannot write s3://none/x/a: there is no bucket none"):
         objects.put("a", b"")
@@ -216,7 +216,9 @@ def test_missing_credentials_are_said(
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    objects = open_objects("s3://bucket/x", region=REGION, endpoint_url=endpoint, patience=QUICK)
+    objects = open_objects(
+        "s3://bucket/x", region=REGION, endpoint_url=endpoint, retry_policy=QUICK
+    )
 
     with pytest.raises(StorageRefused, match="no AWS credentials were found; log in, or give"):
         objects.get("a")

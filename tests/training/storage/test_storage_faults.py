@@ -18,13 +18,13 @@ from training.core.failures import classify
 from training.storage import (
     ObjectMissing,
     Objects,
-    Patience,
     PreconditionFailed,
+    RetryPolicy,
     StorageRefused,
     StorageUnavailable,
     open_objects,
 )
-from training.storage.faults import explained, is_transient
+from training.storage.retries import explained, is_transient
 from trainium_catalogue.exit_codes import ExitCode
 
 MIB = 1024 * 1024
@@ -129,9 +129,9 @@ def test_parts_of_a_failed_stream_are_thrown_away(
 def test_patience_ends_with_one_message_and_counts_as_the_hosts_trouble(
     proxy: FaultyProxy,
 ) -> None:
-    patience = Patience(total_s=0.3, first_delay_s=0.02, longest_delay_s=0.05)
+    retry_policy = RetryPolicy(total_s=0.3, first_delay_s=0.02, longest_delay_s=0.05)
     objects = open_objects(
-        f"s3://{BUCKET}/x", region=REGION, endpoint_url=proxy.url, patience=patience
+        f"s3://{BUCKET}/x", region=REGION, endpoint_url=proxy.url, retry_policy=retry_policy
     )
     proxy.reset(lambda request: Fault.SLOW_DOWN)
 
@@ -143,9 +143,9 @@ def test_patience_ends_with_one_message_and_counts_as_the_hosts_trouble(
 
 
 def test_a_failing_part_ends_the_stream_and_not_only_the_part(proxy: FaultyProxy) -> None:
-    patience = Patience(total_s=0.2, first_delay_s=0.02, longest_delay_s=0.05)
+    retry_policy = RetryPolicy(total_s=0.2, first_delay_s=0.02, longest_delay_s=0.05)
     objects = open_objects(
-        f"s3://{BUCKET}/y", region=REGION, endpoint_url=proxy.url, patience=patience
+        f"s3://{BUCKET}/y", region=REGION, endpoint_url=proxy.url, retry_policy=retry_policy
     )
     proxy.reset(lambda request: Fault.INTERNAL_ERROR if "partNumber=2" in request.path else None)
 

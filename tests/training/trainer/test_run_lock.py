@@ -14,7 +14,7 @@ from tests.training.checkpoint.conftest import BUCKET
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
 from tests.training.s3_server import REGION
-from training.storage import Objects, Patience, open_objects
+from training.storage import Objects, RetryPolicy, open_objects
 from training.trainer.runs import RunLock, RunLocked, RunLost
 from trainium_catalogue.contract import RUN_LOCK
 
@@ -171,7 +171,7 @@ def test_storage_that_fails_for_a_while_does_not_lose_the_lock(proxy: FaultyProx
         f"s3://{BUCKET}/locks",
         region=REGION,
         endpoint_url=proxy.url,
-        patience=Patience(total_s=0.1, first_delay_s=0.01, longest_delay_s=0.02),
+        retry_policy=RetryPolicy(total_s=0.1, first_delay_s=0.01, longest_delay_s=0.02),
     )
     lines: list[str] = []
     with lock(objects, "first", lines=lines) as first:

@@ -17,10 +17,16 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from training.datasets.manifest import DatasetError
+from training.datasets.manifest import (
+    DataFile,
+    DatasetError,
+    DatasetManifest,
+    find_complete,
+    finish_dataset,
+    store_file,
+)
 from training.datasets.prepared.bert_shards import KIND, SHARD_NAME, check_shard, facts
-from training.datasets.prepared.ready import DataFile, Ready, find_complete, finish, store
-from training.datasets.text.stream import open_object
+from training.datasets.text.readers import open_object
 from training.storage import ObjectMissing, Objects
 
 URL = (
@@ -98,7 +104,7 @@ def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, 
 
 def prepare_bert_tar(
     objects: Objects, scratch: Path, *, report: Callable[[str], None], url: str = URL
-) -> Ready:
+) -> DatasetManifest:
     """Bring every shard of the tar to ``objects``, each one checked."""
     web = WebFile.find(url)
     source = {"url": url, "bytes": str(web.size), "etag": web.etag}
@@ -125,7 +131,7 @@ def prepare_bert_tar(
             f"{url} holds no file called *_training_*.hdf5; if the publisher has changed it, "
             f"{_BY_HAND}"
         )
-    dataset = Ready(
+    dataset = DatasetManifest(
         kind=KIND,
         source=source,
         facts=facts(
@@ -136,7 +142,7 @@ def prepare_bert_tar(
         ),
         shards=tuple(sorted(shards, key=lambda file: file.name)),
     )
-    finish(objects, dataset)
+    finish_dataset(objects, dataset)
     return dataset
 
 
@@ -165,7 +171,7 @@ def _bring(
     samples = check_shard(
         path, seq_len=SEQ_LEN, max_predictions=MAX_PREDICTIONS, vocab_size=VOCAB_SIZE
     )
-    return store(
+    return store_file(
         objects, path, samples=samples, on_bytes=lambda count: report(f"uploading {path.name}")
     )
 

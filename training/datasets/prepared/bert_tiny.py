@@ -4,20 +4,159 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from training.datasets.manifest import DatasetError
-from training.datasets.prepared.bert_shards import KIND, empty, facts, write_shard
-from training.datasets.prepared.bert_text import (
-    Example,
-    examples,
-    make_tokenizer,
-    make_vocabulary,
-    to_sentences,
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from training.datasets.manifest import (
+    DataFile,
+    DatasetError,
+    DatasetManifest,
+    find_complete,
+    finish_dataset,
+    store_file,
 )
-from training.datasets.prepared.ready import DataFile, Ready, find_complete, finish, store
+from training.datasets.prepared.bert_shards import KIND, empty, facts, write_shard
 from training.storage import Objects
+
+PAD, UNKNOWN, CLS, SEP, MASK = range(5)
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_PREDICTED, _MASKED, _REPLACED = 0.15, 0.8, 0.1
+
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One sequence."""
+
+    ids: Ids
+    """With what is masked or replaced."""
+    segments: Ids
+    positions: Ids
+    """Of the predicted words, rising."""
+    labels: Ids
+    """Those words."""
+    is_random: bool
+    """The second part does not follow the first."""
+
+
+def make_vocabulary(texts: Iterable[str], size: int) -> list[str]:
+    """Pieces by id: every ASCII character, then the most frequent words, ties by spelling."""
+    normalizer, splitter = BertNormalizer(), BertPreTokenizer()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    characters = sorted({*string.ascii_lowercase, *string.digits, *string.punctuation})
+    pieces = [*_SPECIAL, *characters, *(f"##{character}" for character in characters)]
+    known = set(pieces)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return (pieces + [word for word in ranked if word not in known])[:size]
+
+
+def make_tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
+    """WordPiece over those pieces, uncased."""
+    ids = {piece: number for number, piece in enumerate(vocabulary)}
+    tokenizer = Tokenizer(WordPiece(ids, unk_token=_SPECIAL[UNKNOWN]))
+    tokenizer.normalizer = BertNormalizer()
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    return tokenizer
+
+
+def to_sentences(tokenizer: Tokenizer, text: str) -> list[Ids]:
+    """The ids of each sentence that has any."""
+    pieces = [piece for piece in _SENTENCE_END.split(text) if piece.strip()]
+    encoded = tokenizer.encode_batch(pieces, add_special_tokens=False)
+    return [list(one.ids) for one in encoded if one.ids]
+
+
+def examples(
+    documents: Sequence[list[Ids]],
+    *,
+    seq_len: int,
+    max_predictions: int,
+    vocab_size: int,
+    seed: int,
+) -> Iterator[Example]:
+    """Sequences of at most ``seq_len`` ids; the same documents and seed give the same ones."""
+    rng = random.Random(seed)
+    room = seq_len - 3  # [CLS] first [SEP] second [SEP]
+    for number in range(len(documents)):
+        for first, second, is_random in _pairs(documents, number, room, rng):
+            _shorten(first, second, room, rng)
+            ids = [CLS, *first, SEP, *second, SEP]
+            segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
+            positions, labels = _mask(ids, max_predictions, vocab_size, rng)
+            yield Example(
+                ids=ids,
+                segments=segments,
+                positions=positions,
+                labels=labels,
+                is_random=is_random,
+            )
+
+
+def _pairs(
+    documents: Sequence[list[Ids]], number: int, room: int, rng: random.Random
+) -> Iterator[tuple[Ids, Ids, bool]]:
+    """Sentences of a document up to ``room`` ids, each run of them cut into two parts."""
+    sentences = documents[number]
+    start = 0
+    while start < len(sentences):
+        stop, length = start, 0
+        while stop < len(sentences) and length < room:
+            length += len(sentences[stop])
+            stop += 1
+        cut = start + 1 if stop - start < 2 else rng.randrange(start + 1, stop)
+        first = [one for sentence in sentences[start:cut] for one in sentence]
+        if cut == stop or rng.random() < 0.5:
+            yield first, _elsewhere(documents, number, room - len(first), rng), True
+            start = cut  # what came after the cut has not been used
+        else:
+            yield first, [one for sentence in sentences[cut:stop] for one in sentence], False
+            start = stop
+
+
+def _elsewhere(documents: Sequence[list[Ids]], number: int, length: int, rng: random.Random) -> Ids:
+    """At least one sentence of another document, and about ``length`` ids."""
+    other = rng.randrange(len(documents) - 1)
+    sentences = documents[other + (other >= number)]
+    found: Ids = []
+    for sentence in sentences[rng.randrange(len(sentences)) :]:
+        found += sentence
+        if len(found) >= length:
+            break
+    return found
+
+
+def _shorten(first: Ids, second: Ids, room: int, rng: random.Random) -> None:
+    while len(first) + len(second) > room:
+        longer = first if len(first) > len(second) else second
+        longer.pop(0 if rng.random() < 0.5 else -1)
+
+
+def _mask(ids: Ids, max_predictions: int, vocab_size: int, rng: random.Random) -> tuple[Ids, Ids]:
+    candidates = [place for place, one in enumerate(ids) if one not in (CLS, SEP)]
+    count = min(max_predictions, max(1, round(len(candidates) * _PREDICTED)))
+    positions = sorted(rng.sample(candidates, count))
+    labels = [ids[place] for place in positions]
+    for place in positions:
+        draw = rng.random()
+        if draw < _MASKED:
+            ids[place] = MASK
+        elif draw < _MASKED + _REPLACED:
+            ids[place] = rng.randrange(len(_SPECIAL), vocab_size)
+    return positions, labels
+
 
 DOCUMENTS = 1000
 """Unless the user says otherwise: about as many sequences as bert-tiny's preset takes."""
@@ -33,7 +172,7 @@ def prepare_bert_tiny(
     documents: Iterable[Mapping[str, str]],
     source: Mapping[str, str],
     report: Callable[[str], None],
-) -> Ready:
+) -> DatasetManifest:
     """Cut ``documents``, each an object with a ``text``, into sequences in eight shards."""
     if (found := find_complete(objects, source, kind=KIND)) is not None:
         return found
@@ -66,7 +205,7 @@ def prepare_bert_tiny(
     shards = tuple(
         _shard(objects, scratch, number, part, report) for number, part in enumerate(parts)
     )
-    dataset = Ready(
+    dataset = DatasetManifest(
         kind=KIND,
         source=source,
         facts={
@@ -80,7 +219,7 @@ def prepare_bert_tiny(
         },
         shards=shards,
     )
-    finish(objects, dataset)
+    finish_dataset(objects, dataset)
     return dataset
 
 
@@ -102,6 +241,6 @@ def _shard(
         arrays["next_sentence_labels"][row] = one.is_random
     path = scratch / f"api_docs_training_{number:05d}.hdf5"
     write_shard(path, arrays)
-    return store(
+    return store_file(
         objects, path, samples=len(part), on_bytes=lambda count: report(f"uploading {path.name}")
     )

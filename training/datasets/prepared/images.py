@@ -15,8 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.datasets.manifest import DatasetError
-from training.datasets.prepared.ready import Ready, find_complete, finish, store
+from training.datasets.manifest import (
+    DatasetError,
+    DatasetManifest,
+    find_complete,
+    finish_dataset,
+    store_file,
+)
 from training.datasets.prepared.web import Archive, fetch
 from training.storage import Objects
 
@@ -99,7 +104,7 @@ def prepare_mnist(
     *,
     report: Callable[[str], None],
     archives: tuple[Archive, ...] = MNIST,
-) -> Ready:
+) -> DatasetManifest:
     """Fetch MNIST, check it, and put it there unpacked."""
     source = {archive.url: archive.sha256 for archive in archives}
     if (found := find_complete(objects, source, kind=KIND)) is not None:
@@ -114,7 +119,9 @@ def prepare_mnist(
     return _store(objects, paths, source=source, facts=_MNIST_FACTS, report=report)
 
 
-def prepare_digits(objects: Objects, scratch: Path, *, report: Callable[[str], None]) -> Ready:
+def prepare_digits(
+    objects: Objects, scratch: Path, *, report: Callable[[str], None]
+) -> DatasetManifest:
     """Make the same files of scikit-learn's digits, 8 x 8 pixels blown up."""
     source = _DIGITS_SOURCE
     if (found := find_complete(objects, source, kind=KIND)) is not None:
@@ -144,13 +151,13 @@ def _store(
     source: Mapping[str, str],
     facts: Mapping[str, Any],
     report: Callable[[str], None],
-) -> Ready:
-    dataset = Ready(
+) -> DatasetManifest:
+    dataset = DatasetManifest(
         kind=KIND,
         source=source,
         facts=facts,
         shards=tuple(
-            store(
+            store_file(
                 objects,
                 path,
                 samples=len(read_idx(path)) if path.name.endswith("idx3-ubyte") else 0,
@@ -159,5 +166,5 @@ def _store(
             for path in paths
         ),
     )
-    finish(objects, dataset)
+    finish_dataset(objects, dataset)
     return dataset

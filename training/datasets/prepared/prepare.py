@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.datasets.manifest import DatasetError
-from training.datasets.places import Place
-from training.datasets.prepared import api_docs, wikicorpus
-from training.datasets.prepared.corpus import count_complete, write_corpus
+from training.datasets.prepared import corpora
+from training.datasets.prepared.corpora import RAW_ENGLISH, count_complete, write_corpus
 from training.datasets.prepared.web import Archive, fetch
-from training.datasets.prepared.wikicorpus import RAW_ENGLISH
+from training.storage import StorageAccess
 from trainium_catalogue.contract import CORPORA_PREFIX, DATASETS_PREFIX
 from trainium_catalogue.parameters.data import DATASETS
 
 if TYPE_CHECKING:
-    from training.datasets.prepared.ready import Ready
+    from training.datasets.manifest import DatasetManifest
     from training.workloads import Job
 
 
@@ -29,20 +28,22 @@ def run(job: Job) -> None:
     context = job.context
     if context.array_index:
         return  # one child is enough, and two would write the same files
-    place = Place.of(context.bucket, region=context.region, endpoint_url=context.endpoint_url)
+    storage = StorageAccess.of(
+        context.bucket, region=context.region, endpoint_url=context.endpoint_url
+    )
     make = prepare_dataset if job.values["dataset"] in DATASETS else prepare
     make(
         str(job.values["dataset"]),
-        place,
+        storage,
         max_documents=int(job.values["max-documents"]),
         report=job.progress.report,
     )
 
 
 def prepare_dataset(
-    name: str, place: Place, *, max_documents: int, report: Callable[[str], None]
-) -> Ready:
-    """Put dataset ``name`` of the catalogue into ``place``, ready to train on."""
+    name: str, storage: StorageAccess, *, max_documents: int, report: Callable[[str], None]
+) -> DatasetManifest:
+    """Put dataset ``name`` of the catalogue into ``storage``, ready to train on."""
     from training.datasets.prepared.bert_tar import prepare_bert_tar
     from training.datasets.prepared.bert_tiny import DOCUMENTS, prepare_bert_tiny
     from training.datasets.prepared.images import prepare_digits, prepare_mnist
@@ -52,7 +53,7 @@ def prepare_dataset(
             f"--max-documents {max_documents}: dataset {name} is fetched whole or not at all; "
             "leave it out"
         )
-    objects = place.open(f"{place.root}/{DATASETS_PREFIX}{name}")
+    objects = storage.open(f"{storage.root}/{DATASETS_PREFIX}{name}")
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
         scratch = Path(folder)
         match name:
@@ -67,7 +68,7 @@ def prepare_dataset(
         return prepare_bert_tiny(
             objects,
             scratch,
-            documents=itertools.islice(api_docs.documents(), count),
+            documents=itertools.islice(corpora.api_documents(), count),
             source={**_botocore(), "max-documents": str(count)},
             report=report,
         )
@@ -75,17 +76,17 @@ def prepare_dataset(
 
 def prepare(
     name: str,
-    place: Place,
+    storage: StorageAccess,
     *,
     max_documents: int,
     report: Callable[[str], None],
     archive: Archive = RAW_ENGLISH,
 ) -> int:
-    """Put corpus ``name`` of the catalogue into ``place``; returns the number of documents.
+    """Put corpus ``name`` of the catalogue into ``storage``; returns the number of documents.
 
     With ``max_documents`` above 0 only so many are kept. ``archive`` is what wikicorpus is made of.
     """
-    objects = place.open(f"{place.root}/{CORPORA_PREFIX}{name}")
+    objects = storage.open(f"{storage.root}/{CORPORA_PREFIX}{name}")
     if name == "wikicorpus":
         source = {"url": archive.url, "sha256": archive.sha256}
     else:
@@ -103,9 +104,9 @@ def prepare(
             path = scratch / "archive.tgz"
             fetch(archive, path, report)
             print(f"prepare: fetched {archive.url}, sha256 as expected", flush=True)
-            documents = wikicorpus.documents(path)
+            documents = corpora.wikicorpus_documents(path)
         else:
-            documents = api_docs.documents()
+            documents = corpora.api_documents()
         kept: Iterable[Mapping[str, str]] = documents
         if max_documents:
             kept = itertools.islice(documents, max_documents)

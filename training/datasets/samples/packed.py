@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from training.datasets.manifest import DatasetError, Manifest, Shard
+from training.datasets.manifest import DatasetError, PackedManifest, Shard
 from training.datasets.samples.staging import stage
 from training.storage import Objects
 
@@ -48,7 +48,7 @@ class TokenStream:
 class PackedDataset(TokenStream):
     """What a model is trained on, and beside it what is held out."""
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Path, manifest: PackedManifest) -> None:
         super().__init__(folder, manifest.dtype, manifest.shards)
         self.manifest = manifest
         self.validation: TokenStream | None = None
@@ -104,7 +104,7 @@ def open_dataset(
     manifest = stage(
         objects,
         cache,
-        parse=lambda data, name: Manifest.from_json(data, name=name),
+        parse=lambda data, name: PackedManifest.from_json(data, name=name),
         made_by="tokenize",
         is_leader=is_leader,
         wait=wait,

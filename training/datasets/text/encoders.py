@@ -1,17 +1,135 @@
-"""Text to ids, by the fastest way that gives the ids of the plain tokenizer."""
+"""Turns text into ids, by the fastest way that gives the ids of the plain tokenizer."""
 
 from __future__ import annotations
 
 import json
+import re
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training.datasets.text.probes import PROBES
 from training.datasets.text.vocabulary import Vocabulary, load_tokenizer
-from training.datasets.text.words import WordIds, splits_at_spaces, with_word_split
+
+PROBES = (
+    "The quick brown fox jumps over the lazy dog.",
+    " leading",
+    "trailing ",
+    "two  spaces",
+    "many          spaces",
+    " ",
+    "   ",
+    "\n",
+    "\n\n \n",
+    "\t",
+    "a\r\nb\rc",
+    "tabs\t\tand \t mixed",
+    "def f(x):\n    return x  # comment\n",
+    "don't, can't, I'LL; \"quoted\" 'single' (x) [y] {z}",
+    "3.14159 1,000,000 0x1F 1e-9 2024-02-29",
+    "\xe9t\xe9 na\xefve stra\xdfe \u0141\xf3d\u017a",
+    "e\u0301 combining",
+    "\ufb01 ligature",
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440",
+    "\u4f60\u597d\uff0c\u4e16\u754c",
+    "\u3053\u3093\u306b\u3061\u306f",
+    "\uc548\ub155",
+    "\u0645\u0631\u062d\u0628\u0627",
+    "\u0928\u092e\u0938\u094d\u0924\u0947",
+    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f1eb\U0001f1f7",
+    "\xa0non\xa0breaking\u2003em\u3000ideographic",
+    "\u200bzero\u200dwidth\ufeff",
+    "\u2581 literal \u2581\u2581x y\u2581z",
+    "\x00\x01\x1f\x7f control",
+    "<s> </s> <unk> [INST] <|endoftext|> <0x0A>",
+    "</s>",
+    "a</s>b <s>c",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "antidisestablishmentarianism pneumonoultramicroscopicsilicovolcanoconiosis",
+    "https://example.com/a/b?c=d&e=%20f#g user@example.com C:\\path\\file.txt",
+    "\u0660\u0661\u0662 \xbd \u2167 \xb2",
+    "x = {'k': [1, 2, 3]}\n\n\n\ny",
+    "CamelCaseAndsnake_case-and-kebab",
+)
+"""Spaces, line ends, scripts, control and joining characters, words that are added tokens."""
+
+
+SPACE = "\u2581"
+"""What SentencePiece writes for a space."""
+WORD = f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+"
+_LLAMA_NORMALIZERS = (
+    {"type": "Prepend", "prepend": SPACE},
+    {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+)
+_CACHED_WORDS = 2_000_000
+"""About 300 MB; more words than a natural-language corpus repeats."""
+
+
+def splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
+    """Whether cutting text before every run of spaces cannot change its ids.
+
+    BPE joins neighbours whose concatenation is in the vocabulary. Where no piece has a space after
+    another character, nothing is ever joined across such a place, and the two sides do not see
+    each other. Unknown characters would be fused across it, so every byte must be in the
+    vocabulary, which leaves none unknown. ``tokenizer`` is the document ``tokenizer.json``.
+    """
+    model = tokenizer["model"]
+    if model["type"] != "BPE" or tokenizer.get("pre_tokenizer") is not None:
+        return False
+    plain = not any(
+        model.get(key)
+        for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
+    )
+    normalizer = tokenizer.get("normalizer") or {}
+    steps = normalizer.get("normalizers", [])
+    vocabulary = model["vocab"]
+    return (
+        plain
+        and normalizer.get("type") == "Sequence"
+        and tuple(steps) == _LLAMA_NORMALIZERS
+        and bool(model.get("byte_fallback"))
+        and SPACE in vocabulary
+        and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+        and not any(SPACE in piece.lstrip(SPACE) for piece in vocabulary)
+        # One that is searched in normalised text could begin in the middle of a word.
+        and not any(token["normalized"] for token in tokenizer["added_tokens"])
+    )
+
+
+def with_word_split(tokenizer: dict[str, Any]) -> str:
+    """The same tokenizer, cutting text into words before it looks for pieces."""
+    assert splits_at_spaces(tokenizer)
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": WORD},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return json.dumps({**tokenizer, "pre_tokenizer": split}, ensure_ascii=False)
+
+
+class WordIds(dict[str, bytes]):
+    """Word to the bytes of its ids; a word that is new is looked up."""
+
+    def __init__(self, model: Any, dtype: np.dtype[Any]) -> None:
+        super().__init__()
+        self._model = model
+        self._code = {2: "H", 4: "I"}[dtype.itemsize]
+        self._find = re.compile(WORD).findall
+
+    def __missing__(self, word: str) -> bytes:
+        ids = [token.id for token in self._model.tokenize(word)]
+        found = self[word] = array(self._code, ids).tobytes()
+        return found
+
+    def encode(self, text: str) -> bytes:
+        """Ids of a text without added tokens."""
+        if len(self) > _CACHED_WORDS:
+            self.clear()
+        return b"".join(map(self.__getitem__, self._find(SPACE + text.replace(" ", SPACE))))
+
 
 Ids = NDArray[Any]
 """Token ids in the type of the shards."""

@@ -1,34 +1,123 @@
-"""Turns one part of the input into shards: what each worker process does."""
+"""Turns parts of the input into shards, on all cores: read, encode, split, pack, store."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from numpy.typing import NDArray
+
+from training.core.processes import die_with_parent
 from training.datasets.manifest import Shard
-from training.datasets.places import Place
-from training.datasets.text.batches import batches, read_ahead
 from training.datasets.text.encoders import Encoder, ParityError, encoders
-from training.datasets.text.held_out import split_documents
-from training.datasets.text.packer import ShardWriter
-from training.datasets.text.plan import Part
-from training.datasets.text.readers import read_documents
+from training.datasets.text.readers import batches, read_ahead, read_documents
+from training.datasets.text.sources import Part
 from training.datasets.text.vocabulary import Vocabulary
-from training.storage import ObjectMissing, Objects
+from training.storage import ObjectMissing, Objects, StorageAccess
+
+_DIGEST_BYTES = 8
+
+
+def split_documents(texts: Iterable[str], fraction: float) -> tuple[list[str], list[str]]:
+    """Documents to train on and those held out, each in their order.
+
+    By a hash of the text: the split depends neither on processes nor on jobs, equal documents are
+    on one side, and a document stays on its side when a corpus grows.
+    """
+    train: list[str] = []
+    held_out: list[str] = []
+    for text in texts:
+        (held_out if _is_held_out(text, fraction) else train).append(text)
+    return train, held_out
+
+
+def _is_held_out(text: str, fraction: float) -> bool:
+    if fraction == 0:
+        return False
+    digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
+    return int.from_bytes(digest, "little") < fraction * float(2 ** (8 * _DIGEST_BYTES))
+
+
+class ShardWriter:
+    """Cuts the ids of a part every ``shard_tokens`` ids; drops none."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        scratch: Path,
+        *,
+        name: str,
+        shard_tokens: int,
+        on_upload: Callable[[int], None],
+    ) -> None:
+        """``name`` is what the names of the shards begin with."""
+        self._objects, self._name, self._shard_tokens = objects, name, shard_tokens
+        self._path = scratch / f"{name}.bin"
+        self._file = self._path.open("wb")
+        self._on_upload = on_upload
+        self._digest = hashlib.sha256()
+        self._tokens = self._bytes = 0
+        self.shards: list[Shard] = []
+
+    def add(self, ids: NDArray[Any]) -> None:
+        """Append ids, which are in the type of the shards already."""
+        while len(ids):
+            piece = ids[: self._shard_tokens - self._tokens]
+            data = piece.tobytes()
+            self._file.write(data)
+            self._digest.update(data)
+            self._tokens += len(piece)
+            self._bytes += len(data)
+            ids = ids[len(piece) :]
+            if self._tokens == self._shard_tokens:
+                self._finish_shard()
+
+    def close(self) -> tuple[Shard, ...]:
+        """Put the rest into storage; returns all shards of the part."""
+        if self._tokens:
+            self._finish_shard()
+        self.abandon()
+        return tuple(self.shards)
+
+    def abandon(self) -> None:
+        """Remove the local file."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _finish_shard(self) -> None:
+        self._file.close()
+        shard = Shard(
+            name=f"{self._name}-{len(self.shards):03d}.bin",
+            tokens=self._tokens,
+            bytes=self._bytes,
+            sha256=self._digest.hexdigest(),
+        )
+        self._objects.put_file(shard.name, self._path, on_bytes=self._on_upload)
+        self.shards.append(shard)
+        self._file = self._path.open("wb")
+        self._digest = hashlib.sha256()
+        self._tokens = self._bytes = 0
+
 
 Count = Callable[[int, int], None]
 """Told how many tokens were made and how many bytes were uploaded since the last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class PartSettings:
     """What all parts have in common; it is sent to the worker processes."""
 
     input_uri: str
     dataset_uri: str
-    place: Place
+    storage: StorageAccess
     text_field: str
     shard_tokens: int
     validation_fraction: float
@@ -86,10 +175,10 @@ class PartRecord:
 class PartMaker:
     """Makes parts, one after the other, with one set of encoders."""
 
-    def __init__(self, task: Task, count: Count) -> None:
+    def __init__(self, task: PartSettings, count: Count) -> None:
         self._task, self._count = task, count
-        self._input = task.place.open(task.input_uri)
-        self._output = task.place.open(task.dataset_uri)
+        self._input = task.storage.open(task.input_uri)
+        self._output = task.storage.open(task.dataset_uri)
         self._encoders = encoders(task.vocabulary, accelerate=task.accelerate)
         self._encoder = next(self._encoders)
 
@@ -160,3 +249,90 @@ class _Split:
             self.writer.add(ids)
             self._count(len(ids), 0)
             self.documents += len(texts)
+
+
+_POLL_S = 0.5
+
+OnProgress = Callable[[int, int, int], None]
+"""Told finished parts, tokens and uploaded bytes, whenever one of them has grown."""
+
+_maker: PartMaker | None = None
+"""Of a worker process."""
+
+
+def make_parts(
+    task: PartSettings, parts: Sequence[Part], *, processes: int, on_progress: OnProgress
+) -> list[PartRecord]:
+    """Make every part; the first failure ends it. Returns the records in the order of parts."""
+    if min(processes, len(parts)) <= 1:
+        return _make_here(task, parts, on_progress)
+    # Not forked: threads of the tokenizers and locks of boto3 would be copied in any state.
+    context = multiprocessing.get_context("spawn")
+    counters = context.Array("q", 2)
+    pool = ProcessPoolExecutor(
+        max_workers=min(processes, len(parts)),
+        mp_context=context,
+        initializer=_start_worker,
+        initargs=(task, counters, os.getpid()),
+    )
+    seen = (0, 0, 0)
+    try:
+        futures = [pool.submit(_make_in_worker, part) for part in parts]
+        rest: set[Future[PartRecord]] = set(futures)
+        while rest:
+            done, rest = wait(rest, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+            for future in done:
+                future.result()
+            with counters.get_lock():
+                now = (len(parts) - len(rest), counters[0], counters[1])
+            if now != seen:
+                seen = now
+                on_progress(*now)
+        return [future.result() for future in futures]
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            "a tokenizing process was killed, most likely because memory ran out; give the job "
+            "fewer --processes or a larger instance type"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _make_here(
+    task: PartSettings, parts: Sequence[Part], on_progress: OnProgress
+) -> list[PartRecord]:
+    finished = tokens = uploaded = 0
+
+    def count(more_tokens: int, more_bytes: int) -> None:
+        nonlocal tokens, uploaded
+        tokens += more_tokens
+        uploaded += more_bytes
+        on_progress(finished, tokens, uploaded)
+
+    maker = PartMaker(task, count)
+    records = []
+    for part in parts:
+        records.append(maker.make(part))
+        finished += 1
+        count(0, 0)
+    return records
+
+
+def _start_worker(task: PartSettings, counters: Any, parent: int) -> None:
+    global _maker
+    die_with_parent(parent)
+    # Parallel are the processes; the libraries read these when they first encode.
+    for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS"):
+        os.putenv(name, "1")
+
+    def count(more_tokens: int, more_bytes: int) -> None:
+        with counters.get_lock():
+            counters[0] += more_tokens
+            counters[1] += more_bytes
+
+    _maker = PartMaker(task, count)
+
+
+def _make_in_worker(part: Part) -> PartRecord:
+    assert _maker is not None
+    return _maker.make(part)

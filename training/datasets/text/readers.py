@@ -1,45 +1,119 @@
-"""Documents of one piece of input: text, JSONL or Parquet, compressed or not."""
+"""Reads documents of text, JSONL or Parquet, compressed or not, in batches, a thread ahead."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
+import threading
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import IO
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Queue
+from typing import IO, Protocol, TypeVar
 
 from training.datasets.manifest import DatasetError
-from training.datasets.text.sources import InputFile, Kind
-from training.datasets.text.stream import open_object
+from training.datasets.text.sources import Piece, TextFormat
 from training.storage import Objects
 
+_BLOCK_BYTES = 8 * 1024 * 1024
+
+
+class Ranges(Protocol):
+    """Where bytes come from: ``Objects``, or a file of the web."""
+
+    @property
+    def uri(self) -> str:
+        """For messages."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """At most ``length`` bytes from ``start`` on."""
+
+
+class ObjectFile(io.RawIOBase):
+    """Read-only; the next block is on its way while this one is read."""
+
+    def __init__(self, objects: Ranges, key: str, size: int) -> None:
+        self._objects, self._key, self._size = objects, key, size
+        self._place = 0
+        self._block = b""
+        self._block_start = 0
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._ahead: tuple[int, Future[bytes]] | None = None
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move; nothing is fetched before the next read."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = base + offset
+        return self._place
+
+    def tell(self) -> int:
+        """Offset of the next byte to read."""
+        return self._place
+
+    def readinto(self, buffer: object) -> int:
+        """Fill ``buffer`` from the current block, or from the next."""
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        if self._place >= self._size or not len(view):
+            return 0
+        offset = self._place - self._block_start
+        if not 0 <= offset < len(self._block):
+            self._block = self._fetch(self._place)
+            self._block_start, offset = self._place, 0
+        found = self._block[offset : offset + len(view)]
+        view[: len(found)] = found
+        self._place += len(found)
+        return len(found)
+
+    def close(self) -> None:
+        """Give up what is on its way."""
+        if not self.closed:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _fetch(self, start: int) -> bytes:
+        if self._ahead is not None and self._ahead[0] == start:
+            block = self._ahead[1].result()
+        else:
+            block = self._objects.get_range(self._key, start, _BLOCK_BYTES)
+        if not block:
+            raise EOFError(
+                f"{self._objects.uri}/{self._key} ends at byte {start}, not {self._size}: "
+                "it was changed while it was read"
+            )
+        following = start + len(block)
+        self._ahead = None
+        if following < self._size:
+            future = self._pool.submit(self._objects.get_range, self._key, following, _BLOCK_BYTES)
+            self._ahead = (following, future)
+        return block
+
+
+def open_object(objects: Ranges, key: str, size: int) -> io.BufferedReader:
+    """A buffered, seekable file of an object's bytes."""
+    return io.BufferedReader(ObjectFile(objects, key, size), buffer_size=1024 * 1024)
+
+
 _PARQUET_ROWS = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A file or a stretch of it."""
-
-    file: InputFile
-    start: int
-    """Of uncompressed JSONL: byte from which lines begin; of Parquet: row group; else 0."""
-    stop: int
-    """Where the next piece starts."""
-    bytes: int
-    """Of text, about."""
 
 
 def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[str]:
     """Every document of a piece, in order; ``DatasetError`` names the file and the place."""
     name = f"{objects.uri}/{piece.file.key}"
     with open_object(objects, piece.file.key, piece.file.size) as file:
-        if piece.file.kind is Kind.PARQUET:
+        if piece.file.kind is TextFormat.PARQUET:
             yield from _parquet(file, piece, text_field, name)
             return
         try:
-            if piece.file.kind is Kind.TEXT:
+            if piece.file.kind is TextFormat.TEXT:
                 yield _text(_opened(file, piece), name)
             else:
                 yield from _jsonl(_opened(file, piece), piece, text_field, name)
@@ -180,3 +254,63 @@ def open_parquet(file: io.BufferedReader, name: str):  # type: ignore[no-untyped
         return pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:
         raise DatasetError(f"{name} is no Parquet file ({error}); remove or replace it") from None
+
+
+T = TypeVar("T")
+
+_BATCH_CHARACTERS = 1_000_000
+_BATCH_DOCUMENTS = 1_000
+_WAITING = 2
+
+
+def batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Lists of documents, large enough to encode in parallel and small enough to hold."""
+    batch: list[str] = []
+    characters = 0
+    for text in documents:
+        batch.append(text)
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def read_ahead(items: Iterable[T]) -> Iterator[T]:
+    """The same items, the next ones made meanwhile by a thread; its exception is raised here."""
+    queue: Queue[T | _End] = Queue(_WAITING)
+    stopped = threading.Event()
+
+    def fill() -> None:
+        end = _End(None)
+        try:
+            for item in items:
+                if stopped.is_set():
+                    return
+                queue.put(item)
+        except BaseException as error:
+            end = _End(error)
+        queue.put(end)
+
+    thread = threading.Thread(target=fill, name="read-ahead", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := queue.get(), _End):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        stopped.set()
+        while thread.is_alive():
+            # It may wait for room.
+            while not queue.empty():
+                queue.get_nowait()
+            thread.join(0.01)
+
+
+class _End:
+    """After the last item."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error

@@ -1,20 +1,25 @@
-"""What text there is to tokenise: files below a prefix, each of a known kind."""
+"""Finds the text to tokenise, and cuts it into parts: a function of the input alone.
+
+Every process cuts alike, so that the children of an array and later attempts agree.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from training.datasets.manifest import DatasetError
-from training.datasets.places import Place
-from training.datasets.prepared.corpus import CORPUS_MANIFEST
-from training.storage import ObjectInfo
+from training.datasets.prepared.corpora import CORPUS_MANIFEST
+from training.datasets.text.vocabulary import Vocabulary
+from training.storage import ObjectInfo, Objects, PreconditionFailed, StorageAccess
 from trainium_catalogue.contract import CORPORA_PREFIX
 from trainium_catalogue.parameters.data import CORPORA
 
 
-class Kind(StrEnum):
+class TextFormat(StrEnum):
     """How a file holds documents."""
 
     TEXT = "text"
@@ -25,15 +30,15 @@ class Kind(StrEnum):
     """One document a row, in a column of strings."""
 
 
-KINDS = {
-    ".txt": Kind.TEXT,
-    ".text": Kind.TEXT,
-    ".md": Kind.TEXT,
-    ".rst": Kind.TEXT,
-    ".jsonl": Kind.JSONL,
-    ".ndjson": Kind.JSONL,
-    ".json": Kind.JSONL,
-    ".parquet": Kind.PARQUET,
+TEXT_FORMATS = {
+    ".txt": TextFormat.TEXT,
+    ".text": TextFormat.TEXT,
+    ".md": TextFormat.TEXT,
+    ".rst": TextFormat.TEXT,
+    ".jsonl": TextFormat.JSONL,
+    ".ndjson": TextFormat.JSONL,
+    ".json": TextFormat.JSONL,
+    ".parquet": TextFormat.PARQUET,
 }
 """By the end of the name; ``.gz`` may follow all but Parquet's, which compresses by itself."""
 
@@ -46,7 +51,7 @@ class InputFile:
     size: int
     """In bytes, as stored."""
     etag: str
-    kind: Kind
+    kind: TextFormat
     compressed: bool
 
 
@@ -64,18 +69,31 @@ class Corpus:
         return sum(file.size for file in self.files)
 
 
-def find_corpus(value: str, place: Place) -> Corpus:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A file or a stretch of it."""
+
+    file: InputFile
+    start: int
+    """Of uncompressed JSONL: byte from which lines begin; of Parquet: row group; else 0."""
+    stop: int
+    """Where the next piece starts."""
+    bytes: int
+    """Of text, about."""
+
+
+def find_corpus(value: str, storage: StorageAccess) -> Corpus:
     """The files of ``--input``: a corpus of the bucket, ``s3://bucket/prefix`` or a path.
 
     ``DatasetError`` when there is nothing, or something that is no text.
     """
     is_name = not value.startswith(("s3://", "/"))
-    uri = f"{place.root}/{CORPORA_PREFIX}{value}" if is_name else value.rstrip("/")
-    listed = list(place.open(uri).list())
+    uri = f"{storage.root}/{CORPORA_PREFIX}{value}" if is_name else value.rstrip("/")
+    listed = list(storage.open(uri).list())
     if not listed and not is_name:
         # One object rather than a prefix.
         uri, _, name = uri.rpartition("/")
-        listed = [info for info in place.open(uri or "/").list(name) if info.key == name]
+        listed = [info for info in storage.open(uri or "/").list(name) if info.key == name]
     if not listed:
         remedy = (
             f"run jobs submit prepare --dataset {value}, or jobs upload your own text"
@@ -106,13 +124,171 @@ def input_files(listed: Iterable[ObjectInfo], *, uri: str) -> Iterable[InputFile
         lower = name.lower()
         compressed = lower.endswith(".gz")
         stem = lower.removesuffix(".gz")
-        kind = next((kind for end, kind in KINDS.items() if stem.endswith(end)), None)
-        if kind is None or (compressed and kind is Kind.PARQUET):
+        kind = next((kind for end, kind in TEXT_FORMATS.items() if stem.endswith(end)), None)
+        if kind is None or (compressed and kind is TextFormat.PARQUET):
             raise DatasetError(
                 f"{uri}/{info.key} is of no kind that can be read; files end in "
-                f"{', '.join(KINDS)}, and .gz may follow where it is not Parquet; "
+                f"{', '.join(TEXT_FORMATS)}, and .gz may follow where it is not Parquet; "
                 "rename, convert or remove it"
             )
         yield InputFile(
             key=info.key, size=info.size, etag=info.etag, kind=kind, compressed=compressed
         )
+
+
+PLAN_FILE = "plan.json"
+PARTS_PREFIX = "parts/"
+_BYTES_PER_TOKEN = 3
+"""Of text, about: 4 in English prose, 2.6 in code with Llama's vocabulary."""
+_COMPRESSION = 3
+"""Bytes of text in a byte of gzip or Parquet, about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What is tokenised at once, and made again when a process died over it."""
+
+    number: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of text, about."""
+        return sum(piece.bytes for piece in self.pieces)
+
+    @property
+    def marker(self) -> str:
+        """Key of the object that says the part is complete."""
+        return f"{PARTS_PREFIX}{self.number:05d}.json"
+
+
+def cut_into_parts(
+    corpus: Corpus, *, shard_tokens: int, row_groups: Callable[[InputFile], int]
+) -> tuple[Part, ...]:
+    """Parts of about one shard each: small files together, large ones in several.
+
+    Compressed files stay whole, because nobody can read the middle of one. ``row_groups`` looks
+    into a large Parquet file.
+    """
+    wanted = shard_tokens * _BYTES_PER_TOKEN
+    parts: list[tuple[Piece, ...]] = []
+    pieces: list[Piece] = []
+    size = 0
+    for piece in _pieces(corpus, wanted, row_groups):
+        if pieces and size + piece.bytes > wanted:
+            parts.append(tuple(pieces))
+            pieces, size = [], 0
+        pieces.append(piece)
+        size += piece.bytes
+    parts.append(tuple(pieces))
+    return tuple(Part(number=number, pieces=pieces) for number, pieces in enumerate(parts))
+
+
+def _pieces(corpus: Corpus, wanted: int, row_groups: Callable[[InputFile], int]) -> Iterator[Piece]:
+    for file in corpus.files:
+        units = 1
+        size = file.size
+        if file.compressed or file.kind is TextFormat.PARQUET:
+            size *= _COMPRESSION
+        if file.kind is TextFormat.PARQUET:
+            units = max(1, row_groups(file))
+        elif file.kind is TextFormat.JSONL and not file.compressed:
+            units = max(1, file.size)
+        step = max(1, units * wanted // max(1, size))
+        for start in range(0, units, step):
+            stop = min(start + step, units)
+            yield Piece(file=file, start=start, stop=stop, bytes=size * (stop - start) // units)
+
+
+def share(parts: tuple[Part, ...], *, index: int, size: int) -> tuple[Part, ...]:
+    """Parts of child ``index`` of an array job of ``size``."""
+    return parts[index::size]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a dataset is made from, and how it is cut.
+
+    It is recorded before any shard, so that a restarted job and the children of an array go on
+    with one dataset, and another dataset is not mixed with it.
+    """
+
+    entries: Mapping[str, str]
+    parts: tuple[Part, ...]
+
+    @staticmethod
+    def make(
+        corpus: Corpus,
+        vocabulary: Vocabulary,
+        *,
+        text_field: str,
+        shard_tokens: int,
+        validation_fraction: float,
+        row_groups: Callable[[InputFile], int],
+    ) -> Plan:
+        """Cut ``corpus``."""
+        entries = {
+            "tokenizer": f"{vocabulary.name}, sha256 {vocabulary.sha256}",
+            "input": f"{corpus.uri}, {len(corpus.files)} files, {corpus.bytes} bytes",
+            "text-field": text_field,
+            "shard-tokens": str(shard_tokens),
+            # Left out without one, so that datasets of earlier releases have the same plan.
+            **({"validation-fraction": str(validation_fraction)} if validation_fraction else {}),
+            "content": _fingerprint(corpus),
+        }
+        parts = cut_into_parts(corpus, shard_tokens=shard_tokens, row_groups=row_groups)
+        return Plan(entries=entries, parts=parts)
+
+    @property
+    def data(self) -> bytes:
+        """As recorded."""
+        return f"{json.dumps(dict(self.entries), indent=1)}\n".encode()
+
+    @property
+    def fingerprint(self) -> str:
+        """Marks parts that were made by this plan."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    def record(self, objects: Objects, *, is_complete: bool) -> None:
+        """Make this the dataset's plan; ``DatasetError`` if a complete one has another.
+
+        What an unfinished job with another plan has left, for one because a file was wrong and
+        has been repaired since, is taken over: its parts do not carry this fingerprint.
+        """
+        try:
+            objects.put(PLAN_FILE, self.data, if_absent=True)
+            return
+        except PreconditionFailed:
+            found = objects.get(PLAN_FILE)
+        if found == self.data:
+            return
+        if is_complete:
+            key, was = self._first_difference(json.loads(found))
+            raise DatasetError(
+                f"dataset {objects.uri} exists already, made with another {key} ({was}); "
+                "give another --dataset name, or delete it first"
+            )
+        objects.put(PLAN_FILE, self.data)
+
+    def require_recorded(self, objects: Objects) -> None:
+        """Refuse to go on when another job has started anew meanwhile."""
+        found = objects.get(PLAN_FILE)
+        if found != self.data:
+            key, was = self._first_difference(json.loads(found))
+            raise DatasetError(
+                f"dataset {objects.uri} was begun anew by another job meanwhile, with another "
+                f"{key} ({was}); let one job at a time make a dataset, from input that rests"
+            )
+
+    def _first_difference(self, other: Mapping[str, str]) -> tuple[str, str]:
+        keys = dict.fromkeys((*self.entries, *other))
+        key = next(key for key in keys if other.get(key) != self.entries.get(key))
+        return key, "other files" if key == "content" else str(other.get(key, "none"))
+
+
+def _fingerprint(corpus: Corpus) -> str:
+    """Changes when a file is added, removed or written anew."""
+    digest = hashlib.sha256()
+    for file in corpus.files:
+        digest.update(f"{file.key}\0{file.size}\0{file.etag}\n".encode())
+    return digest.hexdigest()

@@ -3,33 +3,179 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.datasets.manifest import Manifest
-from training.datasets.places import Place
-from training.datasets.prepared.ready import refuse_other
-from training.datasets.text.completion import finish, is_made
-from training.datasets.text.parts import Task
-from training.datasets.text.plan import Plan, share
-from training.datasets.text.pool import make_parts
-from training.datasets.text.progress_line import ProgressLine
-from training.datasets.text.readers import open_parquet
-from training.datasets.text.sources import InputFile, find_corpus
-from training.datasets.text.stream import open_object
+from training.datasets.manifest import (
+    TOKENIZER_FILE,
+    DatasetError,
+    PackedManifest,
+    Source,
+    Validation,
+    refuse_other,
+)
+from training.datasets.text.parts import PartRecord, PartSettings, make_parts
+from training.datasets.text.readers import open_object, open_parquet
+from training.datasets.text.sources import (
+    PARTS_PREFIX,
+    PLAN_FILE,
+    Corpus,
+    InputFile,
+    Part,
+    Plan,
+    find_corpus,
+    share,
+)
 from training.datasets.text.vocabulary import Vocabulary, fetch_vocabulary
-from training.storage import Objects
+from training.storage import Objects, StorageAccess
 from trainium_catalogue.contract import DATASET_MANIFEST, DATASETS_PREFIX
+
+_BETWEEN_LINES_S = 5.0
+_BETWEEN_CHANGES_S = 0.2
+
+
+class ProgressLine:
+    """How far the job is: one line that changes on a terminal, else a line now and then."""
+
+    def __init__(self, num_parts: int, report: Callable[[str], None]) -> None:
+        self._num_parts, self._report = num_parts, report
+        self._start_s = self._shown_s = time.monotonic()
+        self._is_terminal = sys.stdout.isatty()
+        self._tokens = 0
+
+    def show(self, parts: int, tokens: int, uploaded: int) -> None:
+        """Say it, unless it was said just now."""
+        self._tokens = tokens
+        text = (
+            f"{parts} of {self._num_parts} parts, {tokens / 1e6:.1f} million tokens, "
+            f"{uploaded / 1e6:.0f} MB written"
+        )
+        self._report(text)
+        now = time.monotonic()
+        if now - self._shown_s > (_BETWEEN_CHANGES_S if self._is_terminal else _BETWEEN_LINES_S):
+            self._shown_s = now
+            print(self._line(text, now), end=self._end, flush=True)
+
+    def end(self) -> None:
+        """The last line."""
+        text = f"{self._num_parts} parts, {self._tokens / 1e6:.1f} million tokens"
+        print(self._line(text, time.monotonic()), flush=True)
+
+    @property
+    def _end(self) -> str:
+        return "" if self._is_terminal else "\n"
+
+    def _line(self, text: str, now: float) -> str:
+        rate = self._tokens / max(now - self._start_s, 1e-9) / 1e6
+        start = "\r\x1b[K" if self._is_terminal else ""
+        return f"{start}tokenize: {text}, {rate:.2f} million a second"
+
+
+def is_made(objects: Objects, part: Part, plan: Plan, sizes: dict[str, int]) -> bool:
+    """Whether an earlier attempt has completed the part and its shards are still there."""
+    if part.marker not in sizes:
+        return False
+    record = PartRecord.read(objects, part, fingerprint=plan.fingerprint)
+    return record is not None and all(sizes.get(s.name) == s.bytes for s in record.files)
+
+
+def finish_packed(
+    objects: Objects,
+    plan: Plan,
+    corpus: Corpus,
+    vocabulary: Vocabulary,
+    *,
+    text_field: str,
+    validation_fraction: float,
+) -> PackedManifest | None:
+    """Write the manifest if every part is there; whoever comes last does, and twice is harmless."""
+    plan.require_recorded(objects)
+    found = [PartRecord.read(objects, p, fingerprint=plan.fingerprint) for p in plan.parts]
+    records = [record for record in found if record is not None]
+    if len(records) < len(plan.parts):
+        left = len(plan.parts) - len(records)
+        print(f"tokenize: this job's share is done; {left} parts are other jobs'", flush=True)
+        return None
+    if not any(record.tokens for record in records):
+        files = [file.name for record in records for file in record.files]
+        objects.delete([PLAN_FILE, *(part.marker for part in plan.parts), *files])
+        if files:
+            raise DatasetError(
+                f"all {sum(record.validation_documents for record in records)} documents of "
+                f"{corpus.uri} happen to be held out, and none is left to train on; submit with "
+                "--validation-fraction 0, or cut the text into more documents"
+            )
+        raise DatasetError(
+            f"the input at {corpus.uri} has no document with text in {len(corpus.files)} files; "
+            "check --input and --text-field"
+        )
+    validation = _validation(records, validation_fraction)
+    manifest = PackedManifest(
+        dtype=vocabulary.dtype,
+        vocab_size=vocabulary.size,
+        eos_id=vocabulary.eos_id,
+        bos=False,
+        tokenizer=vocabulary.name,
+        tokenizer_file_sha256=vocabulary.file_sha256,
+        tokenizer_sha256=vocabulary.sha256,
+        num_tokens=sum(record.tokens for record in records),
+        documents=sum(record.documents for record in records),
+        empty_documents=sum(record.empty_documents for record in records),
+        source=Source(
+            uri=corpus.uri, files=len(corpus.files), bytes=corpus.bytes, text_field=text_field
+        ),
+        shards=tuple(shard for record in records for shard in record.shards),
+        validation=validation,
+    )
+    _remove_strays(objects, plan, manifest)
+    objects.put(TOKENIZER_FILE, vocabulary.json.encode())
+    objects.put(DATASET_MANIFEST, manifest.to_json())
+    held_out = "nothing is held out"
+    if validation is not None:
+        held_out = (
+            f"{validation.num_tokens:,} tokens of {validation.documents:,} documents are held out"
+        )
+    print(
+        f"tokenize: {objects.uri} is complete: {manifest.num_tokens:,} tokens of "
+        f"{manifest.documents:,} documents in {len(manifest.shards)} shards, {manifest.dtype}; "
+        f"{held_out}",
+        flush=True,
+    )
+    return manifest
+
+
+def _validation(records: list[PartRecord], fraction: float) -> Validation | None:
+    """What is held out; None where it is nothing, by chance or because nothing was asked for."""
+    if not any(record.validation_documents for record in records):
+        return None
+    return Validation(
+        fraction=fraction,
+        num_tokens=sum(record.validation_tokens for record in records),
+        documents=sum(record.validation_documents for record in records),
+        shards=tuple(shard for record in records for shard in record.validation_shards),
+    )
+
+
+def _remove_strays(objects: Objects, plan: Plan, manifest: PackedManifest) -> None:
+    """What an unfinished job with another plan has left."""
+    known = {shard.name for shard in manifest.files} | {part.marker for part in plan.parts}
+    for prefix in ("shard-", "validation-", PARTS_PREFIX):
+        strays = [info.key for info in objects.list(prefix) if info.key not in known]
+        if strays:
+            objects.delete(strays)
+
 
 if TYPE_CHECKING:
     from training.workloads import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class TokenizeOrder:
     """What one job, or one child of an array job, is to do."""
 
     input: str
@@ -40,7 +186,7 @@ class Order:
     validation_fraction: float
     processes: int
     accelerate: bool
-    place: Place
+    storage: StorageAccess
     array_index: int
     array_size: int
 
@@ -52,7 +198,7 @@ def run(job: Job) -> None:
     context = job.context
     cores = len(os.sched_getaffinity(0))
     tokenize(
-        Order(
+        TokenizeOrder(
             input=str(job.values["input"]),
             tokenizer=str(job.values["tokenizer"]),
             dataset=str(job.values["dataset"]),
@@ -61,7 +207,7 @@ def run(job: Job) -> None:
             validation_fraction=float(job.values["validation-fraction"]),
             processes=int(job.values["processes"]) or cores,
             accelerate=bool(job.values["accelerate"]),
-            place=Place.of(
+            storage=StorageAccess.of(
                 context.bucket, region=context.region, endpoint_url=context.endpoint_url
             ),
             array_index=context.array_index,
@@ -71,31 +217,31 @@ def run(job: Job) -> None:
     )
 
 
-def tokenize(order: Order, *, report: Callable[[str], None]) -> Manifest | None:
+def tokenize(order: TokenizeOrder, *, report: Callable[[str], None]) -> PackedManifest | None:
     """Do this child's share; returns the manifest when the dataset is complete afterwards."""
     report("reading the tokenizer")
     with tempfile.TemporaryDirectory(prefix="tokenize-") as scratch:
-        vocabulary = fetch_vocabulary(order.tokenizer, Path(scratch), order.place)
+        vocabulary = fetch_vocabulary(order.tokenizer, Path(scratch), order.storage)
         return make_dataset(order, vocabulary, Path(scratch), report=report)
 
 
 def make_dataset(
-    order: Order, vocabulary: Vocabulary, scratch: Path, *, report: Callable[[str], None]
-) -> Manifest | None:
+    order: TokenizeOrder, vocabulary: Vocabulary, scratch: Path, *, report: Callable[[str], None]
+) -> PackedManifest | None:
     """The same with a tokenizer that has been read."""
-    place = order.place
-    uri = f"{place.root}/{DATASETS_PREFIX}{order.dataset}"
-    objects = place.open(uri)
+    storage = order.storage
+    uri = f"{storage.root}/{DATASETS_PREFIX}{order.dataset}"
+    objects = storage.open(uri)
     refuse_other(objects, kind="packed")
     report("listing the input")
-    corpus = find_corpus(order.input, place)
+    corpus = find_corpus(order.input, storage)
     plan = Plan.make(
         corpus,
         vocabulary,
         text_field=order.text_field,
         shard_tokens=order.shard_tokens,
         validation_fraction=order.validation_fraction,
-        row_groups=_row_group_counter(place.open(corpus.uri), report),
+        row_groups=_row_group_counter(storage.open(corpus.uri), report),
     )
     sizes = {info.key: info.size for info in objects.list()}
     plan.record(objects, is_complete=DATASET_MANIFEST in sizes)
@@ -107,10 +253,10 @@ def make_dataset(
         f"{len(mine) - len(todo)} of them made before",
         flush=True,
     )
-    task = Task(
+    task = PartSettings(
         input_uri=corpus.uri,
         dataset_uri=uri,
-        place=place,
+        storage=storage,
         text_field=order.text_field,
         shard_tokens=order.shard_tokens,
         validation_fraction=order.validation_fraction,
@@ -123,7 +269,7 @@ def make_dataset(
         line = ProgressLine(len(todo), report)
         make_parts(task, todo, processes=order.processes, on_progress=line.show)
         line.end()
-    return finish(
+    return finish_packed(
         objects,
         plan,
         corpus,

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from training.datasets.manifest import DatasetError
-from training.datasets.places import Place
-from training.storage import ObjectMissing
+from training.storage import ObjectMissing, StorageAccess
 from trainium_catalogue.contract import TOKENIZERS_PREFIX
 
 EOS_TOKENS = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>", "[SEP]")
@@ -44,12 +43,12 @@ class Vocabulary:
         return "uint16" if self.size <= _MAX_UINT16_VOCABULARY else "uint32"
 
 
-def fetch_vocabulary(value: str, folder: Path, place: Place) -> Vocabulary:
+def fetch_vocabulary(value: str, folder: Path, storage: StorageAccess) -> Vocabulary:
     """The tokenizer of ``--tokenizer``: a file of the bucket, ``s3://bucket/key`` or a path."""
     is_name = not value.startswith(("s3://", "/"))
-    uri = f"{place.root}/{TOKENIZERS_PREFIX}{value}" if is_name else value
+    uri = f"{storage.root}/{TOKENIZERS_PREFIX}{value}" if is_name else value
     root, _, name = uri.rpartition("/")
-    objects = place.open(root or "/")
+    objects = storage.open(root or "/")
     path = folder / name
     try:
         objects.get_file(name, path)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from training.backends import open_data_parallel
 from training.core.config import TrainConfig
-from training.datasets.manifest import DatasetError
+from training.datasets.manifest import DatasetError, DatasetManifest
 from training.datasets.prepared.bert_shards import KIND
-from training.datasets.prepared.ready import Ready
 from training.datasets.samples.staging import stage
 from training.models.bert.data import Batch, ShardOrder, random_batches, shard_batches
 from training.models.bert.network import BertNetwork
@@ -45,7 +44,7 @@ class BertTask(Task):
         manifest = stage(
             staging.objects,
             staging.cache,
-            parse=lambda data, name: Ready.from_json(data, name=name, kind=KIND),
+            parse=lambda data, name: DatasetManifest.from_json(data, name=name, kind=KIND),
             made_by="prepare",
             is_leader=staging.is_leader,
             wait=staging.wait,
@@ -111,7 +110,7 @@ def _seeded(
     return seeded
 
 
-def _require(manifest: Ready, values: Mapping[str, Value]) -> None:
+def _require(manifest: DatasetManifest, values: Mapping[str, Value]) -> None:
     """Refuse a dataset that the model cannot take."""
     for parameter, fact in _FITTING.items():
         found = manifest.fact(fact)

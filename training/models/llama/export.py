@@ -19,9 +19,8 @@ from training.checkpoint import CheckpointDamaged, CheckpointInfo, CheckpointUnu
 from training.checkpoint.folders import Folders
 from training.checkpoint.weights import Weights
 from training.datasets.manifest import TOKENIZER_FILE
-from training.datasets.places import Place
 from training.models.llama.network import llama_config, meta_model
-from training.storage import ObjectMissing, Objects, StorageRefused
+from training.storage import ObjectMissing, Objects, StorageAccess, StorageRefused
 from training.trainer.runs import RunConfig, checkpoint_root
 from trainium_catalogue.contract import (
     DATASET_MANIFEST,
@@ -65,7 +64,9 @@ def run(job: Job) -> None:
     if job.device.rank != 0:
         return
     context = job.context
-    place = Place.of(context.bucket, region=context.region, endpoint_url=context.endpoint_url)
+    place = StorageAccess.of(
+        context.bucket, region=context.region, endpoint_url=context.endpoint_url
+    )
     order = Order(
         run=str(job.values["run"]),
         step=int(job.values["step"]),
@@ -74,7 +75,7 @@ def run(job: Job) -> None:
     export(order, place, report=job.progress.report)
 
 
-def export(order: Order, place: Place, *, report: Callable[[str], None]) -> dict[str, Any]:
+def export(order: Order, place: StorageAccess, *, report: Callable[[str], None]) -> dict[str, Any]:
     """Write the files; returns the receipt, which is written last."""
     bucket = place.open(place.root)
     config = RunConfig.load(bucket.at(f"{RUNS_PREFIX}{order.run}"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.backends import open_data_parallel
 from training.core.config import Optimizer, TrainConfig
+from training.datasets.manifest import DatasetManifest
 from training.datasets.prepared.images import (
     KIND,
     SPLITS,
@@ -20,7 +21,6 @@ from training.datasets.prepared.images import (
     labels_name,
     read_idx,
 )
-from training.datasets.prepared.ready import Ready
 from training.datasets.samples.staging import stage
 from training.models.mnist.data import Digits, evaluation_batches, training_batches
 from training.models.mnist.network import SHAPE, MlpNetwork, correct
@@ -58,7 +58,7 @@ class MnistTask(Task):
         manifest = stage(
             staging.objects,
             staging.cache,
-            parse=lambda data, name: Ready.from_json(data, name=name, kind=KIND),
+            parse=lambda data, name: DatasetManifest.from_json(data, name=name, kind=KIND),
             made_by="prepare",
             is_leader=staging.is_leader,
             wait=staging.wait,
@@ -84,7 +84,7 @@ class MnistTask(Task):
     ) -> TrainConfig:
         """Batch and learning rate follow the workers; the steps follow them and the images."""
         assert dataset is not None  # nothing is compiled beforehand
-        manifest: Ready = dataset.content[2]
+        manifest: DatasetManifest = dataset.content[2]
         batch_size = int(values["batch-size"])
         plan = TrainingPlan(
             shape=SHAPE,

@@ -21,7 +21,7 @@ from training.checks.verify.settings import BF16, FP32, STEPS
 from training.checks.verify.verification import Verification, VerificationFailed, run
 from training.core.arguments import parse
 from training.core.contract import DeviceKind
-from training.storage.results import Store
+from training.storage.results import ResultFiles
 from training.workloads import IMPLEMENTATIONS, Job
 from trainium_catalogue.parameters.verify import CHECKS
 from trainium_catalogue.probing import Place, Probes, Seen, is_intact
@@ -36,7 +36,7 @@ def job(folder: Path, *words: str, device: LoneDevice | None = None) -> Job:
         given=request.given,
         device=device,
         progress=Watched(folder, lambda text: None),
-        store=Store(root=folder, run="check", workload="verify", attempt=1, bucket=None),
+        store=ResultFiles(root=folder, run="check", workload="verify", attempt=1, bucket=None),
     )
 
 

@@ -1,0 +1,13 @@
+"""The fixtures of storage are those that checkpoints are tested with."""
+
+from tests.training.checkpoint.conftest import (
+    bucket,
+    endpoint,
+    faulty_bucket,
+    folder,
+    objects,
+    proxy,
+    shared_proxy,
+)
+
+__all__ = ["bucket", "endpoint", "faulty_bucket", "folder", "objects", "proxy", "shared_proxy"]

@@ -1,0 +1,234 @@
+"""Writes the known corpora into the bucket: compressed JSONL, a manifest last."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from training.datasets.prepared.web import Archive
+from training.storage import ObjectMissing, Objects
+
+CORPUS_MANIFEST = "manifest.json"
+_FILE_CHARACTERS = 16_000_000
+"""Of one file; wikicorpus makes some two hundred, enough to share among processes and jobs."""
+_COMPRESSION = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusFile:
+    """One file of a corpus."""
+
+    name: str
+    documents: int
+    bytes: int
+    sha256: str
+
+
+def write_corpus(
+    objects: Objects,
+    documents: Iterable[Mapping[str, str]],
+    scratch: Path,
+    *,
+    source: Mapping[str, str],
+    report: Callable[[str], None],
+) -> int:
+    """Store ``documents``, each an object with a ``text``; returns how many there were.
+
+    The same documents give the same bytes. Nothing counts before the manifest, and what an
+    earlier attempt has left under the same names is written over.
+    """
+    objects.delete([CORPUS_MANIFEST])
+    files: list[CorpusFile] = []
+    lines: list[str] = []
+    total = characters = 0
+
+    def flush() -> None:
+        nonlocal characters
+        if lines:
+            files.append(_store(objects, scratch, len(files), lines))
+            lines.clear()
+            characters = 0
+
+    for document in documents:
+        line = json.dumps(document, ensure_ascii=False) + "\n"
+        lines.append(line)
+        total, characters = total + 1, characters + len(line)
+        report(f"{total:,} documents")
+        if characters >= _FILE_CHARACTERS:
+            flush()
+    flush()
+    manifest = {
+        "schema": 1,
+        "source": dict(source),
+        "documents": total,
+        "files": [
+            {"name": f.name, "documents": f.documents, "bytes": f.bytes, "sha256": f.sha256}
+            for f in files
+        ],
+    }
+    known = {file.name for file in files} | {CORPUS_MANIFEST}
+    strays = [info.key for info in objects.list() if info.key not in known]
+    if strays:
+        objects.delete(strays)
+    objects.put(CORPUS_MANIFEST, f"{json.dumps(manifest, indent=1)}\n".encode())
+    return total
+
+
+def count_complete(objects: Objects, source: Mapping[str, str]) -> int | None:
+    """Documents of the corpus that is there already, if it is of ``source`` and whole."""
+    try:
+        manifest = json.loads(objects.get(CORPUS_MANIFEST))
+    except ObjectMissing:
+        return None
+    sizes = {info.key: info.size for info in objects.list()}
+    whole = all(sizes.get(file["name"]) == file["bytes"] for file in manifest["files"])
+    return int(manifest["documents"]) if whole and manifest["source"] == dict(source) else None
+
+
+def _store(objects: Objects, scratch: Path, number: int, lines: list[str]) -> CorpusFile:
+    name = f"part-{number:05d}.jsonl.gz"
+    # Without a time of writing, so that equal documents give equal bytes.
+    data = gzip.compress("".join(lines).encode(), compresslevel=_COMPRESSION, mtime=0)
+    path = scratch / name
+    path.write_bytes(data)
+    objects.put_file(name, path)
+    path.unlink()
+    return CorpusFile(
+        name=name,
+        documents=len(lines),
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+_DOCUMENT = re.compile(r'.+id="(?P<id>[^"]+)".+title="(?P<title>[^"]+)"')
+
+RAW_ENGLISH = Archive(
+    url="https://www.cs.upc.edu/~nlp/wikicorpus/raw.en.tgz",
+    bytes=1_346_378_932,
+    sha256="cab102a59f7e5bfb4ac832c15210bd22840bbed5508899f2dee04b857830e858",
+)
+"""As Hugging Face's ``datasets`` 1.x recorded it in ``datasets/wikicorpus/dataset_infos.json``,
+configuration ``raw_en``; the documentation of DataDeps.jl has the same sum. 1,359,146 documents."""
+
+
+def wikicorpus_documents(path: Path) -> Iterator[Mapping[str, str]]:
+    """Every article of the archive that has text, in the archive's order.
+
+    The files hold Latin-1 text: a line ``<doc id="..." title="..." ...>``, the article, a line
+    ``ENDOFARTICLE.`` and a line ``</doc>``.
+    """
+    with tarfile.open(path, "r|gz") as archive:
+        for member in archive:
+            file = archive.extractfile(member)
+            if file is None:
+                continue  # a folder
+            article: dict[str, str] = {}
+            rows: list[str] = []
+            for data in file:
+                row = data.decode("latin-1")
+                if row.startswith("<doc id"):
+                    found = _DOCUMENT.match(row)
+                    article, rows = dict(found.groupdict()) if found else {}, []
+                elif row.startswith("ENDOFARTICLE"):
+                    text = "".join(rows).strip()
+                    if text:
+                        yield {**article, "text": text}
+                    rows = []
+                elif not row.startswith("</doc>"):
+                    rows.append(row)
+
+
+_BLOCKS = frozenset({"p", "li", "ul", "ol", "dl", "dt", "dd", "pre", "note", "div", "br", "tr"})
+"""Tags that begin a line."""
+
+
+def api_documents(folder: Path | None = None) -> Iterator[Mapping[str, str]]:
+    """One document for each service, operation and shape, of each service's newest API version.
+
+    ``folder`` is botocore's ``data`` folder, of the installed package by default. The order is
+    that of names.
+    """
+    for model in _newest_models(folder or _installed()):
+        service = model.parent.parent.name
+        document = _read(model)
+        yield from _document(f"{service}", {"documentation": document.get("documentation")})
+        for section in ("operations", "shapes"):
+            for name, entry in sorted(document.get(section, {}).items()):
+                yield from _document(f"{service} {name}", entry)
+
+
+def _installed() -> Path:
+    spec = find_spec("botocore")
+    assert spec is not None and spec.origin is not None  # boto3 brings it
+    return Path(spec.origin).parent / "data"
+
+
+def _newest_models(folder: Path) -> Iterator[Path]:
+    for service in sorted(path for path in folder.iterdir() if path.is_dir()):
+        # Folders are called by the date of the API's version.
+        models = sorted(service.glob("*/service-2.json*"))
+        if models:
+            yield models[-1]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    document: dict[str, Any] = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return document
+
+
+def _document(title: str, entry: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
+    sections = [
+        f"{name}: {text}" if name else text
+        for name, html in _documentation(entry)
+        if (text := to_text(html))
+    ]
+    if sections:
+        yield {"title": title, "text": f"{title}\n\n" + "\n\n".join(sections)}
+
+
+def _documentation(entry: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, str]]:
+    """Documentation strings of an entry and of everything in it, with the name they belong to."""
+    own = entry.get("documentation")
+    if isinstance(own, str):
+        yield name, own
+    for key, value in entry.items():
+        if isinstance(value, Mapping):
+            yield from _documentation(value, key)
+
+
+def to_text(html: str) -> str:
+    """The words of an HTML fragment, a line for each block."""
+    reader = _Reader()
+    reader.feed(html)
+    reader.close()
+    lines = (" ".join(line.split()) for line in "".join(reader.pieces).split("\n"))
+    return "\n".join(line for line in lines if line)
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.pieces: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _BLOCKS:
+            self.pieces.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _BLOCKS:
+            self.pieces.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        # Line ends in the source are spaces; those of blocks are written above.
+        self.pieces.append(data.replace("\n", " "))

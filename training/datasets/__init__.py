@@ -1,1 +1,1 @@
-"""From text to packed token shards, and from those to the sequences of a training step."""
+"""Makes packed token shards of text, prepares other datasets, and reads both as samples."""

@@ -36,7 +36,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where the text came from."""
+    """The text that a dataset was made from."""
 
     uri: str
     files: int
@@ -49,7 +49,7 @@ class Validation:
     """The documents that training does not see: a stream of its own, in shards of its own."""
 
     fraction: float
-    """Of the documents, as it was asked for."""
+    """Share of the documents, as it was asked for."""
     num_tokens: int
     documents: int
     shards: tuple[Shard, ...]
@@ -67,13 +67,13 @@ class PackedManifest:
     vocab_size: int
     eos_id: int
     bos: bool
-    """Whether documents begin with a BOS id; never so far."""
+    """True if documents begin with a BOS id; never so far."""
     tokenizer: str
     """Name of the file that was uploaded."""
     tokenizer_file_sha256: str
-    """Of that file."""
+    """Checksum of that file."""
     tokenizer_sha256: str
-    """Of the ``tokenizer.json`` beside the manifest: what fixes the ids."""
+    """Checksum of the ``tokenizer.json`` beside the manifest, which fixes the ids."""
     num_tokens: int
     documents: int
     empty_documents: int
@@ -137,7 +137,7 @@ FILES_SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One file of a dataset."""
+    """A file of a dataset."""
 
     name: str
     samples: int
@@ -153,19 +153,19 @@ class DatasetManifest:
     kind: str
     """``bert`` or ``images``."""
     source: Mapping[str, str]
-    """What it was made from; the same source gives the same files."""
+    """Origin of the dataset; the same source gives the same files."""
     facts: Mapping[str, Any]
-    """What a workload has to know of it; the names depend on the kind."""
+    """Facts that a workload needs; the names depend on the kind."""
     shards: tuple[DataFile, ...]
 
     @property
     def files(self) -> tuple[DataFile, ...]:
-        """Everything that a node needs of it."""
+        """Every file that a node needs."""
         return self.shards
 
     @property
     def samples(self) -> int:
-        """Of all files."""
+        """Samples of all files."""
         return sum(file.samples for file in self.shards)
 
     @property
@@ -175,7 +175,7 @@ class DatasetManifest:
         return hashlib.sha256(sums.encode()).hexdigest()
 
     def fact(self, name: str) -> Any:
-        """One of ``facts``; ``DatasetError`` where the manifest does not say it."""
+        """Return one of ``facts``; ``DatasetError`` where the manifest lacks it."""
         try:
             return self.facts[name]
         except KeyError:

@@ -1,4 +1,4 @@
-"""What storage offers, and how it fails."""
+"""Defines what storage offers, and how it fails."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Protocol
 
 OnBytes = Callable[[int], None]
-"""Told how many bytes have moved since the last call; negative when a part starts again."""
+"""Called with the bytes moved since the last call; negative when a part starts again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """One listed object."""
+    """An object in a listing."""
 
     key: str
     size: int
-    """In bytes."""
+    """Size in bytes."""
     etag: str
     modified: datetime
 
@@ -88,7 +88,7 @@ class Objects(Protocol):
         """Download to ``path``, which appears only when complete; ``ObjectMissing``."""
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Every object whose key begins with ``prefix``, in the order of keys."""
+        """List every object whose key begins with ``prefix``, in the order of keys."""
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; one that is missing is no error."""

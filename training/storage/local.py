@@ -95,7 +95,7 @@ class LocalObjects:
             part.replace(path)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Every object whose key begins with ``prefix``, in the order of keys."""
+        """List every object whose key begins with ``prefix``, in the order of keys."""
         # Only the folder that can hold them is walked.
         start = self._path(prefix.rpartition("/")[0])
         found = []

@@ -21,7 +21,7 @@ _BETWEEN_UPLOADS_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Where results go beside the local folder."""
+    """A bucket that gets the results beside the local folder."""
 
     name: str
     region: str | None
@@ -39,7 +39,7 @@ class ResultFiles:
     attempt: int
     bucket: Bucket | None
     _uploaded_s: list[float] = field(default_factory=list, repr=False)
-    """When metrics were uploaded."""
+    """Times at which metrics were uploaded."""
 
     @property
     def result_key(self) -> str:
@@ -52,7 +52,7 @@ class ResultFiles:
         return f"{run_prefix(self.run, 'metrics')}{self.workload}.jsonl"
 
     def start_metrics(self) -> None:
-        """Begin an empty metrics file; a bucket that refuses it does so now, not at the end."""
+        """Create an empty metrics file, so that a bucket that refuses it does so now."""
         path = self._local(self.metrics_key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")

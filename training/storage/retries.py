@@ -71,7 +71,7 @@ def status_of(error: Exception) -> int | None:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed later."""
+    """Tell whether the same request may succeed later."""
     if {kind.__name__ for kind in type(error).__mro__} & _TRANSIENT_TYPES:
         return True
     status = status_of(error)
@@ -81,7 +81,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def explained(error: Exception, *, verb: str, name: str, bucket: str) -> Exception:
-    """What to raise instead of ``error``: one message with object, reason and remedy."""
+    """Return the error to raise instead: one message with object, reason and remedy."""
     if isinstance(error, StorageError | OSError):
         return error
     code = code_of(error)
@@ -115,7 +115,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long one request may be retried, and how fast.
+    """Bounds for retrying one request: how long, and how fast.
 
     botocore's own retries end after seconds, too soon for a bucket that answers SlowDown while S3
     splits its partitions: that takes minutes
@@ -123,7 +123,7 @@ class RetryPolicy:
     """
 
     total_s: float = 300.0
-    """Below the launcher's hang limit, so that the storage is blamed and not a hang."""
+    """Seconds of retries, below the launcher's hang limit: storage is to be blamed, not a hang."""
     first_delay_s: float = 0.5
     longest_delay_s: float = 20.0
 

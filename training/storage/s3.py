@@ -32,7 +32,7 @@ _READ_TIMEOUT_S = 60
 
 
 class _SharedClient:
-    """One boto3 client, made when first used; safe to share between threads once it is there."""
+    """A boto3 client, made when first used; safe to share between threads once it is there."""
 
     def __init__(
         self, *, region: str | None, endpoint_url: str | None, num_connections: int
@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 _PART_BYTES = 16 * 1024 * 1024
 _THREADS = 4
-"""Of one transfer: 32 ranks of a node transfer at once, so few are enough."""
+"""Threads of a transfer: 32 ranks of a node transfer at once, so few are enough."""
 _REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
 """The last where the answer's text is lost."""
 _AT_ONCE = 1000  # the most that ListObjectsV2 gives and DeleteObjects takes
@@ -130,7 +130,7 @@ class S3Objects:
         return self._do("write", key, send)
 
     def _is_absent(self, key: str) -> bool:
-        """Whether a refused object is one that does not exist.
+        """Tell whether a refused object is one that does not exist.
 
         S3 answers 403 instead of 404 to whom may not list the bucket, and a job's role may list
         only its prefixes, under a condition that a GetObject request cannot meet
@@ -238,7 +238,7 @@ class S3Objects:
         )
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Every object whose key begins with ``prefix``, in the order of keys."""
+        """List every object whose key begins with ``prefix``, in the order of keys."""
         root = f"{self._prefix}/" if self._prefix else ""
         more: dict[str, str] = {}
         while True:

@@ -89,7 +89,7 @@ class MultipartUpload(io.RawIOBase):
         self._part_bytes = part_bytes
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="upload")
         self._free = threading.Semaphore(num_threads)
-        """Of parts that may be in memory besides the one being filled."""
+        """Parts that may be in memory besides the one being filled."""
         self._upload_id: str | None = None
         self._part = bytearray()
         self._sent: list[Future[dict[str, Any]]] = []

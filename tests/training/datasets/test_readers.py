@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.datasets.manifest import DatasetError
-from training.datasets.text.readers import ObjectFile, open_object, open_parquet, read_documents
+from training.datasets.text.readers import open_parquet, read_documents
 from training.datasets.text.sources import (
     Corpus,
     InputFile,
@@ -28,6 +28,7 @@ from training.datasets.text.sources import (
     share,
 )
 from training.storage import LocalObjects, StorageAccess
+from training.storage.object_file import ObjectFile, open_object
 
 
 def corpus_at(path: Path) -> Corpus:
@@ -148,7 +149,7 @@ def test_the_children_of_an_array_share_all_parts_and_none_twice(
 def test_an_object_is_read_in_blocks_and_can_be_sought(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.datasets.text.readers._BLOCK_BYTES", 7)
+    monkeypatch.setattr("training.storage.object_file._BLOCK_BYTES", 7)
     data = bytes(range(100))
     (tmp_path / "a").write_bytes(data)
 

@@ -18,7 +18,7 @@ from training.datasets.manifest import DatasetError
 
 KIND = "bert"
 SHARD_NAME = re.compile(r"(?!\.).*_training_.*\.hdf5")
-"""As the shell's ``*_training_*.hdf5``, which passes over hidden files: macOS's tar adds such."""
+"""The shell's ``*_training_*.hdf5``, which passes over hidden files: macOS's tar adds such."""
 
 Arrays = Mapping[str, NDArray[Any]]
 """Key to values, one row a sequence."""
@@ -106,7 +106,7 @@ def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: i
 
 
 def facts(*, seq_len: int, max_predictions: int, vocab_size: int, samples: int) -> dict[str, Any]:
-    """What the manifest of such a dataset says."""
+    """Return the facts for the manifest of such a dataset."""
     return {
         "seq_len": seq_len,
         "max_predictions": max_predictions,

@@ -26,8 +26,8 @@ from training.datasets.manifest import (
     store_file,
 )
 from training.datasets.prepared.bert_shards import KIND, SHARD_NAME, check_shard, facts
-from training.datasets.text.readers import open_object
 from training.storage import ObjectMissing, Objects
+from training.storage.object_file import open_object
 
 URL = (
     "https://neuron-s3.s3.us-west-2.amazonaws.com/training_datasets/"
@@ -50,17 +50,17 @@ class WebFile:
 
     url: str
     size: int
-    """In bytes."""
+    """Size in bytes."""
     etag: str
 
     @property
     def uri(self) -> str:
-        """For messages."""
+        """Address for messages."""
         return self.url
 
     @staticmethod
     def find(url: str) -> WebFile:
-        """What there is now; ``DatasetError`` when there is nothing."""
+        """Find the file as it is now; ``DatasetError`` when there is none."""
         answer, _ = _request(urllib.request.Request(url, method="HEAD"))
         return WebFile(
             url=url,
@@ -69,7 +69,7 @@ class WebFile:
         )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """At most ``length`` bytes from ``start`` on; ``DatasetError`` if the file has changed."""
+        """Fetch ``length`` bytes at most from ``start`` on; ``DatasetError`` if it has changed."""
         stop = min(start + length, self.size) - 1
         headers = {"Range": f"bytes={start}-{stop}", "If-Match": self.etag}
         _, data = _request(urllib.request.Request(self.url, headers=headers))
@@ -177,7 +177,7 @@ def _bring(
 
 
 class _Records:
-    """Which shards an interrupted job has left, of the same tar."""
+    """Knows the shards that an interrupted job has left, of the same tar."""
 
     def __init__(self, objects: Objects, source: dict[str, str]) -> None:
         self._objects = objects

@@ -37,15 +37,15 @@ Ids = list[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One sequence."""
+    """A sequence to train on, with its masked words."""
 
     ids: Ids
-    """With what is masked or replaced."""
+    """Ids of the sequence, in which words are masked or replaced."""
     segments: Ids
     positions: Ids
-    """Of the predicted words, rising."""
+    """Positions of the predicted words, rising."""
     labels: Ids
-    """Those words."""
+    """Ids of the predicted words."""
     is_random: bool
     """The second part does not follow the first."""
 
@@ -127,7 +127,7 @@ def _pairs(
 
 
 def _elsewhere(documents: Sequence[list[Ids]], number: int, length: int, rng: random.Random) -> Ids:
-    """At least one sentence of another document, and about ``length`` ids."""
+    """Take sentences of another document: at least one, and about ``length`` ids."""
     other = rng.randrange(len(documents) - 1)
     sentences = documents[other + (other >= number)]
     found: Ids = []

@@ -19,13 +19,13 @@ from training.storage import ObjectMissing, Objects
 
 CORPUS_MANIFEST = "manifest.json"
 _FILE_CHARACTERS = 16_000_000
-"""Of one file; wikicorpus makes some two hundred, enough to share among processes and jobs."""
+"""Characters of a file; wikicorpus makes some two hundred, enough for processes and jobs."""
 _COMPRESSION = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusFile:
-    """One file of a corpus."""
+    """A file of a corpus."""
 
     name: str
     documents: int
@@ -117,12 +117,12 @@ RAW_ENGLISH = Archive(
     bytes=1_346_378_932,
     sha256="cab102a59f7e5bfb4ac832c15210bd22840bbed5508899f2dee04b857830e858",
 )
-"""As Hugging Face's ``datasets`` 1.x recorded it in ``datasets/wikicorpus/dataset_infos.json``,
+"""Recorded by Hugging Face's ``datasets`` 1.x in ``datasets/wikicorpus/dataset_infos.json``,
 configuration ``raw_en``; the documentation of DataDeps.jl has the same sum. 1,359,146 documents."""
 
 
 def wikicorpus_documents(path: Path) -> Iterator[Mapping[str, str]]:
-    """Every article of the archive that has text, in the archive's order.
+    """Yield every article of the archive that has text, in the archive's order.
 
     The files hold Latin-1 text: a line ``<doc id="..." title="..." ...>``, the article, a line
     ``ENDOFARTICLE.`` and a line ``</doc>``.
@@ -153,7 +153,7 @@ _BLOCKS = frozenset({"p", "li", "ul", "ol", "dl", "dt", "dd", "pre", "note", "di
 
 
 def api_documents(folder: Path | None = None) -> Iterator[Mapping[str, str]]:
-    """One document for each service, operation and shape, of each service's newest API version.
+    """Yield a document for each service, operation and shape, of each service's newest API version.
 
     ``folder`` is botocore's ``data`` folder, of the installed package by default. The order is
     that of names.

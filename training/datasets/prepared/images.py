@@ -64,7 +64,7 @@ _DIGITS_SOURCE = {"package": "scikit-learn", "version": "1.9.1"}
 _DIGITS_FACTS = {"epochs": 40, "accuracy": [0.88, 0.99]}
 """Fewer images need more passes; measured on 1, 2 and 4 workers."""
 _TEST_EVERY = 5
-"""Of the small file's images, which come in no order that matters, each fifth is for the test."""
+"""Each fifth of the small file's images, whose order does not matter, is for the test."""
 
 
 def images_name(split: str) -> str:
@@ -78,7 +78,7 @@ def labels_name(split: str) -> str:
 
 
 def write_idx(path: Path, values: Pixels) -> None:
-    """One file of unsigned bytes."""
+    """Write a file of unsigned bytes."""
     header = struct.pack(f">HBB{values.ndim}I", 0, 8, values.ndim, *values.shape)
     path.write_bytes(header + values.tobytes())
 

@@ -1,1 +1,1 @@
-"""From a dataset in storage to the samples of a training step."""
+"""Brings a dataset from storage to the node, and reads the samples of a training step."""

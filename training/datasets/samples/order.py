@@ -1,4 +1,4 @@
-"""Which sequence a training step reads: a pure function of seed and position, without state."""
+"""Decides which sequence a training step reads: a pure function of seed and position."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ U64 = NDArray[np.uint64]
 
 _ROUNDS = 6
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-"""Of splitmix64's finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators,
-OOPSLA 2014), which turns a counter into numbers that pass statistical tests."""
+"""Multipliers of splitmix64's finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+Generators, OOPSLA 2014), which turns a counter into numbers that pass statistical tests."""
 
 
 def sequence_index(*, seed: int, position: int, num_sequences: int) -> int:

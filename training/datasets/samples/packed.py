@@ -46,7 +46,7 @@ class TokenStream:
 
 
 class PackedDataset(TokenStream):
-    """What a model is trained on, and beside it what is held out."""
+    """The tokens to train on, and beside them those that are held out."""
 
     def __init__(self, folder: Path, manifest: PackedManifest) -> None:
         super().__init__(folder, manifest.dtype, manifest.shards)
@@ -71,7 +71,7 @@ class PackedDataset(TokenStream):
             )
 
     def require_validation(self, *, seq_len: int) -> TokenStream:
-        """What is held out; ``DatasetError`` where that is no sequence."""
+        """Return what is held out; ``DatasetError`` where that is no sequence."""
         if self.validation is None:
             raise DatasetError(
                 "the dataset holds nothing out, and --eval-every needs a validation split; "

@@ -15,11 +15,11 @@ from trainium_catalogue.contract import DATASET_MANIFEST
 
 _MIB = 1024 * 1024
 _CHECKED_AT_ONCE = 16
-"""Of a thousand shards, on nodes with a hundred cores and a file system with many servers."""
+"""Checks at once: there may be a thousand shards, on nodes with a hundred cores."""
 
 
 class Shard(Protocol):
-    """One file of a dataset."""
+    """A file of a dataset."""
 
     @property
     def name(self) -> str:
@@ -31,11 +31,11 @@ class Shard(Protocol):
 
     @property
     def sha256(self) -> str:
-        """As hexadecimal digits."""
+        """Checksum as hexadecimal digits."""
 
 
 class Sharded(Protocol):
-    """A manifest."""
+    """A manifest that lists files."""
 
     @property
     def files(self) -> Sequence[Shard]:

@@ -1,1 +1,1 @@
-"""From text to packed token shards: the workload ``tokenize``."""
+"""Makes packed token shards of text: the workload ``tokenize``."""

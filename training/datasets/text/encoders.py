@@ -57,7 +57,7 @@ PROBES = (
 
 
 SPACE = "\u2581"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's sign for a space."""
 WORD = f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+"
 _LLAMA_NORMALIZERS = (
     {"type": "Prepend", "prepend": SPACE},
@@ -68,7 +68,7 @@ _CACHED_WORDS = 2_000_000
 
 
 def splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
-    """Whether cutting text before every run of spaces cannot change its ids.
+    """Tell whether cutting text before every run of spaces leaves its ids alone.
 
     BPE joins neighbours whose concatenation is in the vocabulary. Where no piece has a space after
     another character, nothing is ever joined across such a place, and the two sides do not see
@@ -145,7 +145,7 @@ class Encoder(Protocol):
 
     @property
     def name(self) -> str:
-        """For the log."""
+        """Name for the log."""
 
     def encode(self, texts: Sequence[str]) -> Ids:
         """Ids of each text, every one followed by EOS, as one array."""
@@ -251,7 +251,7 @@ class Checked:
 
 
 def encoders(vocabulary: Vocabulary, *, accelerate: bool) -> Iterator[Encoder]:
-    """What can encode with this vocabulary, fastest first; the last one is plain.
+    """Yield what can encode with this vocabulary, fastest first; the last one is plain.
 
     Each is made when it is asked for, because loading a vocabulary takes a while.
     """

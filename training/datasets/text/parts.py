@@ -108,12 +108,12 @@ class ShardWriter:
 
 
 Count = Callable[[int, int], None]
-"""Told how many tokens were made and how many bytes were uploaded since the last call."""
+"""Called with the tokens made and the bytes uploaded since the last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """What all parts have in common; it is sent to the worker processes."""
+    """Settings of all parts, which are sent to the worker processes."""
 
     input_uri: str
     dataset_uri: str
@@ -124,13 +124,13 @@ class PartSettings:
     accelerate: bool
     vocabulary: Vocabulary
     fingerprint: str
-    """Of the plan."""
+    """Fingerprint of the plan."""
     scratch: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRecord:
-    """What a complete part consists of."""
+    """The shards and counts of a complete part."""
 
     fingerprint: str
     documents: int
@@ -146,16 +146,16 @@ class PartRecord:
 
     @property
     def tokens(self) -> int:
-        """To train on."""
+        """Tokens to train on."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
     def validation_tokens(self) -> int:
-        """Held out."""
+        """Tokens that are held out."""
         return sum(shard.tokens for shard in self.validation_shards)
 
     def to_json(self) -> bytes:
-        """As it stands in storage."""
+        """Write the record as it stands in storage."""
         return f"{json.dumps(asdict(self), indent=1)}\n".encode()
 
     @staticmethod
@@ -235,7 +235,7 @@ class PartMaker:
 
 
 class _Split:
-    """One of the two streams that a part is made into."""
+    """One of a part's two streams: to train on, or held out."""
 
     def __init__(self, encoder: Encoder, writer: ShardWriter, count: Count) -> None:
         self._encoder, self._count = encoder, count
@@ -254,10 +254,10 @@ class _Split:
 _POLL_S = 0.5
 
 OnProgress = Callable[[int, int, int], None]
-"""Told finished parts, tokens and uploaded bytes, whenever one of them has grown."""
+"""Called with finished parts, tokens and uploaded bytes, whenever one of them has grown."""
 
 _maker: PartMaker | None = None
-"""Of a worker process."""
+"""The maker of this worker process."""
 
 
 def make_parts(

@@ -20,7 +20,7 @@ from trainium_catalogue.parameters.data import CORPORA
 
 
 class TextFormat(StrEnum):
-    """How a file holds documents."""
+    """Format of a file, by which it holds documents."""
 
     TEXT = "text"
     """One document."""
@@ -40,16 +40,16 @@ TEXT_FORMATS = {
     ".json": TextFormat.JSONL,
     ".parquet": TextFormat.PARQUET,
 }
-"""By the end of the name; ``.gz`` may follow all but Parquet's, which compresses by itself."""
+"""Format by the name's ending; ``.gz`` may follow all but Parquet's, which compresses by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file of text."""
+    """A file of text."""
 
     key: str
     size: int
-    """In bytes, as stored."""
+    """Size in bytes, as stored."""
     etag: str
     kind: TextFormat
     compressed: bool
@@ -65,7 +65,7 @@ class Corpus:
 
     @property
     def bytes(self) -> int:
-        """Of all files, as stored."""
+        """Bytes of all files, as stored."""
         return sum(file.size for file in self.files)
 
 
@@ -75,11 +75,11 @@ class Piece:
 
     file: InputFile
     start: int
-    """Of uncompressed JSONL: byte from which lines begin; of Parquet: row group; else 0."""
+    """In uncompressed JSONL the byte from which lines begin, in Parquet the row group, else 0."""
     stop: int
-    """Where the next piece starts."""
+    """Start of the next piece."""
     bytes: int
-    """Of text, about."""
+    """Bytes of text, about."""
 
 
 def find_corpus(value: str, storage: StorageAccess) -> Corpus:
@@ -139,21 +139,21 @@ def input_files(listed: Iterable[ObjectInfo], *, uri: str) -> Iterable[InputFile
 PLAN_FILE = "plan.json"
 PARTS_PREFIX = "parts/"
 _BYTES_PER_TOKEN = 3
-"""Of text, about: 4 in English prose, 2.6 in code with Llama's vocabulary."""
+"""Bytes of text in a token, about: 4 in English prose, 2.6 in code with Llama's vocabulary."""
 _COMPRESSION = 3
 """Bytes of text in a byte of gzip or Parquet, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What is tokenised at once, and made again when a process died over it."""
+    """A part that is tokenised at once, and made again when a process died over it."""
 
     number: int
     pieces: tuple[Piece, ...]
 
     @property
     def bytes(self) -> int:
-        """Of text, about."""
+        """Bytes of text, about."""
         return sum(piece.bytes for piece in self.pieces)
 
     @property
@@ -207,7 +207,7 @@ def share(parts: tuple[Part, ...], *, index: int, size: int) -> tuple[Part, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a dataset is made from, and how it is cut.
+    """The source of a dataset, and how it is cut into parts.
 
     It is recorded before any shard, so that a restarted job and the children of an array go on
     with one dataset, and another dataset is not mixed with it.
@@ -241,7 +241,7 @@ class Plan:
 
     @property
     def data(self) -> bytes:
-        """As recorded."""
+        """Content of the recorded plan."""
         return f"{json.dumps(dict(self.entries), indent=1)}\n".encode()
 
     @property

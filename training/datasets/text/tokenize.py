@@ -20,7 +20,7 @@ from training.datasets.manifest import (
     refuse_other,
 )
 from training.datasets.text.parts import PartRecord, PartSettings, make_parts
-from training.datasets.text.readers import open_object, open_parquet
+from training.datasets.text.readers import open_parquet
 from training.datasets.text.sources import (
     PARTS_PREFIX,
     PLAN_FILE,
@@ -33,6 +33,7 @@ from training.datasets.text.sources import (
 )
 from training.datasets.text.vocabulary import Vocabulary, fetch_vocabulary
 from training.storage import Objects, StorageAccess
+from training.storage.object_file import open_object
 from trainium_catalogue.contract import DATASET_MANIFEST, DATASETS_PREFIX
 
 _BETWEEN_LINES_S = 5.0
@@ -40,7 +41,7 @@ _BETWEEN_CHANGES_S = 0.2
 
 
 class ProgressLine:
-    """How far the job is: one line that changes on a terminal, else a line now and then."""
+    """Prints progress: one line that changes on a terminal, else a line now and then."""
 
     def __init__(self, num_parts: int, report: Callable[[str], None]) -> None:
         self._num_parts, self._report = num_parts, report
@@ -77,7 +78,7 @@ class ProgressLine:
 
 
 def is_made(objects: Objects, part: Part, plan: Plan, sizes: dict[str, int]) -> bool:
-    """Whether an earlier attempt has completed the part and its shards are still there."""
+    """Tell whether an earlier attempt has completed the part and its shards are still there."""
     if part.marker not in sizes:
         return False
     record = PartRecord.read(objects, part, fingerprint=plan.fingerprint)
@@ -150,7 +151,7 @@ def finish_packed(
 
 
 def _validation(records: list[PartRecord], fraction: float) -> Validation | None:
-    """What is held out; None where it is nothing, by chance or because nothing was asked for."""
+    """Sum up what is held out; None where it is nothing, by chance or by request."""
     if not any(record.validation_documents for record in records):
         return None
     return Validation(
@@ -162,7 +163,7 @@ def _validation(records: list[PartRecord], fraction: float) -> Validation | None
 
 
 def _remove_strays(objects: Objects, plan: Plan, manifest: PackedManifest) -> None:
-    """What an unfinished job with another plan has left."""
+    """Delete what an unfinished job with another plan has left."""
     known = {shard.name for shard in manifest.files} | {part.marker for part in plan.parts}
     for prefix in ("shard-", "validation-", PARTS_PREFIX):
         strays = [info.key for info in objects.list(prefix) if info.key not in known]
@@ -176,7 +177,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeOrder:
-    """What one job, or one child of an array job, is to do."""
+    """The order for one job, or for one child of an array job."""
 
     input: str
     tokenizer: str

@@ -17,7 +17,7 @@ from training.storage import ObjectMissing, StorageAccess
 from trainium_catalogue.contract import TOKENIZERS_PREFIX
 
 EOS_TOKENS = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>", "[SEP]")
-"""What tokenizers call the token that ends a document, in the order in which one is looked for:
+"""Names of the token that ends a document, in the order in which they are looked for:
 Llama 2 and T5, Llama 3, GPT-2, Gemma, Qwen's chat models, BERT."""
 _MAX_UINT16_VOCABULARY = 65_535
 
@@ -27,19 +27,19 @@ class Vocabulary:
     """A tokenizer, as text, with what packing needs to know of it."""
 
     name: str
-    """Of the file it was read from."""
+    """Name of the file it was read from."""
     file_sha256: str
     json: str
     """``tokenizer.json``."""
     sha256: str
-    """Of ``json``, which fixes the ids."""
+    """Checksum of ``json``, which fixes the ids."""
     size: int
-    """One more than the largest id."""
+    """Number of ids: one more than the largest."""
     eos_id: int
 
     @property
     def dtype(self) -> str:
-        """Of the shards."""
+        """Type of the ids in shards."""
         return "uint16" if self.size <= _MAX_UINT16_VOCABULARY else "uint32"
 
 
@@ -110,7 +110,7 @@ def _from_json(data: bytes, name: str) -> str:
 
 
 def _from_sentencepiece(path: Path) -> str:
-    """What ``AutoTokenizer`` makes of a folder that holds only ``tokenizer.model``.
+    """Convert as ``AutoTokenizer`` does from a folder that holds only ``tokenizer.model``.
 
     It is the tokenizer of the recipe that this replaces, and ids are to be the same.
     """

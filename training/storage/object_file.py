@@ -1,0 +1,92 @@
+"""Reads an object of storage as a seekable file, fetching blocks as they are read."""
+
+from __future__ import annotations
+
+import io
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+_BLOCK_BYTES = 8 * 1024 * 1024
+
+
+class Ranges(Protocol):
+    """A source of bytes: ``Objects``, or a file of the web."""
+
+    @property
+    def uri(self) -> str:
+        """Address for messages."""
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Fetch at most ``length`` bytes from ``start`` on."""
+
+
+class ObjectFile(io.RawIOBase):
+    """Read-only; the next block is on its way while this one is read."""
+
+    def __init__(self, objects: Ranges, key: str, size: int) -> None:
+        self._objects, self._key, self._size = objects, key, size
+        self._place = 0
+        self._block = b""
+        self._block_start = 0
+        self._pool = ThreadPoolExecutor(max_workers=1)
+        self._ahead: tuple[int, Future[bytes]] | None = None
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move; nothing is fetched before the next read."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = base + offset
+        return self._place
+
+    def tell(self) -> int:
+        """Offset of the next byte to read."""
+        return self._place
+
+    def readinto(self, buffer: object) -> int:
+        """Fill ``buffer`` from the current block, or from the next."""
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        if self._place >= self._size or not len(view):
+            return 0
+        offset = self._place - self._block_start
+        if not 0 <= offset < len(self._block):
+            self._block = self._fetch(self._place)
+            self._block_start, offset = self._place, 0
+        found = self._block[offset : offset + len(view)]
+        view[: len(found)] = found
+        self._place += len(found)
+        return len(found)
+
+    def close(self) -> None:
+        """Give up what is on its way."""
+        if not self.closed:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
+    def _fetch(self, start: int) -> bytes:
+        if self._ahead is not None and self._ahead[0] == start:
+            block = self._ahead[1].result()
+        else:
+            block = self._objects.get_range(self._key, start, _BLOCK_BYTES)
+        if not block:
+            raise EOFError(
+                f"{self._objects.uri}/{self._key} ends at byte {start}, not {self._size}: "
+                "it was changed while it was read"
+            )
+        following = start + len(block)
+        self._ahead = None
+        if following < self._size:
+            future = self._pool.submit(self._objects.get_range, self._key, following, _BLOCK_BYTES)
+            self._ahead = (following, future)
+        return block
+
+
+def open_object(objects: Ranges, key: str, size: int) -> io.BufferedReader:
+    """A buffered, seekable file of an object's bytes."""
+    return io.BufferedReader(ObjectFile(objects, key, size), buffer_size=1024 * 1024)

@@ -92,6 +92,11 @@ class Deployment:
         nodes = {} if self.job_queue is None else {self.job_queue: Hardware.TRAINIUM}
         return {**nodes, self.cpu_job_queue: Hardware.CPU}
 
+    def cap_hours(self, orchestrator: Orchestrator) -> float:
+        """The longest time limit of an attempt."""
+        eks = self.eks if orchestrator is Orchestrator.EKS else None
+        return self.job_time_limit_hours if eks is None else eks.job_time_limit_hours
+
     def redeploy_command(self, **changes: object) -> str:
         """The command that deploys this again with ``changes``; keeps what the user gave."""
         settings: dict[str, object] = {}

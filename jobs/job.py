@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from fnmatch import fnmatchcase
 
+from jobs.errors import Refusal
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware, Value
@@ -243,49 +243,31 @@ class JobRequest:
             command += [f"--{name}", flag_value(value)]
         return command
 
-    def overrides_length(self) -> int:
-        """Characters of the container overrides, which ECS limits."""
-        return len(json.dumps(self._container_overrides(), separators=(",", ":")))
-
-    def to_submit_kwargs(self) -> dict[str, Any]:
-        """Arguments of Batch's SubmitJob."""
-        assert self.orchestrator is Orchestrator.BATCH
-        return {
-            "jobName": self.run,
-            "jobQueue": self.job_queue,
-            "jobDefinition": self.job_definition,
-            **self._overrides(),
-            **({"dependsOn": [{"jobId": i} for i in self.depends_on]} if self.depends_on else {}),
-            "timeout": {"attemptDurationSeconds": self.time_limit_seconds},
-            "tags": {
-                contract.TAG_DEPLOYMENT: self.deployment,
-                contract.TAG_RUN: self.run,
-                contract.TAG_WORKLOAD: self.workload,
-            },
-        }
-
-    def _overrides(self) -> dict[str, Any]:
-        if self.hardware is Hardware.CPU:
-            # An array has 2 children at least (Batch user guide, array jobs).
-            array = {"arrayProperties": {"size": self.num_nodes}} if self.num_nodes > 1 else {}
-            return {"containerOverrides": self._container_overrides(), **array}
-        return {
-            "nodeOverrides": {
-                "numNodes": self.num_nodes,
-                "nodePropertyOverrides": [
-                    # The job definition's one node range is open, so that it stretches.
-                    {"targetNodes": "0:", "containerOverrides": self._container_overrides()}
-                ],
-            }
-        }
-
-    def _container_overrides(self) -> dict[str, Any]:
-        return {
-            "command": self.command(),
-            "environment": [{"name": contract.ENV_RUN, "value": self.run}],
-        }
-
 
 def flag_value(value: Value) -> str:
     """How a parameter is spelt on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def valid_run_name(run: str) -> str:
+    """Refuse what cannot be a Batch job name and a prefix in the bucket."""
+    if re.fullmatch(contract.RUN_NAME_PATTERN, run):
+        return run
+    nearest = re.sub(r"[^A-Za-z0-9_-]+", "-", run).lstrip("-_")[:100].rstrip("-_")
+    hint = f"; {nearest!r} would do" if nearest else ""
+    raise Refusal(
+        "run-name",
+        f"{run!r} cannot be a run name: it takes 1 to 100 letters, digits, hyphens and "
+        f"underscores and begins with a letter or digit{hint}",
+    )
+
+
+def compile_run(run: str) -> str:
+    """Name of the run that compiles for ``run``; refuses a name that would become too long."""
+    return valid_run_name(f"{run}-compile")
+
+
+def find_explanation(table: Iterable[Explanation], reason: str | None) -> Explanation | None:
+    """The first explanation whose pattern matches a reason; None when the table has none."""
+    found = (item for item in table if reason and fnmatchcase(reason, item.pattern))
+    return next(found, None)

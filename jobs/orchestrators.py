@@ -44,6 +44,14 @@ class JobService(Protocol):
         """Where its jobs' lines are read."""
         ...
 
+    def check(self, request: JobRequest) -> None:
+        """Refuse a request that this place would refuse, or carry out otherwise."""
+        ...
+
+    def check_place(self, request: JobRequest, note: Callable[[str], None]) -> None:
+        """Look, and refuse a job that could not begin, or whose nodes could not meet."""
+        ...
+
     def payload(self, request: JobRequest) -> dict[str, Any]:
         """What ``submit`` sends, for people to read first."""
         ...

@@ -20,9 +20,14 @@ from torchx import specs
 from jobs.aws import Aws
 from jobs.deployment import read_deployment
 from jobs.eks.request import app_def, check_run_label, launch_spec
-from jobs.submit.checks import checked_request, known_workload, valid_run_name
-from jobs.submit.parameters import parsed_parameters
-from jobs.submit.placement import chosen_orchestrator
+from jobs.job import valid_run_name
+from jobs.submit.check import check_request
+from jobs.submit.resolve import (
+    chosen_orchestrator,
+    known_workload,
+    parsed_parameters,
+    request_for,
+)
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
 
 
@@ -164,7 +169,7 @@ def _app(
         deployment or os.environ.get("TRAINIUM_DEPLOYMENT", DEFAULT_DEPLOYMENT),
         region=aws.region,
     )
-    request = checked_request(
+    request = request_for(
         target,
         wanted,
         run=run,
@@ -173,6 +178,7 @@ def _app(
         parameters=parsed_parameters(wanted, parameters, ()),
         orchestrator=chosen_orchestrator(target, wanted, Orchestrator.EKS),
     )
+    check_request(target, wanted, request)
     return app_def(launch_spec(request, target), max_retries=max_retries)
 
 

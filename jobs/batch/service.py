@@ -9,6 +9,12 @@ from typing import Any
 from jobs import errors
 from jobs.aws import Aws, BatchClient, LogsClient
 from jobs.batch.describe import array_status, describe_job
+from jobs.batch.request import (
+    check_default_group,
+    check_grace,
+    check_length,
+    submit_arguments,
+)
 from jobs.batch.waiting import waits_for, why_waiting
 from jobs.deployment import Deployment
 from jobs.job import Explanation, Job, JobRequest, RunSummary, Shape
@@ -48,9 +54,18 @@ class BatchService:
         """CloudWatch Logs."""
         return self.aws.logs()
 
+    def check(self, request: JobRequest) -> None:
+        """Refuse what the hosts would cut short, or Batch would not take."""
+        check_grace(request)
+        check_length(request)
+
+    def check_place(self, request: JobRequest, note: Callable[[str], None]) -> None:
+        """Refuse a job whose nodes could not reach each other."""
+        check_default_group(self.aws.ec2, self.target, request, note)
+
     def payload(self, request: JobRequest) -> dict[str, Any]:
         """Arguments of SubmitJob."""
-        return request.to_submit_kwargs()
+        return submit_arguments(request)
 
     def submit(
         self, request: JobRequest, *, earlier: set[str], sleep: Callable[[float], None]
@@ -145,7 +160,7 @@ def submit_once(
     """
     for wait_s in WAITS_S:
         try:
-            return str(batch.submit_job(**request.to_submit_kwargs())["jobId"])
+            return str(batch.submit_job(**submit_arguments(request))["jobId"])
         except Exception as error:
             ambiguous = errors.is_ambiguous(error)
             if not ambiguous and not errors.is_throttled(error):
@@ -157,4 +172,4 @@ def submit_once(
                 for summary in list_runs(batch, queue, run=request.run):
                     if summary.job_id not in earlier:
                         return summary.job_id
-    return str(batch.submit_job(**request.to_submit_kwargs())["jobId"])
+    return str(batch.submit_job(**submit_arguments(request))["jobId"])

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from jobs.bucket.objects import Bucket
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
-from jobs.output.documents import Document
 
 _PART_BYTES = 16 * 2**20
 CONCURRENCY = 16
@@ -154,7 +153,7 @@ def _start(
 
 def transfer_document(
     deployment: Deployment, prefix: str, items: Iterable[Item], outcome: TransferResult | None
-) -> Document:
+) -> dict[str, Any]:
     skipped = {item.key for item in outcome.skipped} if outcome else set()
 
     def action(item: Item) -> str:

@@ -26,9 +26,9 @@ from jobs.bucket.transfers import (
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import EXIT_OK, Refusal
+from jobs.job import valid_run_name
 from jobs.output.console import note, print_document
 from jobs.output.documents import Document
-from jobs.submit.checks import valid_run_name
 from trainium_catalogue import contract
 from trainium_catalogue.suggest import did_you_mean
 

@@ -1,33 +1,16 @@
 """`jobs submit`: check, show what it may cost, ask, submit once."""
 
-import secrets
-import time
 from typing import Annotated
 
 import typer
 
 from jobs.aws import Aws
-from jobs.batch.default_group import check_default_group
-from jobs.bucket.objects import Bucket
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
-from jobs.deployment import read_deployment
-from jobs.job import RunSummary
-from jobs.orchestrators import service_for, services_of
 from jobs.output.console import note
-from jobs.submit.checks import check_size, checked_request, known_workload, valid_run_name
-from jobs.submit.parameters import parsed_parameters
-from jobs.submit.placement import chosen_orchestrator
-from jobs.submit.prepared import (
-    Prepared,
-    check_cache,
-    check_compile,
-    compile_run,
-    num_ranks_of,
-    prepared,
-)
-from jobs.submit.same_job import check_alone
-from jobs.submit.send import Sender
-from jobs.submit.show import ask, show_plan
+from jobs.submit.check import check, check_order
+from jobs.submit.plan import ask, planned, show_plan
+from jobs.submit.resolve import Order, known_workload, parsed_parameters, resolve, run_name
+from jobs.submit.send import join, send, show
 from trainium_catalogue.contract import Orchestrator
 
 
@@ -131,79 +114,36 @@ def submit(
       python -m jobs submit export --run my-run
       python -m jobs submit bert --on eks --nodes 2 --scale --compile --name bert-1 --follow
     """
-    # What needs no network is refused first.
-    wanted = known_workload(workload)
-    parameters = parsed_parameters(wanted, context.args, assignments or [])
-    run = valid_run_name(name) if name is not None else _generated_name(wanted.name)
-    num_nodes = wanted.default_nodes if nodes is None else nodes
-    check_size(wanted, num_nodes)
-    if compiles:
-        check_compile(wanted, parameters, run)
-
     given = chosen(context, deployment, region)
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region, workload=wanted.name)
-    if compiles:
-        check_cache(target.neuron_release)
-    orchestrator = chosen_orchestrator(target, wanted, on)
-    on_eks = orchestrator is Orchestrator.EKS
-    if releases:
-        from jobs.submit.cluster import check_release
-
-        check_release(wanted, orchestrator, follows=follow)
-    if scales:
-        from jobs.submit.cluster import check_scales
-
-        check_scales(wanted, orchestrator, target)
-    request = checked_request(
-        target,
-        wanted,
-        run=run,
-        num_nodes=num_nodes,
+    wanted = known_workload(workload)
+    order = Order(
+        workload=wanted,
+        parameters=parsed_parameters(wanted, context.args, assignments or []),
+        run=run_name(name, wanted),
+        is_named=name is not None,
+        num_nodes=wanted.default_nodes if nodes is None else nodes,
+        on=on,
         time_limit_hours=time_limit,
-        parameters=parameters,
-        orchestrator=orchestrator,
-        scales=scales,
-    )
-    service = service_for(aws, target, orchestrator, submits=True)
-    sender = Sender(service=service, target=target, follows=follow, as_json=as_json)
-    if on_eks:
-        from jobs.eks.request import check_run_label
-        from jobs.submit.cluster import releasing
-
-        check_run_label(compile_run(run) if compiles else run)
-        if releases:
-            sender = releasing(sender, service)
-    earlier: list[RunSummary] = []
-    # A generated name is new, and a dry run submits nothing: there is nothing to look for.
-    if name is not None and not dry_run:
-        services = services_of(aws, target, note, needed=orchestrator)
-        earlier = [summary for _, summary in services.runs(run)]
-        going_on = next((summary for summary in earlier if not summary.ended), None)
-        if going_on is not None:
-            return sender.join(Prepared(request=request), going_on, services)
-    if not dry_run:
-        check_alone(service, request)
-    ready = prepared(
-        request,
-        wanted,
-        bucket=Bucket(client=aws.s3(), name=target.bucket),
-        num_ranks=num_ranks_of(target, num_nodes, given.processes_per_node),
         compiles=compiles,
+        follows=follow,
+        releases=releases,
+        scales=scales,
+        dry_run=dry_run,
+        as_json=as_json,
     )
+    check_order(order)  # what needs no network is refused first
+    submission = resolve(
+        order, Aws(given.region), given.deployment, processes_per_node=given.processes_per_node
+    )
+    submission = check(submission)
+    if submission.going_on is not None:
+        return join(submission, submission.going_on)
+    submission = planned(submission)
     if not (dry_run and as_json):
-        show_plan(target, ready, processes_per_node=given.processes_per_node)
+        show_plan(submission)
     if dry_run:
-        return sender.show(ready)
-    if on_eks and not scales:
-        from jobs.submit.cluster import check_nodes
-
-        check_nodes(service, num_nodes)
-    check_default_group(aws.ec2, target, request, note)
+        return show(submission)
+    submission.service.check_place(submission.request, note)
     if not yes:
-        ask(target, ready)
-    return sender.send_all(ready, earlier={summary.job_id for summary in earlier})
-
-
-def _generated_name(workload: str) -> str:
-    return f"{workload}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        ask(submission)
+    return send(submission)

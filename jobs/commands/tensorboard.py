@@ -23,9 +23,9 @@ from jobs.bucket.training_run import known_runs
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import EXIT_OK, Refusal, as_refusal
+from jobs.job import valid_run_name
 from jobs.orchestrators import found_summary, services_of
 from jobs.output.console import note, print_document
-from jobs.submit.checks import valid_run_name
 from trainium_catalogue.contract import LOSS_SCALAR, Orchestrator, run_key, run_prefix
 
 if TYPE_CHECKING:

@@ -103,6 +103,10 @@ class Cluster:
         """Every object of a list."""
         return list(self.get(path, **query).get("items") or ())
 
+    def pods_of(self, job_id: str) -> list[Json]:
+        """Pods of a Volcano job."""
+        return self.items(PODS, labelSelector=f"volcano.sh/job-name={job_id}")
+
     def call(
         self,
         method: str,

@@ -15,9 +15,6 @@ from jobs.eks.cluster import (
     COMMANDS,
     JOBS,
     MERGE_PATCH,
-    NODES,
-    POD_GROUPS,
-    PODS,
     Cluster,
     Json,
     is_missing,
@@ -33,8 +30,10 @@ from jobs.eks.describe import (
     run_of,
     summarize,
 )
+from jobs.eks.nodes import check_ready
 from jobs.eks.pod_logs import PodLogs
-from jobs.eks.request import launch_spec
+from jobs.eks.request import check_run_label, dry_run, launch_spec
+from jobs.eks.waiting import ClusterView, waits_for, why_waiting
 from jobs.job import Explanation, Job, JobRequest, RunSummary, Shape
 from trainium_catalogue.contract import Orchestrator
 
@@ -96,29 +95,21 @@ class EksService:
             raise
         failed = num_attempts_failed(job)
         endings = self._endings().read(run_of(job), job_id, attempts=failed) if failed else {}
-        return describe(job, self.pods(job_id), endings)
-
-    def pods(self, job_id: str) -> list[Json]:
-        """Pods of a job."""
-        return self.cluster().items(PODS, labelSelector=f"volcano.sh/job-name={job_id}")
-
-    def nodes(self) -> list[Json]:
-        """Nodes of the cluster."""
-        return self.cluster().items(NODES)
-
-    def gang(self, job_id: str) -> Json | None:
-        """PodGroup of a job; None while it has none."""
-        try:
-            uid = self.cluster().get(f"{JOBS}/{job_id}")["metadata"]["uid"]
-            return self.cluster().get(f"{POD_GROUPS}/{job_id}-{uid}")
-        except Exception as error:
-            if is_missing(error):
-                return None
-            raise
+        return describe(job, self.cluster().pods_of(job_id), endings)
 
     def logs(self, *, follow: bool) -> LogsClient:
         """The pods' logs, while the pods are there."""
         return PodLogs(self.cluster(), follow=follow)
+
+    def check(self, request: JobRequest) -> None:
+        """Refuse a run name that cannot be a label."""
+        check_run_label(request.run)
+
+    def check_place(self, request: JobRequest, note: Callable[[str], None]) -> None:
+        """Refuse a job that the ready nodes cannot hold, unless the cluster gets more."""
+        if not request.scales:
+            with refusing():
+                check_ready(self.cluster(), self.target, request.num_nodes)
 
     def payload(self, request: JobRequest) -> dict[str, Any]:
         """The Volcano job."""
@@ -152,15 +143,20 @@ class EksService:
 
     def why_waiting(self, job: Job) -> Explanation | None:
         """Look at the nodes and at who has them."""
-        from jobs.eks.waiting import why_waiting
-
-        return why_waiting(self, job)
+        return why_waiting(self._view(), job)
 
     def waits_for(self, job: Job) -> Explanation | None:
         """Look at the job that compiles for this one."""
-        from jobs.eks.waiting import waits_for
+        return waits_for(self._view(), job)
 
-        return waits_for(self, job)
+    def _view(self) -> ClusterView:
+        return ClusterView(
+            aws=self.aws,
+            target=self.target,
+            cluster=self.cluster(),
+            runs=self.runs,
+            describe=self.describe,
+        )
 
     def _endings(self) -> EndingReader:
         if self._reader is None:
@@ -170,8 +166,6 @@ class EksService:
     def _dry_run(self, request: JobRequest) -> Any:
         key = request.run, request.depends_on
         if key not in self._built:
-            from jobs.eks.request import dry_run
-
             self._built[key] = dry_run(launch_spec(request, self.target), self.eks)
         return self._built[key]
 

@@ -7,42 +7,48 @@ plugins/capacity and proportion, JobEnqueueable), of pods that it may not create
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from jobs.eks.cluster import EVENTS, JOBS, Cluster
+from jobs.aws import Aws
+from jobs.deployment import Deployment
+from jobs.eks.cluster import EVENTS, JOBS, NODES, POD_GROUPS, Cluster, is_missing
 from jobs.eks.describe import milliseconds
 from jobs.eks.nodes import is_ready, look_at_nodes, read_node_group, scale_command
-from jobs.job import Explanation, Job
-from jobs.output.explain import explain_reason
+from jobs.eks.reasons import CLUSTER_REASONS
+from jobs.job import Explanation, Job, RunSummary, find_explanation
 from trainium_catalogue import kubernetes
 
-if TYPE_CHECKING:
-    from jobs.eks.service import EksService
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """What an explanation looks at."""
+
+    aws: Aws
+    target: Deployment
+    cluster: Cluster
+    runs: Callable[[], list[RunSummary]]
+    describe: Callable[[str], Job | None]
 
 
-def why_waiting(service: EksService, job: Job) -> Explanation | None:
+def why_waiting(view: ClusterView, job: Job) -> Explanation | None:
     """Return the first thing that is wrong, or what usually is."""
     if job.status == "STARTING":
-        return _not_started(service, job)
-    return (
-        waits_for(service, job)
-        or _leaving(service, job)
-        or _no_room(service, job)
-        or _held(service, job)
-    )
+        return _not_started(view, job)
+    return waits_for(view, job) or _leaving(view, job) or _no_room(view, job) or _held(view, job)
 
 
-def _no_room(service: EksService, job: Job) -> Explanation | None:
+def _no_room(view: ClusterView, job: Job) -> Explanation | None:
     """Nodes that are missing, or that another run has."""
-    target = service.target
-    nodes = look_at_nodes(service.cluster(), target)
+    target = view.target
+    nodes = look_at_nodes(view.cluster, target)
     if nodes.usable < job.num_nodes:
-        group = read_node_group(service.aws, target)
+        group = read_node_group(view.aws, target)
         said = "; ".join((*group.troubles, *nodes.remarks))
         said = said or f"the node group wants {group.wanted}"
         meaning = f"the job needs {job.num_nodes} nodes, {nodes.usable} are ready ({said})"
-        if asks_for_nodes(service, job.job_id):
+        if asks_for_nodes(view, job.job_id):
             return _found(
                 meaning,
                 "wait: the cluster gets them when they fit beside what runs, which takes some "
@@ -52,7 +58,7 @@ def _no_room(service: EksService, job: Job) -> Explanation | None:
         return _found(meaning, f"get them with `{scale_command(target, job.num_nodes)}`")
     before = [
         summary
-        for summary in service.runs()
+        for summary in view.runs()
         if not summary.ended and summary.job_id != job.job_id and summary.status == "RUNNING"
     ]
     taken = sum(item.num_nodes or 0 for item in before)
@@ -65,15 +71,15 @@ def _no_room(service: EksService, job: Job) -> Explanation | None:
     return None
 
 
-def asks_for_nodes(service: EksService, job_id: str) -> bool:
+def asks_for_nodes(view: ClusterView, job_id: str) -> bool:
     """Whether the job was submitted with ``--scale``."""
-    metadata = service.cluster().get(f"{JOBS}/{job_id}")["metadata"]
+    metadata = view.cluster.get(f"{JOBS}/{job_id}")["metadata"]
     return (metadata.get("annotations") or {}).get(kubernetes.SCALE) == "true"
 
 
-def _held(service: EksService, job: Job) -> Explanation:
+def _held(view: ClusterView, job: Job) -> Explanation:
     """Volcano's own words for why a gang is not placed, or has no pods."""
-    gang = service.gang(job.job_id)
+    gang = _gang(view.cluster, job.job_id)
     words = None if gang is None else unschedulable(gang)
     if words is not None:
         return _said(
@@ -81,7 +87,7 @@ def _held(service: EksService, job: Job) -> Explanation:
             f"compare with: kubectl describe nodes; kubectl describe queue {job.job_queue}",
         )
     names = (job.job_id,) if gang is None else (job.job_id, gang["metadata"]["name"])
-    words = why_held(service.cluster(), *names)
+    words = why_held(view.cluster, *names)
     if words is not None:
         return _said(
             f"Volcano holds the job back: {words}",
@@ -93,10 +99,10 @@ def _held(service: EksService, job: Job) -> Explanation:
     )
 
 
-def _not_started(service: EksService, job: Job) -> Explanation | None:
+def _not_started(view: ClusterView, job: Job) -> Explanation | None:
     """What the kubelet says of pods that have a node."""
     waiting = [node.name for node in job.nodes if node.name and node.status == "STARTING"]
-    words = why_not_started(service.cluster(), *waiting[:1])
+    words = why_not_started(view.cluster, *waiting[:1])
     if words is not None:
         return _said(
             f"pod {waiting[0]} does not start: {words}",
@@ -110,15 +116,17 @@ def _not_started(service: EksService, job: Job) -> Explanation | None:
     )
 
 
-def _leaving(service: EksService, job: Job) -> Explanation | None:
+def _leaving(view: ClusterView, job: Job) -> Explanation | None:
     """A pod of the attempt before that cannot go, since its node does not answer.
 
     The next one has its name, so the gang waits for it.
     """
-    leaving = [pod for pod in service.pods(job.job_id) if "deletionTimestamp" in pod["metadata"]]
+    leaving = [
+        pod for pod in view.cluster.pods_of(job.job_id) if "deletionTimestamp" in pod["metadata"]
+    ]
     if not leaving:
         return None
-    nodes = {node["metadata"]["name"]: node for node in service.nodes()}
+    nodes = {node["metadata"]["name"]: node for node in view.cluster.items(NODES)}
     for pod in leaving:
         node = nodes.get(pod["spec"].get("nodeName", ""))
         if node is not None and not is_ready(node):
@@ -135,10 +143,10 @@ def _leaving(service: EksService, job: Job) -> Explanation | None:
     )
 
 
-def waits_for(service: EksService, job: Job) -> Explanation | None:
+def waits_for(view: ClusterView, job: Job) -> Explanation | None:
     """Which job compiles for this one, and how it stands."""
     for job_id in job.depends_on:
-        other = service.describe(job_id)
+        other = view.describe(job_id)
         if other is not None and not other.succeeded:
             return _found(
                 f"it begins when run {other.run} ({other.status}) has succeeded",
@@ -147,9 +155,20 @@ def waits_for(service: EksService, job: Job) -> Explanation | None:
     return None
 
 
+def _gang(cluster: Cluster, job_id: str) -> Json | None:
+    """PodGroup of a job; None while it has none."""
+    try:
+        uid = cluster.get(f"{JOBS}/{job_id}")["metadata"]["uid"]
+        return cluster.get(f"{POD_GROUPS}/{job_id}-{uid}")
+    except Exception as error:
+        if is_missing(error):
+            return None
+        raise
+
+
 def _said(meaning: str, remedy: str) -> Explanation:
     """What the cluster said, with the remedy that is known for it."""
-    known = explain_reason(meaning)
+    known = find_explanation(CLUSTER_REASONS, meaning)
     return _found(meaning, remedy if known is None else f"{known.meaning}: {known.remedy}")
 
 

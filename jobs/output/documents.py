@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from jobs.deployment import Deployment
-from jobs.job import ESTIMATE_NOTE, Attempt, Explanation, Job, RunSummary
+from jobs.job import Attempt, Explanation, Job, RunSummary
 from jobs.output.explain import explain
 from jobs.output.streams import LogLine
-from jobs.submit.prepared import Prepared
-from trainium_catalogue import contract
-from trainium_catalogue.workloads import Hardware
 
 Document = dict[str, Any]
 
@@ -53,7 +50,7 @@ def outcome(job: Job) -> Document:
 def status_document(deployment: Deployment, job: Job, training: Document | None) -> Document:
     """What ``status --json`` prints; ``training`` is the run's status.json."""
     return {
-        **_where(deployment, job.run, job.job_id),
+        **where(deployment, job.run, job.job_id),
         "workload": job.workload,
         **outcome(job),
         "training": training,
@@ -63,7 +60,7 @@ def status_document(deployment: Deployment, job: Job, training: Document | None)
 def forgotten_document(deployment: Deployment, run: str, training: Document) -> Document:
     """What ``status --json`` prints of a run whose jobs Batch has forgotten."""
     return {
-        **_where(deployment, run, None),
+        **where(deployment, run, None),
         "workload": training.get("workload"),
         "status": None,
         "training": training,
@@ -79,57 +76,12 @@ def list_document(deployment: Deployment, runs: Iterable[RunSummary]) -> Documen
     }
 
 
-def submit_document(
-    deployment: Deployment,
-    ready: Prepared,
-    *,
-    action: str,
-    job_id: str | None,
-    compile_id: str | None,
-    status: str | None,
-    job: Job | None,
-    payloads: Sequence[Document],
-) -> Document:
-    """What ``submit --json`` prints; ``payloads`` are those of the compile job and of the job."""
-    request, first = ready.request, ready.compile_request
-    on_cpu = request.hardware is Hardware.CPU
-    return {
-        **_where(deployment, request.run, job_id),
-        "action": action,
-        "status": job.status if job else status,
-        "workload": request.workload,
-        "hardware": request.hardware,
-        "orchestrator": request.orchestrator,
-        "nodes": request.num_nodes,
-        "time_limit_hours": request.time_limit_hours,
-        "instance_type": None if on_cpu else deployment.instance_type.name,
-        "estimate": {
-            "usd_per_node_hour": request.usd_per_node_hour,
-            "usd_at_time_limit": round(request.usd_at_time_limit, 2),
-            "max_attempts": contract.ATTEMPTS,
-            "note": ESTIMATE_NOTE,
-        },
-        "plan": None if ready.plan.document is None else dict(ready.plan.document),
-        "compile": None
-        if first is None
-        else {
-            "run": first.run,
-            "job_id": compile_id,
-            "time_limit_hours": first.time_limit_hours,
-            "usd_at_time_limit": round(first.usd_at_time_limit, 2),
-            "payload": payloads[0],
-        },
-        "payload": payloads[-1],
-        "outcome": outcome(job) if job else None,
-    }
-
-
 def logs_document(
     deployment: Deployment, run: str, job_id: str, *, lines: Iterable[LogLine], job: Job | None
 ) -> Document:
     """What ``logs --json`` prints."""
     return {
-        **_where(deployment, run, job_id),
+        **where(deployment, run, job_id),
         "log_group": deployment.log_group,
         "lines": [asdict(line) for line in lines],
         "outcome": outcome(job) if job else None,
@@ -141,7 +93,7 @@ def stop_document(
 ) -> Document:
     """What ``stop --json`` prints."""
     return {
-        **_where(deployment, summary.run, summary.job_id),
+        **where(deployment, summary.run, summary.job_id),
         "action": action,
         "reason": reason,
         "ended": job.ended if job else summary.ended,
@@ -154,7 +106,7 @@ def refused_document(code: str, message: str) -> Document:
     return {"refused": code, "message": message}
 
 
-def _where(deployment: Deployment, run: str, job_id: str | None) -> Document:
+def where(deployment: Deployment, run: str, job_id: str | None) -> Document:
     return {
         "deployment": deployment.name,
         "region": deployment.region,

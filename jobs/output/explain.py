@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from jobs.batch.reasons import REASONS
 from jobs.eks.reasons import CLUSTER_REASONS
-from jobs.job import Explanation
+from jobs.job import Explanation, find_explanation
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
 KNOWN_REASONS = (*REASONS, *CLUSTER_REASONS)
@@ -17,12 +17,7 @@ _NO_NEWS = ("Essential container in task exited*", "Task stopped by user*")
 
 def explain_reason(reason: str | None) -> Explanation | None:
     """Find the meaning of a reason; None when the table has nothing to say."""
-    if not reason:
-        return None
-    for explanation in KNOWN_REASONS:
-        if fnmatchcase(reason, explanation.pattern):
-            return explanation
-    return None
+    return find_explanation(KNOWN_REASONS, reason)
 
 
 def explain_exit(exit_code: int | None) -> Explanation | None:

@@ -1,47 +1,95 @@
-"""The arithmetic of a submission, shown before the question: what follows from its parameters."""
+"""The plan of a submission: its arithmetic, its price, and the question whether to go on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from jobs.errors import Refusal
-from jobs.submit.inputs import Inputs
+from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compile_run
+from jobs.output.console import confirm, is_asked_about, note
+from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
+from jobs.submit.resolve import Plan, Submission
+from trainium_catalogue.contract import ATTEMPTS
+from trainium_catalogue.instances import JOB_VCPUS
 from trainium_catalogue.parameters.allreduce import check_sweep
 from trainium_catalogue.parameters.plan import TrainingPlan
+from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
 from trainium_catalogue.parameters.verify import check_verify
-from trainium_catalogue.workloads import Value, Workload
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Hardware, Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a submission will do, for people and for programs."""
+def planned(submission: Submission) -> Submission:
+    """Look at the bucket and do the arithmetic; refuses what would fail on the nodes."""
+    order, bucket, run = submission.order, submission.bucket, submission.request.run
+    workload, given = order.workload, order.parameters
+    if workload.trains:
+        inputs = training_inputs(bucket, workload, run, given)
+        if workload.preset is not None:
+            return replace(submission, plan=_training_plan(submission, inputs))
+        return submission
+    values = {item.name: given.get(item.name, item.default) for item in workload.parameters}
+    remarks: tuple[str, ...] = ()
+    match workload.name:
+        case "all-reduce":
+            _check_values(check_sweep, values, submission.num_ranks)
+        case "verify":
+            _check_values(check_verify, values, submission.num_ranks)
+        case "tokenize":
+            remarks = tokenize_inputs(bucket, values)
+        case "export":
+            remarks = export_inputs(bucket, values)
+    return replace(submission, plan=Plan(lines=remarks))
 
-    lines: tuple[str, ...] = ()
-    document: Mapping[str, Any] | None = None
-    """``plan`` of ``submit --json``; None where there is nothing to derive."""
+
+def show_plan(submission: Submission) -> None:
+    """Say what will run, what follows from its parameters and what it may cost."""
+    request, target, plan = submission.request, submission.target, submission.plan
+    first = plan.compile_request
+    lines = [_job_line(submission), *plan.lines]
+    if submission.processes_per_node is not None and plan.document is not None:
+        lines.append(
+            f"processes per node: {submission.processes_per_node}, from TRAINIUM_PROCESSES_PER_NODE"
+        )
+    if first is not None:
+        lines.append(
+            f"first, as run {first.run}: compile its graphs on as many nodes, at most "
+            f"{first.time_limit_hours:g} h; training starts when that has succeeded"
+        )
+    if request.scales and target.eks is not None:
+        lines.append(
+            f"the cluster gets the nodes that are missing, within {target.max_nodes}, and takes "
+            f"them away again after {target.eks.idle_minutes} idle minutes"
+        )
+    lines.append(_price_line(request))
+    if first is not None:
+        lines.append(f"and {_price_line(first)} of compiling")
+    note("\n".join(lines))
 
 
-def check_sweep_values(values: Mapping[str, Value], *, num_ranks: int) -> None:
-    """Refuse all-reduce parameters that contradict each other."""
+def ask(submission: Submission) -> None:
+    """Ask before jobs that cost; refuse without an answer, or with a no."""
+    if is_asked_about(submission.requests):
+        confirm(
+            f"a job of {_size(submission)}",
+            question="submit it?",
+            declined="nothing was submitted",
+        )
+
+
+def _check_values(
+    rule: Callable[[Mapping[str, Value], int], object], values: Mapping[str, Value], num_ranks: int
+) -> None:
+    """Refuse parameters that contradict each other, or a degree that the ranks do not allow."""
     try:
-        check_sweep(values, num_ranks)
+        rule(values, num_ranks)
     except ValueError as error:
         raise Refusal("plan", f"--{error}") from None
 
 
-def check_verify_values(values: Mapping[str, Value], *, num_ranks: int) -> None:
-    """Refuse checks that there are not, and a degree that the ranks do not allow."""
-    try:
-        check_verify(values, num_ranks)
-    except ValueError as error:
-        raise Refusal("plan", f"--{error}") from None
-
-
-def training_plan(workload: Workload, inputs: Inputs, *, run: str, num_ranks: int) -> Plan:
+def _training_plan(submission: Submission, inputs: Inputs) -> Plan:
     """Every number that follows from model, batch and ranks; refuses what leaves a remainder."""
-    values = inputs.values
+    values, num_ranks, run = inputs.values, submission.num_ranks, submission.request.run
     try:
         plan = TrainingPlan.from_values(values, num_ranks)
     except ValueError as error:
@@ -79,7 +127,8 @@ def training_plan(workload: Workload, inputs: Inputs, *, run: str, num_ranks: in
         f"{total:,} tokens, {total / tokens:.3g} times the dataset",
         f"run {run}: {_standing(inputs, max_steps)}",
     )
-    return Plan(lines=lines, document=document)
+    first = _compile_request(submission, inputs) if submission.order.compiles else None
+    return Plan(lines=lines, document=document, compile_request=first)
 
 
 def _standing(inputs: Inputs, max_steps: int) -> str:
@@ -94,3 +143,50 @@ def _standing(inputs: Inputs, max_steps: int) -> str:
     if step >= max_steps:
         return f"has all its {max_steps:,} steps; give a larger --max-steps to train on"
     return f"continues from step {step:,} of {max_steps:,}"
+
+
+def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
+    request = submission.request
+    run = compile_run(request.run)
+    launch = {item.name for item in LAUNCH_PARAMETERS}
+    parameters: dict[str, Value] = {
+        # All of them, for what an earlier compile job of this name remembers is not to matter.
+        **{
+            name: inputs.values[name]
+            for name in ("dataset", *GRAPH_PARAMETERS)
+            if name in inputs.values
+        },
+        **{name: value for name, value in request.parameters.items() if name in launch},
+        "compile-only": True,
+    }
+    training_inputs(submission.bucket, submission.order.workload, run, parameters)
+    return replace(
+        request,
+        run=run,
+        parameters=parameters,
+        time_limit_hours=min(request.time_limit_hours, COMPILE_TIME_LIMIT_HOURS),
+    )
+
+
+def _job_line(submission: Submission) -> str:
+    request = submission.request
+    return (
+        f"{request.workload} as run {request.run}: {_size(submission)}, at most "
+        f"{request.time_limit_hours:g} h an attempt, at most {ATTEMPTS} attempts"
+    )
+
+
+def _size(submission: Submission) -> str:
+    request = submission.request
+    if request.hardware is not Hardware.CPU:
+        return f"{request.num_nodes} x {submission.target.instance_type.name}"
+    what = "one container" if request.num_nodes == 1 else f"an array of {request.num_nodes}"
+    return f"{what} on ordinary CPU instances, {JOB_VCPUS} vCPUs each"
+
+
+def _price_line(request: JobRequest) -> str:
+    each = f"${request.usd_per_node_hour:,.2f} a node and hour; {ESTIMATE_NOTE}"
+    if request.hardware is Hardware.CPU:
+        each = f"CPU instances, ${request.usd_per_node_hour:,.2f} an hour each, Spot less; "
+        each += ESTIMATE_NOTE
+    return f"about ${request.usd_at_time_limit:,.2f} for {request.time_limit_hours:g} h ({each})"

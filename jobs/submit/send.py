@@ -2,170 +2,213 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from jobs.deployment import Deployment
+import typer
+
 from jobs.errors import EXIT_OK
-from jobs.job import Job, JobRequest, RunSummary
-from jobs.orchestrators import JobService, Services
-from jobs.output import documents
+from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run
+from jobs.orchestrators import JobService
 from jobs.output.console import exit_code, follow_command, note, print_document
-from jobs.submit.prepared import Prepared, compile_run
-from jobs.submit.same_job import check_same
-from jobs.submit.show import show_payload
+from jobs.output.documents import Document, outcome, where
+from jobs.submit.resolve import Submission
+from trainium_catalogue import contract
 from trainium_catalogue.workloads import Hardware
 
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sender:
-    """Where a submission goes, and what happens after it."""
+def show(submission: Submission) -> int:
+    """Print what would be sent: one payload, or a list of both in their order."""
+    if submission.plan.compile_request is not None:
+        submission = _depending(submission, _SHOWN_IN_A_DRY_RUN)
+    if submission.order.as_json:
+        print_document(_document(submission, action="dry-run"))
+    else:
+        payloads = [submission.service.payload(request) for request in submission.requests]
+        typer.echo(json.dumps(payloads[0] if len(payloads) == 1 else payloads, indent=2))
+    return EXIT_OK
 
-    service: JobService
-    target: Deployment
-    follows: bool
-    as_json: bool
-    release: Callable[[], None] | None = None
-    """Gives the nodes up when the job has ended."""
-    release_command: str = ""
-    """Does so by hand."""
-    elsewhere: JobService | None = None
-    """Where the run is already, when that is another place."""
 
-    def show(self, ready: Prepared) -> int:
-        """A dry run: print what would be sent."""
-        if ready.compile_request is not None:
-            request = replace(ready.request, depends_on=(_SHOWN_IN_A_DRY_RUN,))
-            ready = replace(ready, request=request)
-        payloads = self.payloads(ready)
-        if not self.as_json:
-            show_payload(payloads)
-            return EXIT_OK
-        document = documents.submit_document(
-            self.target,
-            ready,
-            action="dry-run",
-            job_id=None,
-            compile_id=None,
-            status=None,
-            job=None,
-            payloads=payloads,
+def join(submission: Submission, going_on: RunSummary) -> int:
+    """Submit nothing: the run is there, wherever it is."""
+    note(
+        f"run {going_on.run} is {going_on.status} already, job {going_on.job_id}: nothing was "
+        "submitted"
+    )
+    place = submission.places.of(going_on.orchestrator)
+    return _finish(submission, going_on.job_id, service=place, status_before=going_on.status)
+
+
+def send(submission: Submission) -> int:
+    """Submit what is planned, the compile job first, and see to its end."""
+    service, first = submission.service, submission.plan.compile_request
+    compile_id = None
+    if first is not None:
+        compile_id = _send_first(service, first)
+        submission = _depending(submission, compile_id)
+    earlier = {summary.job_id for summary in submission.earlier}
+    job_id = _send(service, submission.request, earlier=earlier)
+    return _finish(submission, job_id, service=service, compile_id=compile_id)
+
+
+def _depending(submission: Submission, compile_id: str) -> Submission:
+    return replace(submission, request=replace(submission.request, depends_on=(compile_id,)))
+
+
+def _send_first(service: JobService, request: JobRequest) -> str:
+    """Submit the compile job, or find the one that is running already."""
+    earlier = service.runs(request.run)
+    going_on = next((summary for summary in earlier if not summary.ended), None)
+    if going_on is not None:
+        note(f"run {request.run} is {going_on.status} already, job {going_on.job_id}")
+        return going_on.job_id
+    return _send(service, request, earlier={summary.job_id for summary in earlier})
+
+
+def _send(service: JobService, request: JobRequest, *, earlier: set[str]) -> str:
+    """Submit one job and return its id; ``earlier`` are the ids that the run had before."""
+    try:
+        job_id = service.submit(request, earlier=earlier, sleep=time.sleep)
+    except KeyboardInterrupt:
+        note(f"interrupted; whether it was submitted tells: python -m jobs status {request.run}")
+        if request.depends_on:
+            first = compile_run(request.run)
+            note(f"its compile job goes on; stop it with: python -m jobs stop {first}")
+        raise
+    note(f"submitted run {request.run}, job {job_id}")
+    return job_id
+
+
+def _finish(
+    submission: Submission,
+    job_id: str,
+    *,
+    service: JobService,
+    compile_id: str | None = None,
+    status_before: str | None = None,
+) -> int:
+    """Follow when asked to, print the document when asked to; return the exit code.
+
+    ``status_before`` is that of a job that was submitted earlier.
+    """
+    order = submission.order
+    try:
+        job = _follow(submission, job_id, service, compile_id) if order.follows else None
+    except BaseException:
+        if order.releases:
+            command = _release_command(submission.service)
+            note(f"the nodes stay, and cost; when the job has ended: {command}")
+        raise
+    if job is None:
+        note(f"follow it with: {follow_command(submission.target, submission.request.run)}")
+    elif order.releases:
+        _release(submission.service)
+    if order.as_json:
+        document = _document(
+            submission,
+            action="submitted" if status_before is None else "already-running",
+            job_id=job_id,
+            compile_id=compile_id,
+            status=status_before or "SUBMITTED",
+            job=job,
         )
         print_document(document)
-        return EXIT_OK
+    return EXIT_OK if job is None else exit_code(job)
 
-    def join(self, ready: Prepared, going_on: RunSummary, services: Services) -> int:
-        """Submit nothing: the run is there, wherever it is; refuses if it is another one."""
-        its = services.of(going_on.orchestrator)
-        job = its.describe(going_on.job_id)
-        if job is not None:
-            check_same(job, ready.request)
-        note(
-            f"run {going_on.run} is {going_on.status} already, job {going_on.job_id}: nothing was "
-            "submitted"
-        )
-        return replace(self, elsewhere=its)._finish(
-            ready, going_on.job_id, status_before=going_on.status
-        )
 
-    def send_all(self, ready: Prepared, *, earlier: set[str]) -> int:
-        """Submit what is ready, the compile job first, and see to its end."""
-        compile_id = None
-        if ready.compile_request is not None:
-            compile_id = self._first(ready.compile_request)
-            request = replace(ready.request, depends_on=(compile_id,))
-            ready = replace(ready, request=request)
-        job_id = self._send(ready.request, earlier=earlier)
-        return self._finish(ready, job_id, compile_id=compile_id)
+def _follow(
+    submission: Submission, job_id: str, service: JobService, compile_id: str | None
+) -> Job:
+    from jobs.output.screen import watch  # rich is not needed before
 
-    def _first(self, request: JobRequest) -> str:
-        """Submit the compile job, or find the one that is running already."""
-        earlier = self.service.runs(request.run)
-        going_on = next((summary for summary in earlier if not summary.ended), None)
-        if going_on is not None:
-            note(f"run {request.run} is {going_on.status} already, job {going_on.job_id}")
-            return going_on.job_id
-        return self._send(request, earlier={summary.job_id for summary in earlier})
+    target, request, quiet = submission.target, submission.request, submission.order.as_json
+    first = submission.plan.compile_request
+    if compile_id is not None and first is not None:
+        watch(service, target, run=first.run, job_id=compile_id, keep_lines=quiet)
+    is_array = request.hardware is Hardware.CPU and request.num_nodes > 1
+    part = "child" if is_array else "node"
+    job, _ = watch(service, target, run=request.run, job_id=job_id, keep_lines=quiet, part=part)
+    return job
 
-    def _send(self, request: JobRequest, *, earlier: set[str]) -> str:
-        """Submit one job and return its id; ``earlier`` are the ids that the run had before."""
-        try:
-            job_id = self.service.submit(request, earlier=earlier, sleep=time.sleep)
-        except KeyboardInterrupt:
-            note(
-                f"interrupted; whether it was submitted tells: python -m jobs status {request.run}"
-            )
-            if request.depends_on:
-                first = compile_run(request.run)
-                note(f"its compile job goes on; stop it with: python -m jobs stop {first}")
-            raise
-        note(f"submitted run {request.run}, job {job_id}")
-        return job_id
 
-    def _finish(
-        self,
-        ready: Prepared,
-        job_id: str,
-        *,
-        compile_id: str | None = None,
-        status_before: str | None = None,
-    ) -> int:
-        """Follow when asked to, print the document when asked to; return the exit code.
+def _release_command(service: JobService) -> str:
+    from jobs.eks.nodes import scale_command
+    from jobs.eks.service import EksService
 
-        ``status_before`` is that of a job that was submitted earlier.
-        """
-        try:
-            outcome = self._follow(ready, job_id, compile_id) if self.follows else None
-        except BaseException:
-            if self.release is not None:
-                note(f"the nodes stay, and cost; when the job has ended: {self.release_command}")
-            raise
-        if outcome is None:
-            note(f"follow it with: {follow_command(self.target, ready.request.run)}")
-        elif self.release is not None:
-            self.release()
-        if self.as_json:
-            document = documents.submit_document(
-                self.target,
-                ready,
-                action="submitted" if status_before is None else "already-running",
-                job_id=job_id,
-                compile_id=compile_id,
-                status=status_before or "SUBMITTED",
-                job=outcome,
-                payloads=self.payloads(ready),
-            )
-            print_document(document)
-        return EXIT_OK if outcome is None else exit_code(outcome)
+    assert isinstance(service, EksService)
+    return scale_command(service.target, 0)
 
-    def payloads(self, ready: Prepared) -> list[documents.Document]:
-        """What is sent, the compile job first."""
-        first = ready.compile_request
-        both = [ready.request] if first is None else [first, ready.request]
-        return [self.service.payload(request) for request in both]
 
-    def _follow(self, ready: Prepared, job_id: str, compile_id: str | None) -> Job:
-        from jobs.output.screen import watch  # rich is not needed before
+def _release(service: JobService) -> None:
+    """Give idle nodes up when the job has ended, unless another run still needs them."""
+    from jobs.eks import scale_in
+    from jobs.eks.cluster import refusing
+    from jobs.eks.nodes import read_node_group
+    from jobs.eks.service import EksService
 
-        service = self.elsewhere or self.service
-        if compile_id is not None and ready.compile_request is not None:
-            watch(
-                service,
-                self.target,
-                run=ready.compile_request.run,
-                job_id=compile_id,
-                keep_lines=self.as_json,
-            )
-        is_array = ready.request.hardware is Hardware.CPU and ready.request.num_nodes > 1
-        outcome, _ = watch(
-            service,
-            self.target,
-            run=ready.request.run,
-            job_id=job_id,
-            keep_lines=self.as_json,
-            part="child" if is_array else "node",
-        )
-        return outcome
+    assert isinstance(service, EksService)
+    command = _release_command(service)
+    needing = [summary.run for summary in service.runs() if not summary.ended]
+    if needing:
+        note(f"the nodes stay: {', '.join(needing)} needs them; then: {command}")
+        return
+    cluster, target, aws = service.cluster(), service.target, service.aws
+    with refusing():
+        use = scale_in.read_use(cluster, target)
+        group = read_node_group(aws, target)
+        parts = scale_in.idle_ones(group, use)
+        scale_in.cut(aws, cluster, target, group, parts, use=use, force=False, sleep=time.sleep)
+    left = group.wanted - parts.never_came - len(parts.instances)
+    users = ", ".join(dict.fromkeys(run for runs in use.runs.values() for run in runs))
+    note(
+        f"the node group scales to {left} nodes"
+        + (f": {users} still uses {left}; then: {command}" if left else "")
+    )
+
+
+def _document(
+    submission: Submission,
+    *,
+    action: str,
+    job_id: str | None = None,
+    compile_id: str | None = None,
+    status: str | None = None,
+    job: Job | None = None,
+) -> Document:
+    """What ``submit --json`` prints."""
+    request, deployment, plan = submission.request, submission.target, submission.plan
+    first = plan.compile_request
+    payloads = [submission.service.payload(item) for item in submission.requests]
+    on_cpu = request.hardware is Hardware.CPU
+    return {
+        **where(deployment, request.run, job_id),
+        "action": action,
+        "status": job.status if job else status,
+        "workload": request.workload,
+        "hardware": request.hardware,
+        "orchestrator": request.orchestrator,
+        "nodes": request.num_nodes,
+        "time_limit_hours": request.time_limit_hours,
+        "instance_type": None if on_cpu else deployment.instance_type.name,
+        "estimate": {
+            "usd_per_node_hour": request.usd_per_node_hour,
+            "usd_at_time_limit": round(request.usd_at_time_limit, 2),
+            "max_attempts": contract.ATTEMPTS,
+            "note": ESTIMATE_NOTE,
+        },
+        "plan": None if plan.document is None else dict(plan.document),
+        "compile": None
+        if first is None
+        else {
+            "run": first.run,
+            "job_id": compile_id,
+            "time_limit_hours": first.time_limit_hours,
+            "usd_at_time_limit": round(first.usd_at_time_limit, 2),
+            "payload": payloads[0],
+        },
+        "payload": payloads[-1],
+        "outcome": outcome(job) if job else None,
+    }

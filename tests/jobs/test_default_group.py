@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from jobs.batch.default_group import Admits, admits_itself
+from jobs.batch.request import Admits, admits_itself
 from tests.jobs.conftest import Desk
 from trainium_catalogue import contract
 

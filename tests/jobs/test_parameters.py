@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jobs.commands.submit import submit
 from jobs.errors import Refusal
 from jobs.job import JobRequest
-from jobs.submit.parameters import OWN_OPTIONS, parsed_parameters
+from jobs.submit.resolve import OWN_OPTIONS, parsed_parameters
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Value
 
 LLAMA = WORKLOADS["llama2-7b"]

@@ -8,9 +8,9 @@ import socket
 import pytest
 from typer.testing import Result
 
+from jobs.batch.request import MAX_PAYLOAD_BYTES, check_length
 from jobs.errors import Refusal
 from jobs.job import JobRequest
-from jobs.submit.checks import MAX_PAYLOAD_BYTES, check_length
 from tests.jobs.conftest import Desk
 from trainium_catalogue import contract
 

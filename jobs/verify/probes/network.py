@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.batch.default_group import Admits, admits_itself
+from jobs.batch.request import Admits, admits_itself
 from jobs.verify.probes.desk import PROBES, Desk
 from trainium_catalogue.contract import NO_LUSTRE, SSM_LUSTRE, ssm_parameter
 from trainium_catalogue.probing import Missing, Seen

@@ -1,12 +1,14 @@
-"""The VPC's default security group, which tasks of multi-node Batch jobs carry, before a job.
+"""A request as Batch's SubmitJob takes it, and what Batch would refuse or could not run.
 
-Batch lets nobody name another group beside EFA interfaces (docs.aws.amazon.com/batch/latest/
-userguide/mnp-ce.html), and accounts that follow a benchmark take that group's rules away (Security
-Hub EC2.2, AWS Config vpc-default-security-group-closed). Nodes would start, cost, and never meet.
+Tasks of multi-node jobs carry the VPC's default security group: Batch lets nobody name another
+beside EFA interfaces (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html), and accounts that
+follow a benchmark take that group's rules away (Security Hub EC2.2, AWS Config
+vpc-default-security-group-closed). Nodes would start, cost, and never meet.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -15,14 +17,95 @@ from jobs.aws import Ec2Client
 from jobs.deployment import Deployment
 from jobs.errors import Refusal, error_code
 from jobs.job import JobRequest
-from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.workloads import Hardware
+from trainium_catalogue import contract
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Hardware
 
+MAX_OVERRIDE_CHARACTERS = 8192
+"""Limit of ECS for the overrides of one task (RunTask API reference, ``overrides``)."""
+MAX_PAYLOAD_BYTES = 30 * 1024
+"""Limit of Batch for SubmitJob (Batch user guide, service quotas)."""
+(_STOP_GRACE,) = (item for item in LAUNCH_PARAMETERS if item.name == "stop-grace-s")
 Rule = Mapping[str, Any]
 
 _PORTS = (1024, 65535)
 """Launchers and workers listen on ports of their own and on whatever the kernel gives them."""
 _ANYWHERE = "0.0.0.0/0"
+
+
+def submit_arguments(request: JobRequest) -> dict[str, Any]:
+    """Arguments of SubmitJob."""
+    return {
+        "jobName": request.run,
+        "jobQueue": request.job_queue,
+        "jobDefinition": request.job_definition,
+        **_overrides(request),
+        **(
+            {"dependsOn": [{"jobId": job_id} for job_id in request.depends_on]}
+            if request.depends_on
+            else {}
+        ),
+        "timeout": {"attemptDurationSeconds": request.time_limit_seconds},
+        "tags": {
+            contract.TAG_DEPLOYMENT: request.deployment,
+            contract.TAG_RUN: request.run,
+            contract.TAG_WORKLOAD: request.workload,
+        },
+    }
+
+
+def _overrides(request: JobRequest) -> dict[str, Any]:
+    if request.hardware is Hardware.CPU:
+        # An array has 2 children at least (Batch user guide, array jobs).
+        size = request.num_nodes
+        array = {"arrayProperties": {"size": size}} if size > 1 else {}
+        return {"containerOverrides": _container_overrides(request), **array}
+    return {
+        "nodeOverrides": {
+            "numNodes": request.num_nodes,
+            "nodePropertyOverrides": [
+                # The job definition's one node range is open, so that it stretches.
+                {"targetNodes": "0:", "containerOverrides": _container_overrides(request)}
+            ],
+        }
+    }
+
+
+def _container_overrides(request: JobRequest) -> dict[str, Any]:
+    return {
+        "command": request.command(),
+        "environment": [{"name": contract.ENV_RUN, "value": request.run}],
+    }
+
+
+def check_grace(request: JobRequest) -> None:
+    """Refuse a grace that ECS, whose limit is the hosts' and the same for all jobs, would cut."""
+    asked = float(request.parameters.get(_STOP_GRACE.name, _STOP_GRACE.default))
+    most = float(_STOP_GRACE.default)
+    if asked > most:
+        raise Refusal(
+            "grace-too-long",
+            f"--{_STOP_GRACE.name} {asked:g} is too long on AWS Batch: hosts are set up to kill a "
+            f"container soon after {most:g} s, whatever a job wants; give {most:g} or less, or "
+            "submit with --on eks, where a pod's own grace follows",
+        )
+
+
+def check_length(request: JobRequest) -> None:
+    """Refuse parameters that Batch or ECS would refuse for their length."""
+    length = len(json.dumps(_container_overrides(request), separators=(",", ":")))
+    if length > MAX_OVERRIDE_CHARACTERS:
+        raise Refusal(
+            "parameters-too-long",
+            f"the parameters make container overrides of {length} characters; ECS takes at most "
+            f"{MAX_OVERRIDE_CHARACTERS}; shorten their values",
+        )
+    size = len(json.dumps(submit_arguments(request)).encode())
+    if size > MAX_PAYLOAD_BYTES:
+        raise Refusal(
+            "parameters-too-long",
+            f"the submission is {size} bytes long; Batch takes at most {MAX_PAYLOAD_BYTES}; "
+            "shorten their values",
+        )
 
 
 class Admits(StrEnum):
@@ -44,8 +127,7 @@ def check_default_group(
 
     What cannot be looked at is said in one line, and the job goes on.
     """
-    on_batch = request.orchestrator is Orchestrator.BATCH and request.hardware is Hardware.TRAINIUM
-    if not on_batch or request.num_nodes < 2 or target.vpc is None:
+    if request.hardware is Hardware.CPU or request.num_nodes < 2 or target.vpc is None:
         return
     unknown = f"the default security group of {target.vpc} was not looked at"
     try:

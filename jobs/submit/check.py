@@ -1,0 +1,257 @@
+"""What is refused before anything is spent: each check is one message with its remedy."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from jobs.deployment import Deployment
+from jobs.errors import Refusal
+from jobs.job import Job, JobRequest, compile_run, flag_value
+from jobs.orchestrators import JobService
+from jobs.submit.resolve import Order, Submission
+from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.eks import DEFAULT_IDLE_MINUTES
+from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
+from trainium_catalogue.workloads import Hardware, Value, Workload, find_workload
+
+MAX_ARRAY_SIZE = 10_000
+"""Children of an array job (Batch user guide, array jobs)."""
+MIN_TIME_LIMIT_HOURS = 60 / 3600
+"""Batch's least ``attemptDurationSeconds`` is 60 (API reference, JobTimeout)."""
+PREPARE = "prepare"
+"""Workload whose jobs have no name of the user's, as a rule, but of what they make."""
+
+
+def check_order(order: Order) -> None:
+    """Refuse what needs no deployment to be refused."""
+    check_size(order.workload, order.num_nodes)
+    if order.compiles:
+        check_compile(order.workload, order.parameters, order.run)
+
+
+def check(submission: Submission) -> Submission:
+    """Refuse what the deployment cannot run, or runs already in another way; find earlier jobs."""
+    order, target, request = submission.order, submission.target, submission.request
+    if order.compiles:
+        check_cache(target.neuron_release)
+    if order.releases:
+        check_release(request, follows=order.follows)
+    if order.scales:
+        check_scales(request, target)
+    check_request(target, order.workload, request)
+    submission.service.check(request)
+    if order.compiles:
+        submission.service.check(replace(request, run=compile_run(request.run)))
+    if order.dry_run:
+        return submission  # it submits nothing: there is nothing to look for
+    if order.is_named:  # a generated name is new
+        earlier = tuple(summary for _, summary in submission.places.runs(request.run))
+        submission = replace(submission, earlier=earlier)
+    going_on = submission.going_on
+    if going_on is None:
+        check_alone(submission.service, request)
+        return submission
+    job = submission.places.of(going_on.orchestrator).describe(going_on.job_id)
+    if job is not None:
+        check_same(job, request)
+    return submission
+
+
+def check_size(workload: Workload, num_nodes: int) -> None:
+    """Refuse a number of nodes that the workload cannot use on any deployment."""
+    least = max(1, workload.min_nodes)
+    if num_nodes < least:
+        raise Refusal(
+            "too-few-nodes",
+            f"--nodes {num_nodes} is too few: {workload.name} needs at least {least}; submit with "
+            f"--nodes {least}",
+        )
+    if workload.hardware is Hardware.CPU:
+        if num_nodes > 1 and not workload.is_array:
+            raise Refusal(
+                "too-many-nodes",
+                f"--nodes {num_nodes}: {workload.name} is one container on an ordinary instance "
+                "and cannot be split; leave --nodes out",
+            )
+        if num_nodes > MAX_ARRAY_SIZE:
+            raise Refusal(
+                "too-many-nodes",
+                f"--nodes {num_nodes}: an array job has at most {MAX_ARRAY_SIZE:,} children; "
+                "submit with fewer",
+            )
+    if workload.max_nodes is not None and num_nodes > workload.max_nodes:
+        raise Refusal(
+            "too-many-nodes",
+            f"--nodes {num_nodes}: {workload.name} runs on at most {workload.max_nodes}; submit "
+            f"with --nodes {workload.max_nodes}",
+        )
+
+
+def check_compile(workload: Workload, parameters: Mapping[str, Value], run: str) -> None:
+    """Refuse ``--compile`` where there is nothing to compile, or nothing to compile for."""
+    if workload.preset is None:
+        raise Refusal(
+            "nothing-to-compile",
+            f"--compile: {workload.name} has no graphs to compile beforehand; leave --compile out",
+        )
+    if parameters.get("compile-only"):
+        raise Refusal(
+            "nothing-to-compile",
+            "--compile and --compile-only exclude each other: the one compiles before training, "
+            "the other instead; keep one of them",
+        )
+    compile_run(run)
+
+
+def check_cache(neuron_release: str) -> None:
+    """Refuse ``--compile`` where what is compiled stays on a node that is gone afterwards."""
+    release = NEURON_RELEASES.get(neuron_release)
+    if release is not None and release.backend is TorchBackend.TORCH_NEURON:
+        raise Refusal(
+            "nothing-to-compile",
+            f"--compile: Neuron {neuron_release} (TorchNeuron) keeps its compiled graphs on the "
+            "node's own disk, so training would find none of them; leave --compile out",
+        )
+
+
+def check_release(request: JobRequest, *, follows: bool) -> None:
+    """Refuse ``--release`` where there is nothing to give up, or nobody to do it."""
+    if request.orchestrator is Orchestrator.BATCH:
+        raise Refusal(
+            "nothing-to-release",
+            "--release: Batch ends idle instances itself; leave --release out",
+        )
+    if not follows:
+        raise Refusal(
+            "release-needs-follow",
+            "--release: it is this command that gives the nodes up when the job has ended, so it "
+            "has to stay; add --follow",
+        )
+
+
+def check_scales(request: JobRequest, target: Deployment) -> None:
+    """Refuse ``--scale`` where nobody gets nodes, or somebody does so anyway."""
+    if request.orchestrator is Orchestrator.BATCH:
+        raise Refusal(
+            "nothing-to-scale",
+            "--scale: Batch starts the instances that a job needs itself; leave --scale out",
+        )
+    assert target.eks is not None
+    if target.eks.idle_minutes is None:
+        again = target.redeploy_command(eks_idle_minutes=DEFAULT_IDLE_MINUTES)
+        raise Refusal(
+            "no-node-scaler",
+            f"--scale: nobody gets nodes in deployment {target.name!r}, which has "
+            "eks_idle_minutes=0; get them with `python -m jobs scale`, or deploy again with "
+            f"`{again}` and the other -c settings it was deployed with",
+        )
+
+
+def check_request(deployment: Deployment, workload: Workload, request: JobRequest) -> None:
+    """Refuse more nodes or hours than the deployment has."""
+    if workload.hardware is not Hardware.CPU:
+        _check_nodes(deployment, request.num_nodes)
+    _check_hours(deployment, workload, request)
+
+
+def _check_nodes(deployment: Deployment, num_nodes: int) -> None:
+    instance_type = deployment.instance_type
+    if num_nodes > 1 and not instance_type.supports_multi_node:
+        raise Refusal(
+            "single-node-type",
+            f"--nodes {num_nodes} cannot run on {instance_type.name}, which deployment "
+            f"{deployment.name!r} uses: it has no EFA; submit with --nodes 1, or deploy a type "
+            f"with EFA: {deployment.redeploy_command(instance_type='trn1.32xlarge')}",
+        )
+    if num_nodes > deployment.max_nodes:
+        raise Refusal(
+            "too-many-nodes",
+            f"--nodes {num_nodes} is more than deployment {deployment.name!r} can hold "
+            f"({deployment.max_nodes}); submit with --nodes {deployment.max_nodes} or fewer, or "
+            f"deploy again with `{deployment.redeploy_command(max_nodes=num_nodes)}` and the other "
+            "-c settings it was deployed with",
+        )
+
+
+def _check_hours(deployment: Deployment, workload: Workload, request: JobRequest) -> None:
+    asked, cap = request.time_limit_hours, deployment.cap_hours(request.orchestrator)
+    if not math.isfinite(asked) or asked < MIN_TIME_LIMIT_HOURS:
+        raise Refusal(
+            "time-limit-too-short",
+            f"--time-limit {asked:g} is too short: the least is {MIN_TIME_LIMIT_HOURS:.4f} hours "
+            "(60 seconds); leave it out for the workload's default of "
+            f"{workload.time_limit_hours:g}",
+        )
+    if asked > cap:
+        raise Refusal(
+            "time-limit-over-cap",
+            f"--time-limit {asked:g} hours is over the cap of deployment {deployment.name!r} "
+            f"({cap:g}); submit with --time-limit {cap:g} or less, or deploy again with "
+            f"`{deployment.redeploy_command(job_time_limit_hours=f'{asked:g}')}` and the other "
+            "-c settings it was deployed with",
+        )
+
+
+def check_same(job: Job, request: JobRequest) -> None:
+    """Refuse a submission that would not get what it asks for.
+
+    Parameters that were not given now are those of the job.
+    """
+    found = list(_differences(job, request))
+    if found:
+        raise Refusal(
+            "another-job-goes-on",
+            f"run {request.run} is {job.status} already, job {job.job_id}, but "
+            f"{' and '.join(found)}; nothing was submitted; wait until it ends, end it with "
+            f"`python -m jobs stop {request.run}`, or give another --name",
+        )
+
+
+def check_alone(service: JobService, request: JobRequest) -> None:
+    """Refuse to prepare what another run prepares: both would write, and pay for, the same."""
+    if request.workload != PREPARE:
+        return
+    dataset = request.parameters["dataset"]
+    for summary in service.runs():
+        if summary.ended or summary.hardware is not Hardware.CPU:
+            continue
+        job = service.describe(summary.job_id, summary.shape)
+        if job is None or job.workload != PREPARE or _flags(job.command).get("dataset") != dataset:
+            continue
+        raise Refusal(
+            "prepared-already",
+            f"run {summary.run} prepares {dataset} already, it is {summary.status}, job "
+            f"{summary.job_id}; nothing was submitted; follow it with `python -m jobs logs "
+            f"{summary.run} --follow`, or end it with `python -m jobs stop {summary.run}`",
+        )
+
+
+def _differences(job: Job, request: JobRequest) -> Iterator[str]:
+    if job.workload not in (None, request.workload):
+        yield f"it is {job.workload}, not {request.workload}"
+        return
+    if job.num_nodes != request.num_nodes:
+        yield f"on {job.num_nodes} nodes, not {request.num_nodes}"
+    its = _flags(job.command)
+    if not its:
+        return  # not known, or none was given: that of a resumed run says nothing
+    defaults = {item.name: item.default for item in find_workload(request.workload).parameters}
+    for name, value in request.parameters.items():
+        wanted = flag_value(value)
+        has = its.get(name)
+        if has is None and name in defaults:
+            has = flag_value(defaults[name])
+        if has is not None and has != wanted:
+            yield f"with --{name} {has}, not {wanted}"
+
+
+def _flags(command: Sequence[str]) -> dict[str, str]:
+    """Of a command as ``JobRequest.command`` makes it."""
+    return {
+        word.removeprefix("--"): value
+        for word, value in itertools.pairwise(command)
+        if word.startswith("--")
+    }

@@ -1,0 +1,313 @@
+"""From a command line to a submission: parameters, deployment, orchestrator, request."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.aws import Aws
+from jobs.bucket.objects import Bucket
+from jobs.deployment import Deployment, read_deployment
+from jobs.errors import Refusal
+from jobs.job import JobRequest, RunSummary, valid_run_name
+from jobs.orchestrators import JobService, Services, service_for, services_of
+from jobs.output.console import note
+from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.instances import USD_PER_JOB_HOUR_ESTIMATE
+from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.workloads import (
+    LAUNCH_PARAMETERS,
+    Hardware,
+    Parameter,
+    Value,
+    Workload,
+    find_workload,
+)
+
+OWN_OPTIONS = (
+    *("nodes", "name", "follow", "time-limit", "set", "compile", "dry-run", "yes", "json"),
+    *("on", "release", "scale"),
+    *("deployment", "region", "help"),
+)
+"""Options of ``submit`` itself; no workload has a parameter of such a name."""
+_WORD = re.compile(r"[a-z0-9-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A command line of ``submit``, read against the catalogue."""
+
+    workload: Workload
+    parameters: dict[str, Value]
+    """As they are given."""
+    run: str
+    is_named: bool
+    """The user chose the name, so there may be such a run already."""
+    num_nodes: int
+    on: Orchestrator | None
+    time_limit_hours: float | None
+    compiles: bool
+    follows: bool
+    releases: bool
+    scales: bool
+    dry_run: bool
+    as_json: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a submission will do, for people and for programs."""
+
+    lines: tuple[str, ...] = ()
+    document: Mapping[str, Any] | None = None
+    """``plan`` of ``submit --json``; None where there is nothing to derive."""
+    compile_request: JobRequest | None = None
+    """Submitted first; the other one depends on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """An order on a deployment: handed from step to step, each of which adds what it has found."""
+
+    order: Order
+    target: Deployment
+    service: JobService
+    """Where the job goes."""
+    places: Services
+    """Where the run may be already."""
+    bucket: Bucket
+    request: JobRequest
+    processes_per_node: int | None
+    """Of a rehearsal, in place of the instance type's."""
+    earlier: tuple[RunSummary, ...] = ()
+    """Jobs that the run has had."""
+    plan: Plan = field(default_factory=Plan)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the job; a rehearsal has other processes on a node than the instance type."""
+        on_node = self.processes_per_node or self.target.instance_type.processes_per_node
+        return self.request.num_nodes * on_node
+
+    @property
+    def going_on(self) -> RunSummary | None:
+        """The job of this run that has not ended."""
+        return next((summary for summary in self.earlier if not summary.ended), None)
+
+    @property
+    def requests(self) -> tuple[JobRequest, ...]:
+        """What is sent, the compile job first."""
+        first = self.plan.compile_request
+        return (self.request,) if first is None else (first, self.request)
+
+
+def resolve(
+    order: Order, aws: Aws, deployment: str, *, processes_per_node: int | None
+) -> Submission:
+    """Find what the order names: the deployment, what runs the job there, and the request."""
+    workload = order.workload
+    target = read_deployment(aws.ssm(), deployment, region=aws.region, workload=workload.name)
+    orchestrator = chosen_orchestrator(target, workload, order.on)
+    return Submission(
+        order=order,
+        target=target,
+        service=service_for(aws, target, orchestrator, submits=True),
+        places=services_of(aws, target, note, needed=orchestrator),
+        bucket=Bucket(client=aws.s3(), name=target.bucket),
+        request=request_for(
+            target,
+            workload,
+            run=order.run,
+            num_nodes=order.num_nodes,
+            time_limit_hours=order.time_limit_hours,
+            parameters=order.parameters,
+            orchestrator=orchestrator,
+            scales=order.scales,
+        ),
+        processes_per_node=processes_per_node,
+    )
+
+
+def request_for(
+    deployment: Deployment,
+    workload: Workload,
+    *,
+    run: str,
+    num_nodes: int,
+    time_limit_hours: float | None,
+    parameters: dict[str, Value],
+    orchestrator: Orchestrator,
+    scales: bool = False,
+) -> JobRequest:
+    """Build the request, with the deployment's queue, price and limit; nothing is checked yet."""
+    on_cpu = workload.hardware is Hardware.CPU
+    queue = deployment.cpu_job_queue if on_cpu else deployment.job_queue
+    definition = deployment.job_definition
+    if orchestrator is Orchestrator.EKS:
+        assert deployment.eks is not None
+        queue, definition = deployment.eks.queue, None
+    assert queue is not None
+    if time_limit_hours is None:
+        # A default must not be refused: the deployment's cap simply shortens it.
+        time_limit_hours = min(workload.time_limit_hours, deployment.cap_hours(orchestrator))
+    return JobRequest(
+        run=run,
+        workload=workload.name,
+        num_nodes=num_nodes,
+        time_limit_hours=time_limit_hours,
+        deployment=deployment.name,
+        job_queue=queue,
+        job_definition=definition,
+        usd_per_node_hour=(
+            USD_PER_JOB_HOUR_ESTIMATE if on_cpu else deployment.instance_type.usd_per_hour_estimate
+        ),
+        hardware=workload.hardware,
+        orchestrator=orchestrator,
+        parameters=parameters,
+        scales=scales,
+    )
+
+
+def chosen_orchestrator(
+    deployment: Deployment, workload: Workload, asked: Orchestrator | None
+) -> Orchestrator:
+    """What runs the workload: --on, or the only one there is, or Batch."""
+    if workload.hardware is Hardware.CPU:
+        if asked is Orchestrator.EKS:
+            raise Refusal(
+                "not-on-eks",
+                f"--on eks: {workload.name} runs on ordinary CPU instances, which Batch starts on "
+                "every deployment; leave --on out",
+            )
+        return Orchestrator.BATCH
+    there = deployment.orchestrators
+    if asked is None:
+        # Of two, Batch; one whose stack was destroyed is refused only where nothing else is left.
+        candidates = deployment.usable or there
+        asked = Orchestrator.BATCH if Orchestrator.BATCH in candidates else candidates[0]
+    if asked not in there:
+        both = ",".join(sorted({*there, asked}))
+        raise Refusal(
+            "not-deployed",
+            f"--on {asked}: deployment {deployment.name!r} has {' and '.join(there)} only; submit "
+            f"with --on {there[0]}, or deploy again with "
+            f"`{deployment.redeploy_command(orchestrators=both)}` and the other -c settings it was "
+            "deployed with",
+        )
+    if asked in deployment.unusable:
+        raise deployment.unusable[asked]
+    return asked
+
+
+def known_workload(name: str) -> Workload:
+    """Look the workload up; refuse an unknown one."""
+    try:
+        return find_workload(name)
+    except ValueError as error:
+        raise Refusal("unknown-workload", str(error)) from None
+
+
+def run_name(name: str | None, workload: Workload) -> str:
+    """The run's name, checked, or one that is new: workload and time."""
+    if name is not None:
+        return valid_run_name(name)
+    return f"{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def parsed_parameters(
+    workload: Workload, words: Sequence[str], assignments: Sequence[str]
+) -> dict[str, Value]:
+    """Read ``--name value`` and ``--set name=value`` against the catalogue.
+
+    Refuses unknown names, wrong values, a parameter given twice and one that must be given and
+    is not.
+    """
+    known = {parameter.name: parameter for parameter in (*workload.parameters, *LAUNCH_PARAMETERS)}
+    values: dict[str, Value] = {}
+    for shown, name, text in (*_flags(workload, known, words), *_settings(workload, assignments)):
+        if name not in known:
+            raise Refusal("unknown-parameter", _unknown(workload, known, name))
+        if name in values:
+            raise Refusal("parameter-twice", f"{shown}{name} is given twice; keep one of them")
+        try:
+            values[name] = known[name].parse(text)
+        except ValueError as error:
+            meant = _meant(known[name], text)
+            raise Refusal("parameter-value", f"{shown}{error}{meant}") from None
+    missing = [item for item in workload.parameters if item.required and item.name not in values]
+    if missing:
+        needed = " and ".join(f"--{item.name} ({item.help})" for item in missing)
+        raise Refusal(
+            "parameter-missing",
+            f"{workload.name} needs {needed}; `python -m jobs submit {workload.name} --help` "
+            "shows all parameters",
+        )
+    return values
+
+
+def _flags(
+    workload: Workload, known: Mapping[str, Parameter], words: Sequence[str]
+) -> Iterator[tuple[str, str, str]]:
+    """Split ``--name value`` and ``--name=value``; a boolean may stand alone and is then true."""
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise Refusal(
+                "parameter-syntax",
+                f"{word!r} is not a parameter; parameters look like --{_example(workload)}",
+            )
+        name, equals, text = word[2:].partition("=")
+        name = _kebab(name)
+        if name not in known:
+            raise Refusal("unknown-parameter", _unknown(workload, known, name))
+        if not equals:
+            alone = not rest or rest[0].startswith("--")
+            if alone and not isinstance(known[name].default, bool):
+                raise Refusal(
+                    "parameter-syntax", f"--{name} has no value; it takes {known[name].help}"
+                )
+            text = "true" if alone else rest.pop(0)
+        yield "--", name, text
+
+
+def _settings(workload: Workload, assignments: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise Refusal(
+                "parameter-syntax",
+                f"--set {assignment} is not key=value; for example: --set "
+                f"{_example(workload).replace(' ', '=')}",
+            )
+        yield "--set ", _kebab(name.strip().removeprefix("--")), text
+
+
+def _meant(parameter: Parameter, text: str) -> str:
+    """The nearest of a parameter's words, where it takes nothing but some."""
+    words = (parameter.pattern or "").split("|")
+    if not all(_WORD.fullmatch(word) for word in words):
+        return ""
+    hint = did_you_mean(text, words)
+    return f"; {hint}" if hint.startswith("did you mean") else ""
+
+
+def _kebab(name: str) -> str:
+    # `max_bytes` is what one would type after reading Python; both are meant.
+    return name.replace("_", "-")
+
+
+def _example(workload: Workload) -> str:
+    first = (*workload.parameters, *LAUNCH_PARAMETERS)[0]
+    return f"{first.name} {first.default or 'VALUE'}"
+
+
+def _unknown(workload: Workload, known: Mapping[str, Parameter], name: str) -> str:
+    hint = did_you_mean(name, (*known, *OWN_OPTIONS))
+    if not hint.startswith("did you mean"):
+        hint = f"known are {', '.join(sorted(known))}"
+    return f"{workload.name} has no parameter {name!r}; {hint}"

@@ -4,7 +4,7 @@ import gc
 import sys
 
 _REFUSED = 2
-"""As ``jobs.errors`` has it, which is not imported for every start."""
+"""The code of ``jobs.errors``, which is not imported for every start."""
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""The only door to AWS: boto3's clients, made when first used.
+"""Access to AWS: boto3's clients, made when first used.
 
-The protocols name what the rest of the helper uses of each client, so that a test can pass a
+The protocols name what the rest of the CLI uses of each client, so that a test can pass a
 small object instead.
 """
 
@@ -189,7 +189,7 @@ class Aws:
 
     @property
     def is_emulated(self) -> bool:
-        """Whether calls go to something that is not AWS (AWS_ENDPOINT_URL)."""
+        """True when calls go to something that is not AWS (AWS_ENDPOINT_URL)."""
         host = urlsplit(self.reading("sts").meta.endpoint_url).hostname or ""
         return not host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws"))
 

@@ -28,14 +28,14 @@ from jobs.output.console import print_document
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Workload
 
-_ARGV = "jobs.words"
+_ARGV = "jobs.argv"
 
 
 class JobsGroup(TyperGroup):
     """Prints the document of a refusal before Typer says what is wrong, and exits with 2."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the words: what a command makes of them is lost when it refuses them."""
+        """Keep argv: what a command makes of it is lost when it refuses."""
         ctx.meta[_ARGV] = tuple(args)
         return super().parse_args(ctx, args)
 
@@ -53,14 +53,14 @@ class JobsGroup(TyperGroup):
             raise
 
 
-_SUBMIT_ARGV = "jobs.submit.words"
+_SUBMIT_ARGV = "jobs.submit.argv"
 
 
 class SubmitCommand(TyperCommand):
     """Shows a workload's own help when one is named before ``--help``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep the words, which ``--help`` would otherwise end before they are read."""
+        """Keep argv, which ``--help`` would otherwise end before it is read."""
         ctx.meta[_SUBMIT_ARGV] = tuple(args)
         return super().parse_args(ctx, args)
 

@@ -38,7 +38,7 @@ _NAMES_PER_CALL = 10  # of GetParameters (Systems Manager API reference)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EksTarget:
-    """Where the jobs of a deployment with a cluster go."""
+    """The cluster of a deployment, and what its jobs need to know of it."""
 
     cluster: str
     namespace: str
@@ -55,7 +55,7 @@ class EksTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What is deployed, and where its jobs go."""
+    """A deployment: its names, limits and queues."""
 
     name: str
     region: str
@@ -64,9 +64,9 @@ class Deployment:
     neuron_release: str
     bucket: str
     orchestrators: tuple[Orchestrator, ...]
-    """What runs jobs on nodes."""
+    """The orchestrators that run jobs on nodes."""
     job_queue: str | None
-    """Of the nodes; None where Batch starts none, or its stack is not there."""
+    """Queue of the nodes; None where Batch starts none, or its stack is not there."""
     cpu_job_queue: str
     compute_environment: str | None
     log_group: str
@@ -77,13 +77,13 @@ class Deployment:
     unusable: Mapping[Orchestrator, Refusal] = field(default_factory=dict)
     """Orchestrators whose stack publishes nothing, because it was destroyed or never came up."""
     vpc: str | None = None
-    """Of the nodes; None where an earlier checkout deployed, which did not say."""
+    """VPC of the nodes; None where an earlier checkout deployed, which did not publish it."""
     default_security_group: str | None = None
-    """Of that VPC, where the deployment knows it."""
+    """Default security group of that VPC, where the deployment knows it."""
 
     @property
     def usable(self) -> tuple[Orchestrator, ...]:
-        """What runs jobs on nodes, and has its stack."""
+        """The orchestrators whose stacks are there."""
         return tuple(item for item in self.orchestrators if item not in self.unusable)
 
     @property
@@ -164,7 +164,7 @@ def _parse(
     unusable: dict[Orchestrator, Refusal] = {}
 
     def part(orchestrator: Orchestrator, read: Callable[[], T]) -> T | None:
-        """What one orchestrator's stack publishes: refused when asked for, and not before."""
+        """Read what one orchestrator's stack publishes; a refusal waits until it is asked for."""
         if orchestrator not in orchestrators:
             return None
         try:

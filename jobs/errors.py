@@ -1,4 +1,4 @@
-"""What the helper refuses, and how AWS's own errors become one readable message each."""
+"""Refusals: the CLI's own, and AWS's errors as one readable message each."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def _from_response(error: Any, where: str) -> Refusal:
 
 
 def _first_line(message: str) -> str:
-    """Of AWS's message; a page of HTML comes from something in between, and says nothing here."""
+    """The first line of AWS's message; a page of HTML comes from something in between."""
     if message.lstrip().startswith("<"):
         return "the answer is a web page, so not AWS's; check --region and AWS_ENDPOINT_URL"
     return message.strip().partition("\n")[0].strip()

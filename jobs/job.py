@@ -1,4 +1,4 @@
-"""What a job is: asked for, running or ended, on whatever orchestrator."""
+"""A job as values: requested, running or ended, on either orchestrator."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trainium_catalogue.workloads import Hardware, Value
 ENDED = frozenset({"SUCCEEDED", "FAILED"})
 ON_HOSTS = frozenset({"STARTING", "RUNNING"})
 LAUNCHERS_VERDICT = re.compile(r"^launch: exit [1-9]\d* \([^)]*\): ")
-"""How the last line of a node's log begins that has not finished; why follows."""
+"""Beginning of the last line in the log of a node that failed; the reason follows."""
 
 
 class JobKind(StrEnum):
-    """What a job consists of."""
+    """The kind of parts that a job consists of."""
 
     NODES = "nodes"
-    """Of a multi-node job."""
+    """Nodes of a multi-node job."""
     ARRAY = "array"
     """Children, each a container with a share of the work."""
     CONTAINER = "container"
@@ -31,11 +31,11 @@ class JobKind(StrEnum):
 
     @property
     def part(self) -> str:
-        """One of it, in a word."""
+        """Name of one part."""
         return "child" if self is JobKind.ARRAY else "node"
 
     def sized(self, count: int) -> str:
-        """So many of it, in words."""
+        """Name a number of them."""
         if self is JobKind.CONTAINER:
             return "1 container"
         return f"array of {count}" if self is JobKind.ARRAY else f"{count} nodes"
@@ -72,7 +72,7 @@ class RunSummary:
     hardware: Hardware
     orchestrator: Orchestrator = Orchestrator.BATCH
     exit_code: int | None = None
-    """Of a container that has ended; None where the list does not say it."""
+    """Exit code of a container that has ended; None where the list does not say it."""
 
     @property
     def shape(self) -> Shape | None:
@@ -93,12 +93,12 @@ class Attempt:
     """One attempt of a job, or of one of its nodes."""
 
     number: int
-    """From 1."""
+    """Counted from 1."""
     exit_code: int | None
     reason: str | None
-    """What ECS, or Kubernetes, says of the container; or the last that a pod's launcher said."""
+    """Reason of ECS or Kubernetes for the container's end; or the last line of a pod's launcher."""
     status_reason: str | None
-    """What Batch says of the attempt, or Kubernetes of the pod."""
+    """Reason of Batch for the attempt, or of Kubernetes for the pod."""
     log_stream: str | None
     """In the log group; of a pod, its name."""
     started_at_ms: int | None
@@ -114,7 +114,7 @@ class Node:
     status_reason: str | None
     attempts: tuple[Attempt, ...]
     name: str | None = None
-    """Of its pod; None on Batch."""
+    """Name of its pod; None on Batch."""
 
     @property
     def last(self) -> Attempt | None:
@@ -143,13 +143,13 @@ class Job:
     depends_on: tuple[str, ...]
     """Ids of jobs that have to succeed first."""
     max_attempts: int | None
-    """None where Batch does not say."""
+    """Limit of attempts; None where Batch does not say."""
     attempts: tuple[Attempt, ...]
     """Attempts that ended."""
     nodes: tuple[Node, ...]
     orchestrator: Orchestrator = Orchestrator.BATCH
     command: tuple[str, ...] = ()
-    """Of every node; empty where it is not known."""
+    """Command of every node; empty where it is not known."""
 
     @property
     def ended(self) -> bool:
@@ -163,7 +163,7 @@ class Job:
 
     @property
     def waits_unexplained(self) -> bool:
-        """Whether somebody should look why it does not run.
+        """True when somebody should look why it does not run.
 
         Of a job on a cluster always: what its scheduler says is about pods and nodes, not about
         what to do.
@@ -190,7 +190,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a reason means and what to do about it."""
+    """The meaning of a reason, and what to do about it."""
 
     pattern: str
     """Shell pattern of a ``statusReason`` or a container's ``reason``."""
@@ -199,7 +199,7 @@ class Explanation:
 
 
 COMPILE_TIME_LIMIT_HOURS = 6.0
-"""Of a compile job, unless the training job's own limit is shorter."""
+"""Time limit of a compile job, unless the training job's own is shorter."""
 ESTIMATE_NOTE = "estimate, list price; check your account"
 
 
@@ -210,13 +210,13 @@ class JobRequest:
     run: str
     workload: str
     num_nodes: int
-    """Of a CPU workload: children of an array job, or 1."""
+    """Nodes; of a CPU workload: children of an array job, or 1."""
     time_limit_hours: float
     deployment: str
     job_queue: str
     """Batch's ARN, or the name of Volcano's queue."""
     job_definition: str | None
-    """None on EKS, which has none."""
+    """Batch's ARN; None on EKS, which has none."""
     usd_per_node_hour: float
     hardware: Hardware = Hardware.TRAINIUM
     orchestrator: Orchestrator = Orchestrator.BATCH
@@ -228,7 +228,7 @@ class JobRequest:
 
     @property
     def time_limit_seconds(self) -> int:
-        """What Batch calls ``attemptDurationSeconds``: it applies to each attempt."""
+        """Batch's ``attemptDurationSeconds``: it applies to each attempt."""
         return round(self.time_limit_hours * 3600)
 
     @property
@@ -237,7 +237,7 @@ class JobRequest:
         return self.num_nodes * self.time_limit_hours * self.usd_per_node_hour
 
     def command(self) -> list[str]:
-        """What every node runs."""
+        """The command of every node."""
         command = contract.launch_command(self.workload)
         for name, value in self.parameters.items():
             command += [f"--{name}", flag_value(value)]
@@ -245,7 +245,7 @@ class JobRequest:
 
 
 def flag_value(value: Value) -> str:
-    """How a parameter is spelt on a command line."""
+    """Spell a parameter as on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

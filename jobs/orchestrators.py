@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class JobService(Protocol):
-    """Where jobs go: a deployment has one or two."""
+    """A place where jobs go: Batch or a cluster; a deployment has one or two."""
 
     @property
     def orchestrator(self) -> Orchestrator:
@@ -29,7 +29,7 @@ class JobService(Protocol):
 
     @property
     def log_group(self) -> str:
-        """Where the lines of its jobs are kept; empty where they go with the pods."""
+        """Log group of its jobs' lines; empty where they go with the pods."""
         ...
 
     def runs(self, run: str | None = None) -> list[RunSummary]:
@@ -41,7 +41,7 @@ class JobService(Protocol):
         ...
 
     def logs(self, *, follow: bool) -> LogsClient:
-        """Where its jobs' lines are read."""
+        """Client that reads its jobs' lines."""
         ...
 
     def check(self, request: JobRequest) -> None:
@@ -53,7 +53,7 @@ class JobService(Protocol):
         ...
 
     def payload(self, request: JobRequest) -> dict[str, Any]:
-        """What ``submit`` sends, for people to read first."""
+        """The request as ``submit`` sends it, for people to read first."""
         ...
 
     def submit(
@@ -67,17 +67,17 @@ class JobService(Protocol):
         ...
 
     def why_waiting(self, job: Job) -> Explanation | None:
-        """Why a job does not start although nobody gives a reason."""
+        """Explain why a job does not start although nobody gives a reason."""
         ...
 
     def waits_for(self, job: Job) -> Explanation | None:
-        """Which jobs have to succeed before this one begins, and how they stand."""
+        """Name the jobs that have to succeed before this one begins, and how they stand."""
         ...
 
 
 @dataclass(slots=True)
 class Services:
-    """What a command asks for runs: Batch first, then the cluster where there is one.
+    """The places that a command asks for runs: Batch first, then the cluster where there is one.
 
     A cluster that does not answer hides no run of Batch: that is said once, and it is not asked
     again.
@@ -89,7 +89,7 @@ class Services:
     needed: Orchestrator = Orchestrator.BATCH
     """The place that the command cannot do without, beside Batch."""
     silent: dict[Orchestrator, Refusal] = field(default_factory=dict)
-    """Why a place was not asked, or did not answer."""
+    """Refusals of places that were not asked, or did not answer."""
 
     def runs(self, run: str | None = None) -> Iterator[tuple[JobService, RunSummary]]:
         """The jobs of a run, or of all, place by place; a place is asked when it is its turn."""

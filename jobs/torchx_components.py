@@ -1,4 +1,4 @@
-"""TorchX components, one per workload that runs on nodes: `torchx run` without the helper.
+"""TorchX components, one per workload that runs on nodes: `torchx run` without the CLI.
 
     torchx run -s kubernetes --workspace "" -cfg queue=trainium \\
         jobs/torchx_components.py:llama2_7b --nnodes 4 -- --dataset wiki --lr 1e-4
@@ -159,7 +159,7 @@ def _app(
     deployment: str,
     max_retries: int,
 ) -> specs.AppDef:
-    """What each of them returns; refuses what `jobs submit` would refuse without the bucket."""
+    """Make the application; refuses what `jobs submit` would refuse without the bucket."""
     wanted = known_workload(workload)
     run = valid_run_name(name or f"{workload}-{time.strftime('%Y%m%d-%H%M%S')}-{_suffix()}")
     check_run_label(run)

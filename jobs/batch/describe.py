@@ -73,7 +73,7 @@ def _job(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any] | None], s
 
 
 def _command(detail: Mapping[str, Any]) -> tuple[str, ...]:
-    """With what SubmitJob put in place of the job definition's."""
+    """The container's command, as SubmitJob overrode the job definition's."""
     ranges = (detail.get("nodeProperties") or {}).get("nodeRangeProperties") or [{}]
     container = ranges[0].get("container") or detail.get("container") or {}
     return tuple(container.get("command") or ())

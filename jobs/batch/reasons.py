@@ -1,4 +1,4 @@
-"""What Batch and ECS say of a job that waits or has ended, and what it means."""
+"""The table of reasons that Batch and ECS give for a job that waits or has ended."""
 
 from __future__ import annotations
 

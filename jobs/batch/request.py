@@ -109,12 +109,12 @@ def check_length(request: JobRequest) -> None:
 
 
 class Admits(StrEnum):
-    """Whether a group lets its members reach each other, in one direction."""
+    """Verdict on one direction: does a group let its members reach each other?"""
 
     YES = "yes"
     NO = "no"
     SOME_ADDRESSES = "some addresses"
-    """By ranges; whether they hold the nodes' subnet is not known here."""
+    """Ranges that may hold the nodes' subnet, which is not known here."""
 
 
 def check_default_group(
@@ -190,7 +190,7 @@ def _check_rules(target: Deployment, group: Rule, note: Callable[[str], None]) -
 
 
 def admits_itself(group_id: str, rules: Sequence[Rule]) -> Admits:
-    """Whether rules of one direction let all that a job needs pass to the group itself."""
+    """Tell whether the rules of one direction let all that a job needs pass to the group itself."""
     wide = [rule for rule in rules if _is_wide(rule)]
     for rule in wide:
         groups = {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())}

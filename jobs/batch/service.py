@@ -29,7 +29,7 @@ class BatchService:
     aws: Aws
     target: Deployment
     once: bool = False
-    """Of a submission: one client for all, which never repeats a call by itself."""
+    """Submit with one client for all calls, which never repeats one by itself."""
     _client: BatchClient | None = None
 
     @property
@@ -39,7 +39,7 @@ class BatchService:
 
     @property
     def log_group(self) -> str:
-        """Of all jobs of the deployment."""
+        """The deployment's log group, which all its jobs share."""
         return self.target.log_group
 
     def runs(self, run: str | None = None) -> list[RunSummary]:

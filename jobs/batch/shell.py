@@ -48,19 +48,19 @@ def check_session(
 
 
 def session_command(instance_id: str, region: str, command: Sequence[str]) -> list[str]:
-    """What the AWS CLI is told."""
-    words = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id]
+    """Build the command line of the AWS CLI that opens a session."""
+    argv = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id]
     if not command:
-        return words
+        return argv
     parameters = json.dumps({"command": [shlex.join(command)]})
     document = "AWS-StartInteractiveCommand"
-    return [*words, "--document-name", document, "--parameters", parameters]
+    return [*argv, "--document-name", document, "--parameters", parameters]
 
 
-def missing_programs(words: Sequence[str], missing: Sequence[str]) -> Refusal:
+def missing_programs(argv: Sequence[str], missing: Sequence[str]) -> Refusal:
     """The refusal where a session cannot be started."""
     return Refusal(
         "no-session-manager",
         f"{' and '.join(missing)} is not installed here; install the AWS CLI with its Session "
-        f"Manager plugin, or run elsewhere: {shlex.join(words)}",
+        f"Manager plugin, or run elsewhere: {shlex.join(argv)}",
     )

@@ -1,4 +1,4 @@
-"""Why a job waits although Batch says nothing: a look at its queue and compute environment."""
+"""Explain why a job waits although Batch says nothing: look at queue and compute environment."""
 
 from __future__ import annotations
 

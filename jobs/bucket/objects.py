@@ -55,7 +55,7 @@ class Bucket:
         return f"s3://{self.name}/{key}"
 
     def head(self, key: str, **kwargs: Any) -> dict[str, Any] | None:
-        """What S3 knows of an object; None when there is no such object."""
+        """Read the metadata of an object; None when there is no such object."""
         try:
             return dict(self.client.head_object(Bucket=self.name, Key=key, **kwargs))
         except Exception as error:
@@ -64,7 +64,7 @@ class Bucket:
             raise
 
     def has(self, prefix: str) -> bool:
-        """Whether any object lies below ``prefix``."""
+        """Tell whether any object lies below ``prefix``."""
         page = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=1)
         return bool(page.get("Contents"))
 
@@ -75,7 +75,7 @@ class Bucket:
                 yield Found(key=item["Key"], size=int(item["Size"]))
 
     def names(self, prefix: str) -> list[str]:
-        """What lies directly below ``prefix``: folders and files, without the prefix."""
+        """List the folders and files directly below ``prefix``, without the prefix."""
         found: list[str] = []
         for page in self._pages(Prefix=prefix, Delimiter="/"):
             found += [item["Prefix"] for item in page.get("CommonPrefixes", ())]

@@ -26,7 +26,7 @@ class Checkpoints:
 
     uri: str
     steps: tuple[int, ...]
-    """From the oldest to the newest."""
+    """Steps, from the oldest to the newest."""
     are_seen: bool = True
     """False where they are in a folder of the nodes, which the desk does not see."""
 

@@ -20,7 +20,7 @@ CONCURRENCY = 16
 
 
 class Direction(StrEnum):
-    """Where files go."""
+    """The direction in which files are moved."""
 
     UP = "upload"
     DOWN = "download"
@@ -37,7 +37,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferResult:
-    """What was done with each."""
+    """The files of a transfer, by what was done with them."""
 
     moved: tuple[Item, ...]
     skipped: tuple[Item, ...]
@@ -193,7 +193,7 @@ class _Crc32:
 
 
 def is_same(path: Path, bucket: Bucket, key: str) -> bool:
-    """Whether ``path`` holds the object's bytes; False where that cannot be told."""
+    """Tell whether ``path`` holds the object's bytes; False where that is not known."""
     head = bucket.head(key, ChecksumMode="ENABLED")
     if head is None or not path.is_file() or path.stat().st_size != int(head["ContentLength"]):
         return False

@@ -29,7 +29,7 @@ def catalogue(context: typer.Context, as_json: JsonOption = False) -> int:
 
 
 def document() -> dict[str, Any]:
-    """What ``catalogue --json`` prints."""
+    """Make the document of ``catalogue --json``."""
     return {
         "instance_types": [_instance_type(item) for item in INSTANCE_TYPES.values()],
         "neuron_releases": [_release(item) for item in NEURON_RELEASES.values()],

@@ -110,7 +110,7 @@ def _jobs_on_cluster(aws: Aws, given: Globals) -> "list[ActiveJob] | None":
 
 
 def _actions(planned: "Assembly", stacks: "dict[str, Stack]", update: "Update") -> dict[str, str]:
-    """What becomes of each stack."""
+    """Tell what becomes of each stack."""
     changed = {change.stack for change in update.changes()}
     actions = {
         name: "create" if name not in stacks else "update" if name in changed else "unchanged"

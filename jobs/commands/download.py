@@ -84,7 +84,7 @@ def download(
 def download_document(
     deployment: Deployment, planned: Download, outcome: TransferResult | None, *, to: Path
 ) -> Document:
-    """What ``download --json`` prints; without an outcome nothing was downloaded."""
+    """Make the document of ``download --json``; without an outcome nothing was downloaded."""
     return {
         **transfer_document(deployment, planned.prefix, planned.items, outcome),
         "run": planned.run,
@@ -108,7 +108,7 @@ class Download:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files together."""
         return sum(item.size for item in self.items)
 
 

@@ -91,11 +91,11 @@ def kubeconfig(
 
 Json = dict[str, Any]
 _ROOT = Path(__file__).resolve().parents[2]
-"""Where `python -m jobs` is found, from whatever folder kubectl is called in."""
+"""The folder of `python -m jobs`, for kubectl may be called in any."""
 
 
 def context_name(deployment: Deployment) -> str:
-    """Of context, cluster and user."""
+    """Name of context, cluster and user."""
     return f"trainium-{deployment.name}"
 
 

@@ -39,7 +39,7 @@ class Globals:
     deployment: str = DEFAULT_DEPLOYMENT
     region: str | None = None
     processes_per_node: int | None = None
-    """Of a rehearsal, in place of the instance type's."""
+    """Processes per node of a rehearsal, in place of the instance type's."""
 
 
 def chosen(context: typer.Context, deployment: str | None, region: str | None) -> Globals:

@@ -119,7 +119,7 @@ def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -
 
 
 def _show_idle(console: Any, service: JobService) -> None:
-    """When idle nodes of the cluster go."""
+    """Say when idle nodes of the cluster go."""
     from jobs.eks.scale_in import try_idle_remark
     from jobs.eks.service import EksService
 

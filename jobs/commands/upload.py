@@ -106,7 +106,7 @@ def _size(num_bytes: int) -> str:
 def upload_document(
     deployment: Deployment, planned: Upload, outcome: TransferResult | None
 ) -> Document:
-    """What ``upload --json`` prints; without an outcome nothing was uploaded."""
+    """Make the document of ``upload --json``; without an outcome nothing was uploaded."""
     return {
         **transfer_document(deployment, planned.prefix, planned.items, outcome),
         "kind": planned.kind,
@@ -125,16 +125,16 @@ class Upload:
     kind: str
     """``tokenizer`` or ``corpus``."""
     name: str
-    """By which ``tokenize`` finds it."""
+    """Name by which ``tokenize`` finds it."""
     prefix: str
-    """Where in the bucket it is."""
+    """Prefix of its objects in the bucket."""
     items: tuple[Item, ...]
     left_out: tuple[str, ...] = ()
     """Files of the folder that are no text."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files together."""
         return sum(item.size for item in self.items)
 
 
@@ -167,7 +167,7 @@ def is_tokenizer_name(name: str) -> bool:
 
 
 def is_text_name(name: str) -> bool:
-    """Whether ``tokenize`` reads a file of that name."""
+    """Tell whether ``tokenize`` reads a file of that name."""
     lower = name.lower()
     stem = lower.removesuffix(".gz")
     return stem.endswith(TEXT_SUFFIXES) and not (

@@ -197,7 +197,7 @@ EMULATED = (
 
 
 def title(record: Record) -> str:
-    """What was looked at."""
+    """Name the deployment and the run that were looked at."""
     nodes, kind = record["num_nodes"], record["instance_type"] or record["device"]
     of = f"{nodes} x {kind}" if nodes else str(kind)
     return (
@@ -207,12 +207,12 @@ def title(record: Record) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many rows ended how."""
+    """Count the rows by their states."""
     return ", ".join(f"{number} {state}" for state, number in counts(rows).items())
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
-    """What somebody has to look at first, then in the order of the document."""
+    """Put the rows that need attention first, then keep the order of the document."""
     order = [str(state) for state in _FIRST]
     rank = {state: index for index, state in enumerate(order)}
     return sorted(rows, key=lambda row: rank.get(row.state, len(order)))

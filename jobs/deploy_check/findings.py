@@ -46,7 +46,7 @@ COSTLY = (
 """Types that are billed while they exist."""
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """What a finding is about, the gravest first."""
 
     REFUSED = "refused"
@@ -61,7 +61,7 @@ class Kind(StrEnum):
     """Instances are replaced under running jobs, which have time to end by themselves."""
 
 
-HARMLESS = frozenset({Kind.GOES_ON})
+HARMLESS = frozenset({FindingKind.GOES_ON})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class TouchedJob:
 class Finding:
     """One thing to know, and what to do."""
 
-    kind: Kind
+    kind: FindingKind
     stack: str
     resource: str | None
     resource_type: str | None
@@ -120,7 +120,7 @@ def find_all(
         *_ended(changes, stacks, running),
         *_left_behind(stacks, assembly.templates),
     ]
-    order = list(Kind)
+    order = list(FindingKind)
     return sorted(found, key=lambda finding: order.index(finding.kind))
 
 
@@ -139,7 +139,7 @@ def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
         else:
             continue
         message = f"it is {stack.status}, and CloudFormation takes no other update meanwhile"
-        yield _of_stack(Kind.REFUSED, name, message, remedy)
+        yield _of_stack(FindingKind.REFUSED, name, message, remedy)
 
 
 def _locked_exports(update: Update, assembly: Assembly) -> Iterator[Finding]:
@@ -163,7 +163,7 @@ def _locked_exports(update: Update, assembly: Assembly) -> Iterator[Finding]:
                 "were deployed, then deploy all: what is in them ends and comes back"
             )
         message = f"export {export.name} {done}, which CloudFormation refuses: in use by {users}"
-        yield _of_stack(Kind.REFUSED, export.stack, message, remedy)
+        yield _of_stack(FindingKind.REFUSED, export.stack, message, remedy)
 
 
 def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterator[Finding]:
@@ -180,7 +180,7 @@ def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterat
         if not names or len(same) != len(names):
             continue
         yield _of_change(
-            Kind.REFUSED,
+            FindingKind.REFUSED,
             change,
             f"it is replaced ({_why(change)}), the new one is made first, and it would have the "
             f"{' and '.join(same)} of the old one: AWS refuses that",
@@ -194,7 +194,7 @@ def _mixed_updates(changes: list[Change]) -> Iterator[Finding]:
     for change in changes:
         if others := mixed_with_version(change):
             yield _of_change(
-                Kind.REFUSED,
+                FindingKind.REFUSED,
                 change,
                 f"it gets another image or version together with {', '.join(others)}: "
                 "CloudFormation refuses to combine them",
@@ -212,7 +212,7 @@ def _lost(changes: list[Change]) -> Iterator[Finding]:
         meaning = STATEFUL.get(change.resource_type)
         if change.keeps_old:
             yield _of_change(
-                Kind.STAYS,
+                FindingKind.STAYS,
                 change,
                 f"it is {change.fate}{why}; the one of today stays, with what is in it, outside of "
                 "the stack",
@@ -220,7 +220,7 @@ def _lost(changes: list[Change]) -> Iterator[Finding]:
             )
         elif meaning is not None:
             yield _of_change(
-                Kind.LOSES_DATA,
+                FindingKind.LOSES_DATA,
                 change,
                 f"it is {change.fate}{why}: {meaning}",
                 "copy what you need first; or leave the setting as it was",
@@ -244,7 +244,7 @@ def _ended(
             jobs = running.cluster()
             if jobs is None:
                 yield _of_change(
-                    Kind.UNKNOWN,
+                    FindingKind.UNKNOWN,
                     change,
                     f"{effect.what}; which jobs run there is not known",
                     "check again from where the cluster answers",
@@ -254,7 +254,7 @@ def _ended(
         ending = [job for job in jobs if _ends(job, effect, jobs, running.now_s)]
         if ending:
             yield _of_change(
-                Kind.ENDS_JOBS,
+                FindingKind.ENDS_JOBS,
                 change,
                 f"{effect.what}; {_when(effect)}",
                 "wait until they have ended, or stop them; a training run that is submitted again "
@@ -264,7 +264,7 @@ def _ended(
         going_on = [job for job in jobs if job.on_hosts and job not in ending]
         if going_on and effect.within_minutes:
             yield _of_change(
-                Kind.GOES_ON,
+                FindingKind.GOES_ON,
                 change,
                 f"{effect.what}; these jobs go on where they are, until their own time limit at "
                 "most",
@@ -313,7 +313,9 @@ def _left_behind(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
         costly = [kind for kind in COSTLY if kind in types]
         has = f" ({', '.join(costly)})" if costly else ""
         message = f"the assembly no longer has this stack: it stays, and what it has{has} costs"
-        yield _of_stack(Kind.STAYS, name, message, f"{_KEEP}; to remove it: {_destroy(name)}")
+        yield _of_stack(
+            FindingKind.STAYS, name, message, f"{_KEEP}; to remove it: {_destroy(name)}"
+        )
 
 
 _KEEP = "give the -c settings that it was deployed with (orchestrators, say) and check again"
@@ -329,14 +331,19 @@ def _why(change: Change) -> str:
     return ", ".join(change.reasons) or "another type"
 
 
-def _of_stack(kind: Kind, stack: str, message: str, remedy: str) -> Finding:
+def _of_stack(kind: FindingKind, stack: str, message: str, remedy: str) -> Finding:
     return Finding(
         kind=kind, stack=stack, resource=None, resource_type=None, message=message, remedy=remedy
     )
 
 
 def _of_change(
-    kind: Kind, change: Change, message: str, remedy: str, *, jobs: tuple[TouchedJob, ...] = ()
+    kind: FindingKind,
+    change: Change,
+    message: str,
+    remedy: str,
+    *,
+    jobs: tuple[TouchedJob, ...] = (),
 ) -> Finding:
     return Finding(
         kind=kind,

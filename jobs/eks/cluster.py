@@ -1,4 +1,4 @@
-"""The only door to the cluster: JSON in, JSON out, with the caller's own AWS credentials.
+"""Access to the cluster: JSON in, JSON out, with the caller's own AWS credentials.
 
 No kubeconfig is read, so that a command goes to the deployment it names and to no other. A token is
 a presigned call of STS, as `aws eks get-token` makes it (kubernetes-sigs/aws-iam-authenticator,
@@ -33,12 +33,12 @@ NODES = "/api/v1/nodes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where the API server is, and by whose certificate it is known."""
+    """The address of the API server, and the certificate it is known by."""
 
     name: str
     url: str
     certificate: str
-    """Of the authority: base64 of PEM, as EKS gives it."""
+    """Certificate of the authority: base64 of PEM, as EKS gives it."""
 
 
 def read_endpoint(aws: Aws, cluster: str) -> Endpoint:
@@ -136,7 +136,7 @@ class Cluster:
 
         api = self.api()
         headers = {"Accept": "application/json, */*", "Content-Type": content_type}
-        words = api.param_serialize(
+        arguments = api.param_serialize(
             method=method,
             resource_path=path.format(namespace=self.namespace),
             query_params=list((query or {}).items()),
@@ -144,7 +144,7 @@ class Cluster:
             body=body,
             auth_settings=["BearerToken"],
         )
-        answer = api.call_api(*words, _request_timeout=timeout).response
+        answer = api.call_api(*arguments, _request_timeout=timeout).response
         if not 200 <= answer.status < 300:
             error = ApiException(status=answer.status, reason=answer.reason)
             error.body = answer.read().decode(errors="replace")
@@ -272,7 +272,7 @@ def make_token(aws: Aws, cluster: str) -> str:
 
 
 def exec_credential(token: str, *, now: datetime) -> dict[str, Any]:
-    """What kubectl expects of a program that gives credentials."""
+    """Make the document that kubectl expects of a program that gives credentials."""
     expires = (now.astimezone(UTC) + LIFETIME).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "client.authentication.k8s.io/v1beta1",

@@ -1,4 +1,4 @@
-"""How a Volcano job and its pods stand, in the terms that the CLI has for jobs of Batch.
+"""A Volcano job and its pods, described in the terms that the CLI has for jobs of Batch.
 
 Volcano deletes the pods of an attempt that another one follows, and nodes that are scaled away take
 theirs with them, logs included: how such attempts ended their launchers have left in the bucket.
@@ -58,7 +58,7 @@ def summarize(job: Json) -> RunSummary:
 
 
 def num_attempts_failed(job: Json) -> int:
-    """How many attempts have failed."""
+    """Count the attempts that have failed."""
     return _restarts(job) + (_status(job) == "FAILED")
 
 
@@ -96,7 +96,7 @@ def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) ->
 
 
 def _command(job: Json) -> tuple[str, ...]:
-    """Of the pods."""
+    """Command of the pods."""
     container = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
     return (*(container.get("command") or ()), *(container.get("args") or ()))
 
@@ -178,7 +178,7 @@ def _num_nodes(job: Json) -> int:
 
 
 def _started(job: Json) -> int | None:
-    """When the gang of the last attempt came to its nodes.
+    """Time at which the gang of the last attempt came to its nodes.
 
     Volcano renews the time of the present phase's condition with every count of pods that changes
     (1.15.1, syncJob): that of Running says when a first pod has ended, that of Pending stays.
@@ -267,7 +267,7 @@ def _pod_reason(pod: Json) -> str | None:
 
 
 def trouble(pods: Sequence[Json]) -> str | None:
-    """Why a pod does not run: its scheduler's words, or the kubelet's."""
+    """The reason why a pod does not run, as its scheduler or the kubelet puts it."""
     for pod in pods:
         status = pod.get("status", {})
         for container in status.get("containerStatuses") or ():
@@ -301,14 +301,14 @@ _LOOK_AGAIN_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What a launcher said last."""
+    """The last that a launcher reported of an attempt."""
 
     exit_code: int
     reason: str
 
 
 Endings = Mapping[int, Ending]
-"""By the number of the attempt."""
+"""Endings by the number of the attempt."""
 
 
 @dataclass(slots=True)
@@ -336,7 +336,7 @@ class EndingReader:
 
 
 def read_endings(bucket: Bucket, run: str, job_id: str) -> dict[int, Ending]:
-    """What the main node has left of each attempt, or the first of the others."""
+    """Read what the main node has left of each attempt, or the first of the others."""
     prefix = attempts_prefix(run, job_id)
     first: dict[int, int] = {}
     for name in bucket.names(prefix):

@@ -31,7 +31,7 @@ class NodeGroup:
     wanted: int
     most: int
     troubles: tuple[str, ...]
-    """What keeps it from having the nodes it wants."""
+    """Reasons that keep it from having the nodes it wants."""
     scaling_group: str = ""
     instances: tuple[str, ...] = ()
     """Those that are up or coming."""
@@ -77,7 +77,7 @@ class Nodes:
     usable: int
     """On which a pod of a job can be placed."""
     remarks: tuple[str, ...]
-    """Why the others cannot be used."""
+    """Reasons why the others cannot be used."""
 
 
 def look_at_nodes(cluster: Cluster, deployment: Deployment) -> Nodes:
@@ -95,7 +95,7 @@ def look_at_nodes(cluster: Cluster, deployment: Deployment) -> Nodes:
 
 
 def _remark(node: Json, wanted: Mapping[str, int]) -> str | None:
-    """Why a node cannot be used; None when it can."""
+    """Say why a node cannot be used; None when it can."""
     name = node["metadata"]["name"]
     if node.get("spec", {}).get("unschedulable"):
         return f"node {name} is cordoned"
@@ -145,7 +145,7 @@ def check_scale(deployment: Deployment, num_nodes: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the group is."""
+    """Progress of the group towards its size."""
 
     ready: int
     group: NodeGroup
@@ -193,6 +193,6 @@ def wait_for_nodes(
 
 
 def is_ready(node: Json) -> bool:
-    """Whether the node's kubelet says that it is well."""
+    """Tell whether the node's kubelet says that it is ready."""
     conditions = node.get("status", {}).get("conditions") or ()
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)

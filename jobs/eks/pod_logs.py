@@ -33,7 +33,7 @@ class _Tail:
     _with_known: int = 0
 
     def reopen(self) -> None:
-        """What comes next begins with lines that were read before."""
+        """The next page begins with lines that were read before."""
         self._known, self._with_known = self._newest, self._with_newest
 
     def take(self, line: str) -> None:

@@ -21,9 +21,9 @@ from jobs.errors import Refusal
 _STDIN, _ERROR, _RESIZE = 0, 3, 4
 _NOT_FOUND = 127
 _NOT_RUN = (126, _NOT_FOUND)
-"""As shells and container runtimes say it."""
+"""Exit codes of shells and container runtimes for a program that did not start."""
 _LOST = 255
-"""As ssh says it."""
+"""Exit code of ssh for a lost connection."""
 _OPENING = threading.Lock()
 
 

@@ -1,4 +1,4 @@
-"""What Kubernetes and Volcano say of a job that waits or has ended, and what it means."""
+"""The table of reasons that Kubernetes and Volcano give for a job that waits or has ended."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ CLUSTER_REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="*violates PodSecurity*",
         meaning="the namespace's Pod Security standard does not allow the pods",
-        remedy="deploy again with `cdk deploy --all`, so that namespace and helper agree",
+        remedy="deploy again with `cdk deploy --all`, so that namespace and CLI agree",
     ),
     Explanation(
         pattern="*persistentvolumeclaim*not found*",

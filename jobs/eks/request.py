@@ -30,12 +30,12 @@ from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 
 (_STOP_GRACE,) = (item for item in LAUNCH_PARAMETERS if item.name == "stop-grace-s")
 MAX_RUN_CHARACTERS = 63
-"""Of a label's value (Kubernetes documentation, Labels and Selectors)."""
+"""Limit of a label's value (Kubernetes documentation, Labels and Selectors)."""
 _CLOSING_S = 30
 _SPARE_S = 3600
 """To pull an image, to meet, and to end cleanly."""
 _MAX_NAME_CHARACTERS = 36
-"""With TorchX's suffix of up to 14 characters and ``-node-999-0`` a host name of 63."""
+"""A host name of 63, less TorchX's suffix of up to 14 characters and ``-node-999-0``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class LaunchSpec:
     command: Sequence[str]
     num_nodes: int
     time_limit_s: int
-    """Of one attempt; the launcher ends the job with it."""
+    """Time limit of one attempt; the launcher ends the job with it."""
     deployment: str
     region: str
     bucket: str
@@ -71,7 +71,7 @@ class LaunchSpec:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of the job and of its pods."""
+        """Labels of the job and of its pods."""
         return {
             kubernetes.LABEL_DEPLOYMENT: self.deployment,
             kubernetes.LABEL_RUN: self.run,
@@ -80,18 +80,18 @@ class LaunchSpec:
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Of the job."""
+        """Annotations of the job."""
         after = {kubernetes.AFTER: self.after_job} if self.after_job else {}
         return {**after, **({kubernetes.SCALE: "true"} if self.scales else {})}
 
     @property
     def grace_s(self) -> int:
-        """When the kubelet kills a pod that was told to end: later than the launcher."""
+        """Seconds until the kubelet kills a pod that was told to end: later than the launcher."""
         return math.ceil(self.stop_grace_s) + _CLOSING_S
 
     @property
     def deadline_s(self) -> int:
-        """When the kubelet ends a pod whose launcher has not ended it.
+        """Seconds until the kubelet ends a pod whose launcher has not ended it.
 
         The kubelet counts from before the image is pulled, and while a job that compiles is waited
         for; the launcher does not.
@@ -101,7 +101,7 @@ class LaunchSpec:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a job definition of Batch holds."""
+        """The environment that a job definition of Batch would hold."""
         lustre = {contract.ENV_LUSTRE: contract.LUSTRE_MOUNT} if self.lustre_claim else {}
         after = {contract.ENV_AFTER_JOB: self.after_job} if self.after_job else {}
         return {
@@ -212,7 +212,7 @@ def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
 
 
 def _overlay(spec: LaunchSpec) -> dict[str, Any]:
-    """What a Role cannot say of its pod."""
+    """The parts of a pod that a Role cannot express."""
     from torchx.specs.overlays import JOIN
 
     resources = dict(kubernetes.pod_resources(spec.instance_type))

@@ -29,14 +29,14 @@ from trainium_catalogue.node_use import (
 )
 
 ALL_PODS = "/api/v1/pods"
-SETTLE_S = 3.0
+QUIET_S = 3.0
 """Between cordoning nodes and looking at them again: Volcano decides once a second on what it has
 seen before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """Who uses which instance of the group."""
+    """The instances of the group, and who uses them."""
 
     nodes: Mapping[str, str]
     """Node by instance; one that has not joined has none."""
@@ -93,7 +93,7 @@ def _run_of(pod: Json) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What a smaller number takes away."""
+    """The instances that a smaller number takes away."""
 
     never_came: int
     """Instances that EC2 has not started yet."""
@@ -142,7 +142,7 @@ def cut(
     opened = [use.nodes[each] for each in parts.instances if use.nodes.get(each) in use.open]
     _cordon(cluster, opened, closed=True)
     if opened and not force:
-        sleep(SETTLE_S)
+        sleep(QUIET_S)
         now = read_use(cluster, deployment)
         taken = [instance for instance in parts.instances if instance in now.runs]
         if taken:
@@ -231,7 +231,7 @@ def try_idle_remark(cluster: Cluster, deployment: Deployment) -> str | None:
 
 
 def describe_idle(nodes: Sequence[Json], deployment: Deployment, *, now: datetime) -> str | None:
-    """How many nodes are idle and when the first goes; None when there is nothing to say."""
+    """Say how many nodes are idle and when the first goes; None when there is nothing to say."""
     assert deployment.eks is not None
     minutes = deployment.eks.idle_minutes
     if minutes is None:

@@ -61,7 +61,7 @@ class EksService:
 
     @property
     def log_group(self) -> str:
-        """None: lines are the pods' own."""
+        """Empty: pod logs are read directly."""
         return ""
 
     @property

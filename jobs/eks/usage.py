@@ -1,4 +1,4 @@
-"""How busy the nodes of a run are: neuron-monitor's report, or what the pods' processes use."""
+"""The load of a run's nodes: neuron-monitor's report, or what the pods' processes use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.errors import Refusal
 
 NEURON_MONITOR = "neuron-monitor"
 PROCESSES = "processes"
-"""Where there is no neuron-monitor: processor time and memory of the pod's own processes."""
+"""Used without neuron-monitor: processor time and memory of the pod's own processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,11 @@ class Usage:
     device_bytes: int | None = None
     """Memory of the devices that runtimes have taken."""
     cpu_percent: float | None = None
-    """Of all vCPUs of the host; of processes: 100 is one vCPU."""
+    """Share of all vCPUs of the host; of processes: 100 is one vCPU."""
     memory_bytes: int | None = None
-    """Of the host; of processes: their resident sets."""
+    """Memory in use on the host; of processes: their resident sets."""
     errors: tuple[str, ...] = ()
-    """What neuron-monitor could not read."""
+    """Parts of its report that neuron-monitor could not read."""
 
 
 def parse_neuron_monitor(line: str) -> Usage:

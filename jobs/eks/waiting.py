@@ -1,4 +1,4 @@
-"""Why a job on the cluster does not run: nodes that are missing, taken, lost or not ready yet.
+"""Explain why a job on the cluster does not run: nodes are missing, taken, lost or not ready.
 
 Of a gang that it does not let in Volcano writes no more than an event (1.15.1, pkg/scheduler/
 plugins/capacity and proportion, JobEnqueueable), of pods that it may not create as well
@@ -23,7 +23,7 @@ from trainium_catalogue import kubernetes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """What an explanation looks at."""
+    """The cluster and its jobs, as an explanation looks at them."""
 
     aws: Aws
     target: Deployment
@@ -72,7 +72,7 @@ def _no_room(view: ClusterView, job: Job) -> Explanation | None:
 
 
 def asks_for_nodes(view: ClusterView, job_id: str) -> bool:
-    """Whether the job was submitted with ``--scale``."""
+    """Tell whether the job was submitted with ``--scale``."""
     metadata = view.cluster.get(f"{JOBS}/{job_id}")["metadata"]
     return (metadata.get("annotations") or {}).get(kubernetes.SCALE) == "true"
 
@@ -80,17 +80,17 @@ def asks_for_nodes(view: ClusterView, job_id: str) -> bool:
 def _held(view: ClusterView, job: Job) -> Explanation:
     """Volcano's own words for why a gang is not placed, or has no pods."""
     gang = _gang(view.cluster, job.job_id)
-    words = None if gang is None else unschedulable(gang)
-    if words is not None:
+    said = None if gang is None else unschedulable(gang)
+    if said is not None:
         return _said(
-            f"nodes are ready, and Volcano places the gang on none: {words}",
+            f"nodes are ready, and Volcano places the gang on none: {said}",
             f"compare with: kubectl describe nodes; kubectl describe queue {job.job_queue}",
         )
     names = (job.job_id,) if gang is None else (job.job_id, gang["metadata"]["name"])
-    words = why_held(view.cluster, *names)
-    if words is not None:
+    said = why_held(view.cluster, *names)
+    if said is not None:
         return _said(
-            f"Volcano holds the job back: {words}",
+            f"Volcano holds the job back: {said}",
             f"compare with: kubectl describe queue {job.job_queue}; kubectl describe resourcequota",
         )
     return _found(
@@ -100,12 +100,12 @@ def _held(view: ClusterView, job: Job) -> Explanation:
 
 
 def _not_started(view: ClusterView, job: Job) -> Explanation | None:
-    """What the kubelet says of pods that have a node."""
+    """Explain pods that have a node, with the kubelet's events."""
     waiting = [node.name for node in job.nodes if node.name and node.status == "STARTING"]
-    words = why_not_started(view.cluster, *waiting[:1])
-    if words is not None:
+    said = why_not_started(view.cluster, *waiting[:1])
+    if said is not None:
         return _said(
-            f"pod {waiting[0]} does not start: {words}",
+            f"pod {waiting[0]} does not start: {said}",
             f"if it lasts: kubectl describe pod {waiting[0]}",
         )
     if job.status_reason:
@@ -167,7 +167,7 @@ def _gang(cluster: Cluster, job_id: str) -> Json | None:
 
 
 def _said(meaning: str, remedy: str) -> Explanation:
-    """What the cluster said, with the remedy that is known for it."""
+    """Explain with the cluster's own message, and the remedy that is known for it."""
     known = find_explanation(CLUSTER_REASONS, meaning)
     return _found(meaning, remedy if known is None else f"{known.meaning}: {known.remedy}")
 

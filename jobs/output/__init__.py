@@ -1,1 +1,1 @@
-"""What people and programs read: tables, log lines, JSON documents."""
+"""Output for people and programs: tables, log lines, JSON documents."""

@@ -68,11 +68,11 @@ def cli_command(deployment: Deployment) -> str:
 
 
 ASK_FROM_USD = 10
-"""Of a job on ordinary instances, at its time limit; a Trainium node costs that in half an hour."""
+"""Price at its time limit from which a CPU job is asked about: half an hour of a Trainium node."""
 
 
 def is_asked_about(requests: Iterable[JobRequest]) -> bool:
-    """Whether these jobs take Trainium nodes, or may cost ``ASK_FROM_USD`` or more together."""
+    """Tell whether jobs take Trainium nodes, or may cost ``ASK_FROM_USD`` or more together."""
     jobs = list(requests)
     takes_nodes = any(job.hardware is not Hardware.CPU for job in jobs)
     return takes_nodes or sum(job.usd_at_time_limit for job in jobs) >= ASK_FROM_USD

@@ -15,7 +15,7 @@ Document = dict[str, Any]
 
 
 def outcome(job: Job) -> Document:
-    """How a job stands: its attempts and its nodes."""
+    """Describe a job with its attempts and its nodes."""
     last = job.ending
     found = explain(
         exit_code=last.exit_code if last and job.ended else None,
@@ -48,7 +48,7 @@ def outcome(job: Job) -> Document:
 
 
 def status_document(deployment: Deployment, job: Job, training: Document | None) -> Document:
-    """What ``status --json`` prints; ``training`` is the run's status.json."""
+    """Make the document of ``status --json``; ``training`` is the run's status.json."""
     return {
         **where(deployment, job.run, job.job_id),
         "workload": job.workload,
@@ -58,7 +58,7 @@ def status_document(deployment: Deployment, job: Job, training: Document | None)
 
 
 def forgotten_document(deployment: Deployment, run: str, training: Document) -> Document:
-    """What ``status --json`` prints of a run whose jobs Batch has forgotten."""
+    """Make the document of ``status --json`` for a run whose jobs Batch has forgotten."""
     return {
         **where(deployment, run, None),
         "workload": training.get("workload"),
@@ -68,7 +68,7 @@ def forgotten_document(deployment: Deployment, run: str, training: Document) -> 
 
 
 def list_document(deployment: Deployment, runs: Iterable[RunSummary]) -> Document:
-    """What ``list --json`` prints."""
+    """Make the document of ``list --json``."""
     return {
         "deployment": deployment.name,
         "region": deployment.region,
@@ -79,7 +79,7 @@ def list_document(deployment: Deployment, runs: Iterable[RunSummary]) -> Documen
 def logs_document(
     deployment: Deployment, run: str, job_id: str, *, lines: Iterable[LogLine], job: Job | None
 ) -> Document:
-    """What ``logs --json`` prints."""
+    """Make the document of ``logs --json``."""
     return {
         **where(deployment, run, job_id),
         "log_group": deployment.log_group,
@@ -91,7 +91,7 @@ def logs_document(
 def stop_document(
     deployment: Deployment, summary: RunSummary, *, action: str, reason: str | None, job: Job | None
 ) -> Document:
-    """What ``stop --json`` prints."""
+    """Make the document of ``stop --json``."""
     return {
         **where(deployment, summary.run, summary.job_id),
         "action": action,
@@ -102,7 +102,7 @@ def stop_document(
 
 
 def refused_document(code: str, message: str) -> Document:
-    """What any command prints with ``--json`` when it refuses."""
+    """Make the document of a refusal, with ``--json``."""
     return {"refused": code, "message": message}
 
 

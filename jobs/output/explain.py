@@ -1,4 +1,4 @@
-"""Why a job waits or ended, in plain words: reasons first, then exit codes."""
+"""Explanations in plain words of why a job waits or ended: reasons first, then exit codes."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def explain(*, exit_code: int | None, reasons: Iterable[str | None]) -> Explanat
 
 
 def is_news(reason: str | None) -> bool:
-    """Whether a reason tells more than that the container ended."""
+    """Tell whether a reason says more than that the container ended."""
     return bool(reason) and not any(fnmatchcase(str(reason), quiet) for quiet in _NO_NEWS)

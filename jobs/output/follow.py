@@ -76,7 +76,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often AWS is asked, and how long things are waited for."""
+    """Intervals of asking AWS, and limits of waiting."""
 
     running_s: float = 1.0
     """Between two rounds while nodes print."""
@@ -84,16 +84,16 @@ class Pace:
     """Between two rounds while nothing changes before the job runs."""
     calls_per_second: float = 10.0
     """GetLogEvents allows 25 a second for the account and region (CloudWatch Logs quotas)."""
-    settle_s: float = 3.0
+    quiet_s: float = 3.0
     """After the end: for the last lines to become readable."""
     children_s: float = 60.0
     """After the end: for child nodes that still stop, so that their exit codes are known."""
     old_s: float = 60.0
-    """What ended so long ago has settled."""
+    """Seconds after which nothing more is written of what has ended."""
     still_waiting_s: tuple[float, float] = (120.0, 600.0)
     """First and later remarks while a job waits without a reason."""
     give_up_s: float = 300.0
-    """Of nothing but trouble."""
+    """Seconds of consecutive errors before giving up."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class Follower:
             for line in self.streams.merger.end_round():
                 yield from self._printed(line)
             yield from self._weigh(troubles, answered)
-            if job is not None and self._settled(job):
+            if job is not None and self._is_quiet(job):
                 for line in self.streams.merger.flush():
                     yield from self._printed(line)
                 yield Ended(job=job)
@@ -225,8 +225,8 @@ class Follower:
         if now - self._trouble_since >= self.pace.give_up_s:
             raise troubles[0]
 
-    def _settled(self, job: Job) -> bool:
-        """Whether the last line has been read, as far as one can know."""
+    def _is_quiet(self, job: Job) -> bool:
+        """Tell whether the last line has been read, as far as one can know."""
         if not job.ended:
             return False
         if self.streams.phase is Phase.LIVE:
@@ -241,7 +241,7 @@ class Follower:
         if not self._saw_it_live and now - (job.stopped_at_ms or 0) / 1000 >= self.pace.old_s:
             return True
         still_stopping = any(node.status in ON_HOSTS for node in job.nodes)
-        wait_s = self.pace.children_s if still_stopping else self.pace.settle_s
+        wait_s = self.pace.children_s if still_stopping else self.pace.quiet_s
         return now - self._ended_seen >= wait_s
 
     def _pause_s(self, job: Job | None, trouble: bool) -> float:

@@ -38,7 +38,7 @@ _NO_REASON = "{} gives no reason"
 
 
 class Screen:
-    """Where lines of nodes go, and where remarks about them go."""
+    """The terminal: standard output for lines of nodes, standard error for remarks."""
 
     def __init__(self, *, part: str = "node", lines_to: TextIO | None = None) -> None:
         self._part = part
@@ -103,7 +103,7 @@ def describe_event(
 
 
 def describe_ending(attempt: Attempt) -> str:
-    """How an attempt ended, in a few words."""
+    """Say how an attempt ended."""
     parts = [] if attempt.exit_code is None else [f"exit code {attempt.exit_code}"]
     reasons = attempt.status_reason, attempt.reason
     parts += [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
@@ -140,7 +140,7 @@ def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
 
 
 def describe_status(job: Job, waiting: Explanation | None) -> str:
-    """Where a job stands, and why it waits when it does."""
+    """Say where a job stands, and why it waits."""
     of = f" of {job.max_attempts}" if job.max_attempts else ""
     # The children of an array are retried one by one: the table shows their attempts.
     is_array = job.shape.kind is JobKind.ARRAY
@@ -160,7 +160,7 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
 
 
 def _took(job: Job, word: str) -> str:
-    """How long it ran, which of several attempts only the last one tells."""
+    """Say how long it ran; of several attempts, the last one."""
     if job.started_at_ms is None or job.stopped_at_ms is None:
         return ""
     last = f" of attempt {len(job.attempts)}" if len(job.attempts) > 1 else ""

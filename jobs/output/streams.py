@@ -116,7 +116,7 @@ class Merger:
 
 
 class Phase(Enum):
-    """What is read in a round."""
+    """The streams that a round reads."""
 
     LIVE = "live"
     """The newest attempt and the one before it; older streams were read to their end."""

@@ -73,7 +73,7 @@ def runs_table(runs: Sequence[RunSummary], *, width: int) -> tuple[Table, list[s
 
 
 def reason_of(run: RunSummary) -> str:
-    """Why it waits or failed, as far as the list knows."""
+    """Say why a run waits or failed, as far as the list knows."""
     if is_news(run.status_reason):
         return str(run.status_reason)
     found = explain_exit(run.exit_code) if run.status == "FAILED" else None
@@ -108,7 +108,7 @@ def _ending(status: str, attempt: Attempt) -> tuple[Text, str, str]:
 
 
 def _why(attempt: Attempt) -> str:
-    """Why an attempt ended, without its exit code."""
+    """Say why an attempt ended, without its exit code."""
     reasons = attempt.status_reason, attempt.reason
     said = [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
     found = explain(exit_code=attempt.exit_code, reasons=reasons)

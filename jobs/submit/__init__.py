@@ -1,1 +1,1 @@
-"""From a command line to a submitted job: parse, resolve, check, plan, confirm, send."""
+"""The way from a command line to a submitted job: resolve, check, plan, confirm, send."""

@@ -1,4 +1,4 @@
-"""What is refused before anything is spent: each check is one message with its remedy."""
+"""Checks before anything is spent: each is one message with its remedy."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def _differences(job: Job, request: JobRequest) -> Iterator[str]:
 
 
 def _flags(command: Sequence[str]) -> dict[str, str]:
-    """Of a command as ``JobRequest.command`` makes it."""
+    """Read the flags of a command as ``JobRequest.command`` makes it."""
     return {
         word.removeprefix("--"): value
         for word, value in itertools.pairwise(command)

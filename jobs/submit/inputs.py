@@ -1,4 +1,4 @@
-"""What a workload needs from the bucket: looked up, and refused, before anything is spent."""
+"""Inputs of a workload in the bucket: looked up, and refused, before anything is spent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SAME = {"seq-len": "seq_len", "max-predictions": "max_predictions"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What the bucket says about a submission."""
+    """Findings in the bucket about a training run."""
 
     values: Mapping[str, Value]
     """Every parameter: as given, as the run remembers it, or its default."""

@@ -1,4 +1,4 @@
-"""From a command line to a submission: parameters, deployment, orchestrator, request."""
+"""A command line becomes a submission: parameters, deployment, orchestrator, request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Order:
 
     workload: Workload
     parameters: dict[str, Value]
-    """As they are given."""
+    """Parameters that are given; defaults are not among them."""
     run: str
     is_named: bool
     """The user chose the name, so there may be such a run already."""
@@ -60,7 +60,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a submission will do, for people and for programs."""
+    """The plan of a submission, for people and for programs."""
 
     lines: tuple[str, ...] = ()
     document: Mapping[str, Any] | None = None
@@ -76,13 +76,13 @@ class Submission:
     order: Order
     target: Deployment
     service: JobService
-    """Where the job goes."""
+    """The place that the job goes to."""
     places: Services
-    """Where the run may be already."""
+    """The places that may have the run already."""
     bucket: Bucket
     request: JobRequest
     processes_per_node: int | None
-    """Of a rehearsal, in place of the instance type's."""
+    """Processes per node of a rehearsal, in place of the instance type's."""
     earlier: tuple[RunSummary, ...] = ()
     """Jobs that the run has had."""
     plan: Plan = field(default_factory=Plan)
@@ -100,7 +100,7 @@ class Submission:
 
     @property
     def requests(self) -> tuple[JobRequest, ...]:
-        """What is sent, the compile job first."""
+        """The requests to send, the compile job first."""
         first = self.plan.compile_request
         return (self.request,) if first is None else (first, self.request)
 
@@ -175,7 +175,7 @@ def request_for(
 def chosen_orchestrator(
     deployment: Deployment, workload: Workload, asked: Orchestrator | None
 ) -> Orchestrator:
-    """What runs the workload: --on, or the only one there is, or Batch."""
+    """Choose what runs the workload: --on, or the only one there is, or Batch."""
     if workload.hardware is Hardware.CPU:
         if asked is Orchestrator.EKS:
             raise Refusal(
@@ -219,7 +219,7 @@ def run_name(name: str | None, workload: Workload) -> str:
 
 
 def parsed_parameters(
-    workload: Workload, words: Sequence[str], assignments: Sequence[str]
+    workload: Workload, argv: Sequence[str], assignments: Sequence[str]
 ) -> dict[str, Value]:
     """Read ``--name value`` and ``--set name=value`` against the catalogue.
 
@@ -228,7 +228,7 @@ def parsed_parameters(
     """
     known = {parameter.name: parameter for parameter in (*workload.parameters, *LAUNCH_PARAMETERS)}
     values: dict[str, Value] = {}
-    for shown, name, text in (*_flags(workload, known, words), *_settings(workload, assignments)):
+    for shown, name, text in (*_flags(workload, known, argv), *_settings(workload, assignments)):
         if name not in known:
             raise Refusal("unknown-parameter", _unknown(workload, known, name))
         if name in values:
@@ -250,10 +250,10 @@ def parsed_parameters(
 
 
 def _flags(
-    workload: Workload, known: Mapping[str, Parameter], words: Sequence[str]
+    workload: Workload, known: Mapping[str, Parameter], argv: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Split ``--name value`` and ``--name=value``; a boolean may stand alone and is then true."""
-    rest = list(words)
+    rest = list(argv)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
@@ -288,11 +288,11 @@ def _settings(workload: Workload, assignments: Sequence[str]) -> Iterator[tuple[
 
 
 def _meant(parameter: Parameter, text: str) -> str:
-    """The nearest of a parameter's words, where it takes nothing but some."""
-    words = (parameter.pattern or "").split("|")
-    if not all(_WORD.fullmatch(word) for word in words):
+    """The nearest of a parameter's choices, where it takes nothing but some."""
+    choices = (parameter.pattern or "").split("|")
+    if not all(_WORD.fullmatch(choice) for choice in choices):
         return ""
-    hint = did_you_mean(text, words)
+    hint = did_you_mean(text, choices)
     return f"; {hint}" if hint.startswith("did you mean") else ""
 
 

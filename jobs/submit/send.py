@@ -178,7 +178,7 @@ def _document(
     status: str | None = None,
     job: Job | None = None,
 ) -> Document:
-    """What ``submit --json`` prints."""
+    """Make the document of ``submit --json``."""
     request, deployment, plan = submission.request, submission.target, submission.plan
     first = plan.compile_request
     payloads = [submission.service.payload(item) for item in submission.requests]

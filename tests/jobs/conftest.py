@@ -1,4 +1,4 @@
-"""A moto server on loopback with one deployment, and the helper as a user calls it."""
+"""A moto server on loopback with one deployment, and the CLI as a user calls it."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def reset(desk: Desk) -> None:
 
 
 def deploy(desk: Desk) -> None:
-    """Make what `cdk deploy` makes, as far as the helper sees it."""
+    """Make what `cdk deploy` makes, as far as the CLI sees it."""
     role = desk.client("iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")
     batch = desk.client("batch")
     environment = batch.create_compute_environment(

@@ -1,4 +1,4 @@
-"""Command lines that cannot be read, and a Python without what the helper needs."""
+"""Command lines that cannot be read, and a Python without what the CLI needs."""
 
 from __future__ import annotations
 

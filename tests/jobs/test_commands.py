@@ -20,7 +20,7 @@ from tests.jobs.conftest import Desk
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"
-HELPER = [sys.executable, "-m", "jobs"]
+CLI = [sys.executable, "-m", "jobs"]
 ENDED_MS = 1_000_000
 NOW_MS = round(time.time() * 1000)  # CloudWatch takes no lines older than 14 days
 
@@ -222,7 +222,7 @@ def test_following_a_run_that_succeeded_exits_with_0(succeeded: Desk) -> None:
 def test_submitting_a_running_name_with_follow_follows_it(desk: Desk) -> None:
     job_id = desk.submitted("nightly")
     desk.with_nodes(job_id, {}, {}, status="RUNNING")
-    process = helper(desk, "submit", "all-reduce", "--name", "nightly", "--yes", "--follow")
+    process = start_cli(desk, "submit", "all-reduce", "--name", "nightly", "--yes", "--follow")
     read_until(process, "RUNNING")
     desk.with_nodes(job_id, {}, {}, status="SUCCEEDED", startedAt=1, stoppedAt=2)
 
@@ -232,9 +232,9 @@ def test_submitting_a_running_name_with_follow_follows_it(desk: Desk) -> None:
     assert "run nightly succeeded" in said
 
 
-def helper(desk: Desk, *arguments: str) -> subprocess.Popen[str]:
+def start_cli(desk: Desk, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*HELPER, *arguments],
+        [*CLI, *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -256,7 +256,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
 def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(desk: Desk) -> None:
     job_id = desk.submitted("nightly")
     desk.with_nodes(job_id, {}, {}, status="RUNNING")
-    process = helper(desk, "logs", "nightly", "--follow")
+    process = start_cli(desk, "logs", "nightly", "--follow")
     read_until(process, "RUNNING")
 
     process.send_signal(signal.SIGINT)
@@ -272,7 +272,7 @@ def asked(desk: Desk) -> tuple[subprocess.Popen[str], int]:
     """Submit on a terminal; return the process at its question, and our end of the terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*HELPER, "submit", "all-reduce", "--nodes", "2", "--name", "nightly"],
+        [*CLI, "submit", "all-reduce", "--nodes", "2", "--name", "nightly"],
         cwd=ROOT,
         stdin=theirs,
         stdout=subprocess.PIPE,
@@ -429,7 +429,7 @@ def test_the_help_of_a_command_shows_an_example(command: str) -> None:
 
 
 @pytest.mark.parametrize("module", ["boto3", "botocore", "rich", "pydantic", "torch", "aws_cdk"])
-def test_the_helper_starts_without(module: str) -> None:
+def test_the_cli_starts_without(module: str) -> None:
     code = f"import sys, jobs.cli; sys.exit({module!r} in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -11,7 +11,7 @@ import pytest
 from jobs.deploy_check.account import ActiveJob, Stack
 from jobs.deploy_check.assembly import Assembly
 from jobs.deploy_check.changes import Update
-from jobs.deploy_check.findings import Finding, Kind, Running, find_all
+from jobs.deploy_check.findings import Finding, FindingKind, Running, find_all
 from jobs.deploy_check.replacements import Replacements
 from jobs.job import RunSummary
 from tests.jobs.deploy_check.conftest import (
@@ -119,7 +119,7 @@ def node_group(**properties: Any) -> Mapping[str, Json]:
     return {EKS: template({"Group": resource("AWS::EKS::Nodegroup", given)})}
 
 
-def only(found: list[Finding], kind: Kind) -> Finding:
+def only(found: list[Finding], kind: FindingKind) -> Finding:
     (finding,) = [finding for finding in found if finding.kind is kind]
     return finding
 
@@ -132,12 +132,12 @@ def test_a_new_launch_template_ends_what_still_runs_when_the_time_is_over(
 ) -> None:
     long, short, waiting = job("long"), job("short", limit_h=24), job("waiting", "RUNNABLE")
     found = findings(on_batch(200), on_batch(300), replacements, jobs=(long, short, waiting))
-    ends = only(found, Kind.ENDS_JOBS)
+    ends = only(found, FindingKind.ENDS_JOBS)
 
     assert [entry.run for entry in ends.jobs] == ["long"]
     assert (ends.jobs[0].within_minutes, ends.jobs[0].minutes_left) == (7200, 160 * 60)
     assert "LaunchTemplate" in ends.message and "120 hours" in ends.message
-    assert [entry.run for entry in only(found, Kind.GOES_ON).jobs] == ["short"]
+    assert [entry.run for entry in only(found, FindingKind.GOES_ON).jobs] == ["short"]
 
 
 @pytest.mark.parametrize("policy", [None, 30])
@@ -146,7 +146,7 @@ def test_without_a_longer_time_it_is_half_an_hour(
 ) -> None:
     found = findings(on_batch(200), on_batch(300, policy), replacements, jobs=(job("a"),))
 
-    assert "30 minutes" in only(found, Kind.ENDS_JOBS).message
+    assert "30 minutes" in only(found, FindingKind.ENDS_JOBS).message
 
 
 def test_an_environment_may_say_that_jobs_end_at_once(replacements: Replacements) -> None:
@@ -157,13 +157,13 @@ def test_an_environment_may_say_that_jobs_end_at_once(replacements: Replacements
     }
     found = findings(on_batch(200), new, replacements, jobs=(job("a", limit_h=9),))
 
-    assert only(found, Kind.ENDS_JOBS).jobs[0].within_minutes == 0
+    assert only(found, FindingKind.ENDS_JOBS).jobs[0].within_minutes == 0
 
 
 def test_a_job_without_a_limit_of_its_own_ends_too(replacements: Replacements) -> None:
     found = findings(on_batch(200), on_batch(300), replacements, jobs=(job("a", limit_h=None),))
 
-    assert only(found, Kind.ENDS_JOBS).jobs[0].minutes_left is None
+    assert only(found, FindingKind.ENDS_JOBS).jobs[0].minutes_left is None
 
 
 def test_a_larger_environment_ends_nothing(replacements: Replacements) -> None:
@@ -194,7 +194,7 @@ def test_nothing_is_said_of_an_environment_without_jobs(replacements: Replacemen
 def test_an_update_of_the_node_group_ends_all_its_pods_at_once(replacements: Replacements) -> None:
     new = node_group(ReleaseVersion="1.35.6-20260714")
     found = findings(node_group(), new, replacements, on_cluster=[job("a"), job("b", "RUNNABLE")])
-    ends = only(found, Kind.ENDS_JOBS)
+    ends = only(found, FindingKind.ENDS_JOBS)
 
     assert [entry.run for entry in ends.jobs] == ["a"]
     assert "all at once (ReleaseVersion)" in ends.message
@@ -207,7 +207,7 @@ def test_a_smaller_number_of_nodes_ends_jobs_that_need_more(
     new = node_group(ScalingConfig={"MinSize": 0, "DesiredSize": size, "MaxSize": 8})
     found = findings(node_group(), new, replacements, on_cluster=[job("a")])
 
-    assert [entry.kind for entry in found] == ([Kind.ENDS_JOBS] if ends else [])
+    assert [entry.kind for entry in found] == ([FindingKind.ENDS_JOBS] if ends else [])
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_a_new_image_and_something_else_at_once_are_refused(
     alone = findings(node_group(), node_group(**image), replacements)
     (name,) = also
 
-    finding = only(both, Kind.REFUSED)
+    finding = only(both, FindingKind.REFUSED)
     assert f"another image or version together with {name}: CloudFormation" in finding.message
     assert finding.remedy.startswith("deploy twice")
-    assert Kind.REFUSED not in {finding.kind for finding in alone}
+    assert FindingKind.REFUSED not in {finding.kind for finding in alone}
 
 
 def test_other_settings_of_the_node_group_end_nothing(replacements: Replacements) -> None:
@@ -244,7 +244,7 @@ def test_nodes_of_the_cluster_s_own_run_no_jobs(replacements: Replacements) -> N
 def test_a_cluster_that_does_not_answer_is_said(replacements: Replacements) -> None:
     found = findings(node_group(), node_group(Subnets=["subnet-2"]), replacements, on_cluster=None)
 
-    assert "not known" in only(found, Kind.UNKNOWN).message
+    assert "not known" in only(found, FindingKind.UNKNOWN).message
 
 
 # --- data --------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_what_holds_data_and_is_replaced_loses_it(
     replacements: Replacements, kind: str, old: Json, new: Json, said: str
 ) -> None:
     before, after = ({STORAGE: template({"Data": resource(kind, given)})} for given in (old, new))
-    finding = only(findings(before, after, replacements), Kind.LOSES_DATA)
+    finding = only(findings(before, after, replacements), FindingKind.LOSES_DATA)
 
     assert said in finding.message and "replaced" in finding.message
 
@@ -272,7 +272,7 @@ def test_what_holds_data_and_goes_loses_it(replacements: Replacements) -> None:
     before = {STORAGE: template({"Data": resource("AWS::FSx::FileSystem")})}
     found = findings(before, {STORAGE: template({})}, replacements)
 
-    assert only(found, Kind.LOSES_DATA).message.startswith("it is removed:")
+    assert only(found, FindingKind.LOSES_DATA).message.startswith("it is removed:")
 
 
 def test_what_is_retained_stays_and_is_not_lost(replacements: Replacements) -> None:
@@ -280,7 +280,7 @@ def test_what_is_retained_stays_and_is_not_lost(replacements: Replacements) -> N
         return resource("AWS::S3::Bucket", {"BucketName": name}, UpdateReplacePolicy="Retain")
 
     before, after = ({STORAGE: template({"Data": bucket(name)})} for name in ("a", "b"))
-    finding = only(findings(before, after, replacements), Kind.STAYS)
+    finding = only(findings(before, after, replacements), FindingKind.STAYS)
 
     assert "stays, with what is in it" in finding.message
 
@@ -299,7 +299,7 @@ def test_what_holds_nothing_and_is_replaced_is_no_finding(replacements: Replacem
 
 def test_a_stack_that_the_assembly_lacks_stays_and_costs(replacements: Replacements) -> None:
     cluster = {EKS: template({"C": resource("AWS::EKS::Cluster")})}
-    finding = only(findings({**on_batch(), **cluster}, on_batch(), replacements), Kind.STAYS)
+    finding = only(findings({**on_batch(), **cluster}, on_batch(), replacements), FindingKind.STAYS)
 
     assert finding.stack == EKS
     assert "AWS::EKS::Cluster" in finding.message
@@ -315,7 +315,7 @@ def test_a_subnet_cannot_be_replaced_by_one_with_its_addresses(replacements: Rep
     refused = findings(old, stack("10.0.0.0/24", "usw2-az1"), replacements)
     fine = findings(old, stack("10.0.1.0/24", "usw2-az1"), replacements)
 
-    assert "the VpcId and CidrBlock of the old one" in only(refused, Kind.REFUSED).message
+    assert "the VpcId and CidrBlock of the old one" in only(refused, FindingKind.REFUSED).message
     assert fine == []
 
 
@@ -327,7 +327,7 @@ def test_a_named_resource_cannot_be_replaced_under_its_name(replacements: Replac
 
     assert (
         "the Name of the old one"
-        in only(findings(before, after, replacements), Kind.REFUSED).message
+        in only(findings(before, after, replacements), FindingKind.REFUSED).message
     )
 
 
@@ -349,7 +349,7 @@ def test_an_export_in_use_that_goes_is_refused(
         STORAGE: template({"Files": uses}),
     }
     found = findings(before, {NETWORK: template({"Subnet": subnet()}), **after}, replacements)
-    finding = only(found, Kind.REFUSED)
+    finding = only(found, FindingKind.REFUSED)
 
     assert f"export {name} would be removed" in finding.message
     assert remedy in finding.remedy
@@ -366,7 +366,7 @@ def test_an_export_goes_when_who_imported_it_is_updated_first(replacements: Repl
     new = {NETWORK: template({"Subnet": subnet()}), STORAGE: template({"Files": without})}
     found = findings(old, new, replacements, before={NETWORK: frozenset({STORAGE})})
 
-    assert Kind.REFUSED not in {finding.kind for finding in found}
+    assert FindingKind.REFUSED not in {finding.kind for finding in found}
 
 
 @pytest.mark.parametrize(
@@ -393,8 +393,8 @@ def test_the_gravest_comes_first(replacements: Replacements) -> None:
     found = findings(old, new, replacements, jobs=(job("a"), job("b", limit_h=9)))
 
     assert [finding.kind for finding in found] == [
-        Kind.REFUSED,
-        Kind.ENDS_JOBS,
-        Kind.STAYS,
-        Kind.GOES_ON,
+        FindingKind.REFUSED,
+        FindingKind.ENDS_JOBS,
+        FindingKind.STAYS,
+        FindingKind.GOES_ON,
     ]

@@ -10,7 +10,7 @@ import pytest
 from jobs.deploy_check.account import Stack
 from jobs.deploy_check.assembly import Assembly, read_assembly
 from jobs.deploy_check.changes import Update
-from jobs.deploy_check.findings import Kind, Running, find_all
+from jobs.deploy_check.findings import FindingKind, Running, find_all
 from jobs.deploy_check.replacements import Replacements
 from tests.jobs.deploy_check.test_findings import NOW_S, Jobs, job
 from tests.stacks.synthesis import deployment
@@ -67,5 +67,5 @@ def test_each_says_what_ends_goes_or_stays(
         replacements=replacements,
     )
 
-    assert Kind.REFUSED not in {finding.kind for finding in found}
+    assert FindingKind.REFUSED not in {finding.kind for finding in found}
     assert {(str(item.kind), item.stack.rpartition("-")[2]) for item in found} == expected

@@ -168,7 +168,7 @@ def eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     """The desk of a deployment with this cluster; leaves the cluster as it was."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CLUSTER, "_cluster", cluster)
-        patch.setattr(scale_in, "SETTLE_S", 0.2)
+        patch.setattr(scale_in, "QUIET_S", 0.2)
         yield from _eks_desk(desk, cluster)
 
 

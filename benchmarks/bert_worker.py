@@ -74,9 +74,9 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
     """The product's loop, with its data order and, on rank 0, its metrics files."""
     import dataclasses
 
-    from training.core.progress import RunContext
+    from training.core.contract import NodeContract
+    from training.core.job import StopSwitch
     from training.core.ranks import Ranks
-    from training.core.stopping import StopSwitch
     from training.storage import open_objects
     from training.trainer.loop import Loop
     from training.trainer.metrics import MetricsRecorder
@@ -92,11 +92,9 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
     )  # fmt: skip
     backend = task.backend(config, device, peak_flops=None, report=lambda text: None)
     backend.build()
-    context = RunContext(
+    context = NodeContract(
         run="bench", deployment="bench", job_id="bench", attempt=1, node_index=0, num_nodes=1,
-        processes_per_node=RANKS, device="cpu", instance_type=None, neuron_release=None,
-        bucket=None, region=None, endpoint_url=None, lustre=None, array_index=0, array_size=1,
-        hang_limit_s=600,
+        processes_per_node=RANKS, device=DeviceKind.CPU,
     )  # fmt: skip
     files = None
     if device.rank == 0:

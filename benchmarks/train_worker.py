@@ -83,9 +83,9 @@ def loop() -> Any:
     from training.backends.native import NativeBackend
     from training.core.arguments import parse
     from training.core.config import TrainConfig
-    from training.core.progress import RunContext
+    from training.core.contract import DeviceKind, NodeContract
+    from training.core.job import StopSwitch
     from training.core.ranks import Ranks
-    from training.core.stopping import StopSwitch
     from training.datasets.samples.packed import open_dataset
     from training.models.llama.data import packed_batches
     from training.models.llama.network import LlamaNetwork
@@ -105,10 +105,9 @@ def loop() -> Any:
         objects.at("datasets/words"), Path("cache"), is_leader=True,
         wait=lambda: None, report=lambda text: None,
     )  # fmt: skip
-    context = RunContext(
+    context = NodeContract(
         run="bench", deployment="bench", job_id="bench", attempt=1, node_index=0, num_nodes=1,
-        processes_per_node=1, device="cpu", instance_type=None, neuron_release=None, bucket=None,
-        region=None, endpoint_url=None, lustre=None, array_index=0, array_size=1, hang_limit_s=600,
+        processes_per_node=1, device=DeviceKind.CPU,
     )  # fmt: skip
     files = RunFiles(
         objects.at("runs/bench"), Path("files"), context=context, workload="llama-tiny"

@@ -7,6 +7,7 @@ that all nodes end with (docs/interfaces.md lists them).
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import platform
 import shutil
@@ -21,22 +22,20 @@ from pathlib import Path
 
 from training.core.arguments import DRY_RUN_FULL, ArgumentError, Request, help_text, parse
 from training.core.contract import NodeContract, read_contract
-from training.core.contract_values import ContractError
 from training.core.failures import describe
+from training.core.host import Host, raise_file_limit
+from training.core.logs import set_up_logging
+from training.core.orchestrators import ContractError
 from training.core.processes import forbid_new_privileges
-from training.core.progress import RunContext
-from training.launcher import job_results, settings
-from training.launcher.addresses import HostNotFound, find_address, find_host, interface_of
+from training.launcher import settings, signs
+from training.launcher.addresses import find_address, find_host, interface_of, reserve_port
 from training.launcher.compile_graphs import compile_command
 from training.launcher.guardian import Guardian
-from training.launcher.host import Host, raise_file_limit
-from training.launcher.node import LocalNode
+from training.launcher.node import LocalNode, torchrun_command
 from training.launcher.peers import Hub, Spoke
-from training.launcher.ports import reserve_port
 from training.launcher.preflight import preflight, problem, report_lines
 from training.launcher.supervisor import ChildRole, MainRole, StopRequest, Tools
-from training.launcher.torchrun import torchrun_command
-from training.launcher.verdict import Verdict
+from training.launcher.verdict import Verdict, verdict_of
 from training.workloads import refuse_unfit
 from trainium_catalogue.contract import (
     CACHE_PREFIX,
@@ -50,36 +49,30 @@ from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 _PORT_WAIT_S = 10.0
 _TICK_S = 0.1
 
-
-def say(message: str) -> None:
-    """One line into the log, at once."""
-    print(f"launch: {message}", flush=True)
+log = logging.getLogger("training.launch")
 
 
-def main(words: Sequence[str], env: Mapping[str, str]) -> int:
+def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Run one node; returns its exit code."""
-    if any(word in ("-h", "--help") for word in words):
-        print(help_text(words))
+    set_up_logging()
+    if any(word in ("-h", "--help") for word in argv):
+        print(help_text(argv))
         return ExitCode.OK
-    if DRY_RUN_FULL in words:
+    if DRY_RUN_FULL in argv:
         # Imports torch, which the launcher does without.
         from training.models.llama import dry_run
 
-        return dry_run.main(words)
+        return dry_run.main(argv)
     try:
-        request = parse(words)
-        patient = partial(find_host, within_s=request.launch.join_timeout_s)
-        node = read_contract(env, find_address, patient)
+        request = parse(argv)
+        wait_for_host = partial(find_host, within_s=request.launch.join_timeout_s)
+        node = read_contract(env, find_address, wait_for_host)
         refuse_unfit(request, node)
-    except (ArgumentError, ContractError) as error:
-        print(f"launch: {error}", file=sys.stderr, flush=True)
-        return ExitCode.CONFIGURATION
-    except HostNotFound as error:
-        say(str(error))
-        return ExitCode.PREFLIGHT
-    except OSError as error:
-        say(f"the node's own address cannot be found: {error}")
-        return ExitCode.HOST
+    except (ArgumentError, ContractError, OSError) as error:
+        refusal = verdict_of(error)
+        is_users = refusal.code is ExitCode.CONFIGURATION
+        log.log(logging.ERROR if is_users else logging.INFO, "launch: %s", refusal.reason)
+        return refusal.code
     stop = StopRequest()
 
     def count_request(number: int, frame: object) -> None:
@@ -92,24 +85,22 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
     signal.signal(signal.SIGINT, count_request)
     raise_file_limit()
     scratch = Path(tempfile.mkdtemp(prefix="trainium-"))
-    guardian = Guardian(scratch=scratch, silence_s=request.launch.peer_timeout_s)
+    guardian = Guardian.open(scratch=scratch, silence_s=request.launch.peer_timeout_s)
     try:
         decision = run_node(request, node, env, scratch=scratch, guardian=guardian, stop=stop)
-        leave_word(request, node, env, decision)
+        leave_last_sign(request, node, env, decision)
     except Exception as error:
-        # A host on which not even the launcher works, or a mistake in the launcher: in no case the
-        # workload's, so another attempt is worth its few seconds.
-        traceback.print_exc()
-        decision = Verdict(code=ExitCode.HOST, reason=f"the launcher failed: {describe(error)}")
+        log.error("%s", traceback.format_exc().rstrip())
+        decision = verdict_of(error)
     finally:
         guardian.release()
         shutil.rmtree(scratch, ignore_errors=True)
         # The code is decided. Batch stops children once the main node has ended, and a handler
         # would be undone while Python shuts down: the node would end with 143 instead.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ending = EXIT_CODES[decision.code]
-    say(f"exit {decision.code.value} ({ending.meaning}): {decision.reason}")
-    return decision.code
+    code = decision.code
+    log.info("launch: exit %d (%s): %s", code.value, EXIT_CODES[code].meaning, decision.reason)
+    return code
 
 
 def run_node(
@@ -122,24 +113,23 @@ def run_node(
     stop: StopRequest,
 ) -> Verdict:
     """Check this node, join the others, and stay until the job is decided."""
-    say(
-        f"node {node.node_index} of {node.num_nodes}{' (main)' if node.is_main else ''} at "
-        f"{node.address}: {request.workload.name}, run {node.run}, attempt {node.attempt}, "
-        f"{node.processes_per_node} processes on {node.device}"
+    log.info(
+        "launch: node %d of %d%s at %s: %s, run %s, attempt %d, %d processes on %s",
+        *(node.node_index, node.num_nodes, " (main)" if node.is_main else "", node.address),
+        *(request.workload.name, node.run, node.attempt, node.processes_per_node, node.device),
     )
     if (first := env.get(ENV_AFTER_JOB)) and node.bucket:
-        decision = job_results.wait_for(
-            job_results.open_results(node),
+        decision = signs.wait_for_result(
+            signs.open_folder(node, signs.RESULTS_PREFIX),
             first,
-            beat=guardian.beat,
+            heartbeat=guardian.heartbeat,
             stopped=lambda: stop.count > 0,
-            say=say,
         )
         if decision is not None:
             return decision
-    outcomes = preflight(node, Host(disk=scratch, beat=guardian.beat))
+    outcomes = preflight(node, Host(disk=scratch, heartbeat=guardian.heartbeat))
     for line in report_lines(outcomes):
-        say(line)
+        log.info("launch: %s", line)
     found = problem(node, outcomes)
     local = LocalNode(
         label=f"node {node.node_index}",
@@ -157,18 +147,18 @@ def run_node(
         )
         worker_env, remarks = settings.worker_environment(env, node, system)
         for remark in remarks:
-            say(remark)
-        run_context(request, node).write(scratch)
+            log.info("launch: %s", remark)
+        node.write(scratch)
         command = torchrun_command(
             node,
             python=sys.executable,
             rendezvous_port=rendezvous_port,
             log_folder=scratch,
-            words=request.words,
+            argv=request.argv,
         )
         if request.values.get("compile-only"):
-            command = compile_command(node, command, python=sys.executable, words=request.words)
-        say(f"start: {' '.join(command)}")
+            command = compile_command(node, command, python=sys.executable, argv=request.argv)
+        log.info("launch: start: %s", " ".join(command))
         local.start(command, worker_env)
 
     timeout_s = request.launch.peer_timeout_s
@@ -183,45 +173,46 @@ def run_node(
     try:
         if not node.is_main:
             return ChildRole(tools).run(Spoke(node, timeout_s=timeout_s), found)
-        hub = open_hub(node, timeout_s=timeout_s, beat=guardian.beat)
+        hub = open_hub(node, timeout_s=timeout_s, heartbeat=guardian.heartbeat)
         if isinstance(hub, Verdict):
             return hub
         with reserve_port(RENDEZVOUS) as port:
             if port != RENDEZVOUS:
-                say(f"port {RENDEZVOUS} is taken on this machine; rendezvous is on {port}")
+                log.info(
+                    "launch: port %d is taken on this machine; rendezvous is on %d",
+                    *(RENDEZVOUS, port),
+                )
             return MainRole(tools).run(hub, found, port)
     finally:
-        local.kill(guardian.beat)
+        local.kill(guardian.heartbeat)
 
 
-def leave_word(
+def leave_last_sign(
     request: Request, node: NodeContract, env: Mapping[str, str], decision: Verdict
 ) -> None:
     """Tell the bucket how the job has ended; that it cannot be told changes nothing of it."""
     if not node.bucket:
         return
     try:
-        if node.is_main and _compiles_for_another(request, env):
-            job_results.leave_result(job_results.open_results(node), node, decision, say)
+        # A Volcano job waits for the result of this one; Batch looks after that by itself.
+        if node.is_main and request.values.get("compile-only") and ENV_JOB_ID in env:
+            signs.leave_result(signs.open_folder(node, signs.RESULTS_PREFIX), node, decision)
         if decision.code is not ExitCode.OK and ENV_JOB_ID in env:
-            job_results.leave_ending(node, decision, say)
+            signs.leave_ending(node, decision)
     except Exception as error:
         # A mistake in here is worth a line. Taken for the host's it would cost another attempt.
-        say(f"the bucket could not be told how this attempt ended: {describe(error)}")
+        log.info("launch: the bucket could not be told how this attempt ended: %s", describe(error))
 
 
-def _compiles_for_another(request: Request, env: Mapping[str, str]) -> bool:
-    """Whether a Volcano job waits for this one's result; Batch looks after that by itself."""
-    return bool(request.values.get("compile-only")) and ENV_JOB_ID in env
-
-
-def open_hub(node: NodeContract, *, timeout_s: float, beat: Callable[[], None]) -> Hub | Verdict:
+def open_hub(
+    node: NodeContract, *, timeout_s: float, heartbeat: Callable[[], None]
+) -> Hub | Verdict:
     """Listen for the children; a verdict when the port cannot be had."""
     deadline = time.monotonic() + _PORT_WAIT_S
     while True:
-        beat()
+        heartbeat()
         try:
-            return Hub(node, timeout_s=timeout_s)
+            return Hub.open(node, timeout_s=timeout_s)
         except OSError as error:
             assert error.errno is not None
             # An earlier attempt on the same host may still be ending.
@@ -235,29 +226,6 @@ def open_hub(node: NodeContract, *, timeout_s: float, beat: Callable[[], None]) 
                     ),
                 )
             time.sleep(_TICK_S)
-
-
-def run_context(request: Request, node: NodeContract) -> RunContext:
-    """What the workers of this node are told."""
-    return RunContext(
-        run=node.run,
-        deployment=node.deployment,
-        job_id=node.job_id,
-        attempt=node.attempt,
-        node_index=node.node_index,
-        num_nodes=node.num_nodes,
-        processes_per_node=node.processes_per_node,
-        device=node.device.value,
-        instance_type=node.instance_type.name if node.instance_type else None,
-        neuron_release=node.release.name if node.release else None,
-        bucket=node.bucket,
-        region=node.region,
-        endpoint_url=node.endpoint_url,
-        lustre=node.lustre,
-        array_index=node.array_index,
-        array_size=node.array_size,
-        hang_limit_s=request.launch.hang_limit_s,
-    )
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -12,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from training.core.arguments import parse
-from training.core.contract import DeviceKind
+from training.core.contract import NodeContract
 from training.core.failures import classify, describe
+from training.core.job import Job, Stopped, StopSwitch
+from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
-from training.core.progress import ENV_SCRATCH, Progress, RunContext
-from training.core.stopping import Stopped, StopSwitch
+from training.core.progress import ENV_SCRATCH, Progress
 from training.storage.results import Bucket, ResultFiles
-from training.workloads import IMPLEMENTATIONS, Job
+from training.workloads import IMPLEMENTATIONS
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.workloads import Hardware
 
@@ -28,44 +30,47 @@ _LEAVE_TOGETHER_S = 0.5
 """So that the request is everywhere before the first connection breaks and looks like a fault."""
 
 
-def main(words: Sequence[str], env: Mapping[str, str]) -> None:
+log = logging.getLogger("training.worker")
+
+
+def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
     """Run one worker to its end."""
+    set_up_logging()
     scratch, rank = Path(env[ENV_SCRATCH]), int(env["RANK"])
     progress = Progress(scratch, local_rank=int(env["LOCAL_RANK"]), rank=rank)
     progress.report("starting")
 
     stop = StopSwitch()
 
-    def leave(number: int, frame: object) -> None:
-        # A second request means: at once.
-        if stop.deferred and not stop.requested:
-            stop.requested = True
-            return
-        print(f"rank {rank}: stopped on request", flush=True)
+    def leave() -> None:
+        log.info("rank %d: stopped on request", rank)
         time.sleep(_LEAVE_TOGETHER_S)
         # Ending in order would wait for peers that are leaving as well.
         os._exit(ExitCode.STOPPED)
 
-    signal.signal(signal.SIGTERM, leave)
+    def request_stop(number: int, frame: object) -> None:
+        # A second request means: at once.
+        if stop.requested or not stop.deferred:
+            leave()
+        stop.requested = True
+
+    signal.signal(signal.SIGTERM, request_stop)
     try:
-        run(words, env, scratch=scratch, progress=progress, stop=stop)
+        run(argv, env, scratch=scratch, progress=progress, stop=stop)
     except Stopped:
-        print(f"rank {rank}: stopped on request", flush=True)
-        time.sleep(_LEAVE_TOGETHER_S)
-        os._exit(ExitCode.STOPPED)
+        leave()
     except BaseException as error:
         # First of all, while every connection is still open: peers whose connections break report
         # that, and this is the better evidence.
         progress.fail(classify(error), describe(error))
         sys.stdout.flush()
-        # One write, so that the lines of several ranks do not mix.
-        print(f"rank {rank} failed:\n{traceback.format_exc()}", end="", flush=True)
+        log.info("rank %d failed:\n%s", rank, traceback.format_exc().rstrip("\n"))
         os._exit(ExitCode.WORKLOAD)
     progress.finish()
 
 
 def run(
-    words: Sequence[str],
+    argv: Sequence[str],
     env: Mapping[str, str],
     *,
     scratch: Path,
@@ -73,8 +78,8 @@ def run(
     stop: StopSwitch,
 ) -> None:
     """Open the device and run the workload on it."""
-    request = parse(words)
-    context = RunContext.read(scratch)
+    request = parse(argv)
+    node = NodeContract.read(scratch)
     if request.workload.hardware is Hardware.TRAINIUM:
         # "Not installed": transformers imports it for no use of ours, and with it scipy and pandas,
         # for another fifth of a start.
@@ -83,24 +88,23 @@ def run(
     from training.core.device import open_device  # imports torch, which takes a second
 
     progress.report("joining the other ranks")
-    device = open_device(
-        DeviceKind(context.device),
-        # The launcher notices a hang first and knows better why; this is for its own absence.
-        timeout_s=context.hang_limit_s * _TIMEOUT_FACTOR,
-    )
+    hang_limit_s = request.launch.hang_limit_s
+    # The launcher notices a hang first and knows better why; this is for its own absence.
+    device = open_device(node.device, timeout_s=hang_limit_s * _TIMEOUT_FACTOR)
     # What is imported stays: no later collection needs to look at it.
     gc.freeze()
     gc.enable()
     progress.begin()
     workload(
         Job(
-            context=context,
+            context=node,
             values=request.values,
             given=request.given,
             device=device,
             progress=progress,
-            store=_store(request.workload.name, context, scratch),
+            store=_store(request.workload.name, node, scratch),
             stop=stop,
+            hang_limit_s=hang_limit_s,
             # Some are torch_xla's own doing, when it is imported.
             environment={
                 name: value for name, value in env.items() if name.startswith(("NEURON", "XLA"))
@@ -111,19 +115,15 @@ def run(
     device.close()
 
 
-def _store(workload: str, context: RunContext, scratch: Path) -> ResultFiles:
+def _store(workload: str, node: NodeContract, scratch: Path) -> ResultFiles:
     bucket = None
-    if context.bucket is not None:
-        bucket = Bucket(
-            name=context.bucket,
-            region=context.region,
-            endpoint_url=context.endpoint_url,
-        )
+    if node.bucket is not None:
+        bucket = Bucket(name=node.bucket, region=node.region, endpoint_url=node.endpoint_url)
     return ResultFiles(
         root=_LOCAL_ROOT if bucket is None else scratch,
-        run=context.run,
+        run=node.run,
         workload=workload,
-        attempt=context.attempt,
+        attempt=node.attempt,
         bucket=bucket,
     )
 

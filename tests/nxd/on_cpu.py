@@ -249,7 +249,7 @@ def _patch_host(host: Any) -> None:
 _ANYWHERE: Mapping[str, Callable[[Any], None]] = {
     "neuronx_distributed.parallel_layers.utils": _patch_parallel_utils,
     "neuronx_distributed.utils.model_utils": _patch_model_utils,
-    "training.launcher.host": _patch_host,
+    "training.core.host": _patch_host,
     "training.checkpoint.folders": faults.hold_a_commit,
 }
 _EAGER: Mapping[str, Callable[[Any], None]] = {

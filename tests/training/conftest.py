@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from training.core.logs import set_up_logging
+
 ROOT = Path(__file__).resolve().parents[2]
 _SERIAL = itertools.count()
 _ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
@@ -148,6 +150,12 @@ class Cluster:
                 continue
         for node in self.nodes.values():
             node.wait()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _log() -> None:
+    """Messages go to standard output, as in an entry point."""
+    set_up_logging()
 
 
 @pytest.fixture

@@ -18,17 +18,8 @@ CPU_NODE = NodeContract(
     main_address="127.0.0.1",
     run="run",
     deployment="default",
-    bucket=None,
-    region=None,
-    endpoint_url=None,
-    lustre=None,
-    array_index=0,
-    array_size=1,
-    time_limit_s=None,
     device=DeviceKind.CPU,
     processes_per_node=1,
-    instance_type=None,
-    release=None,
 )
 
 
@@ -45,6 +36,6 @@ def node_on(name: str | None, *, num_nodes: int = 1, release: str = "2.28.0") ->
         main_address="10.0.0.1",
         device=DeviceKind(known.backend.value),
         processes_per_node=kind.processes_per_node,
-        instance_type=kind,
-        release=known,
+        instance_type=kind.name,
+        neuron_release=known.name,
     )

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from training.launcher.ports import reserve_port
+from training.launcher.addresses import reserve_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from training.launcher.settings import COMPILES_AT_MOST_S
+from training.core.heartbeat import heartbeat
+from training.core.progress import COMPILES_AT_MOST_S
 
-_HEARTBEAT_S = 1.0
 _LOADS_AT_MOST_S = 3600.0
 _UNTIL_STEADY = 2
 """Steps that have all graphs of a job: in these, ranks also wait for others that compile."""
-
-
-@contextlib.contextmanager
-def heartbeat(
-    report: Callable[[str], None],
-    text: str,
-    *,
-    at_most_s: float,
-    when: Callable[[], bool] = lambda: True,
-) -> Iterator[None]:
-    """Report ``text`` every second that ``when`` holds, for ``at_most_s`` at the longest."""
-    ended = threading.Event()
-    until_s = time.monotonic() + at_most_s
-
-    def run() -> None:
-        while not ended.wait(_HEARTBEAT_S) and time.monotonic() < until_s:
-            if when():
-                report(text)
-
-    thread = threading.Thread(target=run, name="heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        # Nothing is reported any more once the block has been left.
-        thread.join()
 
 
 class DeviceHeartbeat:

@@ -50,22 +50,22 @@ class Request:
     """The workload's own parameters."""
     given: Mapping[str, Value]
     """Those of them that the command line names."""
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     """The command line as given, for the workers to read again."""
 
 
-def parse(words: Sequence[str]) -> Request:
+def parse(argv: Sequence[str]) -> Request:
     """Read ``<workload> [--parameter value]...``; ``ArgumentError`` says what would be right."""
-    if not words:
+    if not argv:
         raise ArgumentError(f"no workload is named; known are {', '.join(WORKLOADS)}")
-    if words[0].startswith("-"):
+    if argv[0].startswith("-"):
         raise ArgumentError(
-            f"{words[0]} stands before the workload; write {PROGRAM} <workload> [--parameter value]"
+            f"{argv[0]} stands before the workload; write {PROGRAM} <workload> [--parameter value]"
         )
     try:
-        workload = find_workload(words[0])
+        workload = find_workload(argv[0])
         parameters = (*LAUNCH_PARAMETERS, *workload.parameters)
-        given = parse_parameters(_assignments(words[1:], parameters), parameters)
+        given = parse_parameters(_assignments(argv[1:], parameters), parameters)
     except ArgumentError:
         raise
     except ValueError as error:
@@ -80,17 +80,15 @@ def parse(words: Sequence[str]) -> Request:
         launch=LaunchParameters(**seconds),
         values={p.name: full[p.name] for p in workload.parameters},
         given={p.name: given[p.name] for p in workload.parameters if p.name in given},
-        words=tuple(words),
+        argv=tuple(argv),
     )
 
 
-def _assignments(
-    words: Sequence[str], parameters: Iterable[Parameter]
-) -> Iterable[tuple[str, str]]:
+def _assignments(argv: Sequence[str], parameters: Iterable[Parameter]) -> Iterable[tuple[str, str]]:
     """Split ``--name value`` and ``--name=value``; a boolean may stand alone and is then true."""
     known = {parameter.name: parameter for parameter in parameters}
     seen: set[str] = set()
-    rest = list(words)
+    rest = list(argv)
     while rest:
         word = rest.pop(0)
         if not word.startswith("--"):
@@ -113,10 +111,10 @@ def _assignments(
         yield name, value
 
 
-def help_text(words: Sequence[str] = ()) -> str:
-    """What ``--help`` prints: about one workload when ``words`` begin with its name."""
-    if words and words[0] in WORKLOADS:
-        return _workload_help(WORKLOADS[words[0]])
+def help_text(argv: Sequence[str] = ()) -> str:
+    """What ``--help`` prints: about one workload when ``argv`` begin with its name."""
+    if argv and argv[0] in WORKLOADS:
+        return _workload_help(WORKLOADS[argv[0]])
     lines = [
         f"usage: {PROGRAM} <workload> [--parameter value]...",
         "",

@@ -1,21 +1,21 @@
-"""What one node is told about its job, by Batch or by a Volcano job, as one frozen value."""
+"""Everything that one node is told about its job, as one frozen value for launcher and workers."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 
-from training.core import contract_batch, contract_volcano
-from training.core.contract_values import ContractError, Place, whole
+from training.core.orchestrators import ContractError, Place, is_volcano, read_place, whole
 from trainium_catalogue.contract import (
     DEFAULT_DEPLOYMENT,
     ENV_BUCKET,
     ENV_DEPLOYMENT,
     ENV_DEVICE,
     ENV_INSTANCE_TYPE,
-    ENV_JOB_ID,
     ENV_LUSTRE,
     ENV_NEURON_RELEASE,
     ENV_NODE_ADDRESS,
@@ -29,6 +29,7 @@ from trainium_catalogue.releases import NeuronRelease, TorchBackend, find_releas
 from trainium_catalogue.suggest import did_you_mean
 
 LOOPBACK = "127.0.0.1"
+CONTRACT_FILE = "contract.json"
 
 
 class DeviceKind(StrEnum):
@@ -40,33 +41,24 @@ class DeviceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeContract:
-    """One node of one attempt of one job."""
+class NodeContract(Place):
+    """One node of one attempt of one job: read by the launcher, handed to every worker."""
 
-    job_id: str
-    attempt: int
-    """Counted from 1."""
-    node_index: int
-    num_nodes: int
-    main_index: int
-    address: str
+    address: str = LOOPBACK
     """The node's own IPv4 address, on which it listens."""
-    main_address: str
+    main_address: str = LOOPBACK
     run: str
     deployment: str
-    bucket: str | None
-    region: str | None
-    endpoint_url: str | None
-    """Of an emulator of AWS."""
-    lustre: str | None
-    array_index: int
-    array_size: int
-    time_limit_s: int | None
-    """After which the launcher ends the attempt; None where the orchestrator does."""
+    bucket: str | None = None
+    region: str | None = None
+    endpoint_url: str | None = None
+    """Set on emulators of AWS only."""
+    lustre: str | None = None
+    """Mount point of FSx for Lustre."""
     device: DeviceKind
     processes_per_node: int
-    instance_type: InstanceType | None
-    release: NeuronRelease | None
+    instance_type: str | None = None
+    neuron_release: str | None = None
     on_cluster: bool = False
     """A pod of a Volcano job; otherwise a node of a Batch job, or this machine."""
 
@@ -85,6 +77,26 @@ class NodeContract:
         """Workers in all."""
         return self.num_nodes * self.processes_per_node
 
+    @property
+    def instance(self) -> InstanceType | None:
+        """The catalogue's entry of the instance type."""
+        return find_instance_type(self.instance_type) if self.instance_type else None
+
+    @property
+    def release(self) -> NeuronRelease | None:
+        """The catalogue's entry of the Neuron release."""
+        return find_release(self.neuron_release) if self.neuron_release else None
+
+    def write(self, scratch: Path) -> None:
+        """Leave the contract for the workers."""
+        (scratch / CONTRACT_FILE).write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(scratch: Path) -> NodeContract:
+        """Read what the launcher has left."""
+        document = json.loads((scratch / CONTRACT_FILE).read_text())
+        return NodeContract(**{**document, "device": DeviceKind(document["device"])})
+
 
 def read_contract(
     env: Mapping[str, str],
@@ -98,14 +110,13 @@ def read_contract(
     returns the address of a host name. Outside Batch and Volcano the machine is a job of one node.
     """
     env = {name: value for name, value in env.items() if value}
-    place = _place(env, find_host)
-    is_main = place.node_index == place.main_index
-    device, instance_type, release = _hardware(env)
+    place = read_place(env, find_host)
+    device, instance, release = _hardware(env)
     if place.num_nodes > 1 and device is not DeviceKind.CPU:
-        assert instance_type is not None
-        if not instance_type.supports_multi_node:
+        assert instance is not None
+        if not instance.supports_multi_node:
             raise ContractError(
-                f"{instance_type.name} has no EFA and cannot join {place.num_nodes} nodes; "
+                f"{instance.name} has no EFA and cannot join {place.num_nodes} nodes; "
                 "submit with one node, or deploy a type with EFA"
             )
     if ENV_NODE_ADDRESS in env:
@@ -115,13 +126,8 @@ def read_contract(
     else:
         address = find_address(place.main_address)
     return NodeContract(
-        job_id=place.job_id,
-        attempt=place.attempt,
-        node_index=place.node_index,
-        num_nodes=place.num_nodes,
-        main_index=place.main_index,
+        **{**asdict(place), "main_address": place.main_address or address},
         address=address,
-        main_address=address if is_main else str(place.main_address),
         run=_run_name(env.get(ENV_RUN, place.job_id)),
         deployment=env.get(ENV_DEPLOYMENT, DEFAULT_DEPLOYMENT),
         bucket=env.get(ENV_BUCKET),
@@ -129,33 +135,18 @@ def read_contract(
         region=env.get(ENV_REGION) or env.get("AWS_DEFAULT_REGION"),
         endpoint_url=env.get("AWS_ENDPOINT_URL"),
         lustre=env.get(ENV_LUSTRE),
-        array_index=place.array_index,
-        array_size=place.array_size,
-        time_limit_s=place.time_limit_s,
         device=device,
-        processes_per_node=_processes(env, device, instance_type),
-        instance_type=instance_type,
-        release=release,
-        on_cluster=contract_volcano.is_volcano(env),
+        processes_per_node=_processes(env, device, instance),
+        instance_type=instance.name if instance else None,
+        neuron_release=release.name if release else None,
+        on_cluster=is_volcano(env),
     )
-
-
-def _place(env: Mapping[str, str], find_host: Callable[[str], str]) -> Place:
-    """Where the node stands, as its orchestrator says."""
-    if not contract_volcano.is_volcano(env):
-        return contract_batch.read_place(env)
-    if contract_batch.ENV_JOB_ID in env:
-        raise ContractError(
-            f"{contract_batch.ENV_JOB_ID} and {ENV_JOB_ID} are both set, "
-            "and a node belongs to one job; unset those of the other orchestrator"
-        )
-    return contract_volcano.read_place(env, find_host)
 
 
 def _hardware(
     env: Mapping[str, str],
 ) -> tuple[DeviceKind, InstanceType | None, NeuronRelease | None]:
-    """Device, instance type and release, and whether they fit each other."""
+    """Find device, instance type and release; refuse those that do not fit each other."""
     try:
         instance_type = (
             find_instance_type(env[ENV_INSTANCE_TYPE]) if ENV_INSTANCE_TYPE in env else None

@@ -6,7 +6,6 @@ torch symbol newer than 2.9 (a test holds it to that).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -42,16 +41,11 @@ class Device(Protocol):
 class EagerDevice:
     """Plain torch.distributed: gloo on CPUs, TorchNeuron on Trainium2 and later."""
 
-    def __init__(self, kind: DeviceKind, *, backend: str, name: str, timeout_s: float) -> None:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    def __init__(self, kind: DeviceKind, device: torch.device) -> None:
         self.kind = kind
         self.rank = dist.get_rank()
         self.num_ranks = dist.get_world_size()
-        self._device = torch.device(name)
-        # Operations on the CPU are done when the call returns.
-        self._wait: Callable[[], Any] = (
-            (lambda: None) if kind is DeviceKind.CPU else torch.accelerator.synchronize
-        )
+        self._device = device
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a host tensor to the device."""
@@ -63,7 +57,9 @@ class EagerDevice:
 
     def synchronize(self) -> None:
         """Wait until everything asked for has happened."""
-        self._wait()
+        # Operations on the CPU are done when the call returns.
+        if self.kind is not DeviceKind.CPU:
+            torch.accelerator.synchronize()
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a device tensor to the host."""
@@ -74,26 +70,16 @@ class EagerDevice:
         dist.destroy_process_group()
 
 
-class XlaDevice:
+class XlaDevice(EagerDevice):
     """torch_xla on Neuron: collectives are recorded and run as compiled graphs."""
 
-    kind = DeviceKind.XLA
-
-    def __init__(self) -> None:
-        # The import registers the back-end "xla" with torch.distributed, and torch_xla itself
-        # derives the Neuron runtime's settings from torchrun's environment.
-        import torch_xla.core.xla_model as xm
-        import torch_xla.distributed.xla_backend  # noqa: F401 - imported for its effect
-
-        dist.init_process_group("xla")
-        self._xm = xm
-        self._device = xm.xla_device()
-        self.rank = dist.get_rank()
-        self.num_ranks = dist.get_world_size()
+    def __init__(self, xla_model: Any) -> None:
+        super().__init__(DeviceKind.XLA, xla_model.xla_device())
+        self._xm = xla_model
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a host tensor to the device."""
-        placed = tensor.to(self._device)
+        placed = super().place(tensor)
         self.synchronize()
         return placed
 
@@ -107,21 +93,21 @@ class XlaDevice:
         self._xm.mark_step(wait=True)
         self._xm.wait_device_ops()
 
-    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a device tensor to the host."""
-        return tensor.cpu()
-
-    def close(self) -> None:
-        """Leave the group."""
-        dist.destroy_process_group()
-
 
 def open_device(kind: DeviceKind, *, timeout_s: float) -> Device:
     """Join all ranks; ``timeout_s`` bounds collectives where the back-end has a time-out at all."""
     if kind is DeviceKind.XLA:
-        return XlaDevice()
+        # The import registers the back-end "xla" with torch.distributed, and torch_xla itself
+        # derives the Neuron runtime's settings from torchrun's environment.
+        import torch_xla.core.xla_model as xm
+        import torch_xla.distributed.xla_backend  # noqa: F401 - imported for its effect
+
+        dist.init_process_group("xla")
+        return XlaDevice(xm)
+    backend, name = "gloo", "cpu"
     if kind is DeviceKind.TORCH_NEURON:
         import torch_neuronx  # noqa: F401 - registers the device and back-end "neuron"
 
-        return EagerDevice(kind, backend="neuron", name="neuron", timeout_s=timeout_s)
-    return EagerDevice(kind, backend="gloo", name="cpu", timeout_s=timeout_s)
+        backend = name = "neuron"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    return EagerDevice(kind, torch.device(name))

@@ -76,7 +76,11 @@ def signal_quietly(pid: int, number: signal.Signals) -> None:
 
 
 def kill_marked(
-    variable: str, value: str, *, within_s: float = 5.0, beat: Callable[[], None] = lambda: None
+    variable: str,
+    value: str,
+    *,
+    within_s: float = 5.0,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Kill every marked process until none is left; returns those that resist (kernel waits)."""
     deadline = time.monotonic() + within_s
@@ -89,5 +93,5 @@ def kill_marked(
             return left
         for pid in left:
             signal_quietly(pid, signal.SIGKILL)
-        beat()
+        heartbeat()
         time.sleep(0.02)

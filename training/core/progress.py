@@ -15,43 +15,11 @@ from trainium_catalogue.exit_codes import ExitCode
 ENV_SCRATCH = "TRAINIUM_SCRATCH"
 """Folder of one launch on one node; being unique it also marks all processes of the launch."""
 
-CONTEXT_FILE = "context.json"
 _BETWEEN_WRITES_S = 0.2
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunContext:
-    """What the launcher tells each worker beside its command line."""
-
-    run: str
-    deployment: str
-    job_id: str
-    attempt: int
-    node_index: int
-    num_nodes: int
-    processes_per_node: int
-    device: str
-    instance_type: str | None
-    neuron_release: str | None
-    bucket: str | None
-    region: str | None
-    endpoint_url: str | None
-    """Of an emulator of AWS."""
-    lustre: str | None
-    """Mount point of FSx for Lustre."""
-    array_index: int
-    """Which share of an array job this is; 0 of 1 outside one."""
-    array_size: int
-    hang_limit_s: float
-
-    def write(self, scratch: Path) -> None:
-        """Leave it for the workers."""
-        (scratch / CONTEXT_FILE).write_text(json.dumps(asdict(self)))
-
-    @staticmethod
-    def read(scratch: Path) -> RunContext:
-        """What the launcher has left."""
-        return RunContext(**json.loads((scratch / CONTEXT_FILE).read_text()))
+COMPILES_AT_MOST_S = 4 * 3600
+"""A compilation that takes longer is taken for a hang; whatever waits for a rank that compiles
+waits as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,5 +104,5 @@ def read_failures(scratch: Path) -> list[Failure]:
 
 
 def _write_whole(path: Path, document: dict[str, Any]) -> None:
-    # A thread that beats for a call without a word of its own is a second writer.
+    # A thread that reports for a call which cannot (core/heartbeat.py) is a second writer.
     write_whole(path, json.dumps(document).encode())

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from training.launcher.settings import COMPILES_AT_MOST_S
+from training.core.progress import COMPILES_AT_MOST_S
 
 T = TypeVar("T")
 

@@ -1,11 +1,13 @@
-"""The node's own IPv4 address, without any name look-up, and the main node's by its name."""
+"""The addresses of this node and of the main node, and the port of the rendezvous."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import socket
 import struct
 import time
+from collections.abc import Iterator
 
 # awsvpc gives the task its own interface, which is eth0 in the container; AWS's Batch samples read
 # the main node's address from it (aws-neuron-samples, torch-neuronx/training/aws-batch).
@@ -14,6 +16,10 @@ TASK_INTERFACE = "eth0"
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _NOWHERE = "192.0.2.1"  # RFC 5737: never routed; connecting a datagram socket sends nothing
 _LOOK_AGAIN_S = 1.0
+
+
+class AddressNotFound(OSError):
+    """This node has no address by which peers could reach it."""
 
 
 class HostNotFound(OSError):
@@ -41,17 +47,18 @@ def find_host(host: str, *, within_s: float) -> str:
 
 
 def find_address(main_address: str | None) -> str:
-    """Address by which peers reach this node.
+    """Find the address by which peers reach this node, without any name look-up.
 
     A child takes the one it would reach the main node from; the main node takes the task
     interface's, or where there is none the default route's.
     """
-    if main_address is not None:
-        return source_address(main_address)
+    if main_address is None:
+        with contextlib.suppress(OSError):
+            return interface_address(TASK_INTERFACE)
     try:
-        return interface_address(TASK_INTERFACE)
-    except OSError:
-        return source_address(_NOWHERE)
+        return source_address(main_address or _NOWHERE)
+    except OSError as error:
+        raise AddressNotFound(f"the node's own address cannot be found: {error}") from None
 
 
 def interface_address(name: str) -> str:
@@ -80,3 +87,20 @@ def interface_of(address: str) -> str | None:
         except OSError:
             continue  # no IPv4 address on this one
     return None
+
+
+@contextlib.contextmanager
+def reserve_port(wanted: int) -> Iterator[int]:
+    """Yield ``wanted``, or a free port when it is taken, and keep it for torchrun.
+
+    torchrun's store listens on every address, so two jobs on one laptop would collide. The port is
+    held by a socket that is bound but does not listen: Linux lets another socket listen there when
+    both have SO_REUSEADDR, and refuses a second reservation, which asks without it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        try:
+            holder.bind(("", wanted))
+        except OSError:
+            holder.bind(("", 0))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield holder.getsockname()[1]

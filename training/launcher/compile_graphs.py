@@ -5,15 +5,22 @@
 The tool runs the command with NEURON_EXTRACT_GRAPHS_ONLY, which computes nothing, then compiles
 the graphs it has seen and prints how many failed, which its exit code does not tell (AWS Neuron
 documentation, neuron_parallel_compile). On other devices the command is run as it is.
+
+The compiled graphs themselves are in ``cache/neuron``, keyed by the compiler on their content
+(``NEURON_COMPILE_CACHE_URL``). A marker of each node, under a key of what decides the graphs, says
+that all graphs of a run's steps are there. It is written only where that was seen: TorchNeuron
+keeps its graphs on the node's disk.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,26 +28,43 @@ from pathlib import Path
 
 from training.core.arguments import parse
 from training.core.contract import DeviceKind, NodeContract
+from training.core.heartbeat import heartbeat
+from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
-from training.core.progress import ENV_SCRATCH, Progress, RunContext
-from training.launcher import job_results
-from training.launcher.compile_cache import CompileCache
-from training.storage import StorageError
-from trainium_catalogue.contract import ENV_JOB_ID
+from training.core.progress import ENV_SCRATCH, Progress
+from training.launcher import signs
+from training.storage import Objects, RetryPolicy, StorageError, open_objects
+from training.storage.results import now_utc
+from trainium_catalogue.contract import CACHE_PREFIX, ENV_JOB_ID, GRAPHS_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
 
 MODULE = "training.launcher.compile_graphs"
-_BEAT_S = 1.0
+COMPILED_PREFIX = f"{CACHE_PREFIX}compiled/"
+_GRAPH = "/model.neff"
+"""Ends the key of each compiled graph: neuronxcc-<version>/MODULE_<hash>/model.neff (as in the
+public cache, huggingface.co/aws-neuron/optimum-neuron-cache)."""
+_CODE = Path(__file__).resolve().parent.parent
+_TRACED = (
+    *("models/**/*.py", "backends/**/*.py", "launcher/settings.py"),
+    *("trainer/loop.py", "trainer/compiling.py"),
+)
+"""Code that decides the graphs, the settings of the compiler, and what a job that compiles runs."""
+_RETRY_POLICY = RetryPolicy(total_s=20.0)
+"""A cache is a convenience: a job goes on without knowing what is in it."""
 _LOCAL_ROOT = Path("build")
 _TOTAL = re.compile(r"Total (graphs|successful compilations|failed compilations): (\d+)")
 
+log = logging.getLogger(MODULE)
+
 
 def compile_command(
-    node: NodeContract, command: Sequence[str], *, python: str, words: Sequence[str]
+    node: NodeContract, command: Sequence[str], *, python: str, argv: Sequence[str]
 ) -> list[str]:
     """``command``, as elements and never as one text, which the tool would take for a path."""
     tool = ["neuron_parallel_compile"] if node.device is DeviceKind.XLA else []
-    return [python, "-m", MODULE, *words, "--", *tool, *command]
+    return [python, "-m", MODULE, *argv, "--", *tool, *command]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,24 +96,126 @@ class Summary:
         )
 
 
-def main(words: Sequence[str], env: Mapping[str, str]) -> int:
+def code_version() -> str:
+    """Hash the code that is traced; another version may have other graphs."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in _TRACED for path in _CODE.glob(pattern)):
+        digest.update(str(path.relative_to(_CODE)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def cache_key(node: NodeContract, values: Mapping[str, Value]) -> str:
+    """Equal for jobs that run the same graphs: 64 hexadecimal digits."""
+    document = {
+        "neuron_release": node.neuron_release,
+        "device": node.device,
+        "instance_type": node.instance_type,
+        "num_nodes": node.num_nodes,
+        "processes_per_node": node.processes_per_node,
+        "parameters": {
+            # How often a run evaluates is in no graph; whether it does is.
+            name: bool(values[name]) if name == "eval-every" else values[name]
+            for name in GRAPH_PARAMETERS
+            if name in values
+        },
+        "code": code_version(),
+    }
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+class CompileCache:
+    """The markers of one key."""
+
+    def __init__(self, node: NodeContract, values: Mapping[str, Value], *, local: Path) -> None:
+        """``local`` is the folder that takes the bucket's place where there is none."""
+        self.key = cache_key(node, values)
+        self._node = node
+        root = open_objects(
+            f"s3://{node.bucket}" if node.bucket else str(local),
+            region=node.region,
+            endpoint_url=node.endpoint_url,
+            retry_policy=_RETRY_POLICY,
+        )
+        self._objects: Objects = root.at(f"{COMPILED_PREFIX}{self.key}")
+        self._graphs: Objects = root.at(GRAPHS_PREFIX)
+
+    def find(self) -> str | None:
+        """Say who compiled all graphs and when, if every node has left its marker."""
+        try:
+            found = [
+                json.loads(self._objects.get(_marker(index)))
+                for index in range(self._node.num_nodes)
+            ]
+        except (StorageError, OSError, ValueError):
+            return None
+        return f"cache is warm: compiled {found[0]['time']} by {found[0]['run']}"
+
+    def doubt(self, graphs: int | None, env: Mapping[str, str]) -> str | None:
+        """Why ``graphs``, as the compiler counted them, may not be in the bucket; None if they are.
+
+        ``env`` is what the compiler was told. Raises storage's errors.
+        """
+        match self._node.device:
+            case DeviceKind.CPU:
+                return None  # there is nothing to compile
+            case DeviceKind.TORCH_NEURON:
+                return "TorchNeuron keeps graphs on the node's disk (TORCH_NEURONX_NEFF_CACHE_DIR)"
+        if self._node.bucket is None:
+            return "this node has no bucket"
+        here = f"s3://{self._node.bucket}/{GRAPHS_PREFIX}"
+        # The flag beats the variable (Neuron documentation, persistent cache).
+        if env.get("NEURON_COMPILE_CACHE_URL") != here or "--cache_dir" in env.get(
+            "NEURON_CC_FLAGS", ""
+        ):
+            return f"the compiler was told to keep its graphs elsewhere than in {here}"
+        if graphs is None:
+            return "the compiler has not said how many graphs there are"
+        found = sum(info.key.endswith(_GRAPH) for info in self._graphs.list())
+        # Those of other runs are there too: fewer is proof of a lack, as many is all there is.
+        if found < max(graphs, 1):
+            return f"{self._graphs.uri} holds {found} compiled graphs"
+        return None
+
+    def remember(self, graphs: int | None) -> None:
+        """Mark that this node has compiled all its graphs; raises storage's errors."""
+        document = {
+            "schema": 1,
+            "time": now_utc(),
+            "run": self._node.run,
+            "job_id": self._node.job_id,
+            "num_nodes": self._node.num_nodes,
+            "neuron_release": self._node.neuron_release,
+            "instance_type": self._node.instance_type,
+            "graphs": graphs,
+        }
+        self._objects.put(
+            _marker(self._node.node_index), json.dumps(document, indent=1).encode() + b"\n"
+        )
+
+
+def _marker(node_index: int) -> str:
+    return f"node-{node_index}.json"
+
+
+def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Compile on this node, unless it has been done; returns the exit code."""
-    split = list(words).index("--")
-    request, command = parse(words[:split]), words[split + 1 :]
+    set_up_logging()
+    split = list(argv).index("--")
+    request, command = parse(argv[:split]), argv[split + 1 :]
     scratch = Path(env[ENV_SCRATCH])
-    context = RunContext.read(scratch)
+    node = NodeContract.read(scratch)
     # One more worker than there are ranks, so that a long compilation is no silence.
-    progress = Progress(scratch, local_rank=context.processes_per_node, rank=-1)
+    progress = Progress(scratch, local_rank=node.processes_per_node, rank=-1)
     progress.report("looking for compiled graphs")
     progress.begin()
-    cache = CompileCache(context, request.values, local=_LOCAL_ROOT)
+    cache = CompileCache(node, request.values, local=_LOCAL_ROOT)
     if (compiled := cache.find()) is not None:
-        _say(compiled.text)
+        log.info("compile: %s", compiled)
         progress.finish()
         return ExitCode.OK
-    _say(f"cache is cold: no job has compiled {cache.key[:12]}")
+    log.info("compile: cache is cold: no job has compiled %s", cache.key[:12])
     summary = Summary()
-    status = _run(command, summary, progress, _signs(context, env))
+    status = _run(command, summary, _signs_of_life(progress, node, env))
     if summary.problem is not None:
         progress.fail(ExitCode.WORKLOAD, summary.problem)
         return ExitCode.WORKLOAD
@@ -99,18 +225,27 @@ def main(words: Sequence[str], env: Mapping[str, str]) -> int:
     return status
 
 
-def _signs(context: RunContext, env: Mapping[str, str]) -> Callable[[], None]:
-    """Leaves a sign of life for a Volcano job that waits for this one; else does nothing."""
-    if ENV_JOB_ID not in env or context.bucket is None or context.node_index != 0:
-        return lambda: None
-    results = job_results.open_results(context)
-    return lambda: job_results.leave_sign(results, context.job_id)
+def _signs_of_life(
+    progress: Progress, node: NodeContract, env: Mapping[str, str]
+) -> Callable[[str], None]:
+    """Tell the launcher, and in the bucket a Volcano job that waits for this one."""
+    if ENV_JOB_ID not in env or node.bucket is None or node.node_index != 0:
+        return progress.report
+    results = signs.open_folder(node, signs.RESULTS_PREFIX)
+    signed_s = float("-inf")
+
+    def report(step: str) -> None:
+        nonlocal signed_s
+        progress.report(step)
+        if time.monotonic() - signed_s > signs.SIGN_S:
+            signs.leave_sign(results, node.job_id)
+            signed_s = time.monotonic()
+
+    return report
 
 
-def _run(
-    command: Sequence[str], summary: Summary, progress: Progress, sign: Callable[[], None]
-) -> int:
-    """Run it, pass its output on, say often that it goes on; returns its status."""
+def _run(command: Sequence[str], summary: Summary, report: Callable[[str], None]) -> int:
+    """Run it, pass its output on, report often that it goes on; returns its status."""
     parent = os.getpid()
     # No thread is running yet, so code between fork and exec is safe.
     process = subprocess.Popen(
@@ -122,45 +257,27 @@ def _run(
         errors="replace",
         preexec_fn=lambda: die_with_parent(parent),
     )
-    ended = threading.Event()
-
-    def beat() -> None:
-        signed_s = float("-inf")
-        while not ended.wait(_BEAT_S):
-            progress.report("compiling")
-            if time.monotonic() - signed_s > job_results.SIGN_S:
-                sign()
-                signed_s = time.monotonic()
-
-    beating = threading.Thread(target=beat, daemon=True)
-    beating.start()
     assert process.stdout is not None
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        summary.read(line)
-    status = process.wait()
-    ended.set()
-    # A sign of life must not come after the result.
-    beating.join()
-    return status
+    with heartbeat(report, "compiling", at_most_s=float("inf")):
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            summary.read(line)
+        return process.wait()
 
 
 def _remember(cache: CompileCache, summary: Summary, env: Mapping[str, str]) -> None:
     counted = "" if summary.graphs is None else f" ({summary.graphs} graphs)"
     try:
         if (doubt := cache.doubt(summary.graphs, env)) is not None:
-            _say(f"compiled{counted}, but not remembered: {doubt}")
+            log.info("compile: compiled%s, but not remembered: %s", counted, doubt)
             return
         cache.remember(summary.graphs)
     except (StorageError, OSError) as error:
         # The graphs are there all the same; only the next job will look at each again.
-        _say(f"compiled{counted}, but the marker could not be written: {error}")
+        log.info("compile: compiled%s, but the marker could not be written: %s", counted, error)
         return
-    _say(f"compiled{counted}; the next job with key {cache.key[:12]} finds the cache warm")
-
-
-def _say(text: str) -> None:
-    print(f"compile: {text}", flush=True)
+    key = cache.key[:12]
+    log.info("compile: compiled%s; the next job with key %s finds the cache warm", counted, key)
 
 
 if __name__ == "__main__":

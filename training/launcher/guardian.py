@@ -8,6 +8,7 @@ lives in a session of its own, so that signals to the launcher's group do not re
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import shutil
@@ -16,22 +17,31 @@ import sys
 import time
 from pathlib import Path
 
+from training.core.heartbeat import HeartbeatClock
 from training.core.processes import kill_marked, name_process, signal_quietly
 from training.core.progress import ENV_SCRATCH
 
 _CONFIRM_S = 1.0
 
+log = logging.getLogger(__name__)
+
 
 class Guardian:
-    """The launcher's handle: ``beat`` often, ``release`` at the end."""
+    """The launcher's handle: ``heartbeat`` often, ``release`` at the end."""
 
     def __init__(self, *, scratch: Path, silence_s: float) -> None:
         self._scratch = scratch
         self._silence_s = silence_s
-        self._beaten_s = float("-inf")
+        self._clock = HeartbeatClock(silence_s)
         self._pid = 0
         self._pipe = -1
-        self._start()
+
+    @classmethod
+    def open(cls, *, scratch: Path, silence_s: float) -> Guardian:
+        """Start a guardian that ends this node after ``silence_s`` without a heartbeat."""
+        guardian = cls(scratch=scratch, silence_s=silence_s)
+        guardian._start()
+        return guardian
 
     def _start(self) -> None:
         read_end, self._pipe = os.pipe()
@@ -46,12 +56,10 @@ class Guardian:
                 os._exit(0)
         os.close(read_end)
 
-    def beat(self) -> None:
-        """The launcher is alive; cheap. Replaces a guardian that was killed."""
-        now = time.monotonic()
-        if now - self._beaten_s < min(1.0, self._silence_s / 5):
+    def heartbeat(self) -> None:
+        """Say that the launcher is alive; cheap. Replaces a guardian that was killed."""
+        if not self._clock.due(time.monotonic()):
             return
-        self._beaten_s = now
         try:
             os.write(self._pipe, b".")
         except BlockingIOError:
@@ -62,7 +70,7 @@ class Guardian:
             self._start()
 
     def release(self) -> None:
-        """The launcher ends in order; returns when the guardian is gone."""
+        """Say that the launcher ends in order; returns when the guardian is gone."""
         os.close(self._pipe)
         for _ in range(200):
             if os.waitpid(self._pid, os.WNOHANG)[0]:
@@ -94,10 +102,9 @@ def _guard(read_end: int, launcher: int, scratch: Path, silence_s: float) -> Non
         if strikes == 2:
             signal_quietly(launcher, signal.SIGKILL)
             with contextlib.suppress(OSError):  # whoever read the log may be gone
-                print(
-                    f"guardian: the launcher was silent for {silence_s + _CONFIRM_S:g} s; "
-                    "this node is killed",
-                    flush=True,
+                log.info(
+                    "guardian: the launcher was silent for %g s; this node is killed",
+                    silence_s + _CONFIRM_S,
                 )
             break
     kill_marked(ENV_SCRATCH, str(scratch))

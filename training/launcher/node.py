@@ -1,8 +1,9 @@
-"""This node's workers: start torchrun, judge how it goes, end it."""
+"""The workers of this node: the command of torchrun, its start, how it goes, and its end."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -10,17 +11,59 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from training.core.contract import NodeContract
 from training.core.processes import die_with_parent, is_gone, kill_marked, signal_quietly
 from training.core.progress import ENV_SCRATCH, WorkerState, read_failures, read_states
 from training.launcher.verdict import Verdict, better
 from trainium_catalogue.exit_codes import ExitCode
 
+WORKER_MODULE = "training.worker"
 _AGENT_LOG = "torchrun.log"
 _BETWEEN_LOOKS_S = 0.25
 _START_LIMIT_S = 120.0
 """Time that workers get to start even where the hang limit is shorter."""
 _AGENT_GRACE_S = 10.0
 """How long torchrun may take to tell that a worker's process ended badly after all its work."""
+
+log = logging.getLogger(__name__)
+
+
+def torchrun_command(
+    node: NodeContract,
+    *,
+    python: str,
+    rendezvous_port: int,
+    log_folder: Path,
+    argv: Sequence[str],
+) -> list[str]:
+    """Build the command line that starts this node's workers; ``argv`` goes to each of them.
+
+    Static rendezvous: the ranks follow from the node index, and no service beside the main node
+    is needed. No restarts: Batch retries the whole job, and an in-place restart would hide
+    the reason (docs/adr/0004).
+    """
+    return [
+        python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={node.num_nodes}",
+        f"--nproc-per-node={node.processes_per_node}",
+        f"--node-rank={node.node_rank}",
+        "--rdzv-backend=static",
+        f"--rdzv-id={node.job_id}-{node.attempt}",
+        f"--master-addr={node.main_address}",
+        f"--master-port={rendezvous_port}",
+        # Without it the agent looks its own host name up, which may wait for a name server.
+        f"--local-addr={node.address}",
+        "--max-restarts=0",
+        # Nothing is redirected, but torchrun makes the folder, and would leave one in /tmp.
+        f"--log-dir={log_folder}",
+        "-m",
+        # Else argparse takes a workload's --run for an abbreviation of torchrun's --run-path.
+        "--",
+        WORKER_MODULE,
+        *argv,
+    ]
 
 
 class LocalNode:
@@ -46,19 +89,19 @@ class LocalNode:
         # torchrun reports a failed worker with a traceback of its own and names whichever broken
         # connection it saw first as "root cause". The workers' own reports are better, so this is
         # shown only where there are none.
-        with (self._scratch / _AGENT_LOG).open("wb") as log:
+        with (self._scratch / _AGENT_LOG).open("wb") as agent_log:
             # This process has one thread, so code between fork and exec is safe.
             self._agent = subprocess.Popen(
                 command,
                 env={**env, ENV_SCRATCH: str(self._scratch)},
                 stdin=subprocess.DEVNULL,
-                stderr=log,
+                stderr=agent_log,
                 start_new_session=True,
                 preexec_fn=lambda: die_with_parent(launcher),
             )
 
     def look(self, now_s: float) -> Verdict | None:
-        """The node's verdict so far; None while all is well."""
+        """Judge the node as it is now; None while all is well."""
         if self._agent is None or self._succeeded:
             return self.verdict
         status = self._agent.poll()
@@ -93,7 +136,7 @@ class LocalNode:
             )
         if status is not None:
             if self.verdict is None:
-                print((self._scratch / _AGENT_LOG).read_text(errors="replace"), flush=True)
+                log.info("%s", (self._scratch / _AGENT_LOG).read_text(errors="replace"))
             how = f"ended with {status}" if status > 0 else f"was killed by signal {-status}"
             return self._host(f"torchrun {how} and no worker says why")
         return self._hang(states, now_s)
@@ -140,12 +183,12 @@ class LocalNode:
         """Whether a worker is still at work."""
         return any(not is_gone(state.pid) for state in read_states(self._scratch).values())
 
-    def kill(self, beat: Callable[[], None]) -> None:
+    def kill(self, heartbeat: Callable[[], None]) -> None:
         """End everything this launch has started."""
         if self._agent is None:
             return
         self._agent.kill()
-        if left := kill_marked(ENV_SCRATCH, str(self._scratch), beat=beat):
-            print(f"launch: processes {left} cannot be killed; they wait in the kernel", flush=True)
+        if left := kill_marked(ENV_SCRATCH, str(self._scratch), heartbeat=heartbeat):
+            log.info("launch: processes %s cannot be killed; they wait in the kernel", left)
         with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel
             self._agent.wait(timeout=1)

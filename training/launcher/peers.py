@@ -1,4 +1,4 @@
-"""The launchers' link: children hold one connection each to the main node.
+"""The launchers' link: children hold one TCP connection each to the main node, of JSON lines.
 
 Child to main: ``hello`` (who I am, what preflight found), ``alive``, ``verdict``, ``ended``.
 Main to child: ``welcome``, ``alive``, ``start`` (all are here; the rendezvous port), ``stop`` (the
@@ -9,6 +9,8 @@ Both sides only queue and fetch; every rule about time and codes is in ``verdict
 
 from __future__ import annotations
 
+import json
+import logging
 import selectors
 import socket
 import time
@@ -16,9 +18,95 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.core.contract import NodeContract
-from training.launcher.links import Link, LinkLost, Message
+from training.core.heartbeat import HeartbeatClock
 from training.launcher.verdict import Verdict
 from trainium_catalogue.contract import PEER_WATCH
+
+Message = dict[str, Any]
+
+_MAX_LINE_BYTES = 256 * 1024
+
+log = logging.getLogger(__name__)
+
+
+class LinkLost(Exception):
+    """The connection is closed, or carries what no launcher sends."""
+
+
+class Link:
+    """A connected, non-blocking socket that sends and receives messages."""
+
+    def __init__(self, connection: socket.socket, *, now_s: float) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection = connection
+        self.heard_s = now_s
+        """When anything last arrived."""
+        self._received = b""
+
+    def send(self, message: Message) -> None:
+        """Send a message; ``LinkLost`` when the peer no longer takes any.
+
+        Messages are a few hundred bytes and a socket buffers many thousand, so a full buffer
+        means that the peer has not read for longer than any time-out.
+        """
+        data = json.dumps(message).encode() + b"\n"
+        try:
+            sent = self.connection.send(data)
+        except OSError as error:
+            raise LinkLost(str(error)) from None
+        if sent != len(data):
+            raise LinkLost("the peer has stopped reading")
+
+    def receive(self, now_s: float) -> tuple[list[Message], bool]:
+        """Messages that have arrived, and whether the peer has closed its end after them."""
+        closed = False
+        while True:
+            try:
+                data = self.connection.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError:
+                closed = True
+                break
+            if not data:
+                closed = True
+                break
+            self.heard_s = now_s
+            self._received += data
+            if len(self._received) > _MAX_LINE_BYTES:
+                raise LinkLost("a line is too long for a launcher's")
+        *lines, self._received = self._received.split(b"\n")
+        return [_parse(line) for line in lines], closed
+
+    def close(self) -> None:
+        """Close it; the peer sees it at once."""
+        self.connection.close()
+
+
+def _parse(line: bytes) -> Message:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        raise LinkLost("a line is not JSON") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise LinkLost("a line is not a launcher's message")
+    try:
+        _check(message)
+    except (KeyError, TypeError, ValueError):
+        raise LinkLost(f"a {message['type'][:20]} message is not of a launcher's form") from None
+    return message
+
+
+def _check(message: Message) -> None:
+    """Raise when a field that a role will read is missing or of another type."""
+    match message["type"]:
+        case "verdict" | "stop":
+            Verdict.from_message(message)
+        case "hello" if message["problem"] is not None:
+            Verdict.from_message(message["problem"])
+        case "start":
+            int(message["port"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +156,16 @@ def refusal(node: NodeContract, message: Message, present: set[int]) -> str | No
     return None
 
 
-class _Clocked:
+class _Clock(HeartbeatClock):
     """Heartbeats and silence, the same on both sides."""
 
-    def __init__(self, *, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
-        self.interval_s = min(1.0, timeout_s / 5)
-        self._beaten_s = float("-inf")
-
-    def beat_due(self, now_s: float) -> bool:
-        """Whether it is time for the next ``alive``."""
-        if now_s - self._beaten_s < self.interval_s:
-            return False
-        self._beaten_s = now_s
-        return True
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self._timeout_s = timeout_s
 
     def silent(self, link: Link, now_s: float) -> bool:
         """Whether a peer has not been heard for too long."""
-        return now_s - link.heard_s > self.timeout_s
+        return now_s - link.heard_s > self._timeout_s
 
     def listen(self, link: Link, now_s: float) -> tuple[list[Message], str | None]:
         """What a peer has said, and how it was lost if it was."""
@@ -96,26 +176,35 @@ class _Clocked:
         if closed:
             return messages, "its launcher is gone"
         if self.silent(link, now_s):
-            return messages, f"its launcher was silent for {self.timeout_s:g} s"
+            return messages, f"its launcher was silent for {self._timeout_s:g} s"
         return messages, None
 
 
 class Hub:
     """The main node's side."""
 
-    def __init__(self, node: NodeContract, *, timeout_s: float, port: int = PEER_WATCH) -> None:
+    def __init__(
+        self, node: NodeContract, *, timeout_s: float, listener: socket.socket | None
+    ) -> None:
         self._node = node
-        self._clock = _Clocked(timeout_s=timeout_s)
+        self._clock = _Clock(timeout_s)
         self._selector = selectors.DefaultSelector()
         self._newcomers: list[Link] = []
         self.members: dict[int, Link] = {}
-        self._listener: socket.socket | None = None
+        self._listener = listener
+        if listener is not None:
+            self._selector.register(listener, selectors.EVENT_READ)
+
+    @classmethod
+    def open(cls, node: NodeContract, *, timeout_s: float) -> Hub:
+        """Listen for the children, if there are any; ``OSError`` when the port cannot be had."""
+        listener = None
         if node.num_nodes > 1:
-            self._listener = socket.create_server(
-                (node.address, port), backlog=node.num_nodes, reuse_port=False
+            listener = socket.create_server(
+                (node.address, PEER_WATCH), backlog=node.num_nodes, reuse_port=False
             )
-            self._listener.setblocking(False)
-            self._selector.register(self._listener, selectors.EVENT_READ)
+            listener.setblocking(False)
+        return cls(node, timeout_s=timeout_s, listener=listener)
 
     def poll(self, wait_s: float) -> list[Event]:
         """Wait up to ``wait_s`` for something to happen; returns what did."""
@@ -130,7 +219,7 @@ class Hub:
             events += self._greet(link, now)
         for index, link in list(self.members.items()):
             events += self._hear(index, link, now)
-        if self._clock.beat_due(now):
+        if self._clock.due(now):
             self.broadcast({"type": "alive"})
         return events
 
@@ -183,7 +272,7 @@ class Hub:
         self._newcomers.remove(link)
         why = refusal(self._node, messages[0], set(self.members))
         if why is not None:
-            print(f"launch: a connection is refused: {why}", flush=True)
+            log.info("launch: a connection is refused: %s", why)
             self._drop(link)
             return []
         index = int(messages[0]["node"])
@@ -208,10 +297,9 @@ class Hub:
 class Spoke:
     """A child's side."""
 
-    def __init__(self, node: NodeContract, *, timeout_s: float, port: int = PEER_WATCH) -> None:
+    def __init__(self, node: NodeContract, *, timeout_s: float) -> None:
         self._node = node
-        self._address: Any = (node.main_address, port)
-        self._clock = _Clocked(timeout_s=timeout_s)
+        self._clock = _Clock(timeout_s)
         self._link: Link | None = None
         self.last_error = "not tried yet"
 
@@ -227,7 +315,7 @@ class Spoke:
             # From the node's own address: the security groups and the main node know that one.
             connection.bind((self._node.address, 0))
             connection.settimeout(wait_s)
-            connection.connect(self._address)
+            connection.connect((self._node.main_address, PEER_WATCH))
         except OSError as error:
             connection.close()
             self.last_error = "no answer" if isinstance(error, TimeoutError) else str(error)
@@ -246,7 +334,7 @@ class Spoke:
             selector.select(wait_s)
         now = time.monotonic()
         messages, how = self._clock.listen(link, now)
-        if how is None and self._clock.beat_due(now) and not self.send({"type": "alive"}):
+        if how is None and self._clock.due(now) and not self.send({"type": "alive"}):
             how = "its launcher is gone"
         events: list[Event] = [Heard(node=main, message=message) for message in messages]
         if how is not None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from training.core.contract import DeviceKind, NodeContract
-from training.launcher.host import Host, gib
+from training.core.host import Host, gib
 from training.launcher.settings import uses_efa
 from training.launcher.verdict import Verdict
 from trainium_catalogue.exit_codes import ExitCode
@@ -52,14 +52,14 @@ class Bounds:
 
 def bounds(node: NodeContract) -> Bounds:
     """Bounds of a Trainium host, or smaller ones that gloo on a CPU needs."""
-    if node.device is DeviceKind.CPU or node.instance_type is None:
+    if node.device is DeviceKind.CPU or node.instance is None:
         # 16 MiB of shared memory and 512 files hold in a container with Docker's defaults.
         return Bounds(num_files=512, shared_memory_mib=16, disk_gib=0.1)
     return Bounds(
         # Workers hold sockets to all peers and one file per device queue
         # (aws-neuron-sdk issue 713: "too many open files").
         num_files=65536,
-        shared_memory_mib=node.instance_type.shared_memory_mib,
+        shared_memory_mib=node.instance.shared_memory_mib,
         # Compiled graphs, and core dumps of the runtime.
         disk_gib=20,
     )
@@ -67,9 +67,9 @@ def bounds(node: NodeContract) -> Bounds:
 
 def check_devices(node: NodeContract, host: Host) -> Outcome:
     """All chips of the instance type are in the container."""
-    if node.device is DeviceKind.CPU or node.instance_type is None:
+    if node.device is DeviceKind.CPU or node.instance is None:
         return Skipped(what="Neuron devices", why=_CPU)
-    found, wanted = host.num_neuron_devices(), node.instance_type.num_neuron_devices
+    found, wanted = host.num_neuron_devices(), node.instance.num_neuron_devices
     if found == wanted:
         return Passed(what=f"{found} Neuron devices")
     return Failed(
@@ -104,10 +104,10 @@ def check_driver(node: NodeContract, host: Host) -> Outcome:
 
 def check_efa(node: NodeContract, host: Host) -> Outcome:
     """All EFA interfaces are there, as devices of the container and as libfabric sees them."""
-    if not uses_efa(node) or node.instance_type is None:
+    if not uses_efa(node) or node.instance is None:
         why = _CPU if node.device is DeviceKind.CPU else "the job has one node"
         return Skipped(what="EFA", why=why)
-    wanted = node.instance_type.num_efa_interfaces
+    wanted = node.instance.num_efa_interfaces
     remedy = "the launch template, the EFA driver of the host or the job definition's devices; "
     for found, where in (
         (host.num_efa_interfaces(), "interfaces of the host (/sys/class/infiniband)"),

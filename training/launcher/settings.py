@@ -7,14 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from training.core.contract import DeviceKind, NodeContract
+from training.core.progress import COMPILES_AT_MOST_S
 from training.launcher.addresses import TASK_INTERFACE
 from trainium_catalogue.contract import GRAPHS_PREFIX
 
 ROOT_COMM_ID = "NEURON_RT_ROOT_COMM_ID"
-
-COMPILES_AT_MOST_S = 4 * 3600
-"""A compilation that takes longer is taken for a hang; whatever waits for a rank that compiles
-waits as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,12 @@
 """The launcher's life on one node: join, watch, decide or be told, end.
 
-One thread and one loop. Every turn polls the link for at most ``_TICK_S``, beats to the guardian
-and looks at the workers, so that silence of this process always means that it is frozen.
+One thread and one loop. Every turn polls the link for at most ``_TICK_S``, tells the guardian
+that it lives, and looks at the workers: silence of this process always means that it is frozen.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,15 +14,24 @@ from dataclasses import dataclass
 from training.core.arguments import LaunchParameters
 from training.core.contract import NodeContract
 from training.launcher.guardian import Guardian
-from training.launcher.joining import Lookout, StartedSign, likely_causes
 from training.launcher.node import LocalNode
 from training.launcher.peers import Event, Heard, Hub, Lost, Spoke, hello
-from training.launcher.verdict import MAX_SETTLE_S, Board, Verdict, better
+from training.launcher.signs import Lookout, StartedSign, likely_causes
+from training.launcher.verdict import (
+    MAX_WAIT_FOR_CAUSE_S,
+    Board,
+    Verdict,
+    better,
+    out_of_time,
+    stopped,
+)
 from trainium_catalogue.exit_codes import ExitCode
 
 _TICK_S = 0.1
 _CLOSING_S = 5.0
 """How long nodes get to kill and to say goodbye."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -29,25 +39,6 @@ class StopRequest:
     """Counts SIGTERM and SIGINT; the handler does nothing else."""
 
     count: int = 0
-
-
-def stopped(node: NodeContract) -> Verdict:
-    """Verdict of a node that has been told to stop.
-
-    The main node is told when the job is stopped. A child alone is told when its host goes away,
-    which is worth another attempt; when the job is stopped the main node's verdict wins.
-    """
-    code = ExitCode.STOPPED if node.is_main else ExitCode.HOST
-    return Verdict(code=code, reason=f"node {node.node_index}: told to stop", graceful=True)
-
-
-def out_of_time(node: NodeContract, time_limit_s: int) -> Verdict:
-    """Verdict of the main node when the attempt has used all its time."""
-    return Verdict(
-        code=ExitCode.TIME_LIMIT,
-        reason=f"node {node.node_index}: the attempt has run for {time_limit_s} s (--time-limit)",
-        graceful=True,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,42 +58,36 @@ class _Role:
     """What main and children have in common."""
 
     def __init__(self, tools: Tools) -> None:
+        self._tools = tools
         self._node = tools.node
-        self._parameters = tools.parameters
-        self._local = tools.local
-        self._guardian = tools.guardian
-        self._stop = tools.stop
-        self._start_workers = tools.start_workers
         self._stop_reported = False
 
     def _own_verdict(self) -> Verdict | None:
-        """What this node would say now; a request to stop is reported once."""
-        if self._stop.count and not self._stop_reported:
+        """Judge this node as it is now; a request to stop is reported once."""
+        if self._tools.stop.count and not self._stop_reported:
             self._stop_reported = True
             return stopped(self._node)
-        return self._local.look(time.monotonic())
+        return self._tools.local.look(time.monotonic())
 
     def _end_workers(self, decision: Verdict, turn: Callable[[], None]) -> None:
         """Let the workers finish where that makes sense, then kill what is left."""
-        requests = self._stop.count
-        if decision.graceful and self._local.running:
-            print(
-                f"launch: SIGTERM to the workers; {self._parameters.stop_grace_s:g} s to finish",
-                flush=True,
-            )
-            self._local.request_stop()
-            deadline = time.monotonic() + self._parameters.stop_grace_s
+        requests = self._tools.stop.count
+        if decision.graceful and self._tools.local.running:
+            grace_s = self._tools.parameters.stop_grace_s
+            log.info("launch: SIGTERM to the workers; %g s to finish", grace_s)
+            self._tools.local.request_stop()
+            deadline = time.monotonic() + grace_s
             # A second request means: at once.
             while (
-                self._local.running
+                self._tools.local.running
                 and time.monotonic() < deadline
-                and self._stop.count <= max(requests, 1)
+                and self._tools.stop.count <= max(requests, 1)
             ):
                 turn()
-        self._local.kill(self._guardian.beat)
+        self._tools.local.kill(self._tools.guardian.heartbeat)
 
 
-class _Patience:
+class _JoinTimeouts:
     """How long the main node waits for its children.
 
     All hosts are there before Batch starts the main node, and children start, and pull the same
@@ -150,14 +135,14 @@ class MainRole(_Role):
         """Take part in the job until it is decided; returns the decision."""
         board = Board(
             num_nodes=self._node.num_nodes,
-            settle_s=min(MAX_SETTLE_S, self._parameters.peer_timeout_s),
+            wait_s=min(MAX_WAIT_FOR_CAUSE_S, self._tools.parameters.peer_timeout_s),
         )
         joined = {self._node.node_index}
         limit_s = self._node.time_limit_s
         last_s = float("inf") if limit_s is None else time.monotonic() + limit_s
         if problem is not None:
             board.report(self._node.node_index, problem, time.monotonic())
-        patience = _Patience(self._parameters, time.monotonic())
+        timeouts = _JoinTimeouts(self._tools.parameters, time.monotonic())
         lookout = Lookout(self._node)
         started = False
         wait_s = 0.0  # a job of one node has nobody to wait for
@@ -165,7 +150,7 @@ class MainRole(_Role):
             for event in hub.poll(wait_s):
                 self._note(event, board, joined)
             wait_s = _TICK_S
-            self._guardian.beat()
+            self._tools.guardian.heartbeat()
             now = time.monotonic()
             own = self._own_verdict()
             if own is not None:
@@ -174,12 +159,12 @@ class MainRole(_Role):
                 board.report(self._node.node_index, out_of_time(self._node, limit_s), now)
             board.all_joined = len(joined) == self._node.num_nodes
             if len(joined) > 1:
-                patience.some_child_joined(now)
+                timeouts.some_child_joined(now)
                 lookout.end()
             elif not board.all_joined:
                 lookout.turn(now)
-                patience.no_child_joined(lookout.evidence, now)
-            if not board.all_joined and (limit := patience.exhausted(now)):
+                timeouts.no_child_joined(lookout.evidence, now)
+            if not board.all_joined and (limit := timeouts.exhausted(now)):
                 board.report(self._node.node_index, self._absent(joined, limit), now)
             decision = board.decision(now)
             if decision is not None:
@@ -187,9 +172,9 @@ class MainRole(_Role):
             if board.all_joined and not started and not board.verdicts:
                 started = True
                 if self._node.num_nodes > 1:
-                    print(f"launch: all {self._node.num_nodes} nodes are here", flush=True)
+                    log.info("launch: all %d nodes are here", self._node.num_nodes)
                 hub.broadcast({"type": "start", "port": rendezvous_port})
-                self._start_workers(rendezvous_port)
+                self._tools.start_workers(rendezvous_port)
         self._finish(hub, decision)
         return decision
 
@@ -231,9 +216,9 @@ class MainRole(_Role):
                     hub.dismiss(event.node)
                 elif event.message["type"] == "hello":  # late, and told at once
                     hub.send(event.node, stop)
-            self._guardian.beat()
+            self._tools.guardian.heartbeat()
 
-        grace_s = self._parameters.stop_grace_s if decision.graceful else 0.0
+        grace_s = self._tools.parameters.stop_grace_s if decision.graceful else 0.0
         # The children's grace has begun as well: a second one would outlast what ECS and the
         # kubelet leave this process.
         grace_ends_s = time.monotonic() + grace_s
@@ -254,7 +239,7 @@ class ChildRole(_Role):
         while decision is None:
             for event in events:
                 decision = decision or self._note(event, sent)
-            self._guardian.beat()
+            self._tools.guardian.heartbeat()
             own = self._own_verdict()
             if own is not None and better(sent, own) is not sent:
                 sent = own
@@ -263,7 +248,7 @@ class ChildRole(_Role):
 
         def turn() -> None:
             spoke.poll(_TICK_S)
-            self._guardian.beat()
+            self._tools.guardian.heartbeat()
 
         self._end_workers(decision, turn)
         spoke.send({"type": "ended"})
@@ -274,13 +259,13 @@ class ChildRole(_Role):
         self, spoke: Spoke, problem: Verdict | None
     ) -> tuple[Verdict | None, Sequence[Event]]:
         """Reach the main node; a verdict if that fails, and what main has said already."""
-        deadline = time.monotonic() + self._parameters.join_timeout_s
+        deadline = time.monotonic() + self._tools.parameters.join_timeout_s
         first = hello(self._node, problem)
         sign = StartedSign(self._node)
         while (now := time.monotonic()) < deadline:
-            self._guardian.beat()
+            self._tools.guardian.heartbeat()
             sign.turn(now)
-            if self._stop.count:
+            if self._tools.stop.count:
                 return stopped(self._node), ()
             if not spoke.connected and not spoke.connect(first, 0.5):
                 time.sleep(_TICK_S)  # Batch starts children in any order, and main may lag
@@ -295,7 +280,7 @@ class ChildRole(_Role):
             code=ExitCode.PREFLIGHT,
             reason=(
                 f"node {self._node.node_index}: could not join the main node at "
-                f"{self._node.main_address} within {self._parameters.join_timeout_s:g} s "
+                f"{self._node.main_address} within {self._tools.parameters.join_timeout_s:g} s "
                 f"(join-timeout-s): {spoke.last_error}; {likely_causes(self._node)}"
             ),
         )
@@ -307,7 +292,7 @@ class ChildRole(_Role):
             return lost if sent is None or sent.code is ExitCode.OK else better(sent, lost)
         message = event.message
         if message["type"] == "start":
-            self._start_workers(int(message["port"]))
+            self._tools.start_workers(int(message["port"]))
         elif message["type"] == "stop":
             return Verdict.from_message(message)
         return None

@@ -1,4 +1,4 @@
-"""How one node judges itself, and how the main node makes one decision of all judgements."""
+"""Verdicts: how faults become exit codes, and the verdicts of all nodes one decision."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from training.core.arguments import ArgumentError
+from training.core.contract import NodeContract
+from training.core.failures import describe
+from training.core.orchestrators import ContractError
+from training.launcher.addresses import AddressNotFound, HostNotFound
 from trainium_catalogue.exit_codes import ExitCode
 
 # Best evidence first. A request to stop explains every failure after it; an error in the
@@ -21,7 +26,7 @@ _PRECEDENCE = (
 )
 _CONCLUSIVE = _PRECEDENCE[:4]
 
-MAX_SETTLE_S = 5.0
+MAX_WAIT_FOR_CAUSE_S = 5.0
 """Longest wait for better evidence than a lost connection."""
 
 
@@ -67,6 +72,39 @@ class Verdict:
             raise ValueError(f"not a verdict: {error!r}") from None
 
 
+def verdict_of(error: Exception) -> Verdict:
+    """Judge what the launcher itself failed with."""
+    match error:
+        case ArgumentError() | ContractError():
+            return Verdict(code=ExitCode.CONFIGURATION, reason=str(error))
+        case HostNotFound():
+            return Verdict(code=ExitCode.PREFLIGHT, reason=str(error))
+        case AddressNotFound():
+            return Verdict(code=ExitCode.HOST, reason=str(error))
+    # A host on which not even the launcher works, or a mistake in the launcher: in no case the
+    # workload's, so another attempt is worth its few seconds.
+    return Verdict(code=ExitCode.HOST, reason=f"the launcher failed: {describe(error)}")
+
+
+def stopped(node: NodeContract) -> Verdict:
+    """Verdict of a node that has been told to stop.
+
+    The main node is told when the job is stopped. A child alone is told when its host goes away,
+    which is worth another attempt; when the job is stopped the main node's verdict wins.
+    """
+    code = ExitCode.STOPPED if node.is_main else ExitCode.HOST
+    return Verdict(code=code, reason=f"node {node.node_index}: told to stop", graceful=True)
+
+
+def out_of_time(node: NodeContract, time_limit_s: int) -> Verdict:
+    """Verdict of the main node when the attempt has used all its time."""
+    return Verdict(
+        code=ExitCode.TIME_LIMIT,
+        reason=f"node {node.node_index}: the attempt has run for {time_limit_s} s (--time-limit)",
+        graceful=True,
+    )
+
+
 def better(first: Verdict | None, second: Verdict) -> Verdict:
     """The better evidence of two; the first one where they are equal."""
     return second if first is None or second.strength < first.strength else first
@@ -77,7 +115,7 @@ class Board:
     """The main node's collection of verdicts."""
 
     num_nodes: int
-    settle_s: float
+    wait_s: float
     verdicts: dict[int, Verdict] = field(default_factory=dict)
     first_failure_s: float | None = None
     all_joined: bool = False
@@ -91,7 +129,7 @@ class Board:
     def decision(self, now_s: float) -> Verdict | None:
         """The job's verdict, or None while it may still change.
 
-        Success needs every node. A failure waits ``settle_s`` for better evidence, unless it
+        Success needs every node. A failure waits ``wait_s`` for better evidence, unless it
         cannot get better: it is conclusive, every node has spoken, or all preflights are known.
         """
         failures = {n: v for n, v in self.verdicts.items() if v.code is not ExitCode.OK}
@@ -103,13 +141,13 @@ class Board:
         # grace has no purpose.
         best = min(failures.values(), key=lambda v: (v.strength, v.symptom, v.graceful))
         assert self.first_failure_s is not None
-        settled = (
+        final = (
             best.code in _CONCLUSIVE
             or complete
             or (best.code is ExitCode.PREFLIGHT and self.all_joined)
-            or now_s >= self.first_failure_s + self.settle_s
+            or now_s >= self.first_failure_s + self.wait_s
         )
-        if not settled:
+        if not final:
             return None
         if best.code is ExitCode.PREFLIGHT:
             reasons = [v.reason for _, v in sorted(failures.items()) if v.code is best.code]

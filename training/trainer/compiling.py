@@ -11,8 +11,8 @@ from training.trainer.metrics import MetricsRecorder
 from training.trainer.task import HeldOut
 
 if TYPE_CHECKING:
+    from training.core.job import Job
     from training.trainer.task import Task
-    from training.workloads import Job
 
 _COMPILED_STEPS = 3
 """The first step, the steady state, and one to see that nothing is compiled any more."""

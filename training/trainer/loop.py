@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from training.backends.base import Backend, ModelParallel
     from training.checkpoint import Checkpoints
     from training.core.config import TrainConfig
+    from training.core.job import StopSwitch
     from training.core.ranks import Ranks
-    from training.core.stopping import StopSwitch
     from training.trainer.metrics import MetricsRecorder
     from training.trainer.task import HeldOut
 

@@ -24,7 +24,7 @@ from trainium_catalogue.contract import RUN_STATUS, TRAIN_METRICS, VALIDATION_LO
 
 if TYPE_CHECKING:
     from training.core.config import TrainConfig
-    from training.core.progress import RunContext
+    from training.core.contract import NodeContract
 
 RESULTS = "results/results.json"
 TENSORBOARD = "logs/tensorboard"
@@ -72,7 +72,7 @@ class RunFiles:
         objects: Objects,
         folder: Path,
         *,
-        context: RunContext,
+        context: NodeContract,
         workload: str,
         lustre: Path | None = None,
         say: Callable[[str], None] = lambda text: print(text, flush=True),

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.checkpoint import Checkpoints
+from training.core.job import Stopped
 from training.core.ranks import Ranks
-from training.core.stopping import Stopped
 from training.storage import Objects, open_objects
 from training.trainer.compiling import compile_graphs
 from training.trainer.loop import Ending, Loop
@@ -26,7 +26,7 @@ from trainium_catalogue.instances import find_instance_type
 if TYPE_CHECKING:
     from training.backends.base import Backend
     from training.core.config import TrainConfig
-    from training.workloads import Job
+    from training.core.job import Job
 
 _HEARTBEAT_S = 1.0
 _FAILING_S = 5.0

@@ -14,7 +14,7 @@ from training.backends.xla import XlaBackend
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
-from training.core.stopping import Stopped, StopSwitch
+from training.core.job import Stopped, StopSwitch
 from training.models.bert.network import BertNetwork
 from trainium_catalogue.contract import checkpoint_name
 

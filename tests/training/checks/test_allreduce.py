@@ -19,14 +19,13 @@ from referencing import Registry, Resource
 
 from tests.training.s3_server import s3_client, s3_server
 from training.checks.allreduce.allreduce import BelowBar, WrongSum, run
-from training.checks.allreduce.sweep import BARS, rank_pattern, sum_pattern
-from training.checks.payload import compare, tile
+from training.checks.allreduce.sweep import BARS, compare, rank_pattern, sum_pattern, tile
 from training.core.arguments import parse
-from training.core.contract import DeviceKind
+from training.core.contract import DeviceKind, NodeContract
 from training.core.device import Device
-from training.core.progress import Progress, RunContext
+from training.core.job import Job
+from training.core.progress import Progress
 from training.storage.results import ResultFiles
-from training.workloads import Job
 from trainium_catalogue.contract import run_prefix
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class LoneDevice:
         return
 
 
-ALONE = RunContext(
+ALONE = NodeContract(
     run="alone",
     deployment="default",
     job_id="local",
@@ -133,21 +132,12 @@ ALONE = RunContext(
     node_index=0,
     num_nodes=1,
     processes_per_node=1,
-    device="cpu",
-    instance_type=None,
-    neuron_release=None,
-    bucket=None,
-    region=None,
-    endpoint_url=None,
-    lustre=None,
-    array_index=0,
-    array_size=1,
-    hang_limit_s=600,
+    device=DeviceKind.CPU,
 )
 
 
 def run_alone(
-    folder: Path, device: Device, *words: str, context: RunContext = ALONE
+    folder: Path, device: Device, *words: str, context: NodeContract = ALONE
 ) -> dict[str, Any]:
     """Run the workload on one rank; returns its result, which is written even when it raises."""
     store = ResultFiles(root=folder, run="alone", workload="all-reduce", attempt=1, bucket=None)

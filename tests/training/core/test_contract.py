@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.core.contract import DeviceKind, NodeContract, read_contract
-from training.core.contract_values import ContractError
+from training.core.orchestrators import ContractError
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
 

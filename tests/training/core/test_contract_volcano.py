@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.core.contract import NodeContract, read_contract
-from training.core.contract_values import ContractError
+from training.core.orchestrators import ContractError
 from training.launch import main
 from training.launcher.addresses import HostNotFound, find_host
 

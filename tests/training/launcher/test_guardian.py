@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-# A launcher that beats for `life` seconds, with one worker in a session of its own.
+# A launcher that lives for `life` seconds, with one worker in a session of its own.
 LAUNCHER = """
 import os, pathlib, subprocess, sys, time
 from training.launcher.guardian import Guardian
 scratch, silence, life = pathlib.Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-guardian = Guardian(scratch=scratch, silence_s=silence)
+guardian = Guardian.open(scratch=scratch, silence_s=silence)
 subprocess.Popen(["sleep", "60"], env={**os.environ, "TRAINIUM_SCRATCH": str(scratch)},
                  start_new_session=True, stdout=subprocess.DEVNULL)
 print(guardian._pid, flush=True)
 end = time.monotonic() + life
 while time.monotonic() < end:
-    guardian.beat()
+    guardian.heartbeat()
     time.sleep(0.05)
 guardian.release()
 print("released", flush=True)

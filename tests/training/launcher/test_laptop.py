@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from training.launcher.ports import reserve_port
+from training.launcher.addresses import reserve_port
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from tests.training.nodes import CPU_NODE
 from training.core.contract import NodeContract
-from training.launcher.links import Link, LinkLost
-from training.launcher.peers import Event, Heard, Hub, Lost, Spoke, hello, refusal
+from training.launcher.peers import Event, Heard, Hub, Link, LinkLost, Lost, Spoke, hello, refusal
 from training.launcher.verdict import Verdict
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -33,7 +32,7 @@ def child(index: int) -> NodeContract:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    opened = Hub(MAIN, timeout_s=TIMEOUT_S)
+    opened = Hub.open(MAIN, timeout_s=TIMEOUT_S)
     yield opened
     opened.close()
 

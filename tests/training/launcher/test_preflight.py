@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.nodes import node_on
 from training.core.contract import NodeContract
-from training.launcher.host import Host
+from training.core.host import Host
 from training.launcher.preflight import (
     Failed,
     Outcome,
@@ -119,12 +119,12 @@ def test_a_hanging_tool_does_not_stop_the_heartbeat(
     tool = tmp_path / "fi_info"
     tool.write_text("#!/bin/sh\nexec sleep 60\n")
     tool.chmod(0o755)
-    monkeypatch.setattr("training.launcher.host._FI_INFO_TIMEOUT_S", 0.5)
-    beats: list[int] = []
-    host = replace(make_host(tmp_path), fi_info=str(tool), beat=lambda: beats.append(1))
+    monkeypatch.setattr("training.core.host._FI_INFO_TIMEOUT_S", 0.5)
+    heartbeats: list[int] = []
+    host = replace(make_host(tmp_path), fi_info=str(tool), heartbeat=lambda: heartbeats.append(1))
 
     assert finding(check_efa(TRN1, host)).startswith("0 of 8 EFA providers")
-    assert len(beats) >= 2
+    assert len(heartbeats) >= 2
 
 
 @pytest.mark.parametrize(

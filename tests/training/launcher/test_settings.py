@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.training.nodes import node_on
 from training.core import ranks
+from training.core.progress import COMPILES_AT_MOST_S
 from training.launcher.settings import (
-    COMPILES_AT_MOST_S,
     ROOT_COMM_ID,
     SETTINGS,
     System,

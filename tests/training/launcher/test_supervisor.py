@@ -30,7 +30,7 @@ class Workers:
     def request_stop(self) -> None:
         self.asked += 1
 
-    def kill(self, beat: Callable[[], None]) -> None:
+    def kill(self, heartbeat: Callable[[], None]) -> None:
         self.running = False
 
 
@@ -51,8 +51,8 @@ class SilentChildren:
         """Nothing to close."""
 
 
-class Beats:
-    def beat(self) -> None:
+class Guardian:
+    def heartbeat(self) -> None:
         """Nobody listens."""
 
 
@@ -71,7 +71,7 @@ def test_workers_and_children_have_one_grace_and_not_one_after_the_other(
         node=CPU_NODE,
         parameters=cast(Any, Parameters()),
         local=cast(Any, workers),
-        guardian=cast(Any, Beats()),
+        guardian=cast(Any, Guardian()),
         stop=StopRequest(count=1),
         start_workers=lambda port: None,
     )

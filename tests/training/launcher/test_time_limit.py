@@ -10,7 +10,7 @@ import pytest
 from tests.training.conftest import Cluster
 from tests.training.s3_server import REGION, s3_client, s3_server
 from training.core.contract import read_contract
-from training.core.contract_values import ContractError
+from training.core.orchestrators import ContractError
 
 LIMIT_S = 6
 ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")

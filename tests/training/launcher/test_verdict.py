@@ -32,7 +32,7 @@ def verdict(code: ExitCode, reason: str = "", *, symptom: bool = False) -> Verdi
 
 
 def board(num_nodes: int = 4) -> Board:
-    return Board(num_nodes=num_nodes, settle_s=5)
+    return Board(num_nodes=num_nodes, wait_s=5)
 
 
 @given(VERDICTS)

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from training.core.arguments import parse
-from training.core.contract import DeviceKind
-from training.core.progress import Progress, RunContext
-from training.core.stopping import StopSwitch
+from training.core.contract import DeviceKind, NodeContract
+from training.core.job import Job, StopSwitch
+from training.core.progress import Progress
 from training.datasets.manifest import PackedManifest, Shard, Source, Validation
 from training.storage import Objects, open_objects
 from training.storage.results import ResultFiles
-from training.workloads import IMPLEMENTATIONS, Job
+from training.workloads import IMPLEMENTATIONS
 
 TINY = (
     *("--vocab-size=256", "--hidden-size=32", "--intermediate-size=64", "--num-layers=2"),
@@ -28,7 +28,7 @@ TINY = (
 )
 """Shape and batch of every run here, beside what a test says."""
 
-CONTEXT = RunContext(
+CONTEXT = NodeContract(
     run="tiny",
     deployment="default",
     job_id="job",
@@ -36,16 +36,7 @@ CONTEXT = RunContext(
     node_index=0,
     num_nodes=1,
     processes_per_node=1,
-    device="cpu",
-    instance_type=None,
-    neuron_release=None,
-    bucket=None,
-    region=None,
-    endpoint_url=None,
-    lustre=None,
-    array_index=0,
-    array_size=1,
-    hang_limit_s=600,
+    device=DeviceKind.CPU,
 )
 
 

@@ -14,9 +14,15 @@ from tests.training.llama.conftest import CONTEXT
 from tests.training.nodes import node_on
 from training.core.arguments import parse
 from training.core.progress import ENV_SCRATCH, read_failures, read_states
-from training.launcher import compile_cache
-from training.launcher.compile_cache import CompileCache, cache_key, code_version
-from training.launcher.compile_graphs import Summary, compile_command, main
+from training.launcher import compile_graphs
+from training.launcher.compile_graphs import (
+    CompileCache,
+    Summary,
+    cache_key,
+    code_version,
+    compile_command,
+    main,
+)
 from training.launcher.settings import System, worker_environment
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
@@ -45,8 +51,8 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def compile_with(scratch: Path, *command: str, words: tuple[str, ...] = WORDS) -> int:
-    return main([*words, "--", *command], {ENV_SCRATCH: str(scratch)})
+def compile_with(scratch: Path, *command: str, argv: tuple[str, ...] = WORDS) -> int:
+    return main([*argv, "--", *command], {ENV_SCRATCH: str(scratch)})
 
 
 def printing(text: str, *, status: int = 0) -> tuple[str, ...]:
@@ -55,7 +61,7 @@ def printing(text: str, *, status: int = 0) -> tuple[str, ...]:
 
 def test_the_tool_gets_the_command_as_elements() -> None:
     command = compile_command(
-        node_on("trn1.32xlarge"), ["torchrun", "-m", "x y"], python="python", words=WORDS
+        node_on("trn1.32xlarge"), ["torchrun", "-m", "x y"], python="python", argv=WORDS
     )
     assert command == [
         "python", "-m", "training.launcher.compile_graphs", *WORDS, "--",
@@ -64,7 +70,7 @@ def test_the_tool_gets_the_command_as_elements() -> None:
 
 
 def test_a_cpu_runs_the_same_without_the_tool() -> None:
-    command = compile_command(node_on(None), ["torchrun"], python="python", words=WORDS)
+    command = compile_command(node_on(None), ["torchrun"], python="python", argv=WORDS)
     assert command[-2:] == ["--", "torchrun"]
 
 
@@ -98,8 +104,8 @@ def test_that_a_run_evaluates_changes_the_key_and_how_often_does_not() -> None:
 
 
 def test_changed_code_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, code = code_version(), compile_cache._CODE
-    monkeypatch.setattr(compile_cache, "_CODE", tmp_path)
+    before, code = code_version(), compile_graphs._CODE
+    monkeypatch.setattr(compile_graphs, "_CODE", tmp_path)
     versions = [before, code_version()]
     # Besides models and back-ends: the compiler's flags, the steps, and who makes them to compile.
     for name in (
@@ -135,9 +141,9 @@ def cache_on(
     device: str, folder: Path, *, compiled: int = 0, bucket: str | None = "b"
 ) -> CompileCache:
     """The cache as a node of this kind sees it, with graphs of earlier jobs."""
-    # Storage on disk takes the bucket's place; whether there is one is the context's word.
+    # Storage on disk takes the bucket's place; whether there is one is the contract's word.
     cache = CompileCache(replace(CONTEXT, device=device), values(), local=folder)
-    cache._context = replace(cache._context, bucket=bucket)
+    cache._node = replace(cache._node, bucket=bucket)
     for index in range(compiled):
         cache._graphs.put(f"neuronxcc-2.21/MODULE_{index}+0/model.neff", b"x")
         cache._graphs.put(f"neuronxcc-2.21/MODULE_{index}+0/model.done", b"")
@@ -207,7 +213,7 @@ def test_a_cache_is_warm_only_when_every_node_has_compiled(tmp_path: Path) -> No
     caches[1].remember(3)
     found = caches[0].find()
     assert found is not None
-    assert (found.run, found.graphs) == ("tiny", 3)
+    assert found.startswith("cache is warm: compiled 20") and found.endswith(" by tiny")
 
 
 def test_a_failed_compilation_fails_the_job_though_the_tool_does_not(scratch: Path) -> None:

@@ -20,7 +20,7 @@ from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
 from training.backends.native import NativeBackend
 from training.core.config import TrainConfig
-from training.core.stopping import Stopped, StopSwitch
+from training.core.job import Stopped, StopSwitch
 from training.datasets.manifest import DatasetError
 from training.models.llama.network import initial_weight, llama_config, meta_model, restore_buffers
 from training.storage import open_objects

@@ -25,7 +25,7 @@ from training.backends.optimizers import TracedAdamW
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
-from training.core.stopping import Stopped, StopSwitch
+from training.core.job import Stopped, StopSwitch
 from training.models.llama.network import LlamaNetwork, NxdLlama, initial_weight
 from training.models.llama.parallel import Split, part_of
 
@@ -300,7 +300,7 @@ def test_the_rows_of_padding_are_saved_by_nobody() -> None:
 
 def test_compiling_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(heartbeat, "_HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("training.core.heartbeat._HEARTBEAT_S", 0.01)
     backend = backend_of(config_of(), report=said.append)
 
     def beats() -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
-from training.core.stopping import Stopped, StopSwitch
+from training.core.job import Stopped, StopSwitch
 from training.storage import open_objects
 
 if TYPE_CHECKING:

@@ -2,44 +2,81 @@
 
 from __future__ import annotations
 
+import logging
+import platform
 import time
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
-from training.checks.allreduce.report import (
-    TABLE_HEAD,
-    Check,
-    Timing,
-    closing_lines,
-    heading,
-    result_document,
-    table_row,
-    where,
-)
 from training.checks.allreduce.sweep import (
+    BANDWIDTH_DEFINITION,
+    TIME_DEFINITION,
     BarResult,
     BarStatus,
     Sweep,
     algorithm_bandwidth_gib_per_s,
     bus_bandwidth_gib_per_s,
+    compare,
     compare_with_bar,
     percentile,
     plan_iterations,
     rank_pattern,
     size_label,
     sum_pattern,
+    tile,
 )
-from training.checks.payload import compare, tile
+from training.core.contract import NodeContract
+from training.core.job import Job
 from training.storage.results import now_utc
-from training.workloads import Job
 from trainium_catalogue.parameters.allreduce import BYTES_PER_ELEMENT
+
+log = logging.getLogger(__name__)
 
 _CHECK_BYTES = 2**20
 """Payload of the first check, which is made in int32 as well."""
 
 _MAX_COUNTED = 1000
 """Wrong elements a rank counts, so that the sum over all ranks is exact in any arithmetic."""
+
+
+_COLUMNS = "{:>9}  {:>10}  {:>5}  {:>11}  {:>11}  {:>11}  {:>11}  {:>7}"
+TABLE_HEAD = _COLUMNS.format(
+    "size", "elements", "iters", "p50 us", "p99 us", "algbw", "busbw", "correct"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Outcome of one exact comparison over all ranks."""
+
+    data_type: str
+    bytes: int
+    elements: int
+    wrong_elements: int
+
+    @property
+    def correct(self) -> bool:
+        """Whether every element on every rank was right."""
+        return self.wrong_elements == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Measurements of one size."""
+
+    bytes: int
+    elements: int
+    correct: bool
+    warmup_iterations: int
+    iterations: int
+    p50_us: float
+    p99_us: float
+    mean_us: float
+    algbw_gib_per_s: float
+    busbw_gib_per_s: float
 
 
 class WrongSum(Exception):
@@ -224,31 +261,78 @@ class AllReduce:
         )
 
     def _conclude(self, bar: BarResult, error: Exception | None) -> None:
-        result = result_document(
-            where=self._where,
-            run=self._job.context.run,
-            attempt=self._job.context.attempt,
-            error=error,
-            started_at=self._started,
-            duration_s=time.monotonic() - self._started_s,
-            torch_version=str(torch.__version__),
-            checks=self._checks,
-            timings=self._timings,
-            skipped=self._skipped,
-            bar=bar,
-            sweep=self._sweep,
-        )
+        """Write the result; docs/schemas/all-reduce-result.schema.json."""
+        context = self._job.context
+        result = {
+            "workload": "all-reduce",
+            "run": context.run,
+            "attempt": context.attempt,
+            "status": "passed" if error is None else "failed",
+            "error": None if error is None else str(error),
+            "started_at": self._started,
+            "duration_s": round(time.monotonic() - self._started_s, 3),
+            **self._where,
+            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
+            "data_type": "fp32",
+            "time_definition": TIME_DEFINITION,
+            "bandwidth_definition": BANDWIDTH_DEFINITION,
+            "checks": [asdict(check) | {"correct": check.correct} for check in self._checks],
+            "sizes": [asdict(timing) for timing in self._timings],
+            "skipped_sizes": self._skipped,
+            "bar": asdict(bar),
+            "parameters": asdict(self._sweep),
+        }
         ending = {name: result[name] for name in ("status", "duration_s")}
         self._job.store.add_metrics("end", ending)
-        for line in closing_lines(self._checks, bar):
-            self._say(line)
+        exact = sum(check.correct for check in self._checks)
+        published = f" ({bar.published_gib_per_s} GiB/s)" if bar.published_gib_per_s else ""
+        self._say(f"sums: {exact} of {len(self._checks)} exact, int32 and fp32")
+        self._say(f"published bar{published}: {bar.status}, {bar.reason}")
         self._job.progress.report("writing results")
         for place in self._job.store.finish(result):
             self._say(f"written: {place}")
 
     def _say(self, message: str) -> None:
         if self._device.rank == 0:
-            print(message, flush=True)
+            log.info("%s", message)
+
+
+def where(context: NodeContract, num_ranks: int) -> dict[str, Any]:
+    """Describe what was measured: the fields that result and metrics share."""
+    return {
+        "deployment": context.deployment,
+        "job_id": context.job_id,
+        "device": context.device,
+        "instance_type": context.instance_type,
+        "neuron_release": context.neuron_release,
+        "num_nodes": context.num_nodes,
+        "processes_per_node": context.processes_per_node,
+        "num_ranks": num_ranks,
+    }
+
+
+def heading(place: Mapping[str, Any], sweep: Sweep) -> str:
+    """Build the first line of the log."""
+    sizes = sweep.sizes()
+    return (
+        f"all-reduce over ranks 0 to {place['num_ranks'] - 1}, {place['processes_per_node']} on "
+        f"each of {place['num_nodes']} node(s), device {place['device']}, fp32, "
+        f"{size_label(sizes[0])} to {size_label(sizes[-1])}; algbw and busbw in GiB/s"
+    )
+
+
+def table_row(timing: Timing) -> str:
+    """Build the line of one size; a wrong sum ends the sweep before it gets a row."""
+    return _COLUMNS.format(
+        size_label(timing.bytes),
+        timing.elements,
+        timing.iterations,
+        f"{timing.p50_us:.1f}",
+        f"{timing.p99_us:.1f}",
+        f"{timing.algbw_gib_per_s:.3f}",
+        f"{timing.busbw_gib_per_s:.3f}",
+        "yes" if timing.correct else "NO",
+    )
 
 
 def run(job: Job) -> None:

@@ -1,4 +1,4 @@
-"""The arithmetic of the all-reduce workload: sizes, payloads, bandwidths, the published bar."""
+"""The arithmetic of an all-reduce: sizes, payloads with known sums, bandwidths, published bars."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+import torch
 
 from trainium_catalogue.parameters.allreduce import check_sweep
 from trainium_catalogue.workloads import Value
@@ -80,6 +82,33 @@ def sum_pattern(num_ranks: int) -> list[int]:
     return [
         sum(element_value(rank, index) for rank in range(num_ranks)) for index in range(_PERIOD)
     ]
+
+
+def tile(pattern: list[int], num_elements: int, data_type: torch.dtype) -> torch.Tensor:
+    """``pattern`` repeated to ``num_elements``."""
+    period = torch.tensor(pattern, dtype=data_type)
+    return period.repeat(-(-num_elements // len(pattern)))[:num_elements].contiguous()
+
+
+def compare(found: torch.Tensor, pattern: list[int]) -> tuple[int, str]:
+    """Number of elements that differ from the repeated pattern, and one of them in words.
+
+    In pieces, because 32 workers with a GiB each would otherwise double a node's memory.
+    """
+    expected = tile(pattern, min(len(found), len(pattern) * 4096), found.dtype)
+    wrong, example = 0, ""
+    for start in range(0, len(found), len(expected)):
+        piece = found[start : start + len(expected)]
+        differs = piece != expected[: len(piece)]
+        count = int(differs.sum())
+        if count and not wrong:
+            place = int(differs.nonzero()[0])
+            example = (
+                f"; element {start + place} is {piece[place].item():g}, "
+                f"not {expected[place].item():g}"
+            )
+        wrong += count
+    return wrong, example
 
 
 def plan_iterations(

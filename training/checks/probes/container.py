@@ -13,7 +13,14 @@ import urllib.request
 
 from training.checks.health import failed_imports
 from training.checks.probes.node import PROBES, Node
-from training.core import contract_batch
+from training.core.orchestrators import (
+    BATCH_ATTEMPT,
+    BATCH_JOB_ID,
+    BATCH_MAIN_ADDRESS,
+    BATCH_MAIN_INDEX,
+    BATCH_NODE_INDEX,
+    BATCH_NUM_NODES,
+)
 from trainium_catalogue.contract import ENV_MAIN_HOST_FROM, RESERVED_PORTS
 from trainium_catalogue.probing import Missing, Seen
 
@@ -27,11 +34,11 @@ CONTAINER_ROLE = "container-role"
 BATCH_VARIABLES = (
     "AWS_BATCH_CE_NAME",
     "AWS_BATCH_JQ_NAME",
-    contract_batch.ENV_JOB_ID,
-    contract_batch.ENV_ATTEMPT,
-    contract_batch.ENV_NODE_INDEX,
-    contract_batch.ENV_NUM_NODES,
-    contract_batch.ENV_MAIN_INDEX,
+    BATCH_JOB_ID,
+    BATCH_ATTEMPT,
+    BATCH_NODE_INDEX,
+    BATCH_NUM_NODES,
+    BATCH_MAIN_INDEX,
 )
 
 
@@ -39,7 +46,7 @@ BATCH_VARIABLES = (
 def batch_environment(node: Node) -> Seen:
     """Every variable is set that the user guide lists, and the numbers agree with the job's."""
     missing = [name for name in BATCH_VARIABLES if not node.env.get(name)]
-    number = node.env.get(contract_batch.ENV_NUM_NODES)
+    number = node.env.get(BATCH_NUM_NODES)
     return Seen(
         ok=not missing and number == str(node.context.num_nodes),
         seen=f"{len(BATCH_VARIABLES) - len(missing)} variables, {number} nodes"
@@ -51,10 +58,8 @@ def batch_environment(node: Node) -> Seen:
 @PROBES.probe("main-address", needs=("Batch", "two nodes"))
 def main_address(node: Node) -> Seen:
     """Children know the main node's address; the main node is not told its own."""
-    main = node.env.get(contract_batch.ENV_MAIN_INDEX) == node.env.get(
-        contract_batch.ENV_NODE_INDEX
-    )
-    address = node.env.get(contract_batch.ENV_MAIN_ADDRESS)
+    main = node.env.get(BATCH_MAIN_INDEX) == node.env.get(BATCH_NODE_INDEX)
+    address = node.env.get(BATCH_MAIN_ADDRESS)
     return Seen(
         ok=(address is None) == main,
         seen=f"{'main node' if main else 'child'}: {address or 'no address'}",
@@ -65,9 +70,7 @@ def main_address(node: Node) -> Seen:
 @PROBES.probe("single-node-multi-node-job", needs=("Batch", "AWS", "one node"))
 def single_node(node: Node) -> Seen:
     """A multi-node job of one node has started."""
-    index, number = (
-        node.env.get(name) for name in (contract_batch.ENV_NODE_INDEX, contract_batch.ENV_NUM_NODES)
-    )
+    index, number = (node.env.get(name) for name in (BATCH_NODE_INDEX, BATCH_NUM_NODES))
     return Seen(
         ok=number == "1",
         seen=f"node {index} of {number}",
@@ -78,7 +81,7 @@ def single_node(node: Node) -> Seen:
 @PROBES.probe("nodes-join", needs=("Batch", "two nodes"))
 def nodes_join(node: Node) -> Seen:
     """The nodes have met: the launchers' link and the store of torchrun went through."""
-    number = node.env.get(contract_batch.ENV_NUM_NODES)
+    number = node.env.get(BATCH_NUM_NODES)
     return Seen(
         ok=number == str(node.context.num_nodes),
         seen=f"{node.context.num_nodes} nodes with {node.num_ranks} ranks joined",

@@ -1,4 +1,4 @@
-"""Chips, EFA, device files, memory and limits, as the container sees them."""
+"""Chips, EFA, device files, memory and limits, and what verify's checks computed on them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import shutil
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from training.checks.probes.node import PROBES, Node
-from training.launcher.host import gib
+from training.core.host import gib
 from trainium_catalogue.probing import Missing, Seen
 
 _NEURON_LS = "/opt/aws/neuron/bin/neuron-ls"
@@ -176,16 +177,64 @@ def no_huge_pages(node: Node) -> Seen:
     )
 
 
-@PROBES.probe("lustre-client", "lustre-in-container", needs=("Batch", "Lustre", "AWS"))
-@PROBES.probe("static-volume", needs=("EKS", "Lustre", "AWS"))
-def lustre(node: Node) -> Seen:
-    """The file system is mounted in the container, and can be written to."""
-    folder = node.context.lustre
-    assert folder is not None
-    kind = node.host.file_system_type(folder)
-    writable = node.host.is_writable(folder)
+# What a claim says that a check of verify has found: its needs, the check, and what it expects.
+_SAID_BY_CHECKS = {
+    # An all-reduce over all ranks is exact on the device.
+    "device-all-reduce": ("neuron", "sums", "exact sums in int32 and fp32"),
+    # Every gradient is a CPU's, at the tensor-parallel degree of llama2-7b.
+    "nxd-input-gradients": ("torch_xla", "gradients", "gradients of a CPU"),
+    # BERT and MNIST's network have a CPU's gradients, losses and norms on all ranks.
+    "data-parallel-gradients": (
+        "torch_xla",
+        "data-parallel",
+        "gradients, losses and norms of a CPU",
+    ),
+    # The modules of Llama, of which verify trains a tiny one, compile and compute right.
+    "eager-attention-compiles": ("neuron", "parity", "losses of a CPU"),
+    # Nothing is compiled after the first step, however late in a run, nor to resume.
+    "one-graph-a-step": ("torch_xla", "graphs", "as many graphs as after the first step"),
+}
+
+
+def _repeat(check: str, expected: str) -> Callable[[Node], Seen]:
+    def look(node: Node) -> Seen:
+        found = node.checks[check]
+        return Seen(ok=found.ok, seen=found.detail, expected=expected)
+
+    return look
+
+
+for _claim, (_device, _check, _expected) in _SAID_BY_CHECKS.items():
+    PROBES.probe(_claim, needs=(_device, f"check {_check}"))(_repeat(_check, _expected))
+
+
+@PROBES.probe(
+    "nxd-semantics", needs=("torch_xla", "check gradients", "check parity", "check resume")
+)
+def nxd(node: Node) -> Seen:
+    """Several ranks train as a CPU does, and go on from a checkpoint as if nothing had been."""
+    checks = [node.checks[name] for name in ("gradients", "parity", "resume")]
     return Seen(
-        ok=kind == "lustre" and writable,
-        seen=f"{kind or 'nothing'} at {folder}, {'writable' if writable else 'not writable'}",
-        expected=f"lustre at {folder}, writable",
+        ok=all(check.ok for check in checks) and node.num_ranks > 1,
+        seen=f"{node.num_ranks} ranks; {'; '.join(check.detail for check in checks)}",
+        expected="several ranks whose gradients, losses and norms are a CPU's, before and after a "
+        "checkpoint",
     )
+
+
+@PROBES.probe("first-step-compiles", needs=("neuron", "check gradients"))
+def first_step(node: Node) -> Seen:
+    """Compiling the tiny model takes less than the time after which silence is a hang."""
+    seconds, limit = node.checks["gradients"].seconds, node.hang_limit_s
+    return Seen(
+        ok=seconds < limit,
+        seen=f"{seconds:.0f} s for the first step of the tiny model, compilation included",
+        expected=f"less than {limit:.0f} s",
+    )
+
+
+@PROBES.probe("nxd-upload", needs=("torch_xla", "a bucket", "check resume"))
+def nxd_upload(node: Node) -> Seen:
+    """Ranks on NxD wrote a checkpoint to the bucket and read it back."""
+    check = node.checks["resume"]
+    return Seen(ok=check.ok, seen=check.detail, expected="a checkpoint from which the losses go on")

@@ -1,22 +1,23 @@
-"""What the probes of a node look at, and which of them have something to look at."""
+"""What the probes of a node look at, and the record of what all of them found on all nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.core.contract import DeviceKind
-from training.core.contract_batch import ENV_JOB_ID as ENV_BATCH_JOB
-from training.launcher.host import Host
-from trainium_catalogue.contract import ENV_JOB_ID
+from training.core.host import Host
+from training.core.orchestrators import BATCH_JOB_ID
+from training.storage.results import now_utc
+from trainium_catalogue.contract import CONTRACT_VERSION, ENV_JOB_ID
 from trainium_catalogue.instances import InstanceType, find_instance_type
-from trainium_catalogue.probing import Missing, Place, Probes
+from trainium_catalogue.probing import SCHEMA, Finding, Missing, Place, Probes, State, sealed
 from trainium_catalogue.releases import NeuronRelease, find_release
 
 if TYPE_CHECKING:
-    from training.core.progress import RunContext
+    from training.core.contract import NodeContract
     from training.storage import Objects
 
 
@@ -37,8 +38,9 @@ def _no_client() -> Any:
 class Node:
     """One node, seen by its first worker."""
 
-    context: RunContext
+    context: NodeContract
     num_ranks: int
+    hang_limit_s: float = float("inf")
     env: Mapping[str, str]
     storage: Objects
     """The deployment's bucket, or a folder in its place."""
@@ -84,7 +86,7 @@ class Node:
             "two nodes": context.num_nodes > 1,
             "one node": context.num_nodes == 1,
             "the main node": self.is_main,
-            "Batch": ENV_BATCH_JOB in self.env,
+            "Batch": BATCH_JOB_ID in self.env,
             "EKS": ENV_JOB_ID in self.env,
             "Lustre": context.lustre is not None,
             "a bucket": context.bucket is not None,
@@ -102,3 +104,61 @@ class Node:
 
 
 PROBES: Probes[Node] = Probes(Place.NODE)
+
+# The worst that any node found is what is said of all.
+_WORST_FIRST = (State.CRASHED, State.RED, State.GREEN, State.NOT_RUN)
+
+
+def look(node: Node, report: Callable[[str], None], names: Iterable[str]) -> list[Finding]:
+    """Run probes on this node, one after the other."""
+    there = node.there
+    findings = []
+    for name in names:
+        report(f"probing: {name}")
+        findings.append(PROBES.run(name, node, there))
+    return findings
+
+
+def waiting(findings: Iterable[Finding]) -> list[str]:
+    """Ids of the probes that need a check which had not ended yet."""
+    return [
+        finding.id
+        for finding in findings
+        if finding.state is State.NOT_RUN and any(n.startswith("check ") for n in finding.needs)
+    ]
+
+
+def merged(by_node: Sequence[Sequence[Finding]]) -> list[Finding]:
+    """One finding a probe; where nodes differ the worst, with the node that found it."""
+    found = []
+    for same in zip(*by_node, strict=True):
+        index, worst = min(
+            enumerate(same), key=lambda pair: (_WORST_FIRST.index(pair[1].state), pair[0])
+        )
+        if len(same) > 1 and worst.state in (State.RED, State.CRASHED):
+            worst = replace(worst, seen=f"node {index}: {worst.seen}")
+        found.append(worst)
+    return found
+
+
+def record(node: Node, findings: Iterable[Finding]) -> dict[str, Any]:
+    """What the run of ``verify`` leaves in the bucket."""
+    context = node.context
+    return sealed(
+        {
+            "schema": SCHEMA,
+            "contract_version": CONTRACT_VERSION,
+            "time": now_utc(),
+            "deployment": context.deployment,
+            "region": context.region,
+            "emulated": "AWS" not in node.there,
+            "run": context.run,
+            "job_id": context.job_id,
+            "num_nodes": context.num_nodes,
+            "num_ranks": node.num_ranks,
+            "device": context.device,
+            "instance_type": context.instance_type,
+            "neuron_release": context.neuron_release,
+            "findings": [finding.document() for finding in findings],
+        }
+    )

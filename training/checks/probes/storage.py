@@ -1,4 +1,4 @@
-"""What the bucket answers to the job's own role: conditions, missing objects, rights."""
+"""What bucket and Lustre give the job's own role: conditions, missing objects, rights, a mount."""
 
 from __future__ import annotations
 
@@ -109,4 +109,19 @@ def shared_cache(node: Node) -> Seen:
         ok=count > 0,
         seen=f"{count} objects below {CACHE_PREFIX}neuron/",
         expected="compiled graphs in the bucket",
+    )
+
+
+@PROBES.probe("lustre-client", "lustre-in-container", needs=("Batch", "Lustre", "AWS"))
+@PROBES.probe("static-volume", needs=("EKS", "Lustre", "AWS"))
+def lustre(node: Node) -> Seen:
+    """The file system is mounted in the container, and can be written to."""
+    folder = node.context.lustre
+    assert folder is not None
+    kind = node.host.file_system_type(folder)
+    writable = node.host.is_writable(folder)
+    return Seen(
+        ok=kind == "lustre" and writable,
+        seen=f"{kind or 'nothing'} at {folder}, {'writable' if writable else 'not writable'}",
+        expected=f"lustre at {folder}, writable",
     )

@@ -7,13 +7,13 @@ all of these get wrong would agree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.checks.verify.outcome import Step
 from training.core.config import Optimizer
 from training.models.bert.network import bert_config
 from training.models.bert.network import initial_weight as initial_bert
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from training.core.config import TrainConfig
 
 Tensors = dict[str, torch.Tensor]
+Step = tuple[float, float]
+"""Of an optimizer step: loss, and norm of the gradients before clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,3 +154,41 @@ def digits(config: TrainConfig) -> Reference:
 def _fill(model: torch.nn.Module, weight: Callable[[str, torch.Size], torch.Tensor]) -> None:
     for name, parameter in model.named_parameters():
         parameter.copy_(weight(name, parameter.size()))
+
+
+def deviations(found: Sequence[Step], expected: Sequence[Step]) -> tuple[float, float]:
+    """The largest of losses and of norms, relative; infinite where one is no number."""
+
+    def worst(index: int) -> float:
+        pairs = [(f[index], e[index]) for f, e in zip(found, expected, strict=True)]
+        return max(abs(f - e) / abs(e) if math.isfinite(f) else math.inf for f, e in pairs)
+
+    return worst(0), worst(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """Of the worst of all parameters."""
+
+    name: str
+    value: float
+
+
+def distance(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Distance:
+    """The worst of all parameters; infinite for one that is missing, too many or of another size.
+
+    A parameter's distance is the norm of the difference by the norm of what is expected, which
+    counts as no less than a thousandth of all parameters' together: the gradient of a bias that
+    changes nothing, such as that of BERT's keys, is nothing but rounding.
+    """
+    least = 1e-3 * norm_of(expected)
+    worst = Distance(name="", value=-1.0)
+    for name in sorted({*found, *expected}):
+        value = math.inf
+        if name in found and name in expected and found[name].shape == expected[name].shape:
+            wanted = expected[name].double()
+            off = float((found[name].double() - wanted).norm()) / max(float(wanted.norm()), least)
+            value = off if math.isfinite(off) else math.inf
+        if value > worst.value:
+            worst = Distance(name=name, value=value)
+    return worst

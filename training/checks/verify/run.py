@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from training.checkpoint import CheckpointInfo, Checkpoints
-from training.checks.verify.outcome import Step
+from training.checks.verify.reference import Step
 from training.core.contract import DeviceKind
 from training.storage import Objects
 

@@ -1,4 +1,10 @@
-"""What a checkpoint holds, whole, and how far that is from what it should be."""
+"""What a checkpoint holds, and gradients and weights of the first step out of one saved after it.
+
+AdamW's first moment is then ``1 - beta1`` times the gradient, clipped and averaged over
+data-parallel ranks. A checkpoint has it whole, by the parameter's name, whatever the topology: so
+tensor parallelism, data parallelism, the optimizer's shards, clipping and the checkpoint's layout
+are all in what is compared. Without moments (plain descent) the weights tell the gradient.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -14,14 +20,17 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from training.checkpoint import CheckpointInfo
 from training.checkpoint.dcp import Reader
-from training.checks.verify.reference import norm_of
+from training.checks.verify.reference import Distance, Reference, Tensors, clip_factor, distance
+from training.checks.verify.settings import UPDATE
+from training.core.config import Optimizer
 from training.storage import Objects
+
+if TYPE_CHECKING:
+    from training.core.config import TrainConfig
 
 WEIGHTS = "model."
 FIRST, SECOND = "optimizer.exp_avg.", "optimizer.exp_avg_sq."
 """Prefixes of the names of parameters: fp32 weights and AdamW's moments."""
-
-Tensors = dict[str, torch.Tensor]
 
 
 def read_whole(objects: Objects, info: CheckpointInfo) -> Tensors:
@@ -55,28 +64,85 @@ def part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Distance:
-    """Of the worst of all parameters."""
+class FirstStep:
+    """What the first step has done, beside what it should have done."""
 
-    name: str
-    value: float
+    num_parameters: int
+    gradient: Distance
+    """Of the clipped gradients."""
+    update: Distance
+    """Of the weights from what the optimizer's rule makes of the saved gradients."""
+    norm: float
+    """To find, before clipping."""
+
+    def ok(self, tolerance: float) -> bool:
+        """Whether gradients are within it, and weights where the rule takes them."""
+        return self.gradient.value <= tolerance and self.update.value <= UPDATE
+
+    def describe(self, tolerance: float) -> str:
+        """With the worst parameter of each."""
+        return (
+            f"worst of {self.num_parameters} gradients is {self.gradient.name}, off by "
+            f"{self.gradient.value:.1e} of {tolerance:.0e}; worst weight {self.update.name}, off "
+            f"by {self.update.value:.1e} of {UPDATE:.0e} learning rates"
+        )
 
 
-def distance(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Distance:
-    """The worst of all parameters; infinite for one that is missing, too many or of another size.
+def examine(reference: Reference, batch: Any, saved: Mapping[str, torch.Tensor]) -> FirstStep:
+    """Compare a checkpoint with the first step of ``reference``, which is not trained yet."""
+    config = reference.config
+    begin = reference.weights
+    gradients, _, norm = reference.gradients(batch)
+    factor = clip_factor(norm, config.max_grad_norm)
+    expected = {name: gradient * factor for name, gradient in gradients.items()}
+    weights = part(saved, WEIGHTS)
+    if config.optimizer is Optimizer.SGD:
+        found = _descended(begin, weights, config)
+        update = Distance(name="none", value=0.0)
+    else:
+        found = {name: moment / (1 - config.beta1) for name, moment in part(saved, FIRST).items()}
+        update = _update(begin, weights, saved, config)
+    return FirstStep(
+        num_parameters=len(expected),
+        gradient=distance(found, expected),
+        update=update,
+        norm=norm,
+    )
 
-    A parameter's distance is the norm of the difference by the norm of what is expected, which
-    counts as no less than a thousandth of all parameters' together: the gradient of a bias that
-    changes nothing, such as that of BERT's keys, is nothing but rounding.
+
+def _descended(begin: Tensors, weights: Tensors, config: TrainConfig) -> Tensors:
+    """The gradients that plain descent has followed."""
+    rate = config.learning_rate_at(1)
+    return {name: (begin[name] - weights[name]) / rate for name in begin if name in weights}
+
+
+def _update(
+    begin: Tensors, weights: Tensors, saved: Mapping[str, torch.Tensor], config: TrainConfig
+) -> Distance:
+    """How far the worst weight is from AdamW's rule, in learning rates.
+
+    Applied to the saved moments: a gradient near 0 whose sign differs would move a weight by two
+    learning rates, and is the business of the gradients' tolerance. Master weights begin in fp32,
+    or as what bf16 keeps of them.
     """
-    least = 1e-3 * norm_of(expected)
+    rate = config.learning_rate_at(1)
+    first, second = part(saved, FIRST), part(saved, SECOND)
     worst = Distance(name="", value=-1.0)
-    for name in sorted({*found, *expected}):
-        value = math.inf
-        if name in found and name in expected and found[name].shape == expected[name].shape:
-            wanted = expected[name].double()
-            off = float((found[name].double() - wanted).norm()) / max(float(wanted.norm()), least)
-            value = off if math.isfinite(off) else math.inf
+    for name, initial in begin.items():
+        value = float("inf")
+        if name in weights and name in first and name in second:
+            slope = first[name] / (1 - config.beta1)
+            size = (second[name] / (1 - config.beta2)).sqrt()
+            decay = config.weight_decay if initial.dim() > 1 else 0.0
+            starts = (initial, initial.to(torch.bfloat16).float())
+            moved = [
+                start * (1 - rate * decay) - rate * slope / (size + config.adam_eps)
+                for start in starts
+            ]
+            off = min(float((weights[name] - one).abs().max()) / rate for one in moved)
+            # The second moment is made of the same gradient.
+            off = max(off, distance({name: size}, {name: slope.abs()}).value)
+            value = off if off == off else float("inf")
         if value > worst.value:
             worst = Distance(name=name, value=value)
     return worst

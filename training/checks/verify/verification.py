@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.backends import open_data_parallel, open_model_parallel
 from training.checks.probes import PROBES, Check, Node
-from training.checks.probes.survey import look, merged, record, waiting
-from training.checks.verify import data_parallel, node_checks
-from training.checks.verify.data import tokens
-from training.checks.verify.llama import LlamaChecks
-from training.checks.verify.outcome import Outcome, Step
+from training.checks.probes.node import look, merged, record, waiting
+from training.checks.verify import checks
+from training.checks.verify.checks import LlamaChecks, Outcome
+from training.checks.verify.reference import Step
 from training.checks.verify.run import Run, num_compiled_graphs
-from training.checks.verify.settings import BF16, FP32, config_for
+from training.checks.verify.settings import BF16, FP32, config_for, tokens
 from training.core.contract import DeviceKind
 from training.core.failures import describe
 from training.core.ranks import Ranks
@@ -28,8 +28,10 @@ from trainium_catalogue.probing import NODE_RECORD, Finding, State
 if TYPE_CHECKING:
     from training.backends.base import Backend
     from training.core.config import TrainConfig
-    from training.core.progress import RunContext
-    from training.workloads import Job
+    from training.core.contract import NodeContract
+    from training.core.job import Job
+
+log = logging.getLogger(__name__)
 
 
 class VerificationFailed(ValueError):
@@ -53,10 +55,10 @@ class Verification:
             endpoint_url=context.endpoint_url,
         )
         self.checks: dict[str, Callable[[], Outcome]] = {
-            "sums": lambda: node_checks.sums(job.device, self._ranks),
+            "sums": lambda: checks.sums(job.device, self._ranks),
             **{name: self._of_the_llama(name) for name in CHECKS_OF_THE_LLAMA},
             "data-parallel": self._data_parallel,
-            "cache": lambda: node_checks.cache(self._storage, context, self._ranks),
+            "cache": lambda: checks.cache(self._storage, context, self._ranks),
         }
         self._impossible = self._find_impossible()
 
@@ -100,6 +102,7 @@ class Verification:
         node = Node(
             context=context,
             num_ranks=self._job.device.num_ranks,
+            hang_limit_s=self._job.hang_limit_s,
             env=self._job.variables,
             storage=self._storage,
             s3=lambda: _s3_client(context),
@@ -167,7 +170,7 @@ class Verification:
     def _data_parallel(self) -> Outcome:
         """The back-end of BERT and MNIST, with both of its optimizers."""
         job, found = self._job, []
-        for case in data_parallel.CASES:
+        for case in checks.CASES:
             config = case.config(job.device.num_ranks)
             backend = open_data_parallel(
                 config,
@@ -177,8 +180,8 @@ class Verification:
                 report=job.progress.report,
             )
             run = self._open(case.name.lower(), config, backend, case.batches)
-            found.append(data_parallel.look(case, run, self._tolerance))
-        return data_parallel.outcome_of(found)
+            found.append(checks.check_case(case, run, self._tolerance))
+        return checks.outcome_of(found)
 
     def _open(
         self, name: str, config: TrainConfig, backend: Backend, batches: Callable[[range], Any]
@@ -217,10 +220,10 @@ class Verification:
 
     def _say(self, text: str) -> None:
         if self._leads:
-            print(f"verify: {text}", flush=True)
+            log.info("verify: %s", text)
 
 
-def _s3_client(context: RunContext) -> Any:
+def _s3_client(context: NodeContract) -> Any:
     return _SharedClient(
         region=context.region, endpoint_url=context.endpoint_url, num_connections=1
     ).get()

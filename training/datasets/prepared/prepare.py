@@ -17,8 +17,8 @@ from trainium_catalogue.contract import CORPORA_PREFIX, DATASETS_PREFIX
 from trainium_catalogue.parameters.data import DATASETS
 
 if TYPE_CHECKING:
+    from training.core.job import Job
     from training.datasets.manifest import DatasetManifest
-    from training.workloads import Job
 
 
 def run(job: Job) -> None:

@@ -172,7 +172,7 @@ def _remove_strays(objects: Objects, plan: Plan, manifest: PackedManifest) -> No
 
 
 if TYPE_CHECKING:
-    from training.workloads import Job
+    from training.core.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from trainium_catalogue.parameters.plan import TrainingPlan
 if TYPE_CHECKING:
     from training.backends.base import Backend, DataParallel
     from training.core.device import Device
-    from training.workloads import Job
+    from training.core.job import Job
 
 _FITTING = {"seq-len": "seq_len", "max-predictions": "max_predictions"}
 """Parameters, and the facts of the dataset that have to equal them."""

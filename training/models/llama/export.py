@@ -33,7 +33,7 @@ from trainium_catalogue.models import LLAMA_PRESETS
 from trainium_catalogue.parameters.plan import shape_of
 
 if TYPE_CHECKING:
-    from training.workloads import Job
+    from training.core.job import Job
     from trainium_catalogue.models import Shape
 
 RECEIPT = "export.json"

@@ -18,7 +18,7 @@ from trainium_catalogue.parameters.plan import TrainingPlan
 if TYPE_CHECKING:
     from training.backends.base import ModelParallel
     from training.core.device import Device
-    from training.workloads import Job
+    from training.core.job import Job
 
 
 def run(job: Job) -> None:

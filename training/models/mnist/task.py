@@ -32,8 +32,8 @@ from trainium_catalogue.parameters.plan import TrainingPlan
 if TYPE_CHECKING:
     from training.backends.base import Backend, DataParallel
     from training.core.device import Device
+    from training.core.job import Job
     from training.trainer.records import StepRecord
-    from training.workloads import Job
 
 _TEST_BATCH = 256
 """Images that a worker recognises at once."""

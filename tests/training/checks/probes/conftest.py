@@ -13,7 +13,7 @@ import pytest
 from tests.training.llama.conftest import CONTEXT
 from tests.training.s3_server import REGION, s3_client, s3_server
 from training.checks.probes import Check, Node
-from training.launcher.host import Host
+from training.core.host import Host
 from training.storage import LocalObjects, open_objects
 
 BUCKET = "probed"
@@ -46,6 +46,7 @@ def make_node(tmp_path: Path) -> MakeNode:
                 },
             ),
             num_ranks=num_ranks,
+            hang_limit_s=600,
             env=env or {},
             storage=LocalObjects(tmp_path / "storage"),
             host=Host(

@@ -15,7 +15,7 @@ import pytest
 
 from tests.training.checks.probes.conftest import MakeNode, write
 from training.checks.probes import PROBES, Check, Node, container
-from training.launcher.host import Host
+from training.core.host import Host
 from training.storage import StorageRefused
 from trainium_catalogue.contract import RESERVED_PORTS
 from trainium_catalogue.instances import INSTANCE_TYPES

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from tests.training.checks.probes.conftest import MakeNode
-from training.checks.probes.survey import look, merged, record, waiting
+from training.checks.probes.node import look, merged, record, waiting
 from trainium_catalogue.probing import (
     Finding,
     Missing,

@@ -16,11 +16,10 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from training.backends import native, open_data_parallel, open_model_parallel
 from training.backends.native import NativeBackend
 from training.backends.optimizers import clip as clip_right
-from training.checks.verify import data_parallel
-from training.checks.verify.data import tokens
-from training.checks.verify.llama import LlamaChecks
+from training.checks.verify import checks
+from training.checks.verify.checks import LlamaChecks
 from training.checks.verify.run import Run
-from training.checks.verify.settings import Tolerance, config_for
+from training.checks.verify.settings import Tolerance, config_for, tokens
 from training.models.bert.network import BertNetwork
 from training.models.llama import network
 from training.models.llama.network import LlamaNetwork, llama_config
@@ -49,11 +48,11 @@ def whole_models(
 ) -> dict[str, tuple[bool, str]]:
     """All ranks: what is found of the models without tensor parallelism, by name."""
     found = {}
-    for case in data_parallel.CASES:
+    for case in checks.CASES:
         config = case.config(device.num_ranks)
         backend = open_data_parallel(config, device, case.network(config), peak_flops=None)
         run = Run(config, backend, case.batches, objects.at(case.name))
-        found[case.name] = data_parallel.look(case, run, tolerance)
+        found[case.name] = checks.check_case(case, run, tolerance)
     return found
 
 

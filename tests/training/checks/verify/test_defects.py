@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.checks.verify import making
 from tests.training.llama.conftest import LoneDevice
-from training.checks.verify.llama import LlamaChecks
+from training.checks.verify.checks import LlamaChecks
 from training.checks.verify.settings import BF16, FP32, STEPS
 from training.storage import LocalObjects
 

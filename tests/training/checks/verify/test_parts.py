@@ -7,9 +7,8 @@ import math
 import pytest
 import torch
 
-from training.checks.verify.data import images, sentences, tokens
-from training.checks.verify.saved import distance
-from training.checks.verify.settings import bert_config_for, config_for
+from training.checks.verify.reference import distance
+from training.checks.verify.settings import bert_config_for, config_for, images, sentences, tokens
 from trainium_catalogue.parameters.verify import default_degree
 
 

@@ -12,17 +12,17 @@ import torch
 
 from tests.training.llama import nxd_standin
 from tests.training.llama.conftest import CONTEXT, LoneDevice, Watched
-from training.checks.allreduce.sweep import sum_pattern
-from training.checks.payload import tile
+from training.checks.allreduce.sweep import sum_pattern, tile
 from training.checks.probes import PROBES
-from training.checks.verify import llama, verification
-from training.checks.verify.outcome import deviations
+from training.checks.verify import checks, verification
+from training.checks.verify.reference import deviations
 from training.checks.verify.settings import BF16, FP32, STEPS
 from training.checks.verify.verification import Verification, VerificationFailed, run
 from training.core.arguments import parse
 from training.core.contract import DeviceKind
+from training.core.job import Job
 from training.storage.results import ResultFiles
-from training.workloads import IMPLEMENTATIONS, Job
+from training.workloads import IMPLEMENTATIONS
 from trainium_catalogue.parameters.verify import CHECKS
 from trainium_catalogue.probing import Place, Probes, Seen, is_intact
 
@@ -64,13 +64,13 @@ def test_a_cpu_passes_every_check(passed: Path) -> None:
 
 def test_the_committed_losses_are_those_of_the_reference_and_of_this_code(passed: Path) -> None:
     found = [(step["loss"], step["grad_norm"]) for step in result(passed)["steps"]]
-    # Else: python -m training.checks.verify.llama > training/checks/verify/golden.json
+    # Else: python -m training.checks.verify.checks > training/checks/verify/golden.json
     assert len(found) == STEPS
-    assert deviations(found, llama.golden()) == pytest.approx((0.0, 0.0), abs=1e-4)
+    assert deviations(found, checks.golden()) == pytest.approx((0.0, 0.0), abs=1e-4)
 
 
 def test_the_loss_falls_far_more_than_the_tolerance() -> None:
-    losses = [loss for loss, _ in llama.golden()]
+    losses = [loss for loss, _ in checks.golden()]
     assert losses[-1] < losses[0] * (1 - 100 * BF16.loss)
     assert FP32.loss < BF16.loss
 
@@ -128,8 +128,8 @@ def test_a_wrong_sum_is_found_and_the_result_written(tmp_path: Path) -> None:
 
 
 def test_other_losses_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shifted = [(loss * 1.001, norm) for loss, norm in llama.golden()]
-    monkeypatch.setattr(llama, "golden", lambda: shifted)
+    shifted = [(loss * 1.001, norm) for loss, norm in checks.golden()]
+    monkeypatch.setattr(checks, "golden", lambda: shifted)
     with pytest.raises(VerificationFailed, match=r"parity: .* off by 1.0e-03 of 1e-04"):
         run(job(tmp_path, "--checks=parity"))
 
@@ -169,7 +169,7 @@ def test_a_red_or_crashed_probe_fails_no_check(
     made: Probes[Any] = Probes(Place.NODE)
     made.probe("crashes")(crash)
     made.probe("differs")(lambda node: Seen(ok=False, seen="3", expected="2"))
-    monkeypatch.setattr("training.checks.probes.survey.PROBES", made)
+    monkeypatch.setattr("training.checks.probes.node.PROBES", made)
     monkeypatch.setattr(verification, "PROBES", made)
     run(job(tmp_path, "--checks=cache"))
     assert result(tmp_path)["status"] == "passed"

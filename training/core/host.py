@@ -1,4 +1,4 @@
-"""The facts of a host that preflight looks at; paths can point into a tree made for a test."""
+"""The facts of a host that preflight and probes look at, read below any root."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Host:
     fi_info: str | None = _FI_INFO
     limits: Callable[[int], tuple[int, int]] = resource.getrlimit
     pid: Callable[[], int] = os.getpid
-    beat: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
     """Called while something takes time."""
 
     def num_neuron_devices(self) -> int:
@@ -62,10 +62,10 @@ class Host:
         return len(set(re.findall(r"^\s*domain:\s*(\S+)", output, re.MULTILINE)))
 
     def _wait(self, process: subprocess.Popen[str]) -> str:
-        """Output of a process that may hang, beating all the while."""
+        """Output of a process that may hang; the launcher stays alive meanwhile."""
         deadline = time.monotonic() + _FI_INFO_TIMEOUT_S
         while time.monotonic() < deadline:
-            self.beat()
+            self.heartbeat()
             try:
                 return process.communicate(timeout=0.2)[0]
             except subprocess.TimeoutExpired:

@@ -1,32 +1,96 @@
-"""Checks of the Llama: gradients, losses and norms, resume, and the number of graphs."""
+"""The checks of verify: sums, the place of compiled graphs, the Llama, and data parallelism."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from training.checks.allreduce.sweep import compare, rank_pattern, sum_pattern, tile
 from training.checks.verify import reference
-from training.checks.verify.data import tokens
-from training.checks.verify.first_step import examine
-from training.checks.verify.outcome import Outcome, Step, deviations
+from training.checks.verify.reference import Reference, Step, deviations
 from training.checks.verify.run import Run
-from training.checks.verify.saved import read_whole
+from training.checks.verify.saved import examine, read_whole
 from training.checks.verify.settings import (
+    DATA_PARALLEL_STEPS,
     LATE_STEP,
     LATE_STEPS,
     REPEATED_STEP,
     SAVED_STEP,
     STEPS,
     Tolerance,
+    bert_config_for,
     config_for,
+    digits_config_for,
+    images,
+    sentences,
+    tokens,
 )
 from training.core.ranks import Ranks
+from training.models.bert.network import BertNetwork
+from training.models.mnist.network import MlpNetwork
+from trainium_catalogue.contract import CACHE_PREFIX
 
+if TYPE_CHECKING:
+    from training.backends.base import Network
+    from training.core.config import TrainConfig
+    from training.core.contract import NodeContract
+    from training.core.device import Device
+    from training.storage import Objects
+
+_ELEMENTS = 2**18
 GOLDEN = Path(__file__).with_name("golden.json")
 """What the reference finds; after a change of model or data:
-``python -m training.checks.verify.llama > training/checks/verify/golden.json``."""
+``python -m training.checks.verify.checks > training/checks/verify/golden.json``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the check of that name found."""
+
+    check: str
+    ok: bool
+    detail: str
+
+
+def sums(device: Device, ranks: Ranks) -> Outcome:
+    """Sums over all ranks, which are known exactly, in the types that carry them."""
+    example = ""
+    for data_type in (torch.int32, torch.float32):
+        placed = device.place(tile(rank_pattern(device.rank), _ELEMENTS, data_type))
+        device.all_reduce(placed)
+        device.synchronize()
+        _, text = compare(device.fetch(placed), sum_pattern(device.num_ranks))
+        example = example or text
+    found = [(rank, text) for rank, text in enumerate(ranks.gather(example)) if text]
+    if found:
+        rank, text = found[0]
+        return Outcome(
+            check="sums",
+            ok=False,
+            detail=f"wrong on {len(found)} ranks, first on rank {rank}{text}",
+        )
+    detail = f"{_ELEMENTS} elements over {device.num_ranks} ranks are exact, int32 and fp32"
+    return Outcome(check="sums", ok=True, detail=detail)
+
+
+def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> Outcome:
+    """The place of compiled graphs takes an object and gives it back."""
+
+    def write() -> Outcome:
+        key = f"{CACHE_PREFIX}verify/{context.job_id}"
+        data = context.run.encode()
+        storage.put(key, data)
+        same = storage.get(key) == data
+        storage.delete([key])
+        detail = f"{storage.uri}/{CACHE_PREFIX} takes objects and gives them back"
+        return Outcome(check="cache", ok=same, detail=detail if same else "other bytes came back")
+
+    return ranks.agree(write)
 
 
 def golden() -> list[Step]:
@@ -137,6 +201,71 @@ def _different(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) 
         for name in sorted({*first, *second})
         if name not in first or name not in second or not torch.equal(first[name], second[name])
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model that is whole on every rank."""
+
+    name: str
+    config: Callable[[int], TrainConfig]
+    network: Callable[[TrainConfig], Network]
+    batches: Callable[[range], Any]
+    judge: Callable[[TrainConfig], Reference]
+
+
+CASES = (
+    Case(
+        name="BERT",
+        config=bert_config_for,
+        network=BertNetwork,
+        batches=sentences,
+        judge=reference.bert,
+    ),
+    Case(
+        name="digits",
+        config=digits_config_for,
+        network=MlpNetwork,
+        batches=images,
+        judge=reference.digits,
+    ),
+)
+
+
+def check_case(case: Case, run: Run, tolerance: Tolerance) -> tuple[bool, str]:
+    """All ranks: train a few steps; whether they are the reference's, and how near they are."""
+    run.train_to(1)
+    run.save(1)
+    run.train_to(DATA_PARALLEL_STEPS)
+    place, info = run.saved(1)
+
+    def compare() -> tuple[bool, str]:
+        size = run.config.plan.global_batch
+        first = examine(case.judge(run.config), case.batches(range(size)), read_whole(place, info))
+        expected = case.judge(run.config).train(
+            lambda step: case.batches(range((step - 1) * size, step * size)), len(run.steps)
+        )
+        loss, norm = deviations(run.steps, expected)
+        compiled = run.graphs[-1] - run.graphs[0] if run.graphs else 0
+        ok = first.ok(tolerance.gradient) and loss <= tolerance.loss and norm <= tolerance.norm
+        text = (
+            f"{case.name}: {first.describe(tolerance.gradient)}; losses off by {loss:.1e} of "
+            f"{tolerance.loss:.0e}, norms by {norm:.1e} of {tolerance.norm:.0e}"
+        )
+        if compiled:
+            text += f"; {compiled} graphs were compiled after the first step"
+        return ok and not compiled, text
+
+    return Ranks().agree(compare)
+
+
+def outcome_of(found: list[tuple[bool, str]]) -> Outcome:
+    """Sum up all cases."""
+    return Outcome(
+        check="data-parallel",
+        ok=all(ok for ok, _ in found),
+        detail=" | ".join(text for _, text in found),
+    )
 
 
 def make_golden() -> dict[str, object]:

@@ -1,8 +1,10 @@
-"""A job that waits for the one that compiles for it."""
+"""Signs in the bucket: of a job that compiles for another, and of children that cannot join."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +14,10 @@ import pytest
 from tests.training.nodes import CPU_NODE
 from training import launch
 from training.core.arguments import parse
-from training.launcher import job_results
+from training.launcher import signs
+from training.launcher.signs import Lookout, StartedSign, likely_causes
 from training.launcher.verdict import Verdict
-from training.storage import LocalObjects
+from training.storage import LocalObjects, ObjectInfo, StorageRefused, StorageUnavailable
 from trainium_catalogue.contract import ENV_JOB_ID
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -25,19 +28,18 @@ NODE = replace(CPU_NODE, job_id="compile-x7")
 def leave(folder: Path, code: ExitCode, *, attempt: int = 1) -> LocalObjects:
     results = LocalObjects(folder)
     verdict = Verdict(code=code, reason="because")
-    job_results.leave_result(results, replace(NODE, attempt=attempt), verdict, print)
+    signs.leave_result(results, replace(NODE, attempt=attempt), verdict)
     return results
 
 
 def wait(results: LocalObjects, *, looks: int = 1) -> Verdict | None:
     """Ask to stop after so many looks."""
-    beats = iter(range(looks))
-    return job_results.wait_for(
+    turns = iter(range(looks))
+    return signs.wait_for_result(
         results,
         "compile-x7",
-        beat=lambda: None,
-        stopped=lambda: next(beats, None) is None,
-        say=print,
+        heartbeat=lambda: None,
+        stopped=lambda: next(turns, None) is None,
     )
 
 
@@ -71,9 +73,9 @@ def test_a_job_that_waits_can_be_stopped(tmp_path: Path) -> None:
 def test_a_job_makes_room_for_one_that_shows_no_sign_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_results, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(job_results, "_LOOK_S", 0.0)
-    job_results.leave_sign(LocalObjects(tmp_path), "compile-x7")
+    monkeypatch.setattr(signs, "_SIGN_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(signs, "_LOOK_S", 0.0)
+    signs.leave_sign(LocalObjects(tmp_path), "compile-x7")
 
     patient = wait(LocalObjects(tmp_path), looks=1)
     verdict = wait(LocalObjects(tmp_path), looks=9)
@@ -99,10 +101,10 @@ def test_how_an_attempt_ended_is_left_below_the_runs_results(
         opened.append(uri)
         return LocalObjects(tmp_path)
 
-    monkeypatch.setattr("training.storage.open_objects", open_folder)
+    monkeypatch.setattr(signs, "open_objects", open_folder)
     node = replace(NODE, bucket="bucket", attempt=2, node_index=1, num_nodes=2)
     verdict = Verdict(code=ExitCode.HOST, reason="node 0 was lost")
-    job_results.leave_ending(node, verdict, print)
+    signs.leave_ending(node, verdict)
     document = json.loads((tmp_path / "2-node-1.json").read_text())
 
     assert opened == ["s3://bucket/runs/run/results/attempts/compile-x7"]
@@ -110,7 +112,7 @@ def test_how_an_attempt_ended_is_left_below_the_runs_results(
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
 
 
-@pytest.mark.parametrize("name", ["open_results", "leave_ending"])
+@pytest.mark.parametrize("name", ["open_folder", "leave_ending"])
 def test_a_mistake_in_the_last_word_leaves_the_verdict_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -119,8 +121,8 @@ def test_a_mistake_in_the_last_word_leaves_the_verdict_as_it_is(
     def fail(*_: object) -> None:
         raise TypeError("not what was meant")
 
-    monkeypatch.setattr(job_results, name, fail)
-    launch.leave_word(
+    monkeypatch.setattr(signs, name, fail)
+    launch.leave_last_sign(
         parse(["llama-tiny", "--compile-only"]),
         replace(NODE, bucket="bucket"),
         {ENV_JOB_ID: NODE.job_id},
@@ -131,3 +133,67 @@ def test_a_mistake_in_the_last_word_leaves_the_verdict_as_it_is(
         "launch: the bucket could not be told how this attempt ended: "
         "TypeError: not what was meant\n"
     )
+
+
+MAIN = replace(CPU_NODE, num_nodes=3, node_index=0, attempt=2, bucket="bucket")
+CHILD = replace(MAIN, node_index=2)
+
+
+class Failing(LocalObjects):
+    """Storage that does not list."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        raise self._error
+
+
+def test_a_sign_of_a_child_is_evidence(tmp_path: Path) -> None:
+    folder = LocalObjects(tmp_path)
+    lookout = Lookout(MAIN)
+
+    assert StartedSign(CHILD)._act(folder)
+    assert lookout._act(folder)
+
+    assert lookout.evidence == "node 2 has started, as it says in the bucket"
+
+
+def test_a_sign_of_an_earlier_attempt_is_none(tmp_path: Path) -> None:
+    folder = LocalObjects(tmp_path)
+    lookout = Lookout(MAIN)
+
+    StartedSign(replace(CHILD, attempt=1))._act(folder)
+
+    assert not lookout._act(folder)
+    assert lookout.evidence is None
+
+
+def test_a_bucket_out_of_reach_is_evidence_until_it_answers(tmp_path: Path) -> None:
+    lookout = Lookout(MAIN)
+
+    assert not lookout._act(Failing(StorageUnavailable("no answer")))
+    assert lookout.evidence == "this node cannot reach the bucket either"
+
+    assert not lookout._act(LocalObjects(tmp_path))
+    assert lookout.evidence is None
+
+
+def test_a_bucket_that_refuses_is_within_reach() -> None:
+    lookout = Lookout(MAIN)
+
+    assert not lookout._act(Failing(StorageRefused("no permission")))
+    assert lookout.evidence is None
+
+
+@pytest.mark.parametrize(
+    ("on_cluster", "first"),
+    [(False, "the VPC's default security group"), (True, "the nodes' security groups")],
+)
+def test_the_first_cause_is_the_group_that_the_orchestrator_gives_tasks(
+    on_cluster: bool, first: str
+) -> None:
+    causes = likely_causes(replace(MAIN, on_cluster=on_cluster))
+
+    assert re.match(f"likely causes, in this order: {first}", causes)
+    assert causes.index("group") < causes.index("network ACL") < causes.index("zones")

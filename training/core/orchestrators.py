@@ -1,0 +1,171 @@
+"""Reads where AWS Batch, or a Volcano job that TorchX made, says that a node stands in its job.
+
+TorchX makes one task of one pod for each node and writes the node's index, and the name of the
+variable with the main node's host, into its environment (torchx, kubernetes_scheduler.py,
+app_to_resource); Volcano's plugin ``svc`` sets that variable (volcano, plugins/svc/svc.go).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainium_catalogue.contract import (
+    ENV_ATTEMPT,
+    ENV_JOB_ID,
+    ENV_MAIN_HOST_FROM,
+    ENV_NODE_INDEX,
+    ENV_NUM_NODES,
+    ENV_TIME_LIMIT,
+)
+
+# docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
+BATCH_JOB_ID = "AWS_BATCH_JOB_ID"
+BATCH_ATTEMPT = "AWS_BATCH_JOB_ATTEMPT"
+BATCH_NODE_INDEX = "AWS_BATCH_JOB_NODE_INDEX"
+BATCH_NUM_NODES = "AWS_BATCH_JOB_NUM_NODES"
+BATCH_MAIN_INDEX = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
+BATCH_MAIN_ADDRESS = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
+# docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html
+BATCH_ARRAY_INDEX = "AWS_BATCH_JOB_ARRAY_INDEX"
+BATCH_ARRAY_SIZE = "AWS_BATCH_JOB_ARRAY_SIZE"
+
+_BATCH_MULTI_NODE = (BATCH_NODE_INDEX, BATCH_NUM_NODES, BATCH_MAIN_INDEX)
+_VOLCANO = (ENV_JOB_ID, ENV_ATTEMPT, ENV_NODE_INDEX, ENV_NUM_NODES, ENV_MAIN_HOST_FROM)
+# TorchX appoints the first replica (macros.rank0_env).
+_VOLCANO_MAIN_INDEX = 0
+
+
+class ContractError(ValueError):
+    """The node was configured in a way that cannot run; the message is for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node's place in its job, whoever started it."""
+
+    job_id: str = "local"
+    attempt: int = 1
+    """Counted from 1."""
+    node_index: int = 0
+    num_nodes: int = 1
+    main_index: int = 0
+    main_address: str | None = None
+    """None on the main node itself."""
+    array_index: int = 0
+    """Which share of an array job this is; 0 of 1 outside one."""
+    array_size: int = 1
+    time_limit_s: int | None = None
+    """After which the launcher ends the attempt; None where the orchestrator does."""
+
+
+def read_place(env: Mapping[str, str], find_host: Callable[[str], str]) -> Place:
+    """Read the place from whatever orchestrator set it; without one the job has one node.
+
+    ``find_host`` returns the address of a host name, and is called on a Volcano job's children.
+    """
+    if not is_volcano(env):
+        return _read_batch(env)
+    if BATCH_JOB_ID in env:
+        raise ContractError(
+            f"{BATCH_JOB_ID} and {ENV_JOB_ID} are both set, "
+            "and a node belongs to one job; unset those of the other orchestrator"
+        )
+    return _read_volcano(env, find_host)
+
+
+def is_volcano(env: Mapping[str, str]) -> bool:
+    """Whether a Volcano job set the environment; refuse when it set only a part of it."""
+    return _all_or_none(env, _VOLCANO, "a Volcano job of this deployment")
+
+
+def _read_batch(env: Mapping[str, str]) -> Place:
+    node_index, num_nodes, main_index = 0, 1, 0
+    if _all_or_none(env, _BATCH_MULTI_NODE, "Batch, on the nodes of a multi-node job,"):
+        num_nodes = whole(env, BATCH_NUM_NODES, least=1)
+        node_index = _index(env, BATCH_NODE_INDEX, num_nodes)
+        main_index = _index(env, BATCH_MAIN_INDEX, num_nodes)
+    main_address = None
+    if node_index != main_index:
+        main_address = env.get(BATCH_MAIN_ADDRESS)
+        if main_address is None:
+            raise ContractError(
+                f"{BATCH_MAIN_ADDRESS} is not set on child node {node_index}; "
+                "Batch sets it on every node but the main one"
+            )
+    array_size = whole(env, BATCH_ARRAY_SIZE, default=1, least=1)
+    array_index = whole(env, BATCH_ARRAY_INDEX, default=0)
+    if array_index >= array_size:
+        raise ContractError(
+            f"{BATCH_ARRAY_INDEX}={array_index} is outside an array job of {array_size}"
+        )
+    return Place(
+        # Without the "#N" or ":N" that Batch appends on nodes and children of an array.
+        job_id=re.split("[#:]", env.get(BATCH_JOB_ID, "local"))[0],
+        attempt=whole(env, BATCH_ATTEMPT, default=1, least=1),
+        node_index=node_index,
+        num_nodes=num_nodes,
+        main_index=main_index,
+        main_address=main_address,
+        array_index=array_index,
+        array_size=array_size,
+    )
+
+
+def _read_volcano(env: Mapping[str, str], find_host: Callable[[str], str]) -> Place:
+    num_nodes = whole(env, ENV_NUM_NODES, least=1)
+    node_index = _index(env, ENV_NODE_INDEX, num_nodes)
+    main_address = None
+    # On the main node itself TorchX names the host ``localhost``, which is of no use to anybody.
+    if node_index != _VOLCANO_MAIN_INDEX:
+        variable = env[ENV_MAIN_HOST_FROM]
+        host = env.get(variable, "").partition(",")[0]
+        if not host:
+            raise ContractError(
+                f"{variable}, which {ENV_MAIN_HOST_FROM} names, is not set on child node "
+                f"{node_index}; Volcano sets it when the job has the plugin svc"
+            )
+        main_address = find_host(host)
+    return Place(
+        job_id=env[ENV_JOB_ID],
+        attempt=whole(env, ENV_ATTEMPT) + 1,
+        node_index=node_index,
+        num_nodes=num_nodes,
+        main_index=_VOLCANO_MAIN_INDEX,
+        main_address=main_address,
+        time_limit_s=whole(env, ENV_TIME_LIMIT, least=1) if ENV_TIME_LIMIT in env else None,
+    )
+
+
+def _all_or_none(env: Mapping[str, str], names: Sequence[str], setter: str) -> bool:
+    """Whether all of ``names`` are set; refuse when only some are, as ``setter`` sets all."""
+    given = [name for name in names if name in env]
+    missing = [name for name in names if name not in env]
+    if given and missing:
+        raise ContractError(
+            f"{', '.join(missing)} is not set although {given[0]} is; {setter} sets all of them"
+        )
+    return bool(given)
+
+
+def _index(env: Mapping[str, str], name: str, num_nodes: int) -> int:
+    """Read a node's index; refuse one that no node of the job has."""
+    index = whole(env, name)
+    if index >= num_nodes:
+        raise ContractError(
+            f"{name}={index} is outside the job's {num_nodes} nodes; indices start at 0"
+        )
+    return index
+
+
+def whole(env: Mapping[str, str], name: str, *, default: int | None = None, least: int = 0) -> int:
+    """Read a whole number of at least ``least``."""
+    text = env.get(name)
+    if text is None:
+        assert default is not None
+        return default
+    # Not int(): it would take "1_0", " 1" and other scripts' digits.
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+        raise ContractError(f"{name}={text} is not a whole number of at least {least}")
+    return int(text)

@@ -1,0 +1,242 @@
+"""Signs in the bucket, for nodes that do not meet and jobs that wait for each other.
+
+The main node cannot see whether a child has started: Batch starts children after it, in any order,
+and each pulls an image of many gigabytes first. So a child that finds no main node leaves a sign,
+and the main node looks for signs while no child has joined. From then on the wait is not for an
+image. A node that cannot reach the bucket either has no way out at all, which is known too.
+
+Volcano lets no job wait for another, and a pod has no rights on the cluster. So the job that
+compiles leaves a sign of life and then a result under its id, and the launchers of the job that
+trains look for them. A job that sees no sign of life makes room: both want the same nodes, and the
+one that compiles may have come second (Volcano orders jobs by the second in which they or their
+restarts were created).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from training.core.contract import NodeContract
+from training.launcher.verdict import Verdict
+from training.storage import (
+    ObjectMissing,
+    Objects,
+    RetryPolicy,
+    StorageError,
+    StorageUnavailable,
+    open_objects,
+)
+from trainium_catalogue.contract import (
+    ATTEMPTS,
+    CACHE_PREFIX,
+    JOINING_FOLDER,
+    attempts_prefix,
+    run_prefix,
+)
+from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
+
+RESULTS_PREFIX = f"{CACHE_PREFIX}compiled/jobs"
+SIGN_S = 60.0
+"""Time between two signs of life of a job that another waits for."""
+_LOOK_S = 5.0
+_SIGN_TIMEOUT_S = 600.0
+"""Nodes that hold the image start a pod within seconds, new ones within minutes."""
+_TICK_S = 0.2
+_REQUEST_S = 2.0
+"""Shorter than any silence that the guardian takes for a frozen launcher."""
+_QUIET_S = 5.0
+"""A job whose nodes meet at once neither writes nor reads signs."""
+_PAUSE_S = 5.0
+_STARTED_NAME = re.compile(r"(?P<attempt>\d+)-node-(?P<node>\d+)\.json")
+
+log = logging.getLogger(__name__)
+
+
+def open_folder(node: NodeContract, folder: str) -> Objects:
+    """Open a folder of the deployment's bucket, for short requests."""
+    assert node.bucket is not None
+    return open_objects(
+        f"s3://{node.bucket}/{folder}",
+        region=node.region,
+        endpoint_url=node.endpoint_url,
+        retry_policy=RetryPolicy(total_s=_REQUEST_S),
+    )
+
+
+def _put(folder: Objects, name: str, **fields: object) -> None:
+    folder.put(name, json.dumps({"schema": 1, **fields}).encode() + b"\n")
+
+
+class _Repeated(ABC):
+    """An action on the bucket, repeated beside the launcher's loop until it says that it is done.
+
+    In a thread of its own: a connection that nobody answers takes longer to fail than the guardian
+    lets the launcher be silent.
+    """
+
+    def __init__(self, node: NodeContract) -> None:
+        self._node = node
+        self._due_s = time.monotonic() + _QUIET_S
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def turn(self, now_s: float) -> None:
+        """Begin once nodes had time to meet without it; called in every turn of the loop."""
+        if self._thread is None and self._node.bucket is not None and now_s >= self._due_s:
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Repeat it no more."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        place = f"{run_prefix(self._node.run, 'results')}{JOINING_FOLDER}/{self._node.job_id}"
+        folder = open_folder(self._node, place)
+        while not self._ended.is_set():
+            # Signs only shorten a wait: what goes wrong with them is no trouble of the job's.
+            with contextlib.suppress(Exception):
+                if self._act(folder):
+                    return
+            self._ended.wait(_PAUSE_S)
+
+    @abstractmethod
+    def _act(self, folder: Objects) -> bool:
+        """Do it once; True: it need not be done again."""
+
+
+class StartedSign(_Repeated):
+    """A child's: says that it has started and cannot join."""
+
+    def _act(self, folder: Objects) -> bool:
+        name = f"{self._node.attempt}-node-{self._node.node_index}.json"
+        _put(folder, name, address=self._node.address, main=self._node.main_address)
+        return True
+
+
+class Lookout(_Repeated):
+    """The main node's: what is known of children that have not joined."""
+
+    def __init__(self, node: NodeContract) -> None:
+        super().__init__(node)
+        self.evidence: str | None = None
+        """Why a child's absence is not a matter of time, in words; None while it may be one."""
+
+    def _act(self, folder: Objects) -> bool:
+        try:
+            names = [entry.key for entry in folder.list()]
+        except StorageUnavailable:
+            self.evidence = "this node cannot reach the bucket either"
+            return False
+        except Exception:  # refused, say: it answers, and tells nothing
+            names = []
+        found = [match for name in names if (match := _STARTED_NAME.fullmatch(name))]
+        started = sorted(int(m["node"]) for m in found if int(m["attempt"]) == self._node.attempt)
+        if not started:
+            self.evidence = None
+            return False
+        self.evidence = f"node {started[0]} has started, as it says in the bucket"
+        return True
+
+
+def likely_causes(node: NodeContract) -> str:
+    """Name why nodes that have started do not reach each other, the most likely cause first."""
+    first, second = (
+        ("the nodes' security groups do not admit themselves", "a network policy or network ACL")
+        if node.on_cluster
+        else (
+            "the VPC's default security group, which tasks carry, does not admit itself, in and "
+            "out, on TCP",
+            "a network ACL of the subnet",
+        )
+    )
+    return f"likely causes, in this order: {first}; {second}; nodes in different subnets or zones"
+
+
+def leave_ending(node: NodeContract, verdict: Verdict) -> None:
+    """Write how an attempt ended that did not succeed.
+
+    Volcano deletes the pods of an attempt that another one follows, and their logs with them.
+    """
+    attempts = open_folder(node, attempts_prefix(node.run, node.job_id).rstrip("/"))
+    name = f"{node.attempt}-node-{node.node_index}.json"
+    try:
+        _put(attempts, name, code=int(verdict.code), reason=verdict.reason)
+    except (StorageError, OSError) as error:
+        log.info("launch: the bucket could not be told how this attempt ended: %s", error)
+
+
+def leave_sign(results: Objects, job_id: str) -> None:
+    """Write that this job runs; one that is not written may be the next time."""
+    with contextlib.suppress(StorageError, OSError):
+        _put(results, _key(job_id), running_at=time.time())
+
+
+def leave_result(results: Objects, node: NodeContract, verdict: Verdict) -> None:
+    """Write how this job has ended, unless another attempt may follow."""
+    if EXIT_CODES[verdict.code].retry and node.attempt < ATTEMPTS:
+        return
+    try:
+        _put(results, _key(node.job_id), code=int(verdict.code), reason=verdict.reason)
+    except (StorageError, OSError) as error:
+        log.info(
+            "launch: the job that waits for this one could not be told that it has ended: %s", error
+        )
+
+
+def wait_for_result(
+    results: Objects, job_id: str, *, heartbeat: Callable[[], None], stopped: Callable[[], bool]
+) -> Verdict | None:
+    """Wait for a job's end; a verdict when this job must not go on."""
+    seen_s = time.monotonic()
+    running_at = 0.0
+    log.info("launch: waiting for job %s, which compiles for this one", job_id)
+    looked_s = float("-inf")
+    while not stopped():
+        heartbeat()
+        if time.monotonic() - looked_s < _LOOK_S:
+            time.sleep(_TICK_S)
+            continue
+        looked_s = time.monotonic()
+        result = _find(results, job_id)
+        if "code" not in result:
+            # By the other machine's clock, so only whether it moves is looked at.
+            if result.get("running_at", running_at) != running_at:
+                running_at, seen_s = result["running_at"], looked_s
+            if looked_s - seen_s > _SIGN_TIMEOUT_S:
+                return Verdict(
+                    code=ExitCode.HOST,
+                    reason=f"job {job_id}, which compiles for this one, has shown no sign of life "
+                    f"for {_SIGN_TIMEOUT_S:g} s; this job makes room for it",
+                )
+            continue
+        if result["code"] == ExitCode.OK:
+            log.info("launch: job %s has compiled the graphs", job_id)
+            return None
+        return Verdict(
+            code=ExitCode.WORKLOAD,
+            reason=f"job {job_id}, which compiles for this one, has failed: {result['reason']}",
+        )
+    return Verdict(code=ExitCode.STOPPED, reason=f"asked to stop while waiting for job {job_id}")
+
+
+def _find(results: Objects, job_id: str) -> dict[str, Any]:
+    """Read what the job has left; empty where that is nothing, or storage does not answer."""
+    try:
+        found = json.loads(results.get(_key(job_id)))
+    except (ObjectMissing, StorageUnavailable):
+        return {}
+    assert isinstance(found, dict)
+    return found
+
+
+def _key(job_id: str) -> str:
+    return f"{job_id}.json"

@@ -1,1 +1,1 @@
-"""What runs on a node, in the container: the launcher, and the workloads it starts."""
+"""The code of a node's container: the launcher, and the workloads it starts."""

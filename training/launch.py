@@ -1,4 +1,6 @@
-"""What every node of a job runs: ``python -m training.launch <workload> [--parameter value]...``.
+"""The launcher, which every node of a job runs.
+
+    python -m training.launch <workload> [--parameter value]...
 
 Reads the environment once, then joins the other nodes, starts torchrun, and ends with the code
 that all nodes end with (docs/interfaces.md lists them).

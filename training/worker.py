@@ -1,4 +1,4 @@
-"""What torchrun starts for each rank: run the workload, report progress, explain failures."""
+"""The worker that torchrun starts for each rank: run the workload, report, explain failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainium_catalogue.workloads import Hardware
 _LOCAL_ROOT = Path("build")
 _TIMEOUT_FACTOR = 1.5
 _LEAVE_TOGETHER_S = 0.5
-"""So that the request is everywhere before the first connection breaks and looks like a fault."""
+"""Every rank hears the request before the first connection breaks and looks like a fault."""
 
 
 log = logging.getLogger("training.worker")

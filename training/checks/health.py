@@ -44,7 +44,7 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
     "transformers.tokenization_utils_fast",
 )
-"""Of other projects; the workloads import most of them only where they need them."""
+"""Modules of other projects; the workloads import most of them only where they need them."""
 NEURON_MODULES = ("torch_xla", "torch_neuronx", "neuronx_distributed", "libneuronxla", "neuronxcc")
 """Only in a Neuron image; ``training`` imports them only on a Neuron device."""
 _FOLDER = Path(training.__path__[0])
@@ -52,7 +52,7 @@ DATA = (
     _FOLDER / "checks" / "verify" / "golden.json",
     _FOLDER / "datasets" / "prepared" / "digits.csv.gz",
 )
-"""What ``training`` reads beside its modules."""
+"""Files that ``training`` reads beside its modules."""
 _DEVICE = Path("/dev/neuron0")
 
 Import = Callable[[str], object]
@@ -77,7 +77,7 @@ def failed_imports(names: Iterable[str], load: Import = importlib.import_module)
 
 
 def version_of(name: str) -> str:
-    """Of the distribution that a module comes from; "not installed" where there is none."""
+    """Version of the distribution that a module comes from; "not installed" without one."""
     top = name.partition(".")[0] if not name.startswith("google.") else "google"
     distributions = importlib.metadata.packages_distributions().get(top, ())
     versions = [f"{found} {importlib.metadata.version(found)}" for found in set(distributions)]

@@ -1,1 +1,1 @@
-"""What launcher and workers share: a node's contract, a run's configuration, progress, failures."""
+"""The ground of launcher and workers: contract, configuration, device, progress, failures."""

@@ -30,7 +30,7 @@ class ArgumentError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchParameters:
-    """How long the launcher waits for what; the names are ``LAUNCH_PARAMETERS``."""
+    """The launcher's time-outs; the names are ``LAUNCH_PARAMETERS``."""
 
     peer_timeout_s: float
     hang_limit_s: float
@@ -49,7 +49,7 @@ class Request:
     values: Mapping[str, Value]
     """The workload's own parameters."""
     given: Mapping[str, Value]
-    """Those of them that the command line names."""
+    """The values that the command line names."""
     argv: tuple[str, ...]
     """The command line as given, for the workers to read again."""
 
@@ -112,7 +112,7 @@ def _assignments(argv: Sequence[str], parameters: Iterable[Parameter]) -> Iterab
 
 
 def help_text(argv: Sequence[str] = ()) -> str:
-    """What ``--help`` prints: about one workload when ``argv`` begin with its name."""
+    """Build what ``--help`` prints: about one workload when ``argv`` begins with its name."""
     if argv and argv[0] in WORKLOADS:
         return _workload_help(WORKLOADS[argv[0]])
     lines = [

@@ -12,7 +12,7 @@ from trainium_catalogue.parameters.plan import TrainingPlan
 
 
 class Optimizer(StrEnum):
-    """How gradients change weights."""
+    """The rules by which gradients change weights."""
 
     ADAMW = "AdamW"
     SGD = "SGD"
@@ -28,15 +28,15 @@ class TrainConfig:
     steps_this_run: int
     """0: up to ``max_steps``."""
     learning_rate: float
-    """At the end of the warm-up."""
+    """The peak, reached at the end of the warm-up."""
     warmup_steps: int
     optimizer: Optimizer = Optimizer.ADAMW
     rate_falls: bool = True
-    """To 0 at the end, after the warm-up."""
+    """The learning rate falls to 0 after the warm-up."""
     mixed: bool = True
-    """On accelerators: bf16 arithmetic, fp32 master weights."""
+    """Use bf16 arithmetic and fp32 master weights on accelerators."""
     weight_decay: float
-    """Not of norms and biases."""
+    """Applies to matrices, not to norms and biases."""
     beta1: float
     beta2: float
     adam_eps: float
@@ -57,10 +57,10 @@ class TrainConfig:
     eval_every: int = 0
     """0: nothing is evaluated."""
     eval_sequences: int = 0
-    """Of the validation split, at most."""
+    """The most that are taken of the validation split."""
     dropout: float = 0.0
     max_predictions: int = 0
-    """Of a sequence, where words are predicted at some positions only."""
+    """The most in a sequence, where words are predicted at some positions only."""
     compile_only: bool = False
 
     @property
@@ -105,11 +105,11 @@ class TrainConfig:
         return self.max_steps
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether the validation loss is computed after optimizer step ``step``."""
+        """Tell if the validation loss is computed after optimizer step ``step``."""
         return self.eval_every > 0 and (step % self.eval_every == 0 or step == self.max_steps)
 
     def learning_rate_at(self, step: int) -> float:
-        """Of optimizer step ``step``, counted from 1.
+        """Compute the learning rate of optimizer step ``step``, counted from 1.
 
         Linear warm-up to the peak, which step ``warmup_steps`` has, then linear to 0, which the
         step after the last one would have.
@@ -135,5 +135,5 @@ class TrainConfig:
 
     @property
     def positions_of_a_rank(self) -> int:
-        """That each data rank computes in a step."""
+        """Number of positions that each data rank computes in a step."""
         return self.plan.accumulation_steps * self.plan.micro_batch

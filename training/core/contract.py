@@ -33,7 +33,7 @@ CONTRACT_FILE = "contract.json"
 
 
 class DeviceKind(StrEnum):
-    """How the workers compute."""
+    """The ways in which workers compute."""
 
     CPU = "cpu"
     XLA = "xla"

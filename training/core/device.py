@@ -1,4 +1,4 @@
-"""What differs between CPU, torch_xla and TorchNeuron, behind five methods.
+"""Devices: CPU, torch_xla and TorchNeuron behind the same five methods.
 
 Nothing here is imported at module level but torch; the code that the XLA line reaches uses no
 torch symbol newer than 2.9 (a test holds it to that).

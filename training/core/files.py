@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 PART_PREFIX = ".part-"
-"""Of files that are being written: they are nobody's yet."""
+"""Begins the names of files that are still being written."""
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -19,7 +19,7 @@ class HeartbeatClock:
         self._last_s = float("-inf")
 
     def due(self, now_s: float) -> bool:
-        """Whether a heartbeat is due now; the next one is counted from here."""
+        """Tell if a heartbeat is due now; the next one is counted from here."""
         if now_s - self._last_s < self._interval_s:
             return False
         self._last_s = now_s

@@ -108,7 +108,7 @@ class Host:
         return kinds[-1] if kinds else None
 
     def is_writable(self, folder: str) -> bool:
-        """Whether a file can be made there."""
+        """Tell if a file can be made there."""
         try:
             with tempfile.TemporaryFile(dir=self.root / folder.lstrip("/")) as file:
                 file.write(b"\0")
@@ -117,7 +117,7 @@ class Host:
         return True
 
     def has_package(self, name: str) -> bool:
-        """Whether a package can be imported; nothing is imported."""
+        """Tell if a package can be imported; nothing is imported."""
         return find_spec(name) is not None
 
     def _count(self, folder: str, pattern: str) -> int:

@@ -1,4 +1,4 @@
-"""What a workload gets on one worker, and how it is asked to stop."""
+"""The job that a workload gets on one worker, and the switch that asks it to stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class StopSwitch:
-    """Set by SIGTERM. Unless a workload defers it, the worker ends at once.
+    """A request to stop, set by SIGTERM. Unless a workload defers it, the worker ends at once.
 
     The launcher's ``stop-grace-s`` bounds how long a deferred end may take.
     """
@@ -30,7 +30,7 @@ class StopSwitch:
     requested: bool = False
 
     def defer(self) -> None:
-        """From here on the workload looks at ``requested`` and ends itself, with ``Stopped``."""
+        """Let the workload look at ``requested`` from here on, and end itself with ``Stopped``."""
         self.deferred = True
 
 
@@ -42,7 +42,7 @@ class Job:
     values: Mapping[str, Value]
     """Every parameter of the workload."""
     given: Mapping[str, Value]
-    """Those that the user gave."""
+    """The parameters that the user gave."""
     device: Device
     progress: Progress
     store: ResultFiles

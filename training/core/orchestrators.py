@@ -54,10 +54,10 @@ class Place:
     main_address: str | None = None
     """None on the main node itself."""
     array_index: int = 0
-    """Which share of an array job this is; 0 of 1 outside one."""
+    """The share of an array job that this is; 0 of 1 outside one."""
     array_size: int = 1
     time_limit_s: int | None = None
-    """After which the launcher ends the attempt; None where the orchestrator does."""
+    """Seconds until the launcher ends the attempt; None where the orchestrator does."""
 
 
 def read_place(env: Mapping[str, str], find_host: Callable[[str], str]) -> Place:
@@ -76,7 +76,7 @@ def read_place(env: Mapping[str, str], find_host: Callable[[str], str]) -> Place
 
 
 def is_volcano(env: Mapping[str, str]) -> bool:
-    """Whether a Volcano job set the environment; refuse when it set only a part of it."""
+    """Tell if a Volcano job set the environment; refuse when it set only a part of it."""
     return _all_or_none(env, _VOLCANO, "a Volcano job of this deployment")
 
 
@@ -139,7 +139,7 @@ def _read_volcano(env: Mapping[str, str], find_host: Callable[[str], str]) -> Pl
 
 
 def _all_or_none(env: Mapping[str, str], names: Sequence[str], setter: str) -> bool:
-    """Whether all of ``names`` are set; refuse when only some are, as ``setter`` sets all."""
+    """Tell if all of ``names`` are set; refuse when only some are, as ``setter`` sets all."""
     given = [name for name in names if name in env]
     missing = [name for name in names if name not in env]
     if given and missing:

@@ -43,7 +43,7 @@ def process_state(pid: int, proc: Path = Path("/proc")) -> str | None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
+    """Tell if a process has ended, reaped or not."""
     return process_state(pid) in (None, "Z", "X")
 
 

@@ -1,4 +1,4 @@
-"""What a worker tells its launcher, through small files in a folder of their own."""
+"""Progress and failures of workers, told to the launcher through small files in a folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ waits as long."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerState:
-    """The last word of one worker."""
+    """The latest report of one worker."""
 
     pid: int
     rank: int
@@ -36,7 +36,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why a worker failed, as it saw it itself."""
+    """The reason of a worker's failure, as it saw it itself."""
 
     rank: int
     """-1: not a rank, but what runs all of the node's."""
@@ -45,7 +45,7 @@ class Failure:
 
     @property
     def whose(self) -> str:
-        """To stand before the error."""
+        """Name the rank, to stand before the error."""
         return f"rank {self.rank}: " if self.rank >= 0 else ""
 
 
@@ -61,7 +61,7 @@ class Progress:
         self._written_s = float("-inf")
 
     def report(self, step: str) -> None:
-        """Progress was made; ``step`` says where the worker is. Cheap enough for every step."""
+        """Report progress; ``step`` says where the worker is. Cheap enough for every step."""
         now = time.monotonic()
         if step == self._step and now - self._written_s < _BETWEEN_WRITES_S:
             return
@@ -69,12 +69,12 @@ class Progress:
         self._write(done=False)
 
     def begin(self) -> None:
-        """The workload begins: from here on the hang limit holds."""
+        """Report that the workload begins: from here on the hang limit holds."""
         self._ready = True
         self._write(done=False)
 
     def finish(self) -> None:
-        """All work is done; silence from here on is no hang."""
+        """Report that all work is done; silence from here on is no hang."""
         self._write(done=True)
 
     def fail(self, code: ExitCode, error: str) -> None:
@@ -90,7 +90,7 @@ class Progress:
 
 
 def read_states(scratch: Path) -> dict[Path, WorkerState]:
-    """Every worker's last word."""
+    """Read every worker's latest report."""
     return {
         path: WorkerState(**json.loads(path.read_text()))
         for path in sorted(scratch.glob("progress-*.json"))
@@ -98,7 +98,7 @@ def read_states(scratch: Path) -> dict[Path, WorkerState]:
 
 
 def read_failures(scratch: Path) -> list[Failure]:
-    """Every failure that a worker has left."""
+    """Read every failure that a worker has left."""
     documents = [json.loads(path.read_text()) for path in sorted(scratch.glob("failure-*.json"))]
     return [Failure(rank=d["rank"], code=ExitCode(d["code"]), error=d["error"]) for d in documents]
 

@@ -1,4 +1,4 @@
-"""What the ranks of a job tell each other about checkpoints: rank 0 decides, all hear it."""
+"""Agreement of a job's ranks: rank 0 decides, all hear it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from training.core.progress import COMPILES_AT_MOST_S
 T = TypeVar("T")
 
 _TIMEOUT = timedelta(seconds=COMPILES_AT_MOST_S)
-"""Of a collective that waits for the slowest rank's upload, or for one that compiles what others
-have in their cache. A rank that dies is noticed at once."""
+"""Bounds a collective that waits for the slowest rank's upload, or for one that compiles what
+others have in their cache. A rank that dies is noticed at once."""
 
 
 class Ranks:

@@ -62,14 +62,14 @@ log = logging.getLogger(MODULE)
 def compile_command(
     node: NodeContract, command: Sequence[str], *, python: str, argv: Sequence[str]
 ) -> list[str]:
-    """``command``, as elements and never as one text, which the tool would take for a path."""
+    """Wrap ``command``: as elements, never as one text, which the tool would take for a path."""
     tool = ["neuron_parallel_compile"] if node.device is DeviceKind.XLA else []
     return [python, "-m", MODULE, *argv, "--", *tool, *command]
 
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """What ``neuron_parallel_compile`` says at its end."""
+    """The counts that ``neuron_parallel_compile`` prints at its end."""
 
     graphs: int | None = None
     failed: int = 0
@@ -86,7 +86,7 @@ class Summary:
 
     @property
     def problem(self) -> str | None:
-        """Why the job fails, if it does."""
+        """The reason why the job fails, if it does."""
         if self.failed == 0:
             return None
         return (
@@ -105,7 +105,7 @@ def code_version() -> str:
 
 
 def cache_key(node: NodeContract, values: Mapping[str, Value]) -> str:
-    """Equal for jobs that run the same graphs: 64 hexadecimal digits."""
+    """Hash what decides the graphs: 64 hexadecimal digits, equal for jobs that run the same."""
     document = {
         "neuron_release": node.neuron_release,
         "device": node.device,
@@ -151,7 +151,7 @@ class CompileCache:
         return f"cache is warm: compiled {found[0]['time']} by {found[0]['run']}"
 
     def doubt(self, graphs: int | None, env: Mapping[str, str]) -> str | None:
-        """Why ``graphs``, as the compiler counted them, may not be in the bucket; None if they are.
+        """Say why ``graphs``, as the compiler counted them, may not be in the bucket, or None.
 
         ``env`` is what the compiler was told. Raises storage's errors.
         """

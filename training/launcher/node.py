@@ -23,7 +23,7 @@ _BETWEEN_LOOKS_S = 0.25
 _START_LIMIT_S = 120.0
 """Time that workers get to start even where the hang limit is shorter."""
 _AGENT_GRACE_S = 10.0
-"""How long torchrun may take to tell that a worker's process ended badly after all its work."""
+"""Time for torchrun to tell that a worker's process ended badly after all its work."""
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class LocalNode:
 
     @property
     def running(self) -> bool:
-        """Whether a worker is still at work."""
+        """True while a worker is at work."""
         return any(not is_gone(state.pid) for state in read_states(self._scratch).values())
 
     def kill(self, heartbeat: Callable[[], None]) -> None:

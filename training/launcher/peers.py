@@ -141,7 +141,7 @@ def hello(node: NodeContract, problem: Verdict | None) -> Message:
 
 
 def refusal(node: NodeContract, message: Message, present: set[int]) -> str | None:
-    """Why the main node does not take a newcomer, or None."""
+    """Say why the main node does not take a newcomer, or None."""
     theirs = (message.get("job"), message.get("attempt"), message.get("num_nodes"))
     ours = (node.job_id, node.attempt, node.num_nodes)
     if message["type"] != "hello":
@@ -164,11 +164,11 @@ class _Clock(HeartbeatClock):
         self._timeout_s = timeout_s
 
     def silent(self, link: Link, now_s: float) -> bool:
-        """Whether a peer has not been heard for too long."""
+        """Tell if a peer has not been heard for too long."""
         return now_s - link.heard_s > self._timeout_s
 
     def listen(self, link: Link, now_s: float) -> tuple[list[Message], str | None]:
-        """What a peer has said, and how it was lost if it was."""
+        """Take what a peer has said, and how it was lost if it was."""
         try:
             messages, closed = link.receive(now_s)
         except LinkLost as error:
@@ -305,7 +305,7 @@ class Spoke:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a link."""
+        """True while there is a link."""
         return self._link is not None
 
     def connect(self, first: Message, wait_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""What must be true of a node before workers start; each finding names its remedy."""
+"""Preflight: a node's checks before workers start; each finding names its remedy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ANOTHER_HOST = "another attempt follows; if it meets the same host again, end t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What this node needs of the operating system."""
+    """Lower bounds of what the operating system gives."""
 
     num_files: int
     shared_memory_mib: int
@@ -244,7 +244,7 @@ def problem(node: NodeContract, outcomes: list[Outcome]) -> Verdict | None:
 
 
 def report_lines(outcomes: list[Outcome]) -> list[str]:
-    """What the log tells of the checks: one line for each kind of outcome."""
+    """Build the log's lines about the checks: one for each kind of outcome."""
     lines = []
     if passed := [outcome.what for outcome in outcomes if isinstance(outcome, Passed)]:
         lines.append(f"preflight passed: {', '.join(passed)}")

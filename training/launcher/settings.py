@@ -16,7 +16,7 @@ ROOT_COMM_ID = "NEURON_RT_ROOT_COMM_ID"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """What the settings depend on beside the contract."""
+    """Facts that settings depend on beside the contract."""
 
     kernel: str
     """``uname -r``."""
@@ -25,7 +25,7 @@ class System:
     has_cache: bool = False
     """The workload may write the bucket's compile cache."""
     dataset_kind: str = ""
-    """Of the datasets that the workload trains on, as the catalogue has it."""
+    """The kind of dataset that the workload trains on, as the catalogue has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def _efa(value: str) -> Callable[[NodeContract, System], str | None]:
 
 
 def uses_efa(node: NodeContract) -> bool:
-    """Whether collectives leave the node, on hardware that has EFA."""
+    """Tell if collectives leave the node, on hardware that has EFA."""
     return node.num_nodes > 1 and node.device is not DeviceKind.CPU
 
 

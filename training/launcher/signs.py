@@ -114,7 +114,7 @@ class _Repeated(ABC):
 
 
 class StartedSign(_Repeated):
-    """A child's: says that it has started and cannot join."""
+    """A child's sign: it has started and cannot join."""
 
     def _act(self, folder: Objects) -> bool:
         name = f"{self._node.attempt}-node-{self._node.node_index}.json"
@@ -123,12 +123,12 @@ class StartedSign(_Repeated):
 
 
 class Lookout(_Repeated):
-    """The main node's: what is known of children that have not joined."""
+    """The main node's search for signs of children that have not joined."""
 
     def __init__(self, node: NodeContract) -> None:
         super().__init__(node)
         self.evidence: str | None = None
-        """Why a child's absence is not a matter of time, in words; None while it may be one."""
+        """The reason why a child's absence is not a matter of time; None while it may be one."""
 
     def _act(self, folder: Objects) -> bool:
         try:

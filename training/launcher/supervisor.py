@@ -29,7 +29,7 @@ from trainium_catalogue.exit_codes import ExitCode
 
 _TICK_S = 0.1
 _CLOSING_S = 5.0
-"""How long nodes get to kill and to say goodbye."""
+"""Time that nodes get to kill and to say goodbye."""
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What a launcher works with, whichever its role."""
+    """The collaborators of a launcher, whichever its role."""
 
     node: NodeContract
     parameters: LaunchParameters
@@ -55,7 +55,7 @@ class Tools:
 
 
 class _Role:
-    """What main and children have in common."""
+    """The common part of main node and children."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -88,7 +88,7 @@ class _Role:
 
 
 class _JoinTimeouts:
-    """How long the main node waits for its children.
+    """The limits of the main node's wait for its children.
 
     All hosts are there before Batch starts the main node, and children start, and pull the same
     image, at about the same time: when one is here the others cannot be far. While none is here
@@ -111,12 +111,12 @@ class _JoinTimeouts:
             self._first_child_s, self._evidence = min(self._first_child_s, limit_s), evidence
 
     def some_child_joined(self, now_s: float) -> None:
-        """From the first child on the others have less time."""
+        """Give the others less time from the first child on."""
         self._first_child_s = float("inf")
         self._straggler_s = min(self._straggler_s, now_s + self._parameters.straggler_timeout_s)
 
     def exhausted(self, now_s: float) -> str | None:
-        """The limit that has passed, in words, or None."""
+        """Name the limit that has passed, or None."""
         if now_s > self._straggler_s:
             limit_s = self._parameters.straggler_timeout_s
             return f"{limit_s:g} s of the first one (straggler-timeout-s)"

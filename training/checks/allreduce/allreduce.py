@@ -59,7 +59,7 @@ class Check:
 
     @property
     def correct(self) -> bool:
-        """Whether every element on every rank was right."""
+        """True if every element on every rank was right."""
         return self.wrong_elements == 0
 
 
@@ -224,7 +224,7 @@ class AllReduce:
         self._say(table_row(timing))
 
     def _slowest(self, times_s: list[float]) -> list[float]:
-        """Each iteration's time on its slowest rank."""
+        """Find each iteration's time on its slowest rank."""
         # Always of the same length, so that XLA compiles it once.
         padded = torch.zeros(self._sweep.iterations, dtype=torch.float32)
         padded[: len(times_s)] = torch.tensor(times_s, dtype=torch.float32)
@@ -234,7 +234,7 @@ class AllReduce:
         return [float(value) for value in self._device.fetch(shared)[: len(times_s)]]
 
     def _share(self, number: int) -> int:
-        """Sum of a number over all ranks."""
+        """Sum up a number over all ranks."""
         shared = self._device.place(torch.tensor([number], dtype=torch.int32))
         self._device.all_reduce(shared)
         self._device.synchronize()
@@ -244,7 +244,7 @@ class AllReduce:
         return self._share(number if self._device.rank == 0 else 0)
 
     def _agree(self, go_on: bool) -> bool:
-        """What rank 0 thinks, on every rank."""
+        """Have every rank follow rank 0."""
         return bool(self._share_from_rank_0(int(go_on)))
 
     def _time_left_s(self) -> float:

@@ -27,7 +27,7 @@ _PERIOD = 251
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What the user asked for, checked."""
+    """The parameters of a sweep, checked."""
 
     min_bytes: int
     max_bytes: int
@@ -64,7 +64,7 @@ class Sweep:
 
 
 def element_value(rank: int, index: int) -> int:
-    """What rank ``rank`` contributes at ``index``; differs between ranks and between places."""
+    """Element ``index`` of rank ``rank``'s payload; differs between ranks and between places."""
     return (index + 7 * rank) % _PERIOD + 1
 
 
@@ -91,7 +91,7 @@ def tile(pattern: list[int], num_elements: int, data_type: torch.dtype) -> torch
 
 
 def compare(found: torch.Tensor, pattern: list[int]) -> tuple[int, str]:
-    """Number of elements that differ from the repeated pattern, and one of them in words.
+    """Count the elements that differ from the repeated pattern, and describe one of them.
 
     In pieces, because 32 workers with a GiB each would otherwise double a node's memory.
     """
@@ -141,7 +141,7 @@ def algorithm_bandwidth_gib_per_s(num_bytes: int, seconds: float) -> float:
 
 
 def bus_bandwidth_gib_per_s(num_bytes: int, seconds: float, num_ranks: int) -> float:
-    """What the busiest wire carries: an all-reduce moves 2 (n - 1) / n of the payload over it."""
+    """Load of the busiest wire: an all-reduce moves 2 (n - 1) / n of the payload over it."""
     return algorithm_bandwidth_gib_per_s(num_bytes, seconds) * 2 * (num_ranks - 1) / num_ranks
 
 
@@ -171,7 +171,7 @@ BARS: tuple[Bar, ...] = (
 
 
 class BarStatus(StrEnum):
-    """How the measurement stands to the published figure."""
+    """The measurement beside the published figure."""
 
     MET = "met"
     BELOW = "below"

@@ -102,7 +102,7 @@ def without_metadata(node: Node) -> Seen:
 
 
 def ask_metadata(url: str) -> str | None:
-    """What the metadata service answers to a request for a token; None where nothing does."""
+    """Ask the metadata service for a token; None where nothing answers."""
     request = urllib.request.Request(
         url, method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}
     )
@@ -118,7 +118,7 @@ def ask_metadata(url: str) -> str | None:
 
 
 def credentials_method() -> str:
-    """Where boto3 has its credentials from, in botocore's words."""
+    """Name the source of boto3's credentials, in botocore's words."""
     from botocore.session import Session
 
     found = Session().get_credentials()
@@ -160,7 +160,7 @@ def name_service(node: Node) -> Seen:
 
 
 def look_up(name: str) -> str | None:
-    """IPv4 address of a name; None where it has none."""
+    """Look up the IPv4 address of a name; None where it has none."""
     try:
         return socket.gethostbyname(name)
     except OSError:
@@ -212,7 +212,7 @@ def image_contents(node: Node) -> Seen:
 
 
 def check_health() -> tuple[int, str]:
-    """Exit code and last words of ``training.checks.health``.
+    """Run ``training.checks.health``; returns its exit code and last line.
 
     A process of its own: what it imports must not change how this rank alone compiles its graphs.
     """

@@ -17,7 +17,7 @@ from trainium_catalogue.probing import Missing, Seen
 _NEURON_LS = "/opt/aws/neuron/bin/neuron-ls"
 _TIMEOUT_S = 30
 _FILES = 65_536
-"""What preflight wants as well."""
+"""The same bound as preflight's."""
 _CGROUP_FILES = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Version 2, then version 1."""
 
@@ -55,7 +55,7 @@ def judge_chips(node: Node, output: str) -> Seen:
 
 @PROBES.probe("logical-cores", needs=("neuron", "check sums"))
 def logical_cores(node: Node) -> Seen:
-    """As many workers as the catalogue has logical cores each got one, and computed on it."""
+    """Workers are as many as the catalogue has logical cores, and each computed on its own."""
     workers, wanted = node.context.processes_per_node, node.instance.num_logical_cores
     check = node.checks["sums"]
     return Seen(

@@ -1,4 +1,4 @@
-"""What the probes of a node look at, and the record of what all of them found on all nodes."""
+"""The node that probes look at, and the record of what they found on all nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """How a check of the workload ``verify`` ended."""
+    """The outcome of a check of the workload ``verify``."""
 
     ok: bool
     detail: str
@@ -50,7 +50,7 @@ class Node:
     root: Path = Path("/")
     """Holds ``proc``, ``sys`` and ``etc``."""
     checks: Mapping[str, Check] = field(default_factory=dict)
-    """Those that have ended so far."""
+    """The checks that have ended so far."""
 
     @property
     def instance(self) -> InstanceType:
@@ -68,12 +68,12 @@ class Node:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the node of rank 0."""
+        """True on the node of rank 0."""
         return self.context.node_index == 0
 
     @property
     def there(self) -> frozenset[str]:
-        """What a probe may need and finds here."""
+        """The needs of probes that are met here."""
         context = self.context
         on_neuron = context.device != DeviceKind.CPU
         has_efa = (
@@ -142,7 +142,7 @@ def merged(by_node: Sequence[Sequence[Finding]]) -> list[Finding]:
 
 
 def record(node: Node, findings: Iterable[Finding]) -> dict[str, Any]:
-    """What the run of ``verify`` leaves in the bucket."""
+    """Build the record that a run of ``verify`` leaves in the bucket."""
     context = node.context
     return sealed(
         {

@@ -1,4 +1,4 @@
-"""What bucket and Lustre give the job's own role: conditions, missing objects, rights, a mount."""
+"""Bucket and Lustre as the job's own role sees them: conditions, missing objects, rights, mount."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _key(node: Node, name: str) -> str:
 
 @PROBES.probe("conditional-writes", needs=("a bucket", "the main node"))
 def conditional_writes(node: Node) -> Seen:
-    """Of writers at the same moment one wins, and an outdated one is refused."""
+    """One of several writers at the same moment wins, and an outdated one is refused."""
     key = _key(node, "lock")
     node.storage.delete([key])
 

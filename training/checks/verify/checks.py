@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 _ELEMENTS = 2**18
 GOLDEN = Path(__file__).with_name("golden.json")
-"""What the reference finds; after a change of model or data:
+"""Losses and norms of the reference; after a change of model or data:
 ``python -m training.checks.verify.checks > training/checks/verify/golden.json``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the check of that name found."""
+    """The finding of one check."""
 
     check: str
     ok: bool
@@ -168,7 +168,7 @@ class LlamaChecks:
         return Outcome(check="resume", ok=ok, detail=detail)
 
     def graphs(self) -> Outcome:
-        """After the first step nothing is compiled: not late in a run, not by saving and loading.
+        """Nothing is compiled after the first step: not late in a run, not by saving and loading.
 
         Compilations are counted where torch_xla counts them, on this rank.
         """
@@ -269,7 +269,7 @@ def outcome_of(found: list[tuple[bool, str]]) -> Outcome:
 
 
 def make_golden() -> dict[str, object]:
-    """What the reference finds on one rank."""
+    """Train the reference on one rank."""
     config = config_for(1)
     size = config.plan.global_batch
     judge = reference.llama(config)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, torch.Tensor]
 Step = tuple[float, float]
-"""Of an optimizer step: loss, and norm of the gradients before clipping."""
+"""Loss of an optimizer step, and norm of its gradients before clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,11 @@ class Reference:
 
     @property
     def weights(self) -> Tensors:
-        """As they are now, by name."""
+        """The weights as they are now, by name."""
         return {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
     def gradients(self, batch: Any) -> tuple[Tensors, float, float]:
-        """Of a whole global batch, before clipping; with the loss and their common norm."""
+        """Gradients of a whole global batch before clipping, its loss, and their common norm."""
         self.model.zero_grad()
         loss = self.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -74,12 +74,12 @@ class Reference:
 
 
 def norm_of(tensors: Mapping[str, torch.Tensor]) -> float:
-    """Of all of them together."""
+    """Compute the norm of all tensors together."""
     return float(sum(float(tensor.double().square().sum()) for tensor in tensors.values()) ** 0.5)
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """What gradients are multiplied with (torch.nn.utils.clip_grad_norm_); limit 0: 1."""
+    """Factor that clips gradients (torch.nn.utils.clip_grad_norm_); 1 where the limit is 0."""
     return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
 
 
@@ -168,7 +168,7 @@ def deviations(found: Sequence[Step], expected: Sequence[Step]) -> tuple[float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """Of the worst of all parameters."""
+    """The distance of the worst of all parameters."""
 
     name: str
     value: float

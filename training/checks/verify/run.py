@@ -38,9 +38,9 @@ class Run:
         self._objects = objects
         self._checkpoints = self._open(objects)
         self.steps: list[Step] = []
-        """Of the steps from the first one on, each once."""
+        """Loss and norm of the steps from the first one on, each once."""
         self.graphs: list[int] = []
-        """How many had been compiled after each of them; none where nobody counts."""
+        """Number of graphs compiled after each of them; none where nobody counts."""
         report("building the model")
         backend.build()
 
@@ -74,7 +74,7 @@ class Run:
         return self._objects, self._found(self._checkpoints, step)
 
     def count(self) -> int:
-        """How many graphs have been compiled so far; 0 where nobody counts."""
+        """Count the graphs that have been compiled so far; 0 where nobody counts."""
         return self._count() or 0
 
     def load(self, step: int) -> CheckpointInfo:
@@ -103,7 +103,7 @@ class Run:
 
 
 def num_compiled_graphs(kind: DeviceKind) -> int | None:
-    """How many graphs torch_xla has compiled in this process; None where there is none."""
+    """Count the graphs torch_xla has compiled in this process; None where there is none."""
     if kind is not DeviceKind.XLA:
         return None
     try:

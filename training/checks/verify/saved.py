@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and gradients and weights of the first step out of one saved after it.
+"""The tensors of a checkpoint, and the first step's gradients out of one saved after it.
 
 AdamW's first moment is then ``1 - beta1`` times the gradient, clipped and averaged over
 data-parallel ranks. A checkpoint has it whole, by the parameter's name, whatever the topology: so
@@ -55,7 +55,7 @@ def read_whole(objects: Objects, info: CheckpointInfo) -> Tensors:
 
 
 def part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
-    """Those below a prefix, without it."""
+    """Select the tensors below a prefix, and remove it."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -65,22 +65,22 @@ def part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep:
-    """What the first step has done, beside what it should have done."""
+    """The first step beside what it should have done."""
 
     num_parameters: int
     gradient: Distance
-    """Of the clipped gradients."""
+    """Distance of the clipped gradients."""
     update: Distance
-    """Of the weights from what the optimizer's rule makes of the saved gradients."""
+    """Distance of the weights from what the optimizer's rule makes of the saved gradients."""
     norm: float
-    """To find, before clipping."""
+    """The norm to find, before clipping."""
 
     def ok(self, tolerance: float) -> bool:
-        """Whether gradients are within it, and weights where the rule takes them."""
+        """Tell if gradients are within it, and weights where the rule takes them."""
         return self.gradient.value <= tolerance and self.update.value <= UPDATE
 
     def describe(self, tolerance: float) -> str:
-        """With the worst parameter of each."""
+        """Name the worst parameter of each."""
         return (
             f"worst of {self.num_parameters} gradients is {self.gradient.name}, off by "
             f"{self.gradient.value:.1e} of {tolerance:.0e}; worst weight {self.update.name}, off "
@@ -119,7 +119,7 @@ def _descended(begin: Tensors, weights: Tensors, config: TrainConfig) -> Tensors
 def _update(
     begin: Tensors, weights: Tensors, saved: Mapping[str, torch.Tensor], config: TrainConfig
 ) -> Distance:
-    """How far the worst weight is from AdamW's rule, in learning rates.
+    """Distance of the worst weight from AdamW's rule, in learning rates.
 
     Applied to the saved moments: a gradient near 0 whose sign differs would move a weight by two
     learning rates, and is the business of the gradients' tolerance. Master weights begin in fp32,

@@ -22,9 +22,9 @@ from trainium_catalogue.parameters.verify import SHAPE, llama_values
 
 STEPS = int(SHAPE["max-steps"])
 SAVED_STEP = 4
-"""From which a run is resumed."""
+"""The step from which a run is resumed."""
 REPEATED_STEP = 8
-"""Up to which it is repeated then."""
+"""The step up to which it is repeated then."""
 LATE_STEP = 320
 """The correction of AdamW's second moment, ``1 - beta2 ** step``, becomes 1.0 in fp32 soon after:
 a graph that holds it as a number is compiled again there, as in a long run of any model."""
@@ -35,12 +35,12 @@ SEQ_LEN, BERT_SEQ_LEN, PREDICTIONS = int(SHAPE["seq-len"]), 16, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far numbers may be from those of fp32 on one host, relative to them."""
+    """The most by which numbers may differ from those of fp32 on one host, relative to them."""
 
     loss: float
     norm: float
     gradient: float
-    """Of one parameter: the norm of the difference, by the norm of the gradient."""
+    """The norm of one parameter's difference, by the norm of its gradient."""
     resumed: float
     """A resumed step's loss and norm from the same step's before."""
 
@@ -53,7 +53,7 @@ CPU, are off at tensor parallel 1, 2 and 4 (November 2026): losses 0.08 %, norms
 gradient of the Llama 0.8 % and of the BERT 1.8 %, resumed steps nothing. A device sums in another
 order. Without the sum of the input's gradients the worst is off by 100 %, and the norm by 35 %."""
 UPDATE = 1e-3
-"""How far a weight may be from where the optimizer's rule takes it, in learning rates."""
+"""The most by which a weight may miss the optimizer's rule, in learning rates."""
 
 
 def config_for(num_ranks: int, tensor_parallel: int = 0) -> TrainConfig:
@@ -114,7 +114,7 @@ def digits_config_for(num_ranks: int) -> TrainConfig:
 
 Numbers = NDArray[np.int64]
 _KINDS = 32
-"""Of tokens that occur; each is a multiple of 16 and a little, so all of the vocabulary's parts."""
+"""Tokens that occur; each is a multiple of 16 and a little, so all of the vocabulary's parts."""
 _FIRST_WORD, _MASK = 8, 4
 _PIXELS, _CLASSES = 784, 10
 
@@ -144,13 +144,13 @@ def _chains(chance: Numbers) -> Numbers:
 
 
 def tokens(positions: range) -> torch.Tensor:
-    """For the Llama: int64 ``[positions, seq_len + 1]``, from 0 to 511."""
+    """Make the Llama's data: int64 ``[positions, seq_len + 1]``, from 0 to 511."""
     kinds = _chains(_chance(positions, SEQ_LEN + 1))
     return torch.from_numpy(kinds * 16 + kinds % 16)
 
 
 def sentences(positions: range) -> Mapping[str, torch.Tensor]:
-    """For the BERT, as ``training.models.bert.data.Batch``: words of 8 to 255, lengths of 10 to 16.
+    """Make the BERT's ``training.models.bert.data.Batch``: words of 8 to 255, lengths of 10 to 16.
 
     Every sequence has as many predictions, so that a mean of means is the mean.
     """
@@ -180,7 +180,7 @@ def sentences(positions: range) -> Mapping[str, torch.Tensor]:
 
 
 def images(positions: range) -> Mapping[str, torch.Tensor]:
-    """For the network of digits: float ``[positions, 784]`` from 0 to 1, with labels."""
+    """Make the digits: float ``[positions, 784]`` from 0 to 1, with labels."""
     chance = _chance(positions, _PIXELS + 1)
     return {
         "images": torch.from_numpy((chance[:, 1:] % 256).astype(np.float32) / 255),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import logging
 import pkgutil
 import platform
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import training
 from training.core.failures import describe
+from training.core.logs import set_up_logging
 from training.workloads import IMPLEMENTATIONS
 
 MODULES = (
@@ -55,6 +57,8 @@ DATA = (
 """Files that ``training`` reads beside its modules."""
 _DEVICE = Path("/dev/neuron0")
 
+log = logging.getLogger("training.checks.health")
+
 Import = Callable[[str], object]
 
 
@@ -90,23 +94,24 @@ def _present(names: Iterable[str]) -> list[str]:
 
 def main() -> int:
     """Say versions and what is missing; 0 where nothing is."""
+    set_up_logging()
     neuron = _present(NEURON_MODULES)
     on_device = _DEVICE.exists()
     problems = failed_imports([*MODULES, *own_modules()])
     problems += failed_imports(neuron) if on_device else []
     problems += failed_imports(IMPLEMENTATIONS, lambda name: IMPLEMENTATIONS[name].load())
     problems += [f"{path} is missing" for path in DATA if not path.is_file()]
-    print(f"health: Python {platform.python_version()}, {platform.machine()}")
+    log.info("health: Python %s, %s", platform.python_version(), platform.machine())
     tops = dict.fromkeys(version_of(name) for name in (*MODULES, *neuron))
     for text in tops:
-        print(f"health: {text}")
+        log.info("health: %s", text)
     for problem in problems:
-        print(f"health: {problem}", file=sys.stderr)
+        log.error("health: %s", problem)
     if problems:
         return 1
     how = "as well" if on_device else "only where there is a device"
     what = f"{', '.join(neuron)} {how}" if neuron else "this image trains on CPUs alone"
-    print(f"health: {len(IMPLEMENTATIONS)} workloads can be imported; {what}")
+    log.info("health: %d workloads can be imported; %s", len(IMPLEMENTATIONS), what)
     return 0
 
 

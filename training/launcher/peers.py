@@ -79,12 +79,9 @@ class Link:
         *lines, self._received = self._received.split(b"\n")
         return [_parse(line) for line in lines], closed
 
-    def close(self) -> None:
-        """Close it; the peer sees it at once."""
-        self.connection.close()
-
 
 def _parse(line: bytes) -> Message:
+    """Read a message; ``LinkLost`` when a field that a role will read is missing or wrong."""
     try:
         message = json.loads(line)
     except ValueError:
@@ -92,21 +89,16 @@ def _parse(line: bytes) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise LinkLost("a line is not a launcher's message")
     try:
-        _check(message)
+        match message["type"]:
+            case "verdict" | "stop":
+                Verdict.from_message(message)
+            case "hello" if message["problem"] is not None:
+                Verdict.from_message(message["problem"])
+            case "start":
+                int(message["port"])
     except (KeyError, TypeError, ValueError):
         raise LinkLost(f"a {message['type'][:20]} message is not of a launcher's form") from None
     return message
-
-
-def _check(message: Message) -> None:
-    """Raise when a field that a role will read is missing or of another type."""
-    match message["type"]:
-        case "verdict" | "stop":
-            Verdict.from_message(message)
-        case "hello" if message["problem"] is not None:
-            Verdict.from_message(message["problem"])
-        case "start":
-            int(message["port"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +283,7 @@ class Hub:
 
     def _drop(self, link: Link) -> None:
         self._selector.unregister(link.connection)
-        link.close()
+        link.connection.close()
 
 
 class Spoke:
@@ -356,5 +348,5 @@ class Spoke:
     def close(self) -> None:
         """Close the link."""
         if self._link is not None:
-            self._link.close()
+            self._link.connection.close()
             self._link = None

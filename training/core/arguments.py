@@ -135,7 +135,7 @@ def help_text(argv: Sequence[str] = ()) -> str:
         "",
         "Environment: AWS_BATCH_* as Batch sets it; TRAINIUM_DEPLOYMENT, TRAINIUM_INSTANCE_TYPE,",
         "TRAINIUM_NEURON_RELEASE and TRAINIUM_BUCKET from the job definition, TRAINIUM_RUN from",
-        "the helper; TRAINIUM_DEVICE=cpu, TRAINIUM_PROCESSES_PER_NODE and TRAINIUM_NODE_ADDRESS",
+        "the CLI; TRAINIUM_DEVICE=cpu, TRAINIUM_PROCESSES_PER_NODE and TRAINIUM_NODE_ADDRESS",
         "on laptops and in rehearsals.",
         "Without TRAINIUM_BUCKET results are written below build/runs/<run>/.",
         "",

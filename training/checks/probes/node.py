@@ -12,9 +12,9 @@ from training.core.host import Host
 from training.core.orchestrators import BATCH_JOB_ID
 from training.storage.results import now_utc
 from trainium_catalogue.contract import CONTRACT_VERSION, ENV_JOB_ID
-from trainium_catalogue.instances import InstanceType, find_instance_type
+from trainium_catalogue.instances import InstanceType
 from trainium_catalogue.probing import SCHEMA, Finding, Missing, Place, Probes, State, sealed
-from trainium_catalogue.releases import NeuronRelease, find_release
+from trainium_catalogue.releases import NeuronRelease
 
 if TYPE_CHECKING:
     from training.core.contract import NodeContract
@@ -55,16 +55,16 @@ class Node:
     @property
     def instance(self) -> InstanceType:
         """The catalogue's, of this node."""
-        if self.context.instance_type is None:
+        if (instance := self.context.instance) is None:
             raise Missing("the name of the instance type")
-        return find_instance_type(self.context.instance_type)
+        return instance
 
     @property
     def release(self) -> NeuronRelease:
         """The catalogue's, of this image."""
-        if self.context.neuron_release is None:
+        if (release := self.context.release) is None:
             raise Missing("the name of the Neuron release")
-        return find_release(self.context.neuron_release)
+        return release
 
     @property
     def is_main(self) -> bool:

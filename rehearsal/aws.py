@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,32 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "rehearsal", "AWS_SECRET_ACCESS_KEY": "rehea
 _FOREIGN = ("AWS_", "CDK_", "TRAINIUM_", "JSII_DEBUG")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Aws:
     """The emulated account in one region."""
 
-    endpoint: str
-    region: str
-    _clients: dict[str, Any] = field(default_factory=dict)
+    def __init__(self, *, endpoint: str, region: str) -> None:
+        self.endpoint, self.region = endpoint, region
+        # One for all: each would read the list of all regions and services again.
+        self._session = boto3.session.Session(
+            aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            region_name=region,
+        )
+        self._clients: dict[str, Any] = {}
+        # Clients are for several threads, but a session is not.
+        self._lock = threading.Lock()
 
     def client(self, service: str) -> Any:
         """A boto3 client; each service's once."""
-        if service not in self._clients:
-            self._clients[service] = boto3.session.Session(
-                aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-                aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-                region_name=self.region,
-            ).client(
-                service,
-                endpoint_url=self.endpoint,
-                # Not every resolver knows <bucket>.localhost.
-                config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}),
-            )
-        return self._clients[service]
+        with self._lock:
+            if service not in self._clients:
+                self._clients[service] = self._session.client(
+                    service,
+                    endpoint_url=self.endpoint,
+                    # Not every resolver knows <bucket>.localhost.
+                    config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}),
+                )
+            return self._clients[service]
 
 
 def desk_environment(

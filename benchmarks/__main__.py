@@ -130,7 +130,7 @@ def report(console: Console, entries: list[Entry], failed: list[Entry]) -> None:
     console.print(table(entries))
     if RECEIPT.exists():
         receipt = json.loads(RECEIPT.read_text())
-        first = (receipt["first_result"] or {"seconds": math.nan})["seconds"]
+        first = (receipt.get("first_result") or {"seconds": math.nan})["seconds"]
         console.print(
             f"the last rehearsal told its first result after {first:.0f} s on this machine (aim: "
             f"60 on 2 cores), and took {receipt['seconds']:.0f} s (aim: 150)"

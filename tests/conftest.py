@@ -2,7 +2,10 @@
 
 import signal
 
+import pytest
 from hypothesis import settings
+
+from tests.support.limits import scaled
 
 # How long an example takes says nothing where two tests share the cores.
 settings.register_profile("patient", deadline=None)
@@ -11,3 +14,12 @@ settings.load_profile("patient")
 # A script that starts tests in its background has them ignore Ctrl-C, and all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give every test as many times its time-out as this machine may be slow."""
+    usual = float(config.getini("timeout"))
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit = scaled(float(marker.args[0]) if marker is not None else usual)
+        item.add_marker(pytest.mark.timeout(limit), append=False)

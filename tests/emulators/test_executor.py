@@ -13,6 +13,8 @@ import boto3
 import botocore.exceptions
 import pytest
 
+from tests.support.limits import scaled
+
 ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
 SCRIPT = 'env | grep AWS_BATCH_JOB; echo working; sleep "$SECONDS_"; exit "$CODE"'
@@ -99,7 +101,7 @@ class Batch:
 
     def end(self, job_id: str) -> Json:
         """Wait for the end of a job."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + scaled(30)
         while (job := self.describe(job_id))["status"] not in ("SUCCEEDED", "FAILED"):
             assert time.monotonic() < deadline, job
             time.sleep(0.05)

@@ -23,6 +23,7 @@ from torchx.schedulers.kubernetes_scheduler import create_scheduler
 from rehearsal import binaries
 from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE, job
+from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE
 from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
 from trainium_emulators.kubernetes.resources import CONFIG_MAP, DEFINITION, VOLCANO_JOB
@@ -40,7 +41,7 @@ class Kubectl:
     def __call__(self, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [binaries.kubectl(), *words],
-            input=stdin, capture_output=True, text=True, timeout=60,
+            input=stdin, capture_output=True, text=True, timeout=scaled(60),
             env={"KUBECONFIG": str(self.config), "HOME": str(self.config.parent)},
         )  # fmt: skip
 
@@ -73,7 +74,12 @@ def api(kubectl: Kubectl) -> client.ApiClient:
 def gang(cluster: ClusterEmulator, kubectl: Kubectl) -> str:
     """A job that runs, submitted with kubectl."""
     kubectl.ok("apply", "-f", "-", stdin=yaml.safe_dump(job("gang", SLEEP)))
-    ready = ("wait", "--for=jsonpath={.status.state.phase}=Running", "vcjob/gang", "--timeout=20s")
+    ready = (
+        "wait",
+        "--for=jsonpath={.status.state.phase}=Running",
+        "vcjob/gang",
+        f"--timeout={scaled(20):.0f}s",
+    )
     kubectl.ok(*ready)
     return "gang"
 
@@ -242,7 +248,7 @@ def submit(torchx: Any, seconds: float) -> str:
 
 
 def wait_for_state(torchx: Any, app_id: str, state: specs.AppState) -> Any:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + scaled(20)
     while (found := torchx.describe(app_id)).state != state:
         assert time.monotonic() < deadline, found
         time.sleep(0.05)

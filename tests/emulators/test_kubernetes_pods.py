@@ -13,6 +13,7 @@ from kubernetes.stream import portforward
 
 from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE, end, events, job
+from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE
 from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
 from trainium_emulators.kubernetes.resources import CLAIM, DEPLOYMENT, POD, VOLUME
@@ -88,7 +89,7 @@ def core(cluster: ClusterEmulator, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def wait(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + scaled(20)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -20,6 +20,7 @@ from moto.ssm.models import ssm_backends
 from typer.testing import CliRunner, Result
 
 from tests.jobs import permissions
+from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 
@@ -192,7 +193,7 @@ def reset(desk: Desk) -> None:
     for job_id in [name for name, job in jobs.items() if isinstance(job, _Described)]:
         del jobs[job_id]
     request = urllib.request.Request(f"{desk.endpoint}/moto-api/reset", method="POST")
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=scaled(10)).close()
 
 
 def deploy(desk: Desk) -> None:

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from tests.jobs.conftest import Desk
+from tests.support.limits import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +49,7 @@ def test_outside_the_virtual_environment_one_line_says_how_to_get_in() -> None:
         env={},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=scaled(30),
     )
 
     assert done.returncode == 2

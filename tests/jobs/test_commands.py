@@ -17,6 +17,7 @@ import pytest
 from typer.testing import Result
 
 from tests.jobs.conftest import Desk
+from tests.support.limits import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = ROOT / "docs" / "schemas"
@@ -226,7 +227,7 @@ def test_submitting_a_running_name_with_follow_follows_it(desk: Desk) -> None:
     read_until(process, "RUNNING")
     desk.with_nodes(job_id, {}, {}, status="SUCCEEDED", startedAt=1, stoppedAt=2)
 
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=scaled(30))
 
     assert process.returncode == 0
     assert "run nightly succeeded" in said
@@ -260,7 +261,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(desk: Desk) -> 
     read_until(process, "RUNNING")
 
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=scaled(30))
 
     assert process.returncode == 130
     assert f"run nightly goes on (job {job_id})" in said
@@ -290,7 +291,7 @@ def test_a_multi_node_job_is_asked_about_on_a_terminal(
 ) -> None:
     process, terminal = asked(desk)
     os.write(terminal, f"{answer}\n".encode())
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=scaled(30))
     os.close(terminal)
 
     assert "submit it? [y/N]" in said
@@ -301,7 +302,7 @@ def test_ctrl_c_at_the_question_submits_nothing(desk: Desk) -> None:
     process, terminal = asked(desk)
     read_until(process, "about $43.00")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=scaled(30))
     os.close(terminal)
 
     assert process.returncode == 130

@@ -13,6 +13,7 @@ import pytest
 
 from rehearsal.server_process import wait_until
 from rehearsal.state import ROOT, Folder
+from tests.support.limits import scaled
 
 # One deployment serves all tests of this file, in their order.
 pytestmark = pytest.mark.timeout(300)
@@ -37,17 +38,17 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )
-    assert wait_until(folder.environment.exists, limit_s=240)
+    assert wait_until(folder.environment.exists, limit_s=scaled(240))
     try:
         submit = f"submit all-reduce --nodes 2 --name long --time-limit 160 --yes {LONG}"
         code, said = say(folder, f"python -m jobs {submit}")
         assert code == 0, said
         running = "python -m jobs status long | grep -q RUNNING"
-        assert wait_until(lambda: say(folder, running)[0] == 0, limit_s=60)
+        assert wait_until(lambda: say(folder, running)[0] == 0, limit_s=scaled(60))
         yield folder
     finally:
         process.terminate()
-        process.wait(timeout=120)
+        process.wait(timeout=scaled(120))
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ import pytest
 from rehearsal.faults import FAULTS
 from rehearsal.server_process import wait_until
 from rehearsal.state import Folder
+from tests.support.limits import scaled
 
 # One deployment serves all tests of this file: `make test` gives a file to one worker.
 pytestmark = pytest.mark.timeout(600)
@@ -131,11 +132,11 @@ def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
         start_new_session=True,
     )
     synthesising = Folder(tmp_path).log("cdk-synth")
-    assert wait_until(synthesising.exists, limit_s=60)
+    assert wait_until(synthesising.exists, limit_s=scaled(60))
     assert any("trainium_emulators.aws.server" in line for line in processes_of("127.0.42"))
     os.killpg(process.pid, signal.SIGINT)
 
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=scaled(60)) == 130
     assert processes_of("127.0.42") == []
     assert json.loads(Folder(tmp_path).receipt.read_text())["outcome"] == "interrupted"
 

@@ -12,6 +12,7 @@ import pytest
 from rehearsal.server_process import wait_until
 from rehearsal.state import ROOT, Folder
 from tests.pages.blocks import Block, blocks_to_run
+from tests.support.limits import scaled
 
 # One deployment serves all tests of this file.
 pytestmark = pytest.mark.timeout(600)
@@ -42,12 +43,12 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )
-    assert wait_until(folder.environment.exists, limit_s=240)
+    assert wait_until(folder.environment.exists, limit_s=scaled(240))
     try:
         yield folder
     finally:
         process.terminate()
-        process.wait(timeout=120)
+        process.wait(timeout=scaled(120))
 
 
 def say(folder: Folder, script: str) -> str:

@@ -15,6 +15,7 @@ from aws_cdk.assertions import Annotations, Match
 
 from app import build, check_with_nag
 from stacks.config import AppConfig
+from tests.support.limits import scaled
 
 ROOT = Path(__file__).parents[2]
 FLAGS = {
@@ -45,7 +46,7 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **WITHOUT_AN_ACCOUNT, **env},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
 

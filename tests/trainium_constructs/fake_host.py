@@ -13,6 +13,7 @@ import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.limits import scaled
 from trainium_constructs import HostSetup
 from trainium_constructs.host_setup import EFA_VERSION
 
@@ -140,7 +141,7 @@ class Host:
             },
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=scaled(60),
             check=False,
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.limits import scaled
 from trainium_constructs.host_setup import cpu_host_script, cpu_host_user_data
 
 DROP_IN = "etc/systemd/system/ecs.service.d/10-trainium.conf"
@@ -89,7 +90,7 @@ def in_a_network_of_its_own(folder: Path, *steps: str) -> str:
         ["unshare", "--net", "bash", "-c", f"{script}; kill %1 2>/dev/null"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
     return done.stdout

@@ -23,6 +23,7 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service impor
     state_task_service_aws_sdk as aws_sdk,
 )
 
+from tests.support.limits import scaled
 from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
 from trainium_constructs.queue_watch import LOOKS, QueueWatch, definition
 
@@ -142,7 +143,7 @@ def watch(world: World, monkeypatch: pytest.MonkeyPatch, *, job_id: str = "j-1")
         execution = states.start_execution(
             stateMachineArn=machine, input=json.dumps(event_of(job_id))
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + scaled(60)
         while time.monotonic() < deadline:
             described = states.describe_execution(executionArn=execution["executionArn"])
             if described["status"] != "RUNNING":

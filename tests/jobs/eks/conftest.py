@@ -17,6 +17,7 @@ from typer.testing import Result
 from jobs.eks import scale_in
 from tests.emulators.volcano_jobs import BASE, job
 from tests.jobs.conftest import ACCOUNT, REGION, Desk
+from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, TAINT, pod_resources, service_account
@@ -143,7 +144,7 @@ class EksDesk:
 
     def wait(self, run: str, *phases: str) -> None:
         """Until the job is in one of the phases."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + scaled(20)
         while time.monotonic() < deadline:
             found = (self.job(run) or {}).get("status", {}).get("state", {}).get("phase")
             if found in phases:
@@ -198,6 +199,6 @@ def _eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     for entry in cluster.store.list(VOLCANO_JOB):
         cluster.store.delete(VOLCANO_JOB, NAMESPACE, entry["metadata"]["name"])
     cluster.scale(NODE_GROUP, INSTANCE_TYPE, 0)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + scaled(20)
     while cluster.store.list(POD) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -18,6 +18,7 @@ from urllib3.exceptions import HTTPError
 from jobs.eks.nodes import NodeGroup, Progress, wait_for_nodes
 from rehearsal import binaries
 from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
+from tests.support.limits import scaled
 from trainium_catalogue import contract
 
 GROUP = NodeGroup(status="ACTIVE", wanted=2, most=4, troubles=())
@@ -73,7 +74,7 @@ def test_kubectl_comes_in_with_the_kubeconfig(eks: EksDesk, tmp_path: Path) -> N
         env={**os.environ, "KUBECONFIG": str(file)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
 
     conforms("jobs-kubeconfig", document)
@@ -147,7 +148,7 @@ def test_torchx_runs_a_component_by_itself(eks: EksDesk, torchx: list[str]) -> N
         "jobs/torchx_components.py:all_reduce", "--nnodes", "2", "--name", "by-torchx",
         "--", "--max-bytes", "1024",
     ]  # fmt: skip
-    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=scaled(120))
     handle = done.stdout.strip()
     runs = eks.document("list")["runs"]
 

@@ -11,6 +11,7 @@ import pytest
 
 from jobs.eks.pod_streams import ending
 from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
+from tests.support.limits import scaled
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def shell(eks: EksDesk, *words: str, stdin: str = "") -> subprocess.CompletedPro
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
     )
 
 
@@ -137,7 +138,9 @@ def test_tensorboard_runs_here_where_the_cluster_has_none(eks: EksDesk) -> None:
         document = json.loads(text)
         conforms("jobs-tensorboard", document)
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        page = opener.open(document["url"].partition("?")[0] + "data/runs", timeout=20).read()
+        page = opener.open(
+            document["url"].partition("?")[0] + "data/runs", timeout=scaled(20)
+        ).read()
     finally:
         process.send_signal(2)
         process.wait(20)

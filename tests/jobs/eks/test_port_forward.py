@@ -17,6 +17,7 @@ from aiohttp import WSMsgType, web
 from jobs.aws import Aws
 from jobs.eks.cluster import Cluster
 from jobs.eks.pod_streams import Forwarder, find_service_pod
+from tests.support.limits import scaled
 
 POD_PORT = 6006
 
@@ -142,7 +143,7 @@ def test_several_connections_are_carried_whole(api: tuple[ApiServer, Cluster]) -
     threading.Thread(target=forwarder.serve, daemon=True).start()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     url = f"http://127.0.0.1:{forwarder.port}/"
-    pages = [opener.open(url, timeout=20).read() for _ in range(3)]
+    pages = [opener.open(url, timeout=scaled(20)).read() for _ in range(3)]
 
     assert pages == [b"curves " * 50_000] * 3
 
@@ -152,7 +153,7 @@ def test_a_pod_that_was_replaced_is_found_again(api: tuple[ApiServer, Cluster]) 
     threading.Thread(target=forwarder.serve, daemon=True).start()
     api[0].name = "tb-2"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    page = opener.open(f"http://127.0.0.1:{forwarder.port}/", timeout=20).read()
+    page = opener.open(f"http://127.0.0.1:{forwarder.port}/", timeout=scaled(20)).read()
 
     assert page.startswith(b"curves ")
 

@@ -25,6 +25,7 @@ from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE
 from tests.jobs.conftest import Desk
 from tests.jobs.eks.conftest import BELONGINGS, ROOT, EksDesk, eks_desk
+from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, SUBMITTERS
 from trainium_constructs.eks.manifests import SUBMITTER, submitters
 from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
@@ -80,7 +81,7 @@ def kubectl(eks: EksDesk, folder: Path, *words: str) -> subprocess.CompletedProc
     return subprocess.run(
         [binaries.kubectl(), "--as", ME.name, "--as-group", SUBMITTERS, *words],
         env={**os.environ, "KUBECONFIG": str(config)},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=scaled(60),
     )  # fmt: skip
 
 
@@ -160,13 +161,25 @@ def tell_everything(eks: EksDesk, tmp_path: Path) -> None:
         assert not refused(done.stderr), (words, done.stderr)
     shell = subprocess.run(
         [sys.executable, "-m", "jobs", "shell", "gang", "--", "echo", "inside"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
+        cwd=ROOT, capture_output=True, text=True, timeout=scaled(60),
     )  # fmt: skip
     assert shell.stdout == "inside\n", shell.stderr
     for kubectl_words in (
         ("get", "pods,vcjob"),
-        ("wait", "--for=condition=Ready", "pods", "-l", "trainium/run=gang", "--timeout=20s"),
-        ("wait", "--for=jsonpath={.status.state.phase}=Running", "vcjob/gang", "--timeout=20s"),
+        (
+            "wait",
+            "--for=condition=Ready",
+            "pods",
+            "-l",
+            "trainium/run=gang",
+            f"--timeout={scaled(20):.0f}s",
+        ),
+        (
+            "wait",
+            "--for=jsonpath={.status.state.phase}=Running",
+            "vcjob/gang",
+            f"--timeout={scaled(20):.0f}s",
+        ),
         ("describe", "resourcequota"),
         ("describe", "queue", "trainium"),
         ("describe", "vcjob", "gang"),

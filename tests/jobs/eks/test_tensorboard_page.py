@@ -20,6 +20,7 @@ import pytest
 from rehearsal.browser import LOOK, BrowserError, look
 from rehearsal.tensorboard import seen, url_in
 from tests.jobs.eks.conftest import ROOT, EksDesk
+from tests.support.limits import scaled
 from tests.training.llama.conftest import CONTEXT
 from training.storage import open_objects
 from training.trainer.records import StepRecord
@@ -104,7 +105,7 @@ def wait(condition: Callable[[], object]) -> None:
 def answers(eks: EksDesk) -> bool:
     for pod in eks.pods():
         with contextlib.suppress(OSError, KeyError):
-            socket.create_connection((pod["status"]["podIP"], 6006), timeout=5).close()
+            socket.create_connection((pod["status"]["podIP"], 6006), timeout=scaled(5)).close()
             return True
     return False
 

@@ -14,6 +14,8 @@ from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+from tests.support.limits import scaled
+
 
 class Fault(StrEnum):
     SLOW_DOWN = "503 SlowDown"
@@ -97,7 +99,7 @@ def faulty_proxy(target: str) -> Iterator[FaultyProxy]:
                     time.sleep(proxy.slow_s)
                 case _:
                     pass
-            upstream = http.client.HTTPConnection(urlsplit(target).netloc, timeout=30)
+            upstream = http.client.HTTPConnection(urlsplit(target).netloc, timeout=scaled(30))
             headers = {k: v for k, v in self.headers.items() if k.lower() != "expect"}
             upstream.request(self.command, self.path, body, headers)
             answer = upstream.getresponse()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.limits import scaled
 from tests.training.checkpoint.rank_program import SIZES, whole
 from tests.training.ranks import results_of_ranks, start_ranks
 from training.checkpoint import Checkpoints
@@ -113,7 +114,7 @@ def test_a_rank_killed_while_it_saves_leaves_no_complete_checkpoint(
     time.sleep(0.2)
 
     victims[1].kill()
-    output = victims[0].communicate(timeout=60)[0]
+    output = victims[0].communicate(timeout=scaled(60))[0]
 
     assert "checkpoint step-00000020 was not saved" in output
     lines: list[str] = []

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
+from tests.support.limits import scaled
 from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
 from training.models.llama.export import ExportError, Order, export
@@ -132,7 +133,7 @@ def test_the_workload_exports_what_transformers_loads_with_the_same_logits(root:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled(120),
         check=False,
     )
 

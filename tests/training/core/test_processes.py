@@ -10,6 +10,7 @@ import time
 import uuid
 from pathlib import Path
 
+from tests.support.limits import scaled
 from training.core.processes import is_gone, kill_marked, marked, process_state, signal_quietly
 
 
@@ -59,7 +60,7 @@ def test_a_frozen_process_is_killed() -> None:
 
 def test_a_zombie_counts_as_gone() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + scaled(10)
     while process_state(process.pid) != "Z" and time.monotonic() < deadline:
         time.sleep(0.01)
 

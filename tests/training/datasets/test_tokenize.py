@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from tests.support.limits import scaled
 from tests.training.datasets.conftest import Tokenize, text_of
 from training.datasets.manifest import DatasetError, PackedManifest
 from training.datasets.samples.packed import PackedDataset, open_dataset
@@ -217,7 +218,7 @@ def test_a_killed_job_goes_on_with_what_it_had_finished(
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"}
     job = subprocess.Popen([sys.executable, str(script), json.dumps(values)], env=environment)
     killed = dataset(tmp_path, "killed")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + scaled(60)
     while len(list(killed.glob("parts/*.json"))) < 3:
         assert time.monotonic() < deadline and job.poll() is None
         time.sleep(0.001)

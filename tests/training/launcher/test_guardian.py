@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.limits import scaled
+
 # A launcher that lives for `life` seconds, with one worker in a session of its own.
 LAUNCHER = """
 import os, pathlib, subprocess, sys, time
@@ -45,7 +47,7 @@ def workers(scratch: Path) -> list[int]:
 
 
 def wait_until_ended(scratch: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + scaled(10)
     while (workers(scratch) or scratch.exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert (workers(scratch), scratch.exists()) == ([], False)
@@ -109,7 +111,7 @@ def test_a_frozen_guardian_does_not_hold_up_an_orderly_end(tmp_path: Path) -> No
     scratch = tmp_path / "scratch"
     with start(scratch, life_s=1) as launcher:
         os.kill(int(first_line(launcher)), signal.SIGSTOP)
-        output = launcher.communicate(timeout=20)[0]
+        output = launcher.communicate(timeout=scaled(20))[0]
 
     for pid in workers(scratch):
         os.kill(pid, signal.SIGKILL)

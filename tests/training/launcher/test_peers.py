@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.limits import scaled
 from tests.training.nodes import CPU_NODE
 from training.core.contract import NodeContract
 from training.launcher.peers import Event, Heard, Hub, Link, LinkLost, Lost, Spoke, hello, refusal
@@ -40,7 +41,7 @@ def hub() -> Iterator[Hub]:
 def collect(poll: Callable[[float], list[Event]], *, until: Callable[[Event], bool]) -> list[Event]:
     """Events up to the one that is waited for."""
     events: list[Event] = []
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + scaled(10)
     while not any(until(event) for event in events):
         assert time.monotonic() < deadline, events
         events += poll(0.05)
@@ -223,7 +224,7 @@ def test_messages_arrive_whole_however_the_network_cuts_them(
         for start in range(0, len(data), piece):
             left.sendall(data[start : start + piece])
             arrived += link.receive(1)[0]
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + scaled(5)
         while len(arrived) < len(messages) and time.monotonic() < deadline:
             arrived += link.receive(1)[0]
 

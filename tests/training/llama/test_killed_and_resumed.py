@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, Plan, Request, faulty_proxy
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
@@ -87,7 +88,7 @@ class Run:
     def wait_for_checkpoint(self, step: int) -> None:
         """Saving goes on beside training: a step that was reached need not be saved."""
         marker = f"runs/{self.name}/checkpoints/{checkpoint_name(step)}/complete.json"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + scaled(60)
         while not any(info.key == marker for info in self.bucket.list(marker)):
             assert time.monotonic() < deadline, self.cluster.all_logs()
             time.sleep(0.02)
@@ -174,7 +175,7 @@ def test_a_run_killed_in_every_way_has_exactly_the_losses_of_a_whole_one(
     torn = checkpoint_name(2 * steps.randrange(6, 8))
     run.proxy.reset(lambda request: refuse_marker(torn, request))
     run.start(tensor)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + scaled(60)
     while not run.proxy.injected:
         assert time.monotonic() < deadline, run.cluster.all_logs()
         time.sleep(0.02)

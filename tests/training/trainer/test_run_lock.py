@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.limits import scaled
 from tests.training.checkpoint.conftest import BUCKET
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
@@ -37,7 +38,7 @@ def lock(
 
 
 def wait_until_lost(held: RunLock) -> RunLost:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + scaled(10)
     while time.monotonic() < deadline:
         try:
             held.check()

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from benchmarks.pairs import Comparison
 from benchmarks.processes import ROOT, seconds_of
-from rehearsal.aws import Aws
-from rehearsal.progress import Progress
+from rehearsal.deployment.aws import Aws
+from rehearsal.deployment.state import DEPLOYMENT, Folder, Settings
 from rehearsal.receipt import Receipt
+from rehearsal.report.progress import Progress
 from rehearsal.scenario import Rehearsal
-from rehearsal.state import DEPLOYMENT, Folder, Settings
 from trainium_catalogue import contract
 
 AWS_CLI = "awscli==1.46.2"

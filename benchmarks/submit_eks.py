@@ -6,8 +6,8 @@ from pathlib import Path
 
 from benchmarks.pairs import Comparison
 from benchmarks.processes import ROOT, seconds_of
-from rehearsal.aws import Aws
-from rehearsal.state import DEPLOYMENT
+from rehearsal.deployment.aws import Aws
+from rehearsal.deployment.state import DEPLOYMENT
 from trainium_catalogue import contract, kubernetes
 
 _DEPLOYMENT = "bench-eks"

@@ -1,0 +1,1 @@
+"""Deploys, runs and destroys everything on this machine, without an AWS account."""

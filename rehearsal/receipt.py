@@ -8,10 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from rehearsal.leftovers import Expected, Item
-from rehearsal.receipt_stories import Chart, ClusterStory, Run, Training
-from rehearsal.state import Settings
-from rehearsal.tensorboard import DRAWN
+from rehearsal.checks.leftovers import Expected, Item
+from rehearsal.checks.tensorboard import DRAWN
+from rehearsal.deployment.state import Settings
 from trainium_emulators.docker_cli import Entry
 
 VERSION = 4
@@ -25,15 +24,159 @@ ALWAYS_UNPROVEN = (
 )
 NO_IMAGE_BUILT = (
     "that the image builds and its nodes start in it: needs podman and --containers",
-    "the real base image: a stand-in for docker recorded the build and pushed a small manifest",
+    "the real base image: a fake docker recorded the build and pushed a small manifest",
 )
 ON_CLUSTER = (
     "Helm charts: they are recorded, not rendered, so no plug-in, driver or monitor runs",
     "pods' networks, volumes and Pod Identity: pods are processes with the rehearsal's credentials",
-    "Volcano and Kubernetes themselves: a stand-in follows their source",
+    "Volcano and Kubernetes themselves: an emulator follows their source",
 )
 NO_BROWSER = "that TensorBoard's page draws the loss: needs a browser (make setup-tests)"
-STAND_IN_BASE = "the real base image: the Dockerfile was built on Debian packages and CPU torch"
+SUBSTITUTE_BASE = "the real base image: the Dockerfile was built on Debian packages and CPU torch"
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeAttempt:
+    """One node of one attempt, as DescribeJobs tells it."""
+
+    node: int
+    attempt: int
+    exit_code: int | None
+    reason: str | None
+    seconds: float | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Size:
+    """One line of the sweep."""
+
+    bytes: int
+    correct: bool
+    p50_us: float
+    p99_us: float
+    algbw_gib_per_s: float
+    busbw_gib_per_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One submitted job."""
+
+    run: str
+    fault: str | None
+    summary: str
+    expected: str
+    seen: str
+    differences: list[str]
+    """Everything that ended otherwise than the failure model says; empty is good."""
+    job_id: str | None
+    status: str
+    status_reason: str | None
+    jobs_exit_code: int
+    attempts: list[int | None]
+    """Exit codes of the main node."""
+    nodes: list[NodeAttempt]
+    sizes: list[Size]
+    seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRecord:
+    """A command that was run."""
+
+    name: str
+    command: str
+    exit_code: int
+    seconds: float
+    expected_exit_code: int = 0
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with its end."""
+        if self.exit_code == self.expected_exit_code:
+            return None
+        return f"{self.command}: ended with {self.exit_code} instead of {self.expected_exit_code}"
+
+
+@dataclass(slots=True, kw_only=True)
+class TrainingAttempt:
+    """The optimizer steps of one attempt that count; what it lost is in the next one's."""
+
+    attempt: int
+    steps: list[int]
+    losses: list[float]
+
+
+@dataclass(slots=True, kw_only=True)
+class Check:
+    """Something that must be true after training."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """Training on Batch: from text to an exported model, over the loss of a node."""
+
+    steps: list[StepRecord]
+    run: Run
+    killed_after: int
+    """The step in the log after which a node was killed."""
+    resumed_from: int | None
+    attempts: list[TrainingAttempt]
+    tokens_per_second: float | None
+    """Median over all steps."""
+    checks: list[Check]
+    figure: str
+    """File of the loss curve."""
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that is not as it must be."""
+        found = [step.problem for step in self.steps if step.problem]
+        found += [f"{self.run.run}: {text}" for text in self.run.differences]
+        found += [f"not so: {check.name} ({check.detail})" for check in self.checks if not check.ok]
+        return found
+
+
+@dataclass(slots=True, kw_only=True)
+class Chart:
+    """A Helm release that the deployment asked for."""
+
+    release: str
+    chart: str
+    repository: str
+    version: str
+    namespace: str
+    uninstalled: bool = False
+    """Whether destroy asked for its end."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ClusterTraining:
+    """On the cluster: a training on one node, and one on two over the loss of a pod."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    killed_after: int | None = None
+    """The step in the log after which a pod was killed."""
+    resumed_from: int | None = None
+    attempts: list[TrainingAttempt] = field(default_factory=list)
+    """Of the run that lost a pod."""
+    checks: list[Check] = field(default_factory=list)
+    figure: str | None = None
+    """File of the loss curve."""
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that is not as it must be."""
+        return [
+            *(step.problem for step in self.steps if step.problem),
+            *(f"{run.run}: {text}" for run in self.runs for text in run.differences),
+            *(f"not so: {c.name} ({c.detail})" for c in self.checks if not c.ok),
+        ]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +208,7 @@ class Image:
     dockerfile_sha256: str
     context_files: list[str]
     built: bool
-    """Whether it was really built, on a stand-in base image."""
+    """True if it was really built, on a substitute base image."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,8 +220,8 @@ class FirstResult:
     stacks: int
     leftovers: list[Item]
 
-    def told(self, runs: list[Run]) -> str:
-        """In one line."""
+    def line(self, runs: list[Run]) -> str:
+        """The result in one line."""
         good = [run for run in runs if not run.differences]
         nodes = {end.node for run in runs for end in run.nodes}
         left = ", ".join(item.id for item in self.leftovers)
@@ -108,7 +251,7 @@ class Receipt:
     first_result: FirstResult | None = None
     runs: list[Run] = field(default_factory=list)
     training: Training | None = None
-    cluster: ClusterStory | None = None
+    cluster: ClusterTraining | None = None
     charts: list[Chart] = field(default_factory=list)
     proven_empty: bool = False
     """Whether the account was looked at after destroy; without it an empty list says nothing."""
@@ -149,7 +292,7 @@ class Receipt:
             *ALWAYS_UNPROVEN,
             *(ON_CLUSTER if "eks" in self.settings.orchestrators else ()),
             *(() if has_looked else (NO_BROWSER,)),
-            *((STAND_IN_BASE,) if built else NO_IMAGE_BUILT),
+            *((SUBSTITUTE_BASE,) if built else NO_IMAGE_BUILT),
         ]
 
     def to_document(self) -> dict[str, Any]:
@@ -169,7 +312,7 @@ class Receipt:
 
 
 def recorded_image(entries: list[Entry], *, built: bool) -> Image | None:
-    """The pushed image and the build behind it, from the stand-in's record."""
+    """The pushed image and the build behind it, from the fake docker's record."""
     builds = [entry for entry in entries if entry["command"] == "build"]
     pushes = [entry for entry in entries if entry["command"] == "push"]
     if not builds or not pushes:

@@ -18,15 +18,15 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
-from rehearsal import cdk, cluster_leftovers, containers, leftovers
-from rehearsal.aws import Aws, desk_environment, endpoint_environment
-from rehearsal.binaries import kubectl
-from rehearsal.faults import NO_CAPACITY, RUNNABLE_CLOCK
-from rehearsal.progress import Progress
-from rehearsal.receipt import FirstResult, Phase, Receipt, Stack, recorded_image
-from rehearsal.receipt_stories import Chart
-from rehearsal.server_process import ServerProcess, server_command, start_server
-from rehearsal.state import Folder, Settings, State
+from rehearsal.checks import leftovers
+from rehearsal.checks.endings import NO_CAPACITY, RUNNABLE_CLOCK
+from rehearsal.deployment import cdk, containers
+from rehearsal.deployment.aws import Aws, desk_environment, endpoint_environment
+from rehearsal.deployment.binaries import kubectl
+from rehearsal.deployment.server import ServerProcess, server_command, start_server
+from rehearsal.deployment.state import Folder, Settings, State
+from rehearsal.receipt import Chart, FirstResult, Phase, Receipt, Stack, recorded_image
+from rehearsal.report.progress import Progress
 from rehearsal.steps import batch, cluster
 from rehearsal.steps.jobs import ALL_REDUCE, submit
 from rehearsal.steps.runner import Runner
@@ -91,7 +91,7 @@ class Rehearsal:
                 self.nodes = containers.build(self.folder, self._environment, self.progress.detail)
         with self._phase("server and synth"):
             self._server = self._start_server()
-            cdk.write_docker_stand_in(self.folder.docker, record=self.folder.docker_record)
+            cdk.write_fake_docker(self.folder.docker, record=self.folder.docker_record)
             command = cdk.synth_command(
                 executable, assembly=self.folder.assembly, context=cdk.context(self.settings)
             )
@@ -162,7 +162,7 @@ class Rehearsal:
             stacks=len(only or self._assembly.stacks),
             leftovers=list(self.receipt.leftovers),
         )
-        self.progress.note(f"\nfirst result: {first.told(self.receipt.runs)}\n")
+        self.progress.note(f"\nfirst result: {first.line(self.receipt.runs)}\n")
 
     def _both_halves(self, workloads: set[str]) -> None:
         """Run the steps of both halves at the same time, and record how they went."""
@@ -195,9 +195,9 @@ class Rehearsal:
 
     def _train_on_cluster(self, runner: Runner) -> None:
         assert self._aws is not None
-        told = cluster.run(self.settings, aws=self._aws, folder=self.folder, runner=runner)
-        self.receipt.cluster = told
-        for problem in told.problems:
+        result = cluster.run(self.settings, aws=self._aws, folder=self.folder, runner=runner)
+        self.receipt.cluster = result
+        for problem in result.problems:
             self.progress.note(problem)
 
     def _runner(self, half: str, environment: Mapping[str, str]) -> Runner:
@@ -234,7 +234,7 @@ class Rehearsal:
             self.receipt.expected_left, self.receipt.leftovers = leftovers.compare(
                 before=self._before,
                 after=leftovers.take_inventory(self._aws)
-                | cluster_leftovers.take_inventory(self._server.kubernetes),
+                | leftovers.take_cluster_inventory(self._server.kubernetes),
                 toolkit=leftovers.toolkit_resources(self._aws),
             )
             self.receipt.proven_empty = True

@@ -6,10 +6,12 @@ import importlib.util
 import shutil
 from pathlib import Path
 
-from rehearsal import cdk, curve, evidence
-from rehearsal.aws import Aws
-from rehearsal.receipt_stories import Training
-from rehearsal.state import Folder, Settings
+from rehearsal.checks import training as evidence
+from rehearsal.deployment import cdk
+from rehearsal.deployment.aws import Aws
+from rehearsal.deployment.state import Folder, Settings
+from rehearsal.receipt import Training
+from rehearsal.report import curve
 from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
 from rehearsal.steps.runner import Chain, Runner, Step, flags
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rehearsal import browser, curve, evidence
-from rehearsal.aws import Aws
-from rehearsal.receipt_stories import Check, ClusterStory
-from rehearsal.state import DEPLOYMENT, Folder, Settings
+from rehearsal.checks import browser
+from rehearsal.checks import training as evidence
+from rehearsal.checks.tensorboard import DRAWN
+from rehearsal.deployment.aws import Aws
+from rehearsal.deployment.state import DEPLOYMENT, Folder, Settings
+from rehearsal.receipt import Check, ClusterTraining
+from rehearsal.report import curve
 from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
 from rehearsal.steps.runner import Chain, Runner, Step, flags
-from rehearsal.tensorboard import DRAWN
 from trainium_catalogue import contract, kubernetes
 
 WORKLOADS = ("mnist", "bert-tiny")
@@ -383,25 +385,25 @@ def afterwards(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Chain
     )
 
 
-def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> ClusterStory:
+def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> ClusterTraining:
     """Run every command, and say how it went."""
     with armed(aws, run=BERT, kind="kill-child", after=KILLED_AFTER):
         trained = runner.run(trainings(settings))
-    told = ClusterStory(steps=runner.steps, checks=runner.checks)
+    result = ClusterTraining(steps=runner.steps, checks=runner.checks)
     for name in (MNIST, BERT):
         # A refused one has left no job.
         if (step := runner.step(name)) is not None and step.exit_code in (0, 1):
             fault = "kill-child" if name == BERT else None
-            told.runs.append(ended_run(runner, name, run=name, fault=fault, on_cluster=True))
+            result.runs.append(ended_run(runner, name, run=name, fault=fault, on_cluster=True))
     if trained:
-        _look(told, aws=aws, folder=folder, log=runner.log(BERT), given=parameters(settings))
-        ids = {run.run: str(run.job_id) for run in told.runs}
+        _look(result, aws=aws, folder=folder, log=runner.log(BERT), given=parameters(settings))
+        ids = {run.run: str(run.job_id) for run in result.runs}
         runner.run(afterwards(ids, with_browser=browser.is_installed()))
-    return told
+    return result
 
 
 def _look(
-    told: ClusterStory,
+    result: ClusterTraining,
     *,
     aws: Aws,
     folder: Folder,
@@ -415,12 +417,12 @@ def _look(
         killed_after=KILLED_AFTER,
     )
     found = evidence.gather_training(aws, run=BERT, log=log, plan=plan)
-    told.attempts, told.resumed_from = found.attempts, found.resumed_from
-    told.killed_after = KILLED_AFTER
+    result.attempts, result.resumed_from = found.attempts, found.resumed_from
+    result.killed_after = KILLED_AFTER
     figure = folder.path / "bert-loss.svg"
     curve.write_svg(figure, found.attempts)
-    told.figure = str(figure)
-    told.checks += [
+    result.figure = str(figure)
+    result.checks += [
         *(Check(name=f"{BERT}: {c.name}", ok=c.ok, detail=c.detail) for c in found.checks),
         evidence.judge_finished(aws, MNIST),
     ]

@@ -12,11 +12,11 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal import cdk
-from rehearsal.aws import Aws
-from rehearsal.faults import FAULTS, PARAMETER, SUCCESS, Ending, describe, differences
-from rehearsal.receipt_stories import NodeAttempt, Run, Size
-from rehearsal.state import DEPLOYMENT, ROOT, Folder, Settings
+from rehearsal.checks.endings import FAULTS, PARAMETER, SUCCESS, Ending, describe, differences
+from rehearsal.deployment import cdk
+from rehearsal.deployment.aws import Aws
+from rehearsal.deployment.state import DEPLOYMENT, ROOT, Folder, Settings
+from rehearsal.receipt import NodeAttempt, Run, Size
 from rehearsal.steps.runner import Runner
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, find_workload
@@ -158,11 +158,11 @@ def judge(
         reasons=[status["status_reason"]],
     )
     nodes = _nodes(status)
-    told = 1 if on_cluster else len(exit_codes)
-    if ending.exit_codes and len(nodes) != told * status["num_nodes"]:
+    known = 1 if on_cluster else len(exit_codes)
+    if ending.exit_codes and len(nodes) != known * status["num_nodes"]:
         found.append(
             f"{len(nodes)} ends of nodes are recorded instead of "
-            f"{told} attempts x {status['num_nodes']} nodes"
+            f"{known} attempts x {status['num_nodes']} nodes"
         )
     if status["status"] == "SUCCEEDED" and sizes is not None and not sizes:
         found.append("the job succeeded without a result in the bucket")

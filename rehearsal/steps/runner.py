@@ -13,10 +13,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rehearsal import cdk, tensorboard
-from rehearsal.binaries import kubectl
-from rehearsal.receipt_stories import Check, StepRecord
-from rehearsal.state import DEPLOYMENT, Folder
+from rehearsal.checks import tensorboard
+from rehearsal.deployment import cdk
+from rehearsal.deployment.binaries import kubectl
+from rehearsal.deployment.state import DEPLOYMENT, Folder
+from rehearsal.receipt import Check, StepRecord
 from trainium_catalogue import contract
 
 _AT_A_TIME = 4

@@ -13,8 +13,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from rehearsal import cdk
-from rehearsal.aws import CREDENTIALS
+from rehearsal.deployment import cdk
+from rehearsal.deployment.aws import CREDENTIALS
 from trainium_emulators.docker_cli import read_record
 
 REGION = "us-west-2"
@@ -64,7 +64,7 @@ def docker(tmp_path: Path, endpoint: str) -> Docker:
     dockerfile.write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\n")
     (tmp_path / "context" / "training.py").write_text("")
     path, record = tmp_path / "docker", tmp_path / "docker.jsonl"
-    cdk.write_docker_stand_in(path, record=record)
+    cdk.write_fake_docker(path, record=record)
     environment = {
         **CREDENTIALS,
         "PATH": os.environ["PATH"],

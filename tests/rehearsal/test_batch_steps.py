@@ -10,10 +10,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rehearsal import curve, evidence
-from rehearsal.evidence import Wanted
-from rehearsal.receipt_stories import TrainingAttempt
-from rehearsal.state import Settings
+from rehearsal.checks import training as evidence
+from rehearsal.checks.training import Wanted
+from rehearsal.deployment.state import Settings
+from rehearsal.receipt import TrainingAttempt
+from rehearsal.report import curve
 from rehearsal.steps import batch
 
 PLAN = Wanted(max_steps=6, save_every=2, killed_after=3)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal import cdk
-from rehearsal.aws import Aws, desk_environment
-from rehearsal.state import Settings
+from rehearsal.deployment import cdk
+from rehearsal.deployment.aws import Aws, desk_environment
+from rehearsal.deployment.state import Settings
 from rehearsal.steps.jobs import parameters, submit_command
 
 CDK = Path("/venv/bin/cdk")

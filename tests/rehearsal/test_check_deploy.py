@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rehearsal.server_process import wait_until
-from rehearsal.state import ROOT, Folder
+from rehearsal.deployment.server import wait_until
+from rehearsal.deployment.state import ROOT, Folder
 from tests.support.limits import scaled
 
 # One deployment serves all tests of this file, in their order.

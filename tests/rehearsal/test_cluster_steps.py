@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal import cluster_leftovers, tensorboard
-from rehearsal.faults import FAULTS
-from rehearsal.leftovers import Item, compare
-from rehearsal.receipt import NO_BROWSER, Receipt
-from rehearsal.receipt_stories import Check, ClusterStory
-from rehearsal.state import Folder
-from rehearsal.state import Settings as Asked
+from rehearsal.checks import leftovers, tensorboard
+from rehearsal.checks.endings import FAULTS
+from rehearsal.checks.leftovers import Item, compare
+from rehearsal.deployment.state import Folder
+from rehearsal.deployment.state import Settings as Asked
+from rehearsal.receipt import NO_BROWSER, Check, ClusterTraining, Receipt
 from rehearsal.steps import cluster as cluster_steps
 from rehearsal.steps.jobs import judge
 from rehearsal.steps.runner import Chain, Runner, Step
@@ -221,7 +220,7 @@ def test_only_a_machine_with_a_browser_looks_at_the_page() -> None:
 def test_a_rehearsal_without_a_browser_says_what_it_did_not_see() -> None:
     receipt = Receipt(settings=ASKED)
     assert NO_BROWSER not in receipt.unproven
-    receipt.cluster = ClusterStory()
+    receipt.cluster = ClusterTraining()
     assert NO_BROWSER in receipt.unproven
     receipt.cluster.checks.append(Check(name=tensorboard.DRAWN, ok=True, detail=""))
 
@@ -250,7 +249,7 @@ def test_a_page_without_the_run_has_nothing_to_show_yet() -> None:
 
 
 def test_what_is_in_every_cluster_is_no_leftover(cluster: ClusterEmulator) -> None:
-    found = cluster_leftovers.take_inventory(cluster.endpoint)
+    found = leftovers.take_cluster_inventory(cluster.endpoint)
 
     assert found
     assert compare(before=(), after=found, toolkit=())[1] == []
@@ -259,11 +258,11 @@ def test_what_is_in_every_cluster_is_no_leftover(cluster: ClusterEmulator) -> No
 def test_a_forgotten_object_of_the_cluster_is_a_leftover(cluster: ClusterEmulator) -> None:
     cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "forgotten"}})
 
-    found = cluster_leftovers.take_inventory(cluster.endpoint)
+    found = leftovers.take_cluster_inventory(cluster.endpoint)
 
     left = compare(before=(), after=found, toolkit=())[1]
     assert left == [Item("kubernetes", "secret", "default/forgotten")]
 
 
 def test_without_a_cluster_there_is_nothing_to_list() -> None:
-    assert cluster_leftovers.take_inventory(None) == frozenset()
+    assert leftovers.take_cluster_inventory(None) == frozenset()

@@ -14,9 +14,9 @@ import jsonschema
 import psutil
 import pytest
 
-from rehearsal.faults import FAULTS
-from rehearsal.server_process import wait_until
-from rehearsal.state import Folder
+from rehearsal.checks.endings import FAULTS
+from rehearsal.deployment.server import wait_until
+from rehearsal.deployment.state import Folder
 from tests.support.limits import scaled
 
 # One deployment serves all tests of this file: `make test` gives a file to one worker.

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rehearsal.faults import FAULTS, SUCCESS, differences, find_faults
-from rehearsal.receipt_stories import Size
-from rehearsal.state import Refused
+from rehearsal.checks.endings import FAULTS, SUCCESS, differences, find_faults
+from rehearsal.deployment.state import Refused
+from rehearsal.receipt import Size
 from rehearsal.steps.jobs import judge
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 

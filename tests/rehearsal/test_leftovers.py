@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal import leftovers
-from rehearsal.aws import Aws, desk_environment
-from rehearsal.leftovers import Item, compare, take_inventory
-from rehearsal.server_process import server_command, start_server
-from rehearsal.state import Folder
+from rehearsal.checks import leftovers
+from rehearsal.checks.leftovers import Item, compare, take_inventory
+from rehearsal.deployment.aws import Aws, desk_environment
+from rehearsal.deployment.server import server_command, start_server
+from rehearsal.deployment.state import Folder
 from trainium_emulators.docker_cli import manifest
 
 REGION = "us-west-2"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rehearsal import options
-from rehearsal.state import Refused, Settings
+from rehearsal.cli import options
+from rehearsal.deployment.state import Refused, Settings
 
 
 def checked(**changes: Any) -> Settings:

@@ -10,11 +10,10 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from rehearsal import report
-from rehearsal.leftovers import Expected, Item
-from rehearsal.receipt import Image, Phase, Receipt, Stack
-from rehearsal.receipt_stories import NodeAttempt, Run, Size
-from rehearsal.state import Folder, Settings, State, load_state
+from rehearsal.checks.leftovers import Expected, Item
+from rehearsal.deployment.state import Folder, Settings, State, load_state
+from rehearsal.receipt import Image, NodeAttempt, Phase, Receipt, Run, Size, Stack
+from rehearsal.report import tables as report
 
 SCHEMA = json.loads(
     (Path(__file__).resolve().parents[2] / "docs/schemas/rehearsal-receipt.schema.json").read_text()

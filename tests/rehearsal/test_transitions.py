@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from rehearsal import cdk, leftovers
-from rehearsal.aws import ACCOUNT, Aws, desk_environment
-from rehearsal.leftovers import Item
-from rehearsal.server_process import server_command, start_server
-from rehearsal.state import ROOT, Folder
+from rehearsal.checks import leftovers
+from rehearsal.checks.leftovers import Item
+from rehearsal.deployment import cdk
+from rehearsal.deployment.aws import ACCOUNT, Aws, desk_environment
+from rehearsal.deployment.server import server_command, start_server
+from rehearsal.deployment.state import ROOT, Folder
 
 # One deployment serves all tests of this file: `make test` gives a file to one worker.
 pytestmark = pytest.mark.timeout(900)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.server_process import wait_until
-from rehearsal.state import ROOT, Folder
+from rehearsal.deployment.server import wait_until
+from rehearsal.deployment.state import ROOT, Folder
 from tests.pages.blocks import Block, blocks_to_run
 from tests.support.limits import scaled
 

@@ -19,7 +19,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from rehearsal import binaries
+from rehearsal.deployment import binaries
 from tests.stacks.cluster_objects import CHART, chart_values, objects_of, with_cluster
 from tests.stacks.synthesis import Deployment
 from trainium_catalogue.charts import CHARTS, VOLCANO_VERSION

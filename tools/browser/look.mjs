@@ -1,7 +1,7 @@
 // Looks at a scalar's chart on TensorBoard's pages in a headless Chromium, and prints what is there.
 //
 // The one argument is JSON: addresses, runs, tag, limit_s and picture, where the first address's
-// page is drawn to, or null. One line of JSON per address: what rehearsal/browser.py reads.
+// page is drawn to, or null. One line of JSON per address: what rehearsal/checks/browser.py reads.
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { chromium, errors } from "playwright-core";

@@ -16,7 +16,7 @@ import yaml
 from urllib3.exceptions import HTTPError
 
 from jobs.eks.nodes import NodeGroup, Progress, wait_for_nodes
-from rehearsal import binaries
+from rehearsal.deployment import binaries
 from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
 from tests.support.limits import scaled
 from trainium_catalogue import contract

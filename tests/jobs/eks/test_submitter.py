@@ -20,7 +20,7 @@ from kubernetes.client import ApiClient, Configuration
 from torchx import specs
 from torchx.schedulers.kubernetes_scheduler import create_scheduler
 
-from rehearsal import binaries
+from rehearsal.deployment import binaries
 from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE
 from tests.jobs.conftest import Desk

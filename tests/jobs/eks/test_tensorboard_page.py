@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from rehearsal.browser import LOOK, BrowserError, look
-from rehearsal.tensorboard import seen, url_in
+from rehearsal.checks.browser import LOOK, BrowserError, look
+from rehearsal.checks.tensorboard import seen, url_in
 from tests.jobs.eks.conftest import ROOT, EksDesk
 from tests.support.limits import scaled
 from tests.training.llama.conftest import CONTEXT

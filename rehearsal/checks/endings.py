@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from rehearsal.state import Refused
+from rehearsal.deployment.state import Refused
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.suggest import did_you_mean
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from rehearsal.aws import ACCOUNT
-from rehearsal.state import DEPLOYMENT, ROOT, Settings
+from rehearsal.deployment.aws import ACCOUNT
+from rehearsal.deployment.state import DEPLOYMENT, ROOT, Settings
 
 Command = tuple[str, ...]
 
@@ -121,11 +121,11 @@ def read_assembly(folder: Path) -> Assembly:
     return Assembly(region=regions.pop(), stacks=tuple(stacks))
 
 
-def write_docker_stand_in(path: Path, *, record: Path) -> None:
+def write_fake_docker(path: Path, *, record: Path) -> None:
     """Make the one file that CDK_DOCKER can name out of a module and its options."""
     path.write_text(
         "#!/bin/sh\n"
-        "# Stands in for docker while `python -m rehearsal` deploys; see the module.\n"
+        "# A fake docker while `python -m rehearsal` deploys; see the module.\n"
         f"PYTHONPATH='{ROOT}/emulators' exec '{sys.executable}' -m trainium_emulators.docker_cli "
         f"--record '{record}' \"$@\"\n",
         encoding="utf-8",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rehearsal.receipt_stories import TrainingAttempt
+from rehearsal.receipt import TrainingAttempt
 
 _WIDTH, _HEIGHT, _MARGIN = 720, 360, 56
 _MARKERS = ("dot", "x", "+")

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rehearsal.cdk import StepFailed
-from rehearsal.containers import ContainerNodes
-from rehearsal.state import ROOT, Folder
+from rehearsal.deployment.cdk import StepFailed
+from rehearsal.deployment.containers import ContainerNodes
+from rehearsal.deployment.state import ROOT, Folder
 
 Event = dict[str, Any]
 START_LIMIT_S = 60.0

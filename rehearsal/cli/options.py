@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from rehearsal.containers import refuse_without_tools
-from rehearsal.faults import find_faults
-from rehearsal.state import ORCHESTRATORS, Refused, Settings
+from rehearsal.checks.endings import find_faults
+from rehearsal.deployment.containers import refuse_without_tools
+from rehearsal.deployment.state import ORCHESTRATORS, Refused, Settings
 from rehearsal.steps import batch, cluster
 from rehearsal.steps.jobs import ALL_REDUCE, own_parameters
 from trainium_catalogue.instances import find_instance_type

@@ -11,9 +11,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal.aws import Aws
-from rehearsal.receipt_stories import Check, TrainingAttempt
-from rehearsal.state import DEPLOYMENT
+from rehearsal.deployment.aws import Aws
+from rehearsal.deployment.state import DEPLOYMENT
+from rehearsal.receipt import Check, TrainingAttempt
 from trainium_catalogue import contract
 from trainium_catalogue.probing import RECORD, State
 
@@ -96,11 +96,13 @@ def judge_record(text: str) -> Check:
     findings = json.loads(text)["findings"] if text else []
     states = [finding["state"] for finding in findings]
     bad = [f"{f['id']} {f['state']}: {f['seen']}" for f in findings if f["state"] in _BAD]
-    told = f"{states.count(State.GREEN)} green, {states.count(State.NOT_RUN)} need hardware or AWS"
+    summary = (
+        f"{states.count(State.GREEN)} green, {states.count(State.NOT_RUN)} need hardware or AWS"
+    )
     return Check(
         name="probes that need no hardware are green, and none crashed",
         ok=State.GREEN in states and not bad,
-        detail="; ".join([told, *bad]),
+        detail="; ".join([summary, *bad]),
     )
 
 
@@ -149,7 +151,7 @@ def judge_steps(events: Sequence[Json], plan: Wanted, *, resumed_from: int | Non
 def judge_validation(events: Sequence[Json], plan: Wanted) -> Check:
     """What is held out was evaluated after the right steps, each once, and its loss fell."""
     found = [(e["step"], e["val_loss"]) for e in events if e["event"] == "evaluation"]
-    told = [
+    summary = [
         f"{'none' if loss is None else f'{loss:.3f}'} after step {step}" for step, loss in found
     ]
     wanted = sorted({*range(plan.eval_every, plan.max_steps + 1, plan.eval_every), plan.max_steps})
@@ -157,7 +159,7 @@ def judge_validation(events: Sequence[Json], plan: Wanted) -> Check:
     return Check(
         name="the validation loss was computed, and fell",
         ok=[step for step, _ in found] == wanted and None not in losses and losses[-1] <= losses[0],
-        detail=", ".join(told) or "none",
+        detail=", ".join(summary) or "none",
     )
 
 

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rehearsal import curve
-from rehearsal.receipt import Receipt
-from rehearsal.receipt_stories import Check, Run
+from rehearsal.receipt import Check, Receipt, Run
+from rehearsal.report import curve
 
 
 def show(receipt: Receipt, console: Console) -> None:
@@ -54,7 +53,7 @@ def _deployed(receipt: Receipt) -> Table:
     for stack in receipt.stacks:
         table.add_row(stack.name, str(stack.resources))
     if (image := receipt.image) is not None:
-        how = "built on a stand-in base" if image.built else "recorded, not built"
+        how = "built on a substitute base" if image.built else "recorded, not built"
         table.add_section()
         table.add_row(
             f"image, {how}: {image.dockerfile} ({image.dockerfile_sha256[:12]}, "
@@ -121,30 +120,30 @@ def _training(receipt: Receipt, console: Console) -> tuple[Table, ...]:
     training = receipt.training
     if training is None:
         return ()
-    told = _table("The training story", "command", "s", numbers=("s",))
+    table = _table("On Batch", "command", "s", numbers=("s",))
     for step in training.steps:
-        told.add_row(step.command, f"{step.seconds:.1f}")
+        table.add_row(step.command, f"{step.seconds:.1f}")
     if any(attempt.steps for attempt in training.attempts):
         # Printed here, before the tables that speak of it.
         console.print(Text(f"\nLoss of {training.run.run}; also in {training.figure}", "bold"))
         console.print(Text(curve.text(training.attempts, width=console.width)), soft_wrap=True)
-    return told, _ends(training.run), _checks(training.checks)
+    return table, _ends(training.run), _checks(training.checks)
 
 
 def _cluster(receipt: Receipt, console: Console) -> tuple[Table, ...]:
     cluster = receipt.cluster
     if cluster is None:
         return ()
-    told = _table("The cluster's story", "command", "", "s", numbers=("s",))
+    table = _table("On the cluster", "command", "", "s", numbers=("s",))
     for step in cluster.steps:
         right = step.exit_code == step.expected_exit_code
         word = "refused" if step.expected_exit_code else "ok"
         mark = Text(word, "green") if right else Text("WRONG", "bold red")
-        told.add_row(step.command, mark, f"{step.seconds:.1f}")
+        table.add_row(step.command, mark, f"{step.seconds:.1f}")
     if any(attempt.steps for attempt in cluster.attempts):
         console.print(Text(f"\nLoss of {cluster.runs[-1].run}; also in {cluster.figure}", "bold"))
         console.print(Text(curve.text(cluster.attempts, width=console.width)), soft_wrap=True)
-    return told, *(_ends(run) for run in cluster.runs), _checks(cluster.checks)
+    return table, *(_ends(run) for run in cluster.runs), _checks(cluster.checks)
 
 
 def _checks(checks: list[Check]) -> Table:

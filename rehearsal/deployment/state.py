@@ -11,7 +11,7 @@ from pathlib import Path
 from trainium_catalogue.contract import Orchestrator
 
 ORCHESTRATORS = tuple(Orchestrator)
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DEPLOYMENT = "default"
 
 
@@ -68,7 +68,7 @@ class Folder:
 
     @property
     def kubeconfig(self) -> Path:
-        """Of the cluster's stand-in, so that nobody's own file is touched."""
+        """For the emulated cluster, so that nobody's own file is touched."""
         return self.path / "kubeconfig"
 
     @property

@@ -1,0 +1,249 @@
+"""The commands: run, up and down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from rehearsal.cli import options
+from rehearsal.cli.options import (
+    Addresses,
+    AsJson,
+    Containers,
+    Faults,
+    FolderPath,
+    InstanceType,
+    Keep,
+    Nodes,
+    Orchestrators,
+    Parameters,
+    Processes,
+    Quick,
+    Workloads,
+)
+from rehearsal.deployment import cdk
+from rehearsal.deployment.server import wait_until
+from rehearsal.deployment.state import (
+    ROOT,
+    Folder,
+    Refused,
+    Settings,
+    State,
+    load_state,
+    refuse_second,
+)
+from rehearsal.receipt import Receipt
+from rehearsal.report import tables as report
+from rehearsal.report.progress import Progress
+from rehearsal.scenario import Rehearsal
+from rehearsal.steps.jobs import ALL_REDUCE
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+# Destroy takes seconds; a node that is being stopped may take its grace.
+DOWN_LIMIT_S = 300.0
+
+app = typer.Typer(
+    name="python -m rehearsal",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Deploy, run and destroy everything on this machine, without an AWS account.",
+)
+
+FOLDER = Path("build") / "rehearsal"
+
+
+@app.command()
+def run(
+    quick: Quick = False,
+    orchestrators: Orchestrators = None,
+    nodes: Nodes = None,
+    processes_per_node: Processes = None,
+    instance_type: InstanceType = "trn1.32xlarge",
+    workload: Workloads = None,
+    fault: Faults = None,
+    set_: Parameters = None,
+    containers: Containers = False,
+    as_json: AsJson = False,
+    keep: Keep = False,
+    folder: FolderPath = FOLDER,
+    addresses: Addresses = "127.0.0",
+) -> None:
+    """Deploy, run jobs and train on Batch and on EKS, destroy, and prove that nothing is left.
+
+    First a small part, for a result within a minute, then everything.
+
+    Exit codes: 0 all went as it must, 1 something failed or is left over, 2 refused, 130 Ctrl-C.
+    """
+    settings = _settings(
+        quick=quick,
+        orchestrators=orchestrators,
+        nodes=nodes,
+        processes_per_node=processes_per_node,
+        instance_type=instance_type,
+        workloads=workload,
+        faults=fault,
+        parameters=set_,
+        containers=containers,
+        addresses=addresses,
+    )
+    raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=True, stay=keep))
+
+
+@app.command()
+def up(
+    orchestrators: Orchestrators = None,
+    nodes: Nodes = None,
+    processes_per_node: Processes = None,
+    instance_type: InstanceType = "trn1.32xlarge",
+    containers: Containers = False,
+    as_json: AsJson = False,
+    folder: FolderPath = FOLDER,
+    addresses: Addresses = "127.0.0",
+) -> None:
+    """Deploy and stay, so that you can submit jobs and hurt their nodes from another terminal.
+
+    Prints each node's process id. Ctrl-C, or `down` elsewhere, destroys and proves.
+    """
+    settings = _settings(
+        orchestrators=orchestrators,
+        nodes=nodes,
+        processes_per_node=processes_per_node,
+        instance_type=instance_type,
+        containers=containers,
+        addresses=addresses,
+    )
+    settings = options.for_visitors(settings)
+    raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=False, stay=True))
+
+
+@app.command()
+def down(folder: FolderPath = FOLDER) -> None:
+    """End what `up` (or `run --keep`) deployed, and wait for its proof."""
+    place = _folder(folder)
+    state = load_state(place)
+    if state is None:
+        typer.echo(f"nothing is up in {place.path}")
+        return
+    os.kill(state.pid, signal.SIGTERM)
+    if not wait_until(lambda: not state.alive, limit_s=DOWN_LIMIT_S):
+        _refuse(f"process {state.pid} did not end within {DOWN_LIMIT_S:.0f} s; see {place.path}")
+    document = json.loads(place.receipt.read_text(encoding="utf-8"))
+    typer.echo(f"{document['outcome']}, {len(document['leftovers'])} left over; {place.receipt}")
+    raise typer.Exit(0 if document["outcome"] == "passed" else EXIT_FAILED)
+
+
+def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, stay: bool) -> int:
+    """Go through all phases; whatever happens, nothing keeps running and a receipt is written."""
+    console = Console(stderr=as_json, highlight=False)
+    try:
+        refuse_second(folder)
+    except Refused as refusal:
+        _refuse(str(refusal))
+    folder.clear()
+    State.here().save(folder)
+    # SIGINT as well: a shell starts background processes with it ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _raise_interrupt)
+    begin = time.monotonic()
+    receipt = Receipt(settings=settings)
+    progress = Progress(console, show_nodes=stay)
+    if jobs:
+        progress.note(options.usual_time(settings))
+    rehearsal = Rehearsal(
+        settings=settings,
+        folder=folder,
+        base_environment=dict(os.environ),
+        progress=progress,
+        receipt=receipt,
+    )
+    try:
+        rehearsal.go(jobs=jobs, stay=partial(_stay, rehearsal) if stay else None)
+    except KeyboardInterrupt:
+        receipt.interrupted = True
+        progress.note("interrupted: stopping the server and its nodes")
+    except cdk.StepFailed as failure:
+        receipt.errors.append(str(failure))
+    except Exception as error:
+        receipt.errors.append(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        # A second Ctrl-C must not leave processes behind.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        rehearsal.close()
+        receipt.seconds = round(time.monotonic() - begin, 2)
+        receipt.write(folder.receipt)
+    report.show(receipt, console)
+    console.print(f"receipt: {_short(folder.receipt)}", soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(receipt.to_document(), indent=2))
+    if receipt.interrupted:
+        return EXIT_INTERRUPTED
+    return 0 if receipt.outcome == "passed" else EXIT_FAILED
+
+
+def _stay(rehearsal: Rehearsal) -> None:
+    """Wait for Ctrl-C or ``down``; both are the ordinary end of this."""
+    settings, folder, note = rehearsal.settings, rehearsal.folder, rehearsal.progress.note
+    environment = _short(folder.environment)
+    cluster = (
+        f"\n  python -m jobs kubeconfig; python -m jobs scale --nodes {settings.nodes} --yes; "
+        "kubectl get nodes"
+    )
+    note(
+        f"\nup at {rehearsal.receipt.endpoint} ({rehearsal.receipt.region}); in another terminal:"
+        f"\n  source .venv/bin/activate; source {environment}"
+        f"{cluster if 'eks' in settings.orchestrators else ''}"
+        f"\n  python -m jobs submit {ALL_REDUCE} --nodes {settings.nodes} --yes --follow "
+        "\\\n    --set max-bytes=16777216 --set iterations=100000 --set seconds-per-size=60 "
+        "\\\n    --set peer-timeout-s=5"
+        "\n  kill -KILL PID, or kill -STOP PID, with a process id that is shown here"
+        f"\nend with Ctrl-C, or: python -m rehearsal down{_folder_option(folder)}\n"
+    )
+    try:
+        while rehearsal.server_alive:
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        return
+    raise cdk.StepFailed(f"the server ended by itself; see {folder.server_log}")
+
+
+def _settings(**given: Any) -> Settings:
+    try:
+        return options.check(path=os.environ.get("PATH", ""), **given)
+    except ValueError as refusal:
+        _refuse(str(refusal))
+
+
+def _folder(path: Path) -> Folder:
+    return Folder(path if path.is_absolute() else ROOT / path)
+
+
+def _folder_option(folder: Folder) -> str:
+    return "" if folder == _folder(FOLDER) else f" --folder {folder.path}"
+
+
+def _short(path: Path) -> str:
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
+def _refuse(message: str) -> NoReturn:
+    print(f"refused: {message}", file=sys.stderr)
+    raise typer.Exit(EXIT_REFUSED)
+
+
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,1 @@
+"""The emulated account, and the tools that deploy to it."""

@@ -1,0 +1,1 @@
+"""What a person sees of a rehearsal, while it runs and at its end."""

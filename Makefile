@@ -49,7 +49,7 @@ test-full: check ## with the slow matrices
 test-nxd: ## the NxD back-end on the real, public package: NXD_SOURCE=<folder that holds it>
 	@$(PYTHON) tools/test_nxd.py
 
-rehearse: setup ## deploy, run on local nodes, destroy, prove that nothing is left; no AWS account
+rehearse: setup ## deploy, run on local nodes, destroy, prove it; no AWS account (QUICK=1: one minute)
 	python -m rehearsal run $(if $(QUICK),--quick) $(if $(ORCHESTRATORS),--orchestrators $(ORCHESTRATORS))
 
 synth: setup ## write the templates to cdk.out without touching AWS

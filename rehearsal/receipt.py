@@ -1,4 +1,4 @@
-"""What a rehearsal found; docs/schemas/rehearsal-receipt.schema.json describes the file."""
+"""The receipt of a rehearsal; docs/schemas/rehearsal-receipt.schema.json describes the file."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class StepRecord:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with its end."""
+        """The difference between its end and the expected one, if there is one."""
         if self.exit_code == self.expected_exit_code:
             return None
         return f"{self.command}: ended with {self.exit_code} instead of {self.expected_exit_code}"
@@ -151,7 +151,7 @@ class Chart:
     version: str
     namespace: str
     uninstalled: bool = False
-    """Whether destroy asked for its end."""
+    """True if destroy asked for its end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,7 +164,7 @@ class ClusterTraining:
     """The step in the log after which a pod was killed."""
     resumed_from: int | None = None
     attempts: list[TrainingAttempt] = field(default_factory=list)
-    """Of the run that lost a pod."""
+    """Attempts of the run that lost a pod."""
     checks: list[Check] = field(default_factory=list)
     figure: str | None = None
     """File of the loss curve."""
@@ -198,7 +198,7 @@ class Stack:
 
 @dataclass(slots=True, kw_only=True)
 class Image:
-    """What the CDK CLI asked docker to build and push."""
+    """The image that the CDK CLI asked docker to build and push."""
 
     name: str
     digest: str
@@ -213,7 +213,7 @@ class Image:
 
 @dataclass(slots=True, kw_only=True)
 class FirstResult:
-    """What a rehearsal shows first: deployed, an all-reduce, destroyed, nothing left."""
+    """The first result: deployed, an all-reduce, destroyed, nothing left."""
 
     seconds: float
     """Since the start."""
@@ -254,7 +254,7 @@ class Receipt:
     cluster: ClusterTraining | None = None
     charts: list[Chart] = field(default_factory=list)
     proven_empty: bool = False
-    """Whether the account was looked at after destroy; without it an empty list says nothing."""
+    """True if the account was looked at after destroy; else an empty list says nothing."""
     expected_left: list[Expected] = field(default_factory=list)
     leftovers: list[Item] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -285,7 +285,7 @@ class Receipt:
 
     @property
     def unproven(self) -> list[str]:
-        """What this rehearsal cannot say about AWS."""
+        """List what this rehearsal cannot say about AWS."""
         built = self.image is not None and self.image.built
         has_looked = self.cluster is None or DRAWN in (c.name for c in self.cluster.checks)
         return [
@@ -296,7 +296,7 @@ class Receipt:
         ]
 
     def to_document(self) -> dict[str, Any]:
-        """As written to the file and printed with ``--json``."""
+        """Return what is written to the file and printed with ``--json``."""
         document = asdict(self)
         return {
             "version": VERSION,

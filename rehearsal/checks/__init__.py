@@ -1,1 +1,1 @@
-"""What must be so after the steps, and how it is looked up."""
+"""Checks of what the steps left: endings, training, pages, leftovers."""

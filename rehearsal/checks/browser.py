@@ -31,29 +31,29 @@ class BrowserError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What the card of a scalar shows of one run."""
+    """A run in the card of a scalar, as the page shows it."""
 
     card: bool
-    """Whether the page has a card of the scalar, of whatever run."""
+    """True if the page has a card of the scalar, for whatever run."""
     value: float | None
-    """Of the last step, as the card's table has it: three or four digits; None: not in it."""
+    """Value of the last step in the card's table, with three or four digits; None: not in it."""
     step: int | None
     width: int
-    """Of the chart, in pixels."""
+    """Width of the chart in pixels."""
     columns: int
-    """How many of them the run's colour is in, somewhere from top to bottom."""
+    """Number of pixel columns that have the run's colour somewhere from top to bottom."""
     first_height: float | None = None
-    """Of the curve above the bottom of the chart in its first column, in pixels."""
+    """Height of the curve above the bottom of the chart in its first column, in pixels."""
     last_height: float | None = None
 
     @property
     def has_curve(self) -> bool:
-        """Whether a line of the run's colour goes through most of the chart."""
+        """Tell whether a line of the run's colour goes through most of the chart."""
         return 2 * self.columns > self.width
 
     @property
     def falls(self) -> bool:
-        """Whether it ends lower than it begins."""
+        """Tell whether the curve ends lower than it begins."""
         if self.first_height is None or self.last_height is None:
             return False
         return self.last_height < self.first_height

@@ -11,7 +11,7 @@ from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.suggest import did_you_mean
 
 PARAMETER = "/rehearsal/next-fault"
-"""SSM parameter that the executor takes the next fault from."""
+"""SSM parameter that the emulator takes the next fault from."""
 
 ALL = "all"
 NO_CAPACITY = "no-capacity"
@@ -22,19 +22,19 @@ RUNNABLE_CLOCK = 1200.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a run must end."""
+    """The ending that a run must have."""
 
     exit_codes: tuple[int | None, ...]
-    """Of the main node, attempt by attempt; None where it may be any, or is not known."""
+    """Codes of the main node by attempt; None where it may be any, or is not known."""
     status: str
     jobs_exit_code: int
-    """Of ``python -m jobs submit --follow``."""
+    """Exit code of ``python -m jobs submit --follow``."""
     reason: str | None = None
     """Part of the job's status reason."""
 
     @property
     def on_cluster(self) -> Ending:
-        """The same on a cluster, where Volcano ends the pods of an attempt as soon as one has
+        """The ending on a cluster, where Volcano ends the pods of an attempt as soon as one has
         failed: whether the main node has told how its attempt ended depends on who was faster."""
         return replace(self, exit_codes=(*(None for _ in self.exit_codes[1:]), self.exit_codes[-1]))
 
@@ -49,7 +49,7 @@ class Fault:
     parameters: tuple[str, ...] = ()
     """Passed to ``jobs submit --set``."""
     armed: bool = True
-    """Whether the executor injects it; otherwise the parameters do."""
+    """True if the emulator injects it; otherwise the parameters do."""
 
 
 SUCCESS = Ending(exit_codes=(ExitCode.OK,), status="SUCCEEDED", jobs_exit_code=0)
@@ -122,7 +122,7 @@ def differences(
     jobs_exit_code: int,
     reasons: Iterable[str | None],
 ) -> list[str]:
-    """In words: everything that ended otherwise than it must."""
+    """List everything that ended otherwise than it must."""
     found = []
     wanted = ending.exit_codes
     if len(exit_codes) != len(wanted) or any(

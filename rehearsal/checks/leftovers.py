@@ -36,7 +36,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How the resources of one kind are listed."""
+    """A call that lists the resources of one kind."""
 
     service: str
     kind: str

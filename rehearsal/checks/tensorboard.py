@@ -53,7 +53,7 @@ def look(command: Sequence[str], run: str, *, log: Path, environment: Mapping[st
 
 
 def drawn(log: Path, run: str) -> str:
-    """What a headless browser finds on the page that the log names; its picture lies beside it."""
+    """Describe what a headless browser finds on the page that the log names; save its picture."""
     url = url_in(log.read_text(encoding="utf-8"))
     assert url is not None
     try:
@@ -71,7 +71,7 @@ def url_in(output: str) -> str | None:
 
 
 def seen(output: str, run: str) -> str:
-    """What the page that the output names has of a run; empty as long as it has nothing."""
+    """Describe a run on the page that the output names; empty as long as it has nothing."""
     url = url_in(output)
     if url is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a training run left behind, read back and held against what must be."""
+"""Reads back what a training run left in the bucket, and holds it against the plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ENDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """How the run was meant to go."""
+    """The plan of a run: its steps, its saves, and when a node is killed."""
 
     max_steps: int
     save_every: int
@@ -37,7 +37,7 @@ class Wanted:
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """How it went."""
+    """The run as it went."""
 
     attempts: list[TrainingAttempt] = field(default_factory=list)
     resumed_from: int | None = None
@@ -92,7 +92,7 @@ def judge_probes(aws: Aws, run: str) -> Check:
 
 
 def judge_record(text: str) -> Check:
-    """The same of a record; what needs hardware or an account was not run."""
+    """Judge a record of probes; those that need hardware or an account were not run."""
     findings = json.loads(text)["findings"] if text else []
     states = [finding["state"] for finding in findings]
     bad = [f"{f['id']} {f['state']}: {f['seen']}" for f in findings if f["state"] in _BAD]
@@ -149,7 +149,7 @@ def judge_steps(events: Sequence[Json], plan: Wanted, *, resumed_from: int | Non
 
 
 def judge_validation(events: Sequence[Json], plan: Wanted) -> Check:
-    """What is held out was evaluated after the right steps, each once, and its loss fell."""
+    """Check that held-out text was evaluated after the right steps, and that its loss fell."""
     found = [(e["step"], e["val_loss"]) for e in events if e["event"] == "evaluation"]
     summary = [
         f"{'none' if loss is None else f'{loss:.3f}'} after step {step}" for step, loss in found

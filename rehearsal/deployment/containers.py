@@ -42,7 +42,7 @@ RUN ln -s python3 /usr/bin/python \\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerNodes:
-    """What the server needs to run nodes as containers."""
+    """The image and the engine that run nodes as containers."""
 
     image: str
     engine: Path

@@ -146,7 +146,7 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 def wait_until(condition: Callable[[], bool], *, limit_s: float, step_s: float = 0.2) -> bool:
-    """Whether ``condition`` came true within ``limit_s``."""
+    """Wait until ``condition`` is true; false if it is not within ``limit_s``."""
     end = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end:

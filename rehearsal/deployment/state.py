@@ -1,4 +1,4 @@
-"""What one rehearsal was asked for, where its files are, and whether one is up."""
+"""The settings of a rehearsal, its files, and the one that is up."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Settings:
     """The options of the command line, checked."""
 
     orchestrators: tuple[str, ...] = ("batch",)
-    """What runs jobs on the nodes: batch, eks or both."""
+    """Orchestrators of the nodes: batch, eks or both."""
     nodes: int
     processes_per_node: int
     processes_of: Mapping[str, int]
     """Processes per node of single workloads."""
     instance_type: str
     workloads: tuple[str, ...]
-    """What is run: all-reduce and llama-tiny on Batch, mnist and bert-tiny on EKS."""
+    """Workloads: all-reduce and llama-tiny on Batch, mnist and bert-tiny on EKS."""
     faults: tuple[str, ...]
     parameters: tuple[str, ...]
     """``key=value``, passed to ``jobs submit --set``."""
@@ -131,7 +131,7 @@ def refuse_second(folder: Folder) -> None:
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process started, in the kernel's own ticks; without /proc only that it exists."""
+    """Start time of a process, in the kernel's own ticks; without /proc only that it exists."""
     try:
         # Fields after the command name, which may hold spaces: proc(5), fields 3 and 22.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

@@ -1,1 +1,1 @@
-"""What a person sees of a rehearsal, while it runs and at its end."""
+"""Everything that a person sees of a rehearsal, while it runs and at its end."""

@@ -13,7 +13,7 @@ _COLOURS = ("#2563eb", "#ea580c", "#16a34a")
 
 
 def text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
-    """As lines of text, without colours."""
+    """Draw the curve in text, without colours."""
     import plotext  # only who looks at a curve needs it
 
     figure = plotext.figure
@@ -32,7 +32,7 @@ def text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
 
 
 def write_svg(path: Path, attempts: Sequence[TrainingAttempt]) -> None:
-    """As a figure; nothing is written when there is nothing to show."""
+    """Write the curve as a figure, unless there is nothing to show."""
     points = [
         point for attempt in attempts for point in zip(attempt.steps, attempt.losses, strict=True)
     ]

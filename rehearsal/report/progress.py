@@ -1,4 +1,4 @@
-"""What a person sees while a rehearsal runs."""
+"""Shows a rehearsal while it runs."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def num_nodes(settings: Settings) -> int:
 
 
 def fault_kind(settings: Settings) -> str:
-    """Which node is killed: not the main one, if there is another."""
+    """The fault that kills a node: not the main one, if there is another."""
     return "kill-child" if num_nodes(settings) > 1 else "kill-main"
 
 
@@ -132,6 +132,6 @@ def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> Trai
 
 
 def parameters(settings: Settings) -> dict[str, str]:
-    """Of the training job: the rehearsal's own, then the user's."""
+    """Parameters of the training job: the rehearsal's own, then the user's."""
     given = own_parameters(settings.parameters, WORKLOAD)
     return {**PARAMETERS, **LAUNCH_DEFAULTS, **given}

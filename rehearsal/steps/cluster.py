@@ -24,10 +24,10 @@ PROBED = "probed-pods"
 PROCESSES_OF = {"mnist": 2, "bert-tiny": 1}
 """Processes per node: data parallel in a pod, and over pods."""
 NODES = 2
-"""Of the run that loses a pod."""
+"""Nodes of the run that loses a pod."""
 SLOW, _FAST = 4, 600
-"""How much faster idle time passes: for the default of 30 minutes 7 minutes, longer than any pause
-of the scenario, and at its end 3 seconds."""
+"""Factors by which idle time passes faster. The default of 30 minutes becomes 7 minutes, longer
+than any pause of the scenario, and 3 seconds at its end."""
 _TRAINIUM_NODES = "trainium/nodes=trainium"
 DIGITS, TEXT = "digits", "bert-tiny"
 """Datasets."""
@@ -53,7 +53,7 @@ PARAMETERS: Mapping[str, Mapping[str, str]] = {
 
 
 def parameters(settings: Settings) -> dict[str, dict[str, str]]:
-    """Of each workload: the rehearsal's own, then the user's."""
+    """Parameters of each workload: the rehearsal's own, then the user's."""
     return {
         name: {**own, **LAUNCH_DEFAULTS, **own_parameters(settings.parameters, name)}
         for name, own in PARAMETERS.items()
@@ -61,7 +61,7 @@ def parameters(settings: Settings) -> dict[str, dict[str, str]]:
 
 
 def data() -> tuple[Step, ...]:
-    """What the trainings read; it needs no nodes, and the order does not matter."""
+    """Steps that prepare what the trainings read; they need no nodes, and no order."""
     return tuple(
         Step(
             name=f"prepare {dataset}",
@@ -115,7 +115,7 @@ def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
 
 
 def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Step, ...]:
-    """What users, kubectl and TorchX see of the runs.
+    """Steps that look at the runs, as users, kubectl and TorchX do.
 
     Args:
         job_ids: Names of the Volcano jobs, by run.
@@ -184,7 +184,7 @@ def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Step, .
 
 
 def probing() -> tuple[Step, ...]:
-    """What verify and the probes find in pods."""
+    """Steps that run verify and its probes in pods."""
     return (
         Step(
             name="verify",
@@ -341,7 +341,7 @@ def too_big() -> tuple[Step, ...]:
 
 
 def before_training(settings: Settings) -> tuple[Chain, ...]:
-    """What the trainings need, and a run that is looked into meanwhile."""
+    """Chains that the trainings need, and a run that is looked into meanwhile."""
     digits, text = data()
     looks = (
         # Lets kubectl and TorchX in.
@@ -372,7 +372,7 @@ def trainings(settings: Settings) -> tuple[Chain, ...]:
 
 
 def afterwards(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Chain, ...]:
-    """What is to be seen of the runs, what the probes find, and that idle nodes go."""
+    """Chains after the trainings: looks at the runs, probes, and the end of idle nodes."""
     looks = [
         Chain(name=step.name, steps=(step,))
         for step in watching(job_ids, with_browser=with_browser)

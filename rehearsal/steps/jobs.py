@@ -45,7 +45,7 @@ def own_parameters(pairs: Iterable[str], workload: str) -> dict[str, str]:
 
 
 def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
-    """What is passed to ``--set``: the rehearsal's own, then the fault's, then the user's."""
+    """Values for ``--set``: the rehearsal's own, then the fault's, then the user's."""
     merged = {**DEFAULTS[ALL_REDUCE], **LAUNCH_DEFAULTS}
     given = list(settings.parameters)
     if fault is not None:
@@ -116,7 +116,7 @@ def armed(aws: Aws, *, run: str, kind: str, after: int | None = None) -> Iterato
 def ended_run(
     runner: Runner, step: str, *, run: str, fault: str | None, on_cluster: bool = False
 ) -> Run:
-    """How the job of a step ended, as ``jobs status`` says."""
+    """Read how the job of a step ended, as ``jobs status`` says."""
     record = runner.step(step)
     if record is None:
         problems = [known.problem for known in runner.steps if known.problem]

@@ -39,17 +39,17 @@ class Step:
     """Run that TensorBoard has to show before the command is interrupted."""
     exit_code: int = 0
     says: Mapping[str, str] = field(default_factory=dict)
-    """What must be so, and the regular expression that must be in the output for it."""
+    """Checks by name, with the regular expression that must be in the output for each."""
 
     @property
     def shown(self) -> str:
-        """As a user types it."""
+        """The command as a user types it."""
         program = "python -m jobs" if self.program == "jobs" else self.program
         return " ".join((program, *self.argv))
 
     @property
     def command(self) -> tuple[str, ...]:
-        """As it is started."""
+        """The command as it is started."""
         match self.program:
             case "jobs":
                 return (sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, *self.argv)
@@ -101,7 +101,7 @@ class Runner:
         self._processes: list[subprocess.Popen[str]] = []
         self._stopped = False
         self.steps: list[StepRecord] = []
-        """In the order of the tables, whoever was faster."""
+        """Steps that were run, in the order of the tables, whichever was faster."""
         self.checks: list[Check] = []
 
     def run(self, chains: Sequence[Chain]) -> bool:
@@ -127,11 +127,11 @@ class Runner:
             process.terminate()
 
     def step(self, name: str) -> StepRecord | None:
-        """What is known of a step, if it was run."""
+        """Return the record of a step, if it was run."""
         return next((record for record in self.steps if record.name == name), None)
 
     def log(self, step: str) -> Path:
-        """The output of a step."""
+        """The file that has the output of a step."""
         return self._folder.log(f"{self._half}-{step.replace(' ', '-')}")
 
     def _chain(self, chain: Chain, needed: Iterable[Future[_Ended]]) -> _Ended:

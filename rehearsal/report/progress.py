@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -15,8 +15,6 @@ from rich.text import Text
 from rehearsal.receipt import Phase
 
 _DETAIL_WIDTH = 56
-USUAL_S: Mapping[str, int] = {}
-"""Seconds on two idle cores, of what takes a while."""
 
 
 class Progress:
@@ -34,44 +32,38 @@ class Progress:
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
         """Show a phase while it runs, maybe beside others, and a line when it ended."""
-        self._note_running(self._running.append, phase.name)
+        self._running.append(phase.name)
+        self._show()
         try:
             yield
         finally:
-            self._note_running(self._running.remove, phase.name)
+            self._running.remove(phase.name)
+            self._show()
             style = "green" if phase.outcome == "ok" else "bold red"
             self._console.print(
                 Text.assemble(
                     (f"{phase.outcome:<7}", style),
                     f"{phase.name:<42}",
                     (f"{phase.seconds:>7.1f} s", "dim"),
-                    (f"  usually {usual}" if (usual := USUAL_S.get(phase.name)) else "", "dim"),
                 )
             )
 
-    def _note_running(self, change: Any, name: str) -> None:
+    def detail(self, line: str) -> None:
+        """Show what the tool at work said last."""
+        # The text may hold square brackets that are no markup.
+        self._show(Text.from_ansi(line).plain[:_DETAIL_WIDTH])
+
+    def _show(self, words: str = "") -> None:
+        """Show every phase that runs, on a terminal."""
         with self._lock:
-            change(name)
+            if self._status is None and self._running and self._console.is_terminal:
+                self._status = self._console.status("")
+                self._status.start()
             if self._status is not None and not self._running:
                 self._status.stop()
                 self._status = None
-            elif self._status is None and self._running and self._console.is_terminal:
-                self._status = self._console.status("")
-                self._status.start()
-        self.detail("")
-
-    def detail(self, line: str) -> None:
-        """Show what the tool at work said last."""
-        with self._lock:
-            if self._status is None:
-                return
-            # The text may hold square brackets that are no markup.
-            words = Text.from_ansi(line).plain[:_DETAIL_WIDTH]
-            names = " | ".join(
-                f"{name}, usually {USUAL_S[name]} s" if name in USUAL_S else name
-                for name in self._running
-            )
-            self._status.update(Text.assemble(names, (f"  {words}", "dim")))
+            if self._status is not None:
+                self._status.update(Text.assemble(" | ".join(self._running), (f"  {words}", "dim")))
 
     def note(self, text: str) -> None:
         """Say something that stays."""

@@ -1,0 +1,100 @@
+"""The scenario of a rehearsal: what is deployed and destroyed when, and what a failure leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rehearsal.cli import options
+from rehearsal.deployment.cdk import Assembly, StepFailed
+from rehearsal.deployment.state import Folder
+from rehearsal.receipt import Receipt
+from rehearsal.report.progress import Progress
+from rehearsal.scenario import Rehearsal
+
+NEEDED = ("x-network", "x-batch")
+
+
+class Rehearsed:
+    """A rehearsal whose parts only say that they were reached."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> None:
+        given = {"orchestrators": None, "nodes": None, "processes_per_node": None,
+                 "instance_type": "trn1.32xlarge", "containers": False, "addresses": "127.0.0",
+                 "path": "", **asked}  # fmt: skip
+        self.reached: list[Any] = []
+        self.failing = ""
+
+        def part(name: str) -> Any:
+            def reach(rehearsal: Rehearsal, *given: Any) -> None:
+                self.reached.append((name, *given))
+                rehearsal._is_up = True
+                if name == self.failing:
+                    raise StepFailed("no")
+
+            return reach
+
+        for name in ("start", "deploy", "destroy", "_all_reduce", "_both_halves"):
+            monkeypatch.setattr(Rehearsal, name, part(name))
+        settings = options.check(**given)
+        self.receipt = Receipt(settings=settings)
+        self.rehearsal = Rehearsal(
+            settings=settings,
+            folder=Folder(folder),
+            base_environment={},
+            progress=Progress(Console(quiet=True)),
+            receipt=self.receipt,
+        )
+        self.rehearsal._assembly = Assembly(region="r", stacks=(*NEEDED, "x-eks"))
+
+    def go(self, **how: Any) -> list[Any]:
+        self.rehearsal.go(**{"jobs": True, "stay": None, **how})
+        return self.reached
+
+
+def test_the_first_result_has_a_deployment_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed = Rehearsed(tmp_path, monkeypatch)
+
+    assert rehearsed.go() == [
+        ("start",),
+        *(("deploy", NEEDED), ("_all_reduce",), ("destroy", NEEDED)),
+        *(("deploy", None), ("_both_halves", {"llama-tiny", "mnist", "bert-tiny"})),
+        ("destroy", None),
+    ]
+    assert rehearsed.receipt.first_result is not None
+    assert rehearsed.receipt.first_result.stacks == 2
+
+
+def test_the_quick_one_ends_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = Rehearsed(tmp_path, monkeypatch, quick=True).go()
+
+    assert reached == [("start",), ("deploy", None), ("_all_reduce",), ("destroy", None)]
+
+
+def test_a_job_that_cannot_be_followed_is_destroyed_and_nothing_else_is_deployed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed = Rehearsed(tmp_path, monkeypatch)
+    rehearsed.failing = "_all_reduce"
+
+    assert rehearsed.go()[-1] == ("destroy", NEEDED)
+    assert rehearsed.receipt.errors == ["no"]
+
+
+def test_a_visitor_stays_with_everything_deployed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed = Rehearsed(tmp_path, monkeypatch)
+
+    def stay() -> None:
+        rehearsed.reached.append("stays")
+
+    reached = rehearsed.go(jobs=False, stay=stay)
+
+    assert reached == [("start",), ("deploy", None), ("_both_halves", set()), "stays",
+                       ("destroy", None)]  # fmt: skip

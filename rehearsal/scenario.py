@@ -72,8 +72,10 @@ class Rehearsal:
                 self._all_reduce()
                 if stay is not None and not rest:
                     stay()
+            if self.receipt.errors:
+                return
             self._tell_first(only)
-            if self.receipt.errors or not rest:
+            if not rest:
                 return
         with self._destroyed(None):
             self.deploy(None)
@@ -118,7 +120,7 @@ class Rehearsal:
             command = cdk.deploy_command(
                 cdk.executable(self._bin), assembly=self.folder.assembly, only=only
             )
-            self._cdk(command, "deploy")
+            self._cdk(command, "deploy" if only is None else "deploy-first")
             self.receipt.stacks = [
                 Stack(name=name, resources=leftovers.count_resources(self._aws, name))
                 for name in (only or self._assembly.stacks)
@@ -229,7 +231,7 @@ class Rehearsal:
             command = cdk.destroy_command(
                 cdk.executable(self._bin), assembly=self.folder.assembly, only=only
             )
-            self._cdk(command, "destroy")
+            self._cdk(command, "destroy" if only is None else "destroy-first")
         with self._phase("proof"):
             self.receipt.expected_left, self.receipt.leftovers = leftovers.compare(
                 before=self._before,

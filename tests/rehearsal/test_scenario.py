@@ -84,6 +84,7 @@ def test_a_job_that_cannot_be_followed_is_destroyed_and_nothing_else_is_deployed
 
     assert rehearsed.go()[-1] == ("destroy", NEEDED)
     assert rehearsed.receipt.errors == ["no"]
+    assert rehearsed.receipt.first_result is None
 
 
 def test_a_visitor_stays_with_everything_deployed(

@@ -1,8 +1,8 @@
 """The decisions of one round, made from what was read in it.
 
 What has to be remembered is in annotations of the nodes, so that a new process goes on where the
-last one was ended, and everybody can read it. Only an instance that is no node has none: since when
-that is so, the process remembers itself.
+last one was ended, and everybody can read it. Only an instance that is no node has none: since
+when that is so, the process itself remembers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Seen:
     pods: Sequence[Json]
     """Pods of all namespaces."""
     jobs: Sequence[Json]
-    """Volcano's."""
+    """Jobs of Volcano."""
     group: Group
     strangers: Mapping[str, datetime] = field(default_factory=dict)
     """Instances in service that are no nodes, each with the time since when."""
@@ -72,11 +72,11 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raise:
-    """Have more nodes."""
+    """Buy more nodes."""
 
     number: int
     jobs: tuple[str, ...]
-    """The job that asked for them."""
+    """Jobs that asked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ Step = Raise | Mark | Remove | Discard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Steps in their order, and how the group stands."""
+    """Steps in their order, and the state of the group in a sentence."""
 
     steps: tuple[Step, ...]
     summary: str

@@ -46,14 +46,11 @@ class BatchStack(cdk.Stack):
         """Create what runs jobs on nodes.
 
         Args:
-            scope: Parent of the stack.
-            construct_id: Id of the stack.
             config: What one deployment is to be.
             network: Where nodes live.
             storage: Where data lives.
             lustre: What nodes mount.
             data: What all jobs share: image, logs, execution role.
-            **kwargs: Everything else a stack takes.
         """
         super().__init__(scope, construct_id, **kwargs)
         self.add_stack_dependency(data, "its image has been pushed")

@@ -50,13 +50,10 @@ class DataJobsStack(cdk.Stack):
         """Create the CPU environment, its queue and one job definition a CPU workload.
 
         Args:
-            scope: Parent of the stack.
-            construct_id: Id of the stack.
             config: What one deployment is to be.
             network: Where instances live.
             storage: Where data lives.
             image: Where the built image goes. Default: nothing is built, ``config.image_uri`` runs.
-            **kwargs: Everything else a stack takes.
         """
         if image is not None:
             kwargs["synthesizer"] = OwnRepositorySynthesizer(

@@ -47,14 +47,11 @@ class EksStack(cdk.Stack):
         """Create what runs jobs on nodes.
 
         Args:
-            scope: Parent of the stack.
-            construct_id: Id of the stack, and beginning of the cluster's name.
             config: What one deployment is to be.
             network: Where nodes live.
             storage: Where data lives.
             lustre: What pods mount.
             data: What all jobs share: the image.
-            **kwargs: Everything else a stack takes.
         """
         super().__init__(scope, construct_id, **kwargs)
         self.add_stack_dependency(data, "its image has been pushed")

@@ -31,12 +31,9 @@ class LustreStack(cdk.Stack):
         """Create the file system that ``config`` asks for, or name the one that it brings along.
 
         Args:
-            scope: Parent of the stack.
-            construct_id: Id of the stack.
             config: What one deployment is to be.
             network: Where nodes live.
             storage: The bucket whose datasets appear in the file system.
-            **kwargs: Everything else a stack takes.
         """
         super().__init__(scope, construct_id, **kwargs)
         self.mount: LustreMount | None = None

@@ -73,8 +73,6 @@ class TrainiumComputeEnvironment(Construct):
         """Create the environment.
 
         Args:
-            scope: Parent of the environment.
-            construct_id: Id of the environment.
             instance_type: The one type of all nodes.
             network: Subnet of the nodes; its group is that of the tasks where the launch template
                 lists no interfaces, and the VPC's default group is where it does.

@@ -35,8 +35,6 @@ class CpuComputeEnvironment(Construct):
         """Create the environment.
 
         Args:
-            scope: Parent of the environment.
-            construct_id: Id of the environment.
             vpc: Where the instances live.
             subnets: Private, with a way to ECR, S3 and the internet; Spot has more to choose from
                 in several zones.

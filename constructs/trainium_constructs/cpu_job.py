@@ -39,8 +39,6 @@ class CpuJob(Construct):
         """Define the job.
 
         Args:
-            scope: Parent of the definition.
-            construct_id: Id of the definition.
             workload: What runs.
             image_uri: The training image, which runs on any x86-64 host.
             time_limit: Time of one attempt.

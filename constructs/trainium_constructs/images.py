@@ -38,8 +38,6 @@ class ImageRepository(Construct):
         """Create the repository.
 
         Args:
-            scope: Parent of the repository.
-            construct_id: Id of the repository.
             repository_name: A physical name, because the CDK CLI pushes by name.
             publishing_role_name: A physical name, because the CDK CLI assumes it by name; with
                 the prefix ``cdk-`` it works for users who may only assume the bootstrap's roles.
@@ -87,8 +85,6 @@ class TrainingImage(Construct):
         """Describe the image; the CDK CLI builds and pushes it when it deploys.
 
         Args:
-            scope: Parent of the image.
-            construct_id: Id of the image.
             context: Build context; its ``.dockerignore`` is an allow-list.
             base_image: The Neuron Deep Learning Container that the release pins.
         """

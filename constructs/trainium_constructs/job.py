@@ -110,8 +110,6 @@ class MultiNodeTrainingJob(Construct):
         """Define the job.
 
         Args:
-            scope: Parent of the definition.
-            construct_id: Id of the definition.
             workload: What runs.
             instance_type: Where it runs: devices, vCPUs and memory follow from it.
             image_uri: The training image.

@@ -47,8 +47,6 @@ class EfaLaunchTemplate(Construct):
         """Describe a node.
 
         Args:
-            scope: Parent of the template.
-            construct_id: Id of the template.
             instance_type: What is started.
             layout: Kind of the secondary interfaces.
             security_groups: Groups of every interface of the host; one must admit itself, in and

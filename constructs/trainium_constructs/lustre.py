@@ -44,8 +44,6 @@ class LustreFileSystem(Construct):
         """Create the file system and link it to the bucket.
 
         Args:
-            scope: Parent of the file system.
-            construct_id: Id of the file system.
             network: The VPC, and the nodes' group.
             subnet: Where it is; another one makes another file system.
             opens_nodes: Add rules for Lustre to the nodes' group. False for a group that is not

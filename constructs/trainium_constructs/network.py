@@ -82,8 +82,6 @@ class NodeVpc(Construct):
         """Create the VPC.
 
         Args:
-            scope: Parent of the VPC.
-            construct_id: Id of the VPC.
             cidr: Address range; a quarter of it goes to the nodes of each zone.
             zone_ids: Ids of availability zones, which mean the same places in every account. The
                 first one has the ways out, which the others share: they cost by the hour, and

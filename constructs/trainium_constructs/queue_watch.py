@@ -53,8 +53,6 @@ class QueueWatch(Construct):
         """Watch the queue.
 
         Args:
-            scope: Parent of the watch.
-            construct_id: Id of the watch.
             queue_arn: Queue whose jobs are watched.
             host_name: ``Name`` tag of the hosts that serve the queue.
             deployment: Deployment that the hosts are tagged with.

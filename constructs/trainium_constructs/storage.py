@@ -48,8 +48,6 @@ class TrainingBucket(Construct):
         """Create the bucket, or take an existing one.
 
         Args:
-            scope: Parent of the bucket.
-            construct_id: Id of the bucket.
             bucket_name: An existing bucket, left as it is. Default: a new one.
             kms_key_arn: Key that an existing bucket encrypts with. Default: S3's own, which needs
                 no grant.

@@ -78,8 +78,6 @@ class TrainingCluster(Construct):
         """Create the cluster.
 
         Args:
-            scope: Parent of the cluster.
-            construct_id: Id of the cluster.
             cluster_name: Beginning of a physical name, because EKS finds the log group of the
                 control plane by it: made here, the group has a retention and goes with the stack.
             kubernetes_version: Minor version, say ``1.35``.

@@ -67,8 +67,6 @@ class ClusterContents(Construct):
         """Install everything.
 
         Args:
-            scope: Parent of the contents.
-            construct_id: Id of the contents.
             cluster: Where they go.
             settings: What they follow from.
             accounts: Service accounts in the namespace of the jobs.

@@ -67,8 +67,6 @@ class TrainiumNodeGroup(Construct):
         """Create the group.
 
         Args:
-            scope: Parent of the group.
-            construct_id: Id of the group.
             cluster: Where the nodes belong.
             instance_type: Type of every node.
             network: Subnet of the nodes, and the group that EFA needs.
@@ -157,8 +155,6 @@ class SystemNodeGroup(Construct):
         """Create the group.
 
         Args:
-            scope: Parent of the group.
-            construct_id: Id of the group.
             cluster: Where the nodes belong.
             instance_types: Types to choose from, x86-64.
             network: Subnets with a way to the internet, and the group that the file system admits:

@@ -43,8 +43,6 @@ class NodeScaler(Construct):
         """Install it.
 
         Args:
-            scope: Parent of the scaler.
-            construct_id: Id of the scaler.
             cluster: Where it runs.
             node_group: Whose nodes it takes away and gets.
             deployment: Name of the deployment.

@@ -19,7 +19,8 @@ from training.core.job import Job, Stopped, StopSwitch
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH, Progress
-from training.storage.results import Bucket, ResultFiles
+from training.storage import open_objects
+from training.storage.results import UPLOAD_RETRIES, ResultFiles
 from training.workloads import IMPLEMENTATIONS
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.workloads import Hardware
@@ -118,7 +119,12 @@ def run(
 def _store(workload: str, node: NodeContract, scratch: Path) -> ResultFiles:
     bucket = None
     if node.bucket is not None:
-        bucket = Bucket(name=node.bucket, region=node.region, endpoint_url=node.endpoint_url)
+        bucket = open_objects(
+            f"s3://{node.bucket}",
+            region=node.region,
+            endpoint_url=node.endpoint_url,
+            retry_policy=UPLOAD_RETRIES,
+        )
     return ResultFiles(
         root=_LOCAL_ROOT if bucket is None else scratch,
         run=node.run,

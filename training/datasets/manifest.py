@@ -18,6 +18,7 @@ _WITHOUT_VALIDATION = 1
 TOKENIZER_FILE = "tokenizer.json"
 """The tokenizer that made the ids, in Hugging Face's own format, beside the manifest."""
 _HASH_BLOCK_BYTES = 4 * 1024 * 1024
+FILES_SCHEMA = 1
 
 
 class DatasetError(ValueError):
@@ -130,9 +131,6 @@ def sha256_of(path: Path) -> str:
         while block := file.read(_HASH_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
-
-
-FILES_SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,8 @@ __all__ = [
     "StorageUnavailable",
     "open_objects",
 ]
+_LOCAL_ROOT = Path("build")
+"""Folder laid out as the bucket, which also holds results without a bucket."""
 
 
 def open_objects(
@@ -60,10 +62,6 @@ def open_objects(
     if parts.scheme == "" and uri:
         return LocalObjects(Path(uri).absolute())
     raise ValueError(f"{uri!r} is no storage; write s3://bucket/prefix or the path of a folder")
-
-
-_LOCAL_ROOT = Path("build")
-"""Folder laid out as the bucket, which also holds results without a bucket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

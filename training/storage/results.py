@@ -11,22 +11,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from training.storage import Objects
+from training.storage import Objects, RetryPolicy
 from trainium_catalogue.contract import run_prefix
 
-_CONNECT_TIMEOUT_S = 10
-_READ_TIMEOUT_S = 60
 _BETWEEN_UPLOADS_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """A bucket that gets the results beside the local folder."""
-
-    name: str
-    region: str | None
-    endpoint_url: str | None
-    """Set on emulators only."""
+UPLOAD_RETRIES = RetryPolicy(total_s=60.0)
+"""Gives up within the time in which a job may hang."""
+_BETWEEN_COMPLAINTS_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +30,8 @@ class ResultFiles:
     run: str
     workload: str
     attempt: int
-    bucket: Bucket | None
+    bucket: Objects | None
+    """Root of the bucket, which gets a copy; None: files stay in the local folder."""
     _uploaded_s: list[float] = field(default_factory=list, repr=False)
     """Times at which metrics were uploaded."""
 
@@ -81,7 +75,7 @@ class ResultFiles:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=2) + "\n")
         self._upload((key,))
-        return str(path) if self.bucket is None else f"s3://{self.bucket.name}/{key}"
+        return str(path) if self.bucket is None else f"{self.bucket.uri}/{key}"
 
     def finish(self, result: Mapping[str, Any]) -> list[str]:
         """Write the result and put everything into the bucket; returns where it is."""
@@ -92,43 +86,22 @@ class ResultFiles:
         if self.bucket is None:
             return [str(self._local(key)) for key in keys]
         self._upload(keys)
-        return [f"s3://{self.bucket.name}/{key}" for key in keys]
+        return [f"{self.bucket.uri}/{key}" for key in keys]
 
     def _upload(self, keys: Iterable[str]) -> None:
         self._uploaded_s.append(time.monotonic())
         if self.bucket is None:
             return
-        client = _client(self.bucket)
         for key in keys:
-            client.put_object(Bucket=self.bucket.name, Key=key, Body=self._local(key).read_bytes())
+            self.bucket.put(key, self._local(key).read_bytes())
 
     def _local(self, key: str) -> Path:
         return self.root / key
 
 
-def _client(bucket: Bucket) -> Any:
-    """An S3 client that gives up within the time in which a job may hang."""
-    import boto3
-    from botocore.config import Config
-
-    config = Config(
-        connect_timeout=_CONNECT_TIMEOUT_S,
-        read_timeout=_READ_TIMEOUT_S,
-        retries={"mode": "standard", "max_attempts": 5},
-        # An emulator has no name for each bucket.
-        s3={"addressing_style": "path"} if bucket.endpoint_url else {},
-    )
-    return boto3.client(
-        "s3", region_name=bucket.region, endpoint_url=bucket.endpoint_url, config=config
-    )
-
-
 def now_utc() -> str:
     """The time as ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-_BETWEEN_COMPLAINTS_S = 60.0
 
 
 class Uploads:

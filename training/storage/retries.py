@@ -53,6 +53,7 @@ _TRANSIENT_TYPES = frozenset(
         "MetadataRetrievalError",
     }
 )
+T = TypeVar("T")
 
 
 def code_of(error: Exception) -> str | None:
@@ -108,9 +109,6 @@ def explained(error: Exception, *, verb: str, name: str, bucket: str) -> Excepti
     if code is not None:
         return StorageRefused(f"cannot {verb} {name}: {error}; the request itself is refused")
     return error
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,13 @@ from training.storage.transfers import MultipartUpload, download
 
 _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
+T = TypeVar("T")
+_PART_BYTES = 16 * 1024 * 1024
+_THREADS = 4
+"""Threads of a transfer: 32 ranks of a node transfer at once, so few are enough."""
+_REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
+"""The last where the answer's text is lost."""
+_AT_ONCE = 1000  # the most that ListObjectsV2 gives and DeleteObjects takes
 
 
 class _SharedClient:
@@ -66,16 +73,6 @@ class _SharedClient:
         return boto3.session.Session().client(
             "s3", region_name=self._region, endpoint_url=self._endpoint_url, config=config
         )
-
-
-T = TypeVar("T")
-
-_PART_BYTES = 16 * 1024 * 1024
-_THREADS = 4
-"""Threads of a transfer: 32 ranks of a node transfer at once, so few are enough."""
-_REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
-"""The last where the answer's text is lost."""
-_AT_ONCE = 1000  # the most that ListObjectsV2 gives and DeleteObjects takes
 
 
 class S3Objects:

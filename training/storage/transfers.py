@@ -16,6 +16,8 @@ from training.core.files import PART_PREFIX
 from training.storage.interface import OnBytes
 from training.storage.retries import code_of
 
+Retry = Callable[[Callable[[], Any]], Any]
+
 
 def download(
     fetch: Callable[[int, int], bytes],
@@ -63,9 +65,6 @@ def download(
     finally:
         os.close(handle)
         part.unlink(missing_ok=True)
-
-
-Retry = Callable[[Callable[[], Any]], Any]
 
 
 class MultipartUpload(io.RawIOBase):

@@ -37,6 +37,43 @@ _COUNTED = frozenset(
 """Plurals that a quota names by themselves; the others are ``count/<plural>.<group>``."""
 _FROM_OUTSIDE = ("NodePort", "LoadBalancer")
 _MIB = 2**20
+LABEL = "pod-security.kubernetes.io/enforce"
+_CAPABILITIES = frozenset(
+    [
+        "AUDIT_WRITE",
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "MKNOD",
+        "NET_BIND_SERVICE",
+        "SETFCAP",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+        "SYS_CHROOT",
+    ]
+)
+_SYSCTLS = frozenset(
+    {
+        "kernel.shm_rmid_forced",
+        *(
+            f"net.ipv4.{name}"
+            for name in [
+                "ip_local_port_range",
+                "ip_local_reserved_ports",
+                "ip_unprivileged_port_start",
+                "ping_group_range",
+                "tcp_fin_timeout",
+                "tcp_keepalive_intvl",
+                "tcp_keepalive_probes",
+                "tcp_keepalive_time",
+                "tcp_syncookies",
+            ]
+        ),
+    }
+)
 
 
 def check_quotas(store: Store, kind: ApiResource, entry: Json) -> None:
@@ -105,45 +142,6 @@ def _text(key: str, amount: Fraction) -> str:
     if key.endswith("memory") and amount and amount % _MIB == 0:
         return f"{amount / _MIB}Mi"
     return str(amount) if amount.denominator == 1 else f"{amount * 1000}m"
-
-
-LABEL = "pod-security.kubernetes.io/enforce"
-_CAPABILITIES = frozenset(
-    [
-        "AUDIT_WRITE",
-        "CHOWN",
-        "DAC_OVERRIDE",
-        "FOWNER",
-        "FSETID",
-        "KILL",
-        "MKNOD",
-        "NET_BIND_SERVICE",
-        "SETFCAP",
-        "SETGID",
-        "SETPCAP",
-        "SETUID",
-        "SYS_CHROOT",
-    ]
-)
-_SYSCTLS = frozenset(
-    {
-        "kernel.shm_rmid_forced",
-        *(
-            f"net.ipv4.{name}"
-            for name in [
-                "ip_local_port_range",
-                "ip_local_reserved_ports",
-                "ip_unprivileged_port_start",
-                "ping_group_range",
-                "tcp_fin_timeout",
-                "tcp_keepalive_intvl",
-                "tcp_keepalive_probes",
-                "tcp_keepalive_time",
-                "tcp_syncookies",
-            ]
-        ),
-    }
-)
 
 
 def violations(namespace: Json, spec: Json) -> list[str]:

@@ -25,6 +25,10 @@ from trainium_emulators.kubernetes.store import Store
 _ALL = (POD, SERVICE, DEPLOYMENT)
 """Kinds that ``kubectl get all`` shows."""
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Identify = Callable[[str], rbac.Caller | None]
+"""Tells who sends a bearer token, empty where there is none; None for nobody it knows."""
+_CALLER: web.RequestKey[rbac.Caller] = web.RequestKey("caller", rbac.Caller)
 
 
 def version_info() -> Json:
@@ -123,14 +127,6 @@ def openapi_document(kinds: Sequence[ApiResource], place: str) -> Json:
 
 def _place(kind: ApiResource) -> str:
     return f"apis/{kind.api_version}" if kind.group else f"api/{kind.version}"
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-Identify = Callable[[str], rbac.Caller | None]
-"""Tells who sends a bearer token, empty where there is none; None for nobody it knows."""
-_CALLER: web.RequestKey[rbac.Caller] = web.RequestKey("caller", rbac.Caller)
 
 
 def application(

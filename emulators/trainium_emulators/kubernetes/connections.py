@@ -22,6 +22,8 @@ from trainium_emulators.kubernetes.resources import Json
 
 _EXEC_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STDIN, _STDOUT, _STDERR, _ERROR, _RESIZE, _CLOSE = 0, 1, 2, 3, 4, 255
+_FORWARD_PROTOCOLS = ("v4.channel.k8s.io", "portforward.k8s.io")
+_LOOPBACK = "127.0.0.1"
 
 
 class Runs(Protocol):
@@ -114,10 +116,6 @@ async def _finish(socket: web.WebSocketResponse, code: int, message: str) -> Non
     with contextlib.suppress(ConnectionError):
         await socket.send_bytes(bytes([_ERROR]) + json.dumps(status).encode())
         await socket.close()
-
-
-_FORWARD_PROTOCOLS = ("v4.channel.k8s.io", "portforward.k8s.io")
-_LOOPBACK = "127.0.0.1"
 
 
 async def forward_ports(request: web.Request, pod: Json) -> web.StreamResponse:

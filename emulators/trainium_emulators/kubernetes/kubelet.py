@@ -27,6 +27,13 @@ from trainium_emulators.nodes.node import NodeProcess, image_environment
 
 _LAST_LINES, _LAST_BYTES = 80, 2048
 """Limits of a termination message."""
+MARK = "REHEARSAL_POD"
+"""Variable by which a pod's processes are known from all others."""
+_FIRST_ADDRESS = 200
+"""First loopback address for pods, above those of Batch's nodes and containers."""
+_ADDRESSES = 50
+_POLL_S = 0.2
+_RESTART_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,15 +108,6 @@ def container_status(run: PodRun, state: Json, *, ready: bool) -> Json:
         "state": state,
         "lastState": {},
     }
-
-
-MARK = "REHEARSAL_POD"
-"""Variable by which a pod's processes are known from all others."""
-_FIRST_ADDRESS = 200
-"""First loopback address for pods, above those of Batch's nodes and containers."""
-_ADDRESSES = 50
-_POLL_S = 0.2
-_RESTART_S = 0.5
 
 
 class Kubelet:

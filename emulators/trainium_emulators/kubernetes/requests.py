@@ -15,6 +15,19 @@ from trainium_emulators.kubernetes import errors
 from trainium_emulators.kubernetes.resources import NAMESPACE, ApiResource, Json
 
 APPLY_PATCH = "application/apply-patch+yaml"
+_MERGE_KEYS = {
+    "conditions": ("type",),
+    "containers": ("name",),
+    "env": ("name",),
+    "initContainers": ("name",),
+    "ownerReferences": ("uid",),
+    # Of a Service, and of a container.
+    "ports": ("port", "containerPort"),
+    "volumeMounts": ("mountPath",),
+    "volumes": ("name",),
+}
+"""patchMergeKey of the lists that are merged (k8s.io/api core/v1 and apps/v1, types.go); every
+other list is replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,21 +80,6 @@ def patched(content_type: str, base: Json, patch: Json) -> Json:
         case _:
             result = merged(base, patch)
     return result
-
-
-_MERGE_KEYS = {
-    "conditions": ("type",),
-    "containers": ("name",),
-    "env": ("name",),
-    "initContainers": ("name",),
-    "ownerReferences": ("uid",),
-    # Of a Service, and of a container.
-    "ports": ("port", "containerPort"),
-    "volumeMounts": ("mountPath",),
-    "volumes": ("name",),
-}
-"""patchMergeKey of the lists that are merged (k8s.io/api core/v1 and apps/v1, types.go); every
-other list is replaced."""
 
 
 def merged(base: Any, patch: Any) -> Any:

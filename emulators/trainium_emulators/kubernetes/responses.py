@@ -27,6 +27,8 @@ from trainium_emulators.kubernetes.resources import (
 from trainium_emulators.kubernetes.store import Store, StoreChange, matches
 
 Column = tuple[str, Callable[[Json], Any]]
+_POLL_S = 0.1
+_INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 
 def _status(*names: str) -> Callable[[Json], Any]:
@@ -133,10 +135,6 @@ def _age(entry: Json) -> str:
         if seconds >= 2 * size:
             return f"{seconds // size}{unit}"
     return f"{seconds}s"
-
-
-_POLL_S = 0.1
-_INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 
 def wants_table(request: web.Request) -> bool:

@@ -43,6 +43,13 @@ _EVENTS = [
     "*", "PodPending", "PodRunning", "PodFailed", "PodEvicted", "Unknown", "TaskCompleted",
     "OutOfSync", "CommandIssued", "JobUpdated", "TaskFailed",
 ]  # fmt: skip
+VERSION = "1.35"
+_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_NAME}(\.{_NAME})*")
+_LABEL = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_MAX_NAME, _MAX_LABEL = 253, 63
+# Whose names are path segments, not names in DNS (rbac/validation, ValidateRBACName).
+_FREE_NAMES = ("rbac.authorization.k8s.io",)
 
 
 def _object(*required: str, **properties: Json) -> Json:
@@ -154,15 +161,6 @@ SCHEMAS: Mapping[ApiResource, Json] = {
         )
     ),
 }
-
-
-VERSION = "1.35"
-_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_SUBDOMAIN = re.compile(rf"{_NAME}(\.{_NAME})*")
-_LABEL = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-_MAX_NAME, _MAX_LABEL = 253, 63
-# Whose names are path segments, not names in DNS (rbac/validation, ValidateRBACName).
-_FREE_NAMES = ("rbac.authorization.k8s.io",)
 
 
 def check(kind: ApiResource, entry: Json) -> None:

@@ -25,6 +25,8 @@ from trainium_emulators.kubernetes.resources import (
 
 _SET = re.compile(r"(?P<key>\S+)\s+(?P<word>in|notin)\s+\((?P<values>[^)]*)\)")
 _EQUAL = re.compile(r"(?P<key>[^=!\s]+)\s*(?P<sign>==|=|!=)\s*(?P<value>.*)")
+Admission = Callable[["Store", Json], Json]
+"""Completes an object that is about to be created, or raises."""
 
 
 def matches(entry: Json, *, labels: str = "", fields: str = "") -> bool:
@@ -56,10 +58,6 @@ def _holds_field(term: str, entry: Json) -> bool:
     for step in found["key"].split("."):
         value = (value or {}).get(step)
     return (("" if value is None else str(value)) == found["value"]) == (found["sign"] != "!=")
-
-
-Admission = Callable[["Store", Json], Json]
-"""Completes an object that is about to be created, or raises."""
 
 
 def now() -> str:

@@ -33,6 +33,11 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _PREDICTED, _MASKED, _REPLACED = 0.15, 0.8, 0.1
 
 Ids = list[int]
+DOCUMENTS = 1000
+"""Unless the user says otherwise: about as many sequences as bert-tiny's preset takes."""
+_SEQ_LEN, _MAX_PREDICTIONS, _VOCAB_SIZE = 128, 20, 4096
+_SHARDS = 8
+_SEED = 12345
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,13 +161,6 @@ def _mask(ids: Ids, max_predictions: int, vocab_size: int, rng: random.Random) -
         elif draw < _MASKED + _REPLACED:
             ids[place] = rng.randrange(len(_SPECIAL), vocab_size)
     return positions, labels
-
-
-DOCUMENTS = 1000
-"""Unless the user says otherwise: about as many sequences as bert-tiny's preset takes."""
-_SEQ_LEN, _MAX_PREDICTIONS, _VOCAB_SIZE = 128, 20, 4096
-_SHARDS = 8
-_SEED = 12345
 
 
 def prepare_bert_tiny(

@@ -21,6 +21,16 @@ CORPUS_MANIFEST = "manifest.json"
 _FILE_CHARACTERS = 16_000_000
 """Characters of a file; wikicorpus makes some two hundred, enough for processes and jobs."""
 _COMPRESSION = 6
+_DOCUMENT = re.compile(r'.+id="(?P<id>[^"]+)".+title="(?P<title>[^"]+)"')
+RAW_ENGLISH = Archive(
+    url="https://www.cs.upc.edu/~nlp/wikicorpus/raw.en.tgz",
+    bytes=1_346_378_932,
+    sha256="cab102a59f7e5bfb4ac832c15210bd22840bbed5508899f2dee04b857830e858",
+)
+"""Recorded by Hugging Face's ``datasets`` 1.x in ``datasets/wikicorpus/dataset_infos.json``,
+configuration ``raw_en``; the documentation of DataDeps.jl has the same sum. 1,359,146 documents."""
+_BLOCKS = frozenset({"p", "li", "ul", "ol", "dl", "dt", "dd", "pre", "note", "div", "br", "tr"})
+"""Tags that begin a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +120,6 @@ def _store(objects: Objects, scratch: Path, number: int, lines: list[str]) -> Co
     )
 
 
-_DOCUMENT = re.compile(r'.+id="(?P<id>[^"]+)".+title="(?P<title>[^"]+)"')
-
-RAW_ENGLISH = Archive(
-    url="https://www.cs.upc.edu/~nlp/wikicorpus/raw.en.tgz",
-    bytes=1_346_378_932,
-    sha256="cab102a59f7e5bfb4ac832c15210bd22840bbed5508899f2dee04b857830e858",
-)
-"""Recorded by Hugging Face's ``datasets`` 1.x in ``datasets/wikicorpus/dataset_infos.json``,
-configuration ``raw_en``; the documentation of DataDeps.jl has the same sum. 1,359,146 documents."""
-
-
 def wikicorpus_documents(path: Path) -> Iterator[Mapping[str, str]]:
     """Yield every article of the archive that has text, in the archive's order.
 
@@ -146,10 +145,6 @@ def wikicorpus_documents(path: Path) -> Iterator[Mapping[str, str]]:
                     rows = []
                 elif not row.startswith("</doc>"):
                     rows.append(row)
-
-
-_BLOCKS = frozenset({"p", "li", "ul", "ol", "dl", "dt", "dd", "pre", "note", "div", "br", "tr"})
-"""Tags that begin a line."""
 
 
 def api_documents(folder: Path | None = None) -> Iterator[Mapping[str, str]]:

@@ -65,6 +65,12 @@ _LLAMA_NORMALIZERS = (
 )
 _CACHED_WORDS = 2_000_000
 """About 300 MB; more words than a natural-language corpus repeats."""
+Ids = NDArray[Any]
+"""Token ids in the type of the shards."""
+_CHECKED_AT_FIRST = 32
+"""Documents of a process's first batch that are encoded twice; of every later batch it is one."""
+_LONGEST_CHECKED = 65_536
+"""Characters; a longer document would make its check take longer than what it saves."""
 
 
 def splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
@@ -129,15 +135,6 @@ class WordIds(dict[str, bytes]):
         if len(self) > _CACHED_WORDS:
             self.clear()
         return b"".join(map(self.__getitem__, self._find(SPACE + text.replace(" ", SPACE))))
-
-
-Ids = NDArray[Any]
-"""Token ids in the type of the shards."""
-
-_CHECKED_AT_FIRST = 32
-"""Documents of a process's first batch that are encoded twice; of every later batch it is one."""
-_LONGEST_CHECKED = 65_536
-"""Characters; a longer document would make its check take longer than what it saves."""
 
 
 class Encoder(Protocol):

@@ -24,6 +24,13 @@ from training.datasets.text.vocabulary import Vocabulary
 from training.storage import ObjectMissing, Objects, StorageAccess
 
 _DIGEST_BYTES = 8
+Count = Callable[[int, int], None]
+"""Called with the tokens made and the bytes uploaded since the last call."""
+_POLL_S = 0.5
+OnProgress = Callable[[int, int, int], None]
+"""Called with finished parts, tokens and uploaded bytes, whenever one of them has grown."""
+_maker: PartMaker | None = None
+"""The maker of this worker process."""
 
 
 def split_documents(texts: Iterable[str], fraction: float) -> tuple[list[str], list[str]]:
@@ -105,10 +112,6 @@ class ShardWriter:
         self._file = self._path.open("wb")
         self._digest = hashlib.sha256()
         self._tokens = self._bytes = 0
-
-
-Count = Callable[[int, int], None]
-"""Called with the tokens made and the bytes uploaded since the last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,15 +252,6 @@ class _Split:
             self.writer.add(ids)
             self._count(len(ids), 0)
             self.documents += len(texts)
-
-
-_POLL_S = 0.5
-
-OnProgress = Callable[[int, int, int], None]
-"""Called with finished parts, tokens and uploaded bytes, whenever one of them has grown."""
-
-_maker: PartMaker | None = None
-"""The maker of this worker process."""
 
 
 def make_parts(

@@ -17,6 +17,10 @@ from training.storage import Objects
 from training.storage.object_file import open_object
 
 _PARQUET_ROWS = 1024
+T = TypeVar("T")
+_BATCH_CHARACTERS = 1_000_000
+_BATCH_DOCUMENTS = 1_000
+_WAITING = 2
 
 
 def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[str]:
@@ -168,13 +172,6 @@ def open_parquet(file: io.BufferedReader, name: str):  # type: ignore[no-untyped
         return pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:
         raise DatasetError(f"{name} is no Parquet file ({error}); remove or replace it") from None
-
-
-T = TypeVar("T")
-
-_BATCH_CHARACTERS = 1_000_000
-_BATCH_DOCUMENTS = 1_000
-_WAITING = 2
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:

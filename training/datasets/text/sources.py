@@ -18,6 +18,13 @@ from training.storage import ObjectInfo, Objects, PreconditionFailed, StorageAcc
 from trainium_catalogue.contract import CORPORA_PREFIX
 from trainium_catalogue.parameters.data import CORPORA
 
+PLAN_FILE = "plan.json"
+PARTS_PREFIX = "parts/"
+_BYTES_PER_TOKEN = 3
+"""Bytes of text in a token, about: 4 in English prose, 2.6 in code with Llama's vocabulary."""
+_COMPRESSION = 3
+"""Bytes of text in a byte of gzip or Parquet, about."""
+
 
 class TextFormat(StrEnum):
     """Format of a file, by which it holds documents."""
@@ -134,14 +141,6 @@ def input_files(listed: Iterable[ObjectInfo], *, uri: str) -> Iterable[InputFile
         yield InputFile(
             key=info.key, size=info.size, etag=info.etag, kind=kind, compressed=compressed
         )
-
-
-PLAN_FILE = "plan.json"
-PARTS_PREFIX = "parts/"
-_BYTES_PER_TOKEN = 3
-"""Bytes of text in a token, about: 4 in English prose, 2.6 in code with Llama's vocabulary."""
-_COMPRESSION = 3
-"""Bytes of text in a byte of gzip or Parquet, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ _REGISTERED = (
     "jobDefinitionName", "type", "parameters", "schedulingPriority", "containerProperties",
     "nodeProperties", "retryStrategy", "propagateTags", "timeout", "tags", "platformCapabilities",
 )  # fmt: skip
+Json = dict[str, Any]
 
 
 def install(scheduler: JobScheduler) -> None:
@@ -213,9 +214,6 @@ def _passes(job: BatchJob, entry: dict[str, Any]) -> bool:
             return job.created_at < int(value)
         case other:
             raise ClientException(f"the rehearsal does not understand the filter {other}")
-
-
-Json = dict[str, Any]
 
 
 class InvalidOverride(ValueError):

@@ -30,6 +30,15 @@ from trainium_emulators.nodes.events import emit
 from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import Engine, NodeProcess
 
+_LOCK = threading.Lock()
+CONTAINER_EXITED = "Essential container in task exited"
+HOST_LOST = "Host EC2 (instance i-0e1e2e3e4e5e6e7e8) terminated."
+"""AWS Batch user guide, job retries: the status reason of an instance that went away, which on
+Spot happens by design."""
+TIMED_OUT = "Job attempt duration exceeded timeout"
+# Children never start at the same time as the main node, and Batch promises no order.
+CHILD_DELAY_S = 0.2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
@@ -68,9 +77,6 @@ def retries(strategy: Mapping[str, Any], outcome: AttemptEnd, *, attempt: int) -
     return True
 
 
-_LOCK = threading.Lock()
-
-
 class LogStream:
     """A node's CloudWatch stream, written while it runs and named by its awslogs driver."""
 
@@ -86,15 +92,6 @@ class LogStream:
         event = {"timestamp": int(time.time() * 1000), "message": line}
         with _LOCK:
             self._backend.put_log_events(self._group, self.name, [event])
-
-
-CONTAINER_EXITED = "Essential container in task exited"
-HOST_LOST = "Host EC2 (instance i-0e1e2e3e4e5e6e7e8) terminated."
-"""AWS Batch user guide, job retries: the status reason of an instance that went away, which on
-Spot happens by design."""
-TIMED_OUT = "Job attempt duration exceeded timeout"
-# Children never start at the same time as the main node, and Batch promises no order.
-CHILD_DELAY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,8 @@ from trainium_emulators.aws.cloudformation.contributions import (
     ResourceModel,
 )
 
+_CHANGEABLE = frozenset({"AssumeRolePolicyDocument", "Description", "Policies", "Tags"})
+
 
 def _complete_parameter(properties: Properties, _: AccountRegion) -> None:
     """CloudFormation has a map of tags here, moto wants the list that the API has."""
@@ -41,9 +43,6 @@ def _update_layer(layer: Any, change: PropertyChange, place: AccountRegion) -> A
 def _refer_by_arn(layer: Any, _: Properties, place: AccountRegion) -> None:
     """Let a reference be the version's ARN, as on AWS; moto's is the object itself."""
     layer.physical_resource_id = layer.arn
-
-
-_CHANGEABLE = frozenset({"AssumeRolePolicyDocument", "Description", "Policies", "Tags"})
 
 
 def _update_role(role: Any, change: PropertyChange, _: AccountRegion) -> Any:

@@ -24,6 +24,9 @@ from trainium_emulators.aws.cloudformation.contributions import (
 from trainium_emulators.kubernetes import ClusterEmulator, errors
 from trainium_emulators.nodes.events import emit
 
+MANIFEST = "Custom::AWSCDK-EKS-KubernetesResource"
+HELM_CHART = "Custom::AWSCDK-EKS-HelmChart"
+
 
 class KubernetesCluster:
     """Manifests in, objects in the API server out."""
@@ -79,10 +82,6 @@ CLUSTER = KubernetesCluster()
 def describe(manifest: Any) -> str:
     """Kind and name, for messages."""
     return f"{manifest.get('kind')} {manifest.get('metadata', {}).get('name')}"
-
-
-MANIFEST = "Custom::AWSCDK-EKS-KubernetesResource"
-HELM_CHART = "Custom::AWSCDK-EKS-HelmChart"
 
 
 def _check_cluster(properties: Properties, place: AccountRegion) -> str:

@@ -22,6 +22,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
 
 KEPT: dict[tuple[AccountRegion, str, str], dict[str, Properties]] = {}
 """Properties by id, of every place, cluster and type; moto has no back-end for them."""
+_LISTS = ("addons", "access-entries", "pod-identity-associations")
 
 
 class Belonging(ResourceModel):
@@ -94,9 +95,6 @@ CONTRIBUTION = Contribution(
     update={f"AWS::EKS::{model.__name__}": _update_belonging for model in _MODELS},
     delete={f"AWS::EKS::{model.__name__}": _delete_belonging for model in _MODELS},
 )
-
-
-_LISTS = ("addons", "access-entries", "pod-identity-associations")
 
 
 def _kept(response: EKSResponse, type_name: str) -> dict[str, Properties]:

@@ -30,6 +30,7 @@ _EFFECTS = {
     "PREFER_NO_SCHEDULE": "PreferNoSchedule",
 }
 """EKS's words and Kubernetes' (Amazon EKS API reference, Taint)."""
+_ZONE = "us-west-2d"
 
 
 def match(group: Any) -> None:
@@ -82,9 +83,6 @@ def _resources(instance_type: str) -> Mapping[str, str]:
         "memory": f"{described['MemoryInfo']['SizeInMiB']}Mi",
         "pods": "58",
     }
-
-
-_ZONE = "us-west-2d"
 
 
 def _groups(response: AutoScalingResponse) -> Iterator[tuple[str, Any]]:

@@ -17,12 +17,13 @@ from trainium_emulators.aws.cloudformation.contributions import (
     ResourceModel,
 )
 
+TLS_ONLY = {"Bool": {"aws:SecureTransport": "false"}}
+ASSOCIATIONS: dict[AccountRegion, dict[str, str]] = {}
+"""Bucket path of every association, by place and id; moto has no back-end for them."""
+
 
 def _s3(place: AccountRegion) -> Any:
     return s3_backends[place.account_id]["aws"]
-
-
-TLS_ONLY = {"Bool": {"aws:SecureTransport": "false"}}
 
 
 class BucketPolicy(ResourceModel):
@@ -96,10 +97,6 @@ def _empty_repository(repository: Any, properties: Properties, place: AccountReg
     ecr_backends[place.account_id][place.region].delete_repository(
         repository.name, force=bool(properties.get("EmptyOnDelete", False))
     )
-
-
-ASSOCIATIONS: dict[AccountRegion, dict[str, str]] = {}
-"""Bucket path of every association, by place and id; moto has no back-end for them."""
 
 
 def _fsx(place: AccountRegion) -> Any:

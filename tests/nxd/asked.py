@@ -1,4 +1,4 @@
-"""What the project asks of NxD and torch_xla, in order, as the stand-in of CI records it too."""
+"""What the project asks of NxD and torch_xla, in order, as the fake of CI records it too."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     NXD_SOURCE=<folder> python -m tests.nxd.record
 
 Writes ``golden.json``: losses and norms on one, two and four ranks, what the project asks of NxD,
-and the collectives of a step. ``tests/training/llama/test_golden.py`` holds the stand-in to it, and
+and the collectives of a step. ``tests/training/llama/test_golden.py`` holds the fake to it, and
 ``test_golden.py`` of this suite holds it to the package.
 """
 

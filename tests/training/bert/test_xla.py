@@ -1,4 +1,4 @@
-"""The back-end for torch_xla without NxD, every line of it, on a stand-in with its signatures."""
+"""The back-end for torch_xla without NxD, every line of it, on a fake with its signatures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.llama import nxd_standin as standin
+from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import Laptop, LoneDevice
 from training.backends import open_data_parallel
 from training.backends.xla import XlaBackend
@@ -23,7 +23,7 @@ STEPS = 6
 
 @pytest.fixture(autouse=True)
 def xla(monkeypatch: pytest.MonkeyPatch) -> None:
-    standin.install(monkeypatch)
+    fake_nxd.install(monkeypatch)
 
 
 def train(laptop: Laptop, *words: str, run: str, **more: Any) -> None:
@@ -113,16 +113,16 @@ def test_each_micro_batch_is_one_graph_and_each_step_one_more(laptop: Laptop) ->
 
     # Building and publishing, then 4 micro-batches and an update twice; numbers are fetched
     # without a graph.
-    assert standin.names().count("mark_step") == 2 + 2 * (4 + 1)
-    assert standin.names().count("all_reduce_bucketized_gradients") == 2
+    assert fake_nxd.names().count("mark_step") == 2 + 2 * (4 + 1)
+    assert fake_nxd.names().count("all_reduce_bucketized_gradients") == 2
 
 
 def test_a_job_that_continues_a_run_has_the_graphs_of_one_that_begins_it(laptop: Laptop) -> None:
     counts = []
     for _ in range(2):
-        standin.CALLS.clear()
+        fake_nxd.CALLS.clear()
         train(laptop, "--steps-this-run=1", run="graphs-again")
-        counts.append(standin.names().count("mark_step"))
+        counts.append(fake_nxd.names().count("mark_step"))
 
     # Weights out of a checkpoint are published by the graph that publishes initial ones.
     assert counts == [2 + 4 + 1, 2 + 1 + 4 + 1]
@@ -130,7 +130,7 @@ def test_a_job_that_continues_a_run_has_the_graphs_of_one_that_begins_it(laptop:
 
 def test_every_micro_batch_has_a_seed_of_its_own(laptop: Laptop) -> None:
     train(laptop, "--steps-this-run=3", run="seeds")
-    seeds = [details["seed"] for name, details in standin.CALLS if name == "set_rng_state"]
+    seeds = [details["seed"] for name, details in fake_nxd.CALLS if name == "set_rng_state"]
 
     assert len(set(seeds)) == len(seeds) == 3 * 4
 
@@ -139,7 +139,7 @@ def test_gradients_are_averaged_in_the_buckets_that_torch_xla_takes_on_neuron(
     laptop: Laptop,
 ) -> None:
     train(laptop, "--steps-this-run=1", run="buckets")
-    (details,) = [d for name, d in standin.CALLS if name == "all_reduce_bucketized_gradients"]
+    (details,) = [d for name, d in fake_nxd.CALLS if name == "all_reduce_bucketized_gradients"]
 
     assert details == {"scale": 1.0, "bucket_cap_mb": 50}
 

@@ -1,7 +1,7 @@
-"""The stand-in, held to what the real neuronx_distributed has computed (``tests/nxd/record.py``).
+"""The fake, held to what the real neuronx_distributed has computed (``tests/nxd/record.py``).
 
 Without the real package, this is what CI knows of it: losses and norms of a tiny Llama on one rank,
-which the stand-in has to reproduce within bf16's rounding, and on two and four, which are the same
+which the fake has to reproduce within bf16's rounding, and on two and four, which are the same
 model; what the back-end asks of NxD, in order; and which collectives NxD makes of it.
 """
 
@@ -16,7 +16,7 @@ import pytest
 
 from tests.nxd.cases import ASKED_STEPS, CASES, STEPS, micro_batches, parts
 from tests.nxd.record import PATH
-from tests.training.llama import nxd_standin as standin
+from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import LoneDevice
 from training.core.contract import DeviceKind
 
@@ -27,12 +27,12 @@ LOSS, NORM = 1e-3, 0.012
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
-    """Of the same steps on the stand-in."""
-    # Imports transformers now, which would look for torch_xla and find the stand-in.
+    """Of the same steps on the fake."""
+    # Imports transformers now, which would look for torch_xla and find the fake.
     import_module("training.models.llama.network")
     found: dict[str, Any] = {"losses": [], "norms": []}
     with pytest.MonkeyPatch.context() as patch:
-        standin.install(patch)
+        fake_nxd.install(patch)
         config, backend, batch = parts(CASES["one"], LoneDevice(DeviceKind.XLA))
         backend.build()
         for step in range(1, STEPS + 1):
@@ -41,7 +41,7 @@ def figures() -> dict[str, Any]:
             found["losses"].append(backend.mean_over_data(loss))
             found["norms"].append(backend.fetch(norm))
             if step == ASKED_STEPS:
-                found["asked"] = standin.names()
+                found["asked"] = fake_nxd.names()
     found["sizes"] = [parameter.numel() for parameter in backend._model.parameters()]
     return found
 

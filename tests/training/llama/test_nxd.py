@@ -1,4 +1,4 @@
-"""The NxD backend, every line of it, on a stand-in that has exactly NxD's signatures."""
+"""The NxD backend, every line of it, on a fake that has exactly NxD's signatures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from tests.training.llama import nxd_standin as standin
+from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import LoneDevice
 from training.backends import heartbeat
 from training.backends.base import WeightPart
@@ -38,7 +38,7 @@ STEPS = 6
 
 @pytest.fixture(autouse=True)
 def nxd(monkeypatch: pytest.MonkeyPatch) -> None:
-    standin.install(monkeypatch)
+    fake_nxd.install(monkeypatch)
 
 
 def train(laptop: Laptop, *words: str, run: str, **more: Any) -> None:
@@ -59,8 +59,8 @@ def backend_of(config: TrainConfig, **more: Any) -> NxdBackend:
 
 
 def call(name: str) -> dict[str, Any]:
-    found = [details for recorded, details in standin.CALLS if recorded == name]
-    assert len(found) == 1, standin.names()
+    found = [details for recorded, details in fake_nxd.CALLS if recorded == name]
+    assert len(found) == 1, fake_nxd.names()
     return found[0]
 
 
@@ -78,10 +78,10 @@ def _parameters(path: Path, name: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("module", "name"),
-    [(module, content.__name__) for module, all_ in standin.MODULES.items() for content in all_],
+    [(module, content.__name__) for module, all_ in fake_nxd.MODULES.items() for content in all_],
 )
-def test_the_stand_in_has_the_signatures_of_the_stubs(module: str, name: str) -> None:
-    content = getattr(standin, name)
+def test_the_fake_has_the_signatures_of_the_stubs(module: str, name: str) -> None:
+    content = getattr(fake_nxd, name)
     function = content.__init__ if inspect.isclass(content) else content
     stub = TYPINGS / module.replace(".", "/")
     path = stub / "__init__.pyi" if stub.is_dir() else stub.with_suffix(".pyi")
@@ -145,15 +145,15 @@ def test_every_module_of_the_plan_is_replaced() -> None:
     kinds = {name: type(module) for name, module in model.named_modules()}
     layer = "model.layers.1"
     for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
-        assert kinds[f"{layer}.{name}"] is standin.ColumnParallelLinear
+        assert kinds[f"{layer}.{name}"] is fake_nxd.ColumnParallelLinear
     for name in ("mlp.gate_proj", "mlp.up_proj"):
-        assert kinds[f"{layer}.{name}"] is standin.ColumnParallelLinear
+        assert kinds[f"{layer}.{name}"] is fake_nxd.ColumnParallelLinear
     for name in ("self_attn.o_proj", "mlp.down_proj"):
         module = model.get_submodule(f"{layer}.{name}")
-        assert isinstance(module, standin.RowParallelLinear)
+        assert isinstance(module, fake_nxd.RowParallelLinear)
         assert module.input_is_parallel
-    assert kinds["model.embed_tokens"] is standin.ParallelEmbedding
-    assert isinstance(model.lm_head, standin.ColumnParallelLinear)
+    assert kinds["model.embed_tokens"] is fake_nxd.ParallelEmbedding
+    assert isinstance(model.lm_head, fake_nxd.ColumnParallelLinear)
     assert not model.lm_head.gather_output
     left = [n for n, kind in kinds.items() if kind in (torch.nn.Linear, torch.nn.Embedding)]
     assert left == []
@@ -162,7 +162,7 @@ def test_every_module_of_the_plan_is_replaced() -> None:
 def test_gradients_of_inputs_are_summed_in_the_dtype_of_the_activations() -> None:
     # Any other dtype makes the real NxD drop the sum, see parallel_module.
     model = NxdLlama(config_of()).model()
-    columns = [m for m in model.modules() if isinstance(m, standin.ColumnParallelLinear)]
+    columns = [m for m in model.modules() if isinstance(m, fake_nxd.ColumnParallelLinear)]
     assert columns
     assert {module.reduce_dtype for module in columns} == {model.dtype} == {torch.bfloat16}
 
@@ -216,9 +216,9 @@ def test_each_micro_batch_is_one_graph_and_each_step_one_more(laptop: Laptop) ->
     train(laptop, "--micro-batch=2", "--steps-this-run=2", "--log-every=100", run="nxd-graphs")
 
     # Two steps of four micro-batches and an update; before them weights are placed and gathered.
-    assert standin.names().count("mark_step") == 2 + 2 * (4 + 1)
+    assert fake_nxd.names().count("mark_step") == 2 + 2 * (4 + 1)
     # The host waits for a number of the device at the first and at the last step only.
-    assert standin.names().count("all_reduce") == 2
+    assert fake_nxd.names().count("all_reduce") == 2
 
 
 @pytest.mark.parametrize("asynchronous", ["true", "false"])
@@ -229,7 +229,7 @@ def test_a_run_in_pieces_has_the_losses_of_a_whole_one(
     words = (f"--async-save={asynchronous}", "--save-every=2")
     train(laptop, *words, run=whole)
     for _ in range(2):
-        standin.install(monkeypatch)  # another process
+        fake_nxd.install(monkeypatch)  # another process
         train(laptop, *words, "--steps-this-run=3", run=pieces)
 
     assert laptop.losses(pieces) == laptop.losses(whole)
@@ -276,14 +276,14 @@ def test_new_runs_gather_weights_as_resumed_ones_do(
 ) -> None:
     # A graph that only resumed runs have would be compiled by no job beforehand.
     train(laptop, "--steps-this-run=1", run="nxd-gather")
-    first = standin.names()
-    standin.install(monkeypatch)
+    first = fake_nxd.names()
+    fake_nxd.install(monkeypatch)
     train(laptop, run="nxd-gather")
 
     gather = "allgather_weights_and_update_full_parameter"
     assert first.index(gather) < first.index("all_reduce")
     assert first[first.index(gather) + 1] == "mark_step"
-    assert standin.names()[: first.index(gather) + 4].count(gather) == 2
+    assert fake_nxd.names()[: first.index(gather) + 4].count(gather) == 2
 
 
 def test_the_rows_of_padding_are_saved_by_nobody() -> None:
@@ -314,9 +314,9 @@ def test_compiling_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     backend._heartbeat.step_made()
     backend._heartbeat.step_made()
     assert beats() == 0  # silence is a hang again
-    standin.COMPILATIONS.update(begun=5, ended=4)
+    fake_nxd.COMPILATIONS.update(begun=5, ended=4)
     assert beats() > 1  # whichever step it is
-    standin.COMPILATIONS.update(ended=5)
+    fake_nxd.COMPILATIONS.update(ended=5)
     assert beats() == 0
     assert set(said) == {"compiling graphs"}
 
@@ -346,4 +346,4 @@ def test_compiling_saves_nothing_and_believes_no_number(laptop: Laptop) -> None:
 
     assert not laptop.file("checkpoints", "nxd-compile").exists()
     # Warm-up of the graphs: three steps of two micro-batches.
-    assert standin.names().count("mark_step") == 2 + 3 * (2 + 1)
+    assert fake_nxd.names().count("mark_step") == 2 + 3 * (2 + 1)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.llama import nxd_standin
+from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import CONTEXT, LoneDevice, Watched
 from training.checks.allreduce.sweep import sum_pattern, tile
 from training.checks.probes import PROBES
@@ -197,10 +197,10 @@ def test_numbers_that_are_none_are_infinitely_far() -> None:
     assert deviations([(float("nan"), 1.0)], [(1.0, 1.0)]) == (float("inf"), 0.0)
 
 
-def test_the_nxd_backend_passes_on_its_stand_in(
+def test_the_nxd_backend_passes_on_its_fake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nxd_standin.install(monkeypatch)
+    fake_nxd.install(monkeypatch)
     words = "--checks=gradients,parity,resume,data-parallel"
     run(job(tmp_path, words, device=LoneDevice(DeviceKind.XLA)))
     assert result(tmp_path)["checks"]["resume"]["ok"] is True

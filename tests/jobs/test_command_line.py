@@ -12,6 +12,7 @@ import pytest
 
 from tests.jobs.conftest import Desk
 from tests.support.limits import scaled
+from tools import setup
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,3 +57,20 @@ def test_outside_the_virtual_environment_one_line_says_how_to_get_in() -> None:
     assert done.stderr.startswith("refused: module typer is not installed for ")
     assert done.stderr.endswith("run `make setup` once, then `. .venv/bin/activate`\n")
     assert done.stderr.count("\n") == 1
+
+
+def test_trainium_is_the_same_program_from_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "python").symlink_to(sys.executable)
+    setup.install_command(tmp_path)
+
+    done = subprocess.run(
+        [tmp_path / "trainium", "--help"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path != str(ROOT))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "Usage: trainium [OPTIONS] COMMAND" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,7 @@ class DataJobsStack(cdk.Stack):
         """Values that every deployment has; network, storage and node stacks publish their own."""
         config = self._config
         return {
+            contract.SSM_SETTINGS: remembered(config),
             contract.SSM_CONTRACT_VERSION: contract.CONTRACT_VERSION,
             contract.SSM_ORCHESTRATORS: ",".join(config.orchestrators),
             contract.SSM_INSTANCE_TYPE: config.instance_type,
@@ -142,6 +144,12 @@ class DataJobsStack(cdk.Stack):
             contract.SSM_JOB_TIME_LIMIT_HOURS: str(config.job_time_limit_hours),
             **{contract.ssm_job_definition(name): job.arn for name, job in self.jobs.items()},
         }
+
+
+def remembered(config: AppConfig) -> str:
+    """Spell the settings of this deployment as its parameter holds them."""
+    settings = json.dumps(dict(config.settings))
+    return settings if len(settings) <= contract.MAX_SETTINGS_CHARACTERS else "null"
 
 
 def job_properties(config: AppConfig, workload: Workload, shared: DataJobsStack) -> dict[str, Any]:

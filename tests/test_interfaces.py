@@ -29,6 +29,7 @@ def test_every_ssm_parameter_is_documented() -> None:
         contract.ssm_job_definition("<workload>"),
         contract.SSM_DEFAULT_SECURITY_GROUP,
         contract.SSM_ORCHESTRATORS,
+        contract.SSM_SETTINGS,
         *contract.SSM_EKS_NAMES,
         contract.SSM_EKS_LUSTRE_CLAIM,
         contract.SSM_EKS_IDLE_MINUTES,

@@ -42,6 +42,10 @@ SSM_JOB_TIME_LIMIT_HOURS: Final = "batch/job-time-limit-hours"
 
 SSM_ORCHESTRATORS: Final = "orchestrators"
 """Services that run jobs on the nodes: ``batch``, ``eks`` or both, separated by commas."""
+SSM_SETTINGS: Final = "settings"
+"""The ``-c`` settings of the last deployment, as JSON; ``null`` where they are too long to keep."""
+MAX_SETTINGS_CHARACTERS: Final = 4096
+"""Limit of a parameter's value in the standard tier (Systems Manager user guide, parameter tiers)."""
 SSM_EKS_CLUSTER: Final = "eks/cluster"
 SSM_EKS_NAMESPACE: Final = "eks/namespace"
 SSM_EKS_QUEUE: Final = "eks/queue"

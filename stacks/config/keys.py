@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -76,6 +77,17 @@ def read_all(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dic
         else:
             values[name] = declared.default_from(values)
     return values
+
+
+def given_beside(
+    checkout: Mapping[str, object], context: Mapping[str, object]
+) -> tuple[tuple[str, str], ...]:
+    """Pick this app's keys whose values are not the checkout's own, spelt as after ``-c key=``."""
+    return tuple(
+        (name.removeprefix(PREFIX), value if isinstance(value, str) else json.dumps(value))
+        for name, value in sorted(context.items())
+        if name.startswith(PREFIX) and value is not None and checkout.get(name) != value
+    )
 
 
 def _given(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dict[str, object]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from stacks.config import AppConfig
+from stacks.data_jobs_stack import remembered
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract
 from trainium_catalogue.instances import CPU_INSTANCE_TYPES
@@ -30,11 +34,21 @@ class TestContract:
             contract.ssm_parameter("default", name)
             for name in (
                 contract.SSM_ORCHESTRATORS,
+                contract.SSM_SETTINGS,
                 contract.SSM_DEFAULT_SECURITY_GROUP,
                 *contract.SSM_BATCH_NAMES,
                 *(contract.ssm_job_definition(workload) for workload in WORKLOADS),
             )
         )
+
+    def test_settings_are_remembered_unless_they_are_too_long(self) -> None:
+        given = (("max_nodes", "8"), ("bucket_name", "x" * contract.MAX_SETTINGS_CHARACTERS))
+        kept = [
+            remembered(replace(AppConfig.from_mapping({}), settings=given[:length]))
+            for length in range(3)
+        ]
+
+        assert kept == ["{}", '{"max_nodes": "8"}', "null"]
 
     def test_values_are_what_was_configured(self) -> None:
         made = deployment(deployment="team-a", max_nodes=3, job_time_limit_hours=9)

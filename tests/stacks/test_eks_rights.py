@@ -108,6 +108,7 @@ class TestContract:
             contract.ssm_parameter("default", name)
             for name in (
                 contract.SSM_ORCHESTRATORS,
+                contract.SSM_SETTINGS,
                 contract.SSM_DEFAULT_SECURITY_GROUP,
                 *(set(contract.SSM_BATCH_NAMES) - on_nodes | of_batch),
                 *contract.SSM_EKS_NAMES,

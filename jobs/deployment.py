@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -32,6 +34,7 @@ _NAMES = (
     contract.SSM_VPC,
     contract.SSM_DEFAULT_SECURITY_GROUP,
     contract.SSM_EKS_IDLE_MINUTES,
+    contract.SSM_SETTINGS,
 )
 _NAMES_PER_CALL = 10  # of GetParameters (Systems Manager API reference)
 
@@ -80,6 +83,8 @@ class Deployment:
     """VPC of the nodes; None where an earlier checkout deployed, which did not publish it."""
     default_security_group: str | None = None
     """Default security group of that VPC, where the deployment knows it."""
+    settings: Mapping[str, str] | None = None
+    """The ``-c`` settings it was deployed with; None where they are not known."""
 
     @property
     def usable(self) -> tuple[Orchestrator, ...]:
@@ -97,14 +102,16 @@ class Deployment:
         eks = self.eks if orchestrator is Orchestrator.EKS else None
         return self.job_time_limit_hours if eks is None else eks.job_time_limit_hours
 
-    def redeploy_command(self, **changes: object) -> str:
-        """The command that deploys this again with ``changes``; keeps what the user gave."""
-        settings: dict[str, object] = {}
-        if self.name != contract.DEFAULT_DEPLOYMENT:
-            settings["deployment"] = self.name
-        settings["instance_type"] = self.instance_type.name
-        settings |= changes
-        return cdk_deploy(settings)
+    def redeploy(self, **changes: object) -> str:
+        """The line that deploys this again with ``changes``, in backticks."""
+        if self.settings is not None:
+            return f"`{cdk_deploy({**self.settings, **changes})}`"
+        # An earlier checkout deployed, which kept no settings, or they are too many to keep.
+        named = {} if self.name == contract.DEFAULT_DEPLOYMENT else {"deployment": self.name}
+        known = {**named, "instance_type": self.instance_type.name}
+        return (
+            f"`{cdk_deploy({**known, **changes})}` and the other -c settings it was deployed with"
+        )
 
 
 def read_deployment(
@@ -138,6 +145,10 @@ def read_deployment(
 def _parse(
     name: str, values: Mapping[str, str], *, region: str, where: str, workload: str | None
 ) -> Deployment:
+    settings = _settings(values)
+    again = f"`{deploy_command(name)}`" if settings is None else f"`{cdk_deploy(settings)}`"
+    more = " and the -c settings that are to be from now on" if settings is None else ""
+
     def value(short: str, convert: Callable[[str], T]) -> T:
         parameter = contract.ssm_parameter(name, short)
         if short not in values:
@@ -145,7 +156,12 @@ def _parse(
                 "missing-parameter",
                 f"deployment {name!r}{where} does not publish {parameter} (its stack was "
                 "destroyed, or another version of this project deployed it); deploy again with "
-                f"`{deploy_command(name)}` and the -c settings that are to be from now on",
+                + again
+                + (
+                    ""
+                    if settings is not None
+                    else " and the -c settings that are to be from now on"
+                ),
             )
         try:
             return convert(values[short])
@@ -153,8 +169,7 @@ def _parse(
             raise Refusal(
                 "invalid-parameter",
                 f"{parameter}{where} holds {values[short]!r}, which this checkout cannot use "
-                f"({error}); use the checkout that deployed it, or deploy it again with "
-                f"`{deploy_command(name)}`",
+                f"({error}); use the checkout that deployed it, or deploy it again with {again}",
             ) from None
 
     def listed(text: str) -> tuple[Orchestrator, ...]:
@@ -221,7 +236,17 @@ def _parse(
         unusable=unusable,
         vpc=values.get(contract.SSM_VPC),
         default_security_group=values.get(contract.SSM_DEFAULT_SECURITY_GROUP),
+        settings=settings,
     )
+
+
+def _settings(values: Mapping[str, str]) -> dict[str, str] | None:
+    """Read the settings that were remembered; None where they are not known."""
+    try:
+        kept = json.loads(values.get(contract.SSM_SETTINGS, "null"))
+    except ValueError:
+        return None
+    return {str(key): str(value) for key, value in kept.items()} if isinstance(kept, dict) else None
 
 
 def missing_deployment(ssm: SsmClient, name: str, where: str) -> Refusal:
@@ -264,5 +289,6 @@ def deploy_command(name: str) -> str:
 
 def cdk_deploy(settings: Mapping[str, object]) -> str:
     """The command that deploys with these context keys."""
-    options = "".join(f" -c trainium:{key}={value}" for key, value in settings.items())
+    given = (f"trainium:{key}={value}" for key, value in settings.items())
+    options = "".join(f" -c {shlex.quote(setting)}" for setting in given)
     return f"cdk deploy --all{options}"

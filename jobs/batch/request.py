@@ -156,13 +156,12 @@ def _find(ec2: Ec2Client, vpc: str) -> Rule | None:
 def _check_name(target: Deployment, group_id: str) -> None:
     named = target.default_security_group
     if named is not None and named != group_id:
-        change = target.redeploy_command(default_security_group_id=group_id)
+        change = target.redeploy(default_security_group_id=group_id)
         raise Refusal(
             "not-the-default-group",
             f"trainium:default_security_group_id={named} is not the default security group of "
             f"{target.vpc}, which is {group_id}: tasks carry that one whatever is named; look at "
-            f"its rules, and deploy again with `{change}` and the other -c settings it was "
-            "deployed with",
+            f"its rules, and deploy again with {change}",
         )
 
 

@@ -42,8 +42,7 @@ def check_session(
     raise Refusal(
         "no-sessions",
         f"host {instance_id} takes no sessions: deployment {deployment.name!r} allows none, or its "
-        f"agent is not up yet; deploy again with `{deployment.redeploy_command(node_shell='true')}`"
-        " and the other -c settings it was deployed with",
+        f"agent is not up yet; deploy again with {deployment.redeploy(node_shell='true')}",
     )
 
 

@@ -69,7 +69,7 @@ def _for_nodes(
             return Explanation(
                 pattern="",
                 meaning=f"the job needs {vcpus} vCPUs, the compute environment may have {most}",
-                remedy=f"deploy again: {deployment.redeploy_command(max_nodes=job.num_nodes)}",
+                remedy=f"deploy again: {deployment.redeploy(max_nodes=job.num_nodes)}",
             )
     return Explanation(
         pattern="",

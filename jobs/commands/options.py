@@ -98,11 +98,10 @@ def eks_deployment(given: Globals, what: str) -> tuple[Aws, Deployment, EksTarge
     if Orchestrator.EKS in target.unusable:
         raise target.unusable[Orchestrator.EKS]
     if target.eks is None:
-        both = target.redeploy_command(orchestrators="batch,eks")
         raise Refusal(
             "no-eks",
             f"{what} needs a cluster, and deployment {target.name!r} has none; deploy one with "
-            f"`{both}` and the other -c settings it was deployed with",
+            f"{target.redeploy(orchestrators='batch,eks')}",
         )
     return aws, target, target.eks
 

@@ -138,8 +138,7 @@ def check_scale(deployment: Deployment, num_nodes: int) -> None:
             "too-many-nodes",
             f"--nodes {num_nodes} is more than deployment {deployment.name!r} can hold "
             f"({deployment.max_nodes}); scale to {deployment.max_nodes} or fewer, or deploy again "
-            f"with `{deployment.redeploy_command(max_nodes=num_nodes)}` and the other -c settings "
-            "it was deployed with",
+            f"with {deployment.redeploy(max_nodes=num_nodes)}",
         )
 
 

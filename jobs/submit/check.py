@@ -141,12 +141,12 @@ def check_scales(request: JobRequest, target: Deployment) -> None:
         )
     assert target.eks is not None
     if target.eks.idle_minutes is None:
-        again = target.redeploy_command(eks_idle_minutes=DEFAULT_IDLE_MINUTES)
+        again = target.redeploy(eks_idle_minutes=DEFAULT_IDLE_MINUTES)
         raise Refusal(
             "no-node-scaler",
             f"--scale: nobody gets nodes in deployment {target.name!r}, which has "
             "eks_idle_minutes=0; get them with `python -m jobs scale`, or deploy again with "
-            f"`{again}` and the other -c settings it was deployed with",
+            f"{again}",
         )
 
 
@@ -164,15 +164,14 @@ def _check_nodes(deployment: Deployment, num_nodes: int) -> None:
             "single-node-type",
             f"--nodes {num_nodes} cannot run on {instance_type.name}, which deployment "
             f"{deployment.name!r} uses: it has no EFA; submit with --nodes 1, or deploy a type "
-            f"with EFA: {deployment.redeploy_command(instance_type='trn1.32xlarge')}",
+            f"with EFA: {deployment.redeploy(instance_type='trn1.32xlarge')}",
         )
     if num_nodes > deployment.max_nodes:
         raise Refusal(
             "too-many-nodes",
             f"--nodes {num_nodes} is more than deployment {deployment.name!r} can hold "
             f"({deployment.max_nodes}); submit with --nodes {deployment.max_nodes} or fewer, or "
-            f"deploy again with `{deployment.redeploy_command(max_nodes=num_nodes)}` and the other "
-            "-c settings it was deployed with",
+            f"deploy again with {deployment.redeploy(max_nodes=num_nodes)}",
         )
 
 
@@ -190,8 +189,7 @@ def _check_hours(deployment: Deployment, workload: Workload, request: JobRequest
             "time-limit-over-cap",
             f"--time-limit {asked:g} hours is over the cap of deployment {deployment.name!r} "
             f"({cap:g}); submit with --time-limit {cap:g} or less, or deploy again with "
-            f"`{deployment.redeploy_command(job_time_limit_hours=f'{asked:g}')}` and the other "
-            "-c settings it was deployed with",
+            f"{deployment.redeploy(job_time_limit_hours=f'{asked:g}')}",
         )
 
 

@@ -195,8 +195,7 @@ def chosen_orchestrator(
             "not-deployed",
             f"--on {asked}: deployment {deployment.name!r} has {' and '.join(there)} only; submit "
             f"with --on {there[0]}, or deploy again with "
-            f"`{deployment.redeploy_command(orchestrators=both)}` and the other -c settings it was "
-            "deployed with",
+            f"{deployment.redeploy(orchestrators=both)}",
         )
     if asked in deployment.unusable:
         raise deployment.unusable[asked]

@@ -124,6 +124,25 @@ def test_a_type_without_efa_is_refused_for_more_than_one_node(desk: Desk) -> Non
     )
 
 
+def test_a_refusal_prints_the_whole_line_of_the_next_deployment(desk: Desk) -> None:
+    settings = '{"bucket_name": "ours", "max_nodes": "4", "eks_admin_arns": "a, b"}'
+    desk.parameter(contract.SSM_SETTINGS, settings)
+
+    result = desk.run(*NIGHTLY, "--nodes", "8")
+
+    line = "cdk deploy --all -c trainium:bucket_name=ours -c trainium:max_nodes=8 "
+    assert_refused(result, f"deploy again with `{line}-c 'trainium:eks_admin_arns=a, b'`\n")
+
+
+@pytest.mark.parametrize("kept", ["null", "not JSON"])
+def test_a_refusal_says_so_where_settings_are_not_known(desk: Desk, kept: str) -> None:
+    desk.parameter(contract.SSM_SETTINGS, kept)
+
+    result = desk.run(*NIGHTLY, "--nodes", "8")
+
+    assert_refused(result, "max_nodes=8` and the other -c settings it was deployed with\n")
+
+
 def test_a_type_without_efa_runs_one_node(desk: Desk) -> None:
     desk.parameter(contract.SSM_INSTANCE_TYPE, "trn1.2xlarge")
 

@@ -156,12 +156,7 @@ def _parse(
                 "missing-parameter",
                 f"deployment {name!r}{where} does not publish {parameter} (its stack was "
                 "destroyed, or another version of this project deployed it); deploy again with "
-                + again
-                + (
-                    ""
-                    if settings is not None
-                    else " and the -c settings that are to be from now on"
-                ),
+                f"{again}{more}",
             )
         try:
             return convert(values[short])

@@ -18,6 +18,9 @@ ON_HOSTS = frozenset({"STARTING", "RUNNING"})
 LAUNCHERS_VERDICT = re.compile(r"^launch: exit [1-9]\d* \([^)]*\): ")
 """Beginning of the last line in the log of a node that failed; the reason follows."""
 
+STOPPED = re.compile(r"stopped by (?P<user>.*) with jobs stop")
+"""The reason that `jobs stop` leaves at a job."""
+
 
 class JobKind(StrEnum):
     """The kind of parts that a job consists of."""
@@ -38,7 +41,7 @@ class JobKind(StrEnum):
         """Name a number of them."""
         if self is JobKind.CONTAINER:
             return "1 container"
-        return f"array of {count}" if self is JobKind.ARRAY else f"{count} nodes"
+        return f"array of {count}" if self is JobKind.ARRAY else counted(count, "node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +176,11 @@ class Job:
         return self.status == "RUNNABLE" and not self.status_reason
 
     @property
+    def was_stopped(self) -> bool:
+        """True when it was ended with `jobs stop`."""
+        return self.status == "FAILED" and bool(STOPPED.fullmatch(self.status_reason or ""))
+
+    @property
     def num_nodes(self) -> int:
         """Nodes, children, or 1."""
         return self.shape.size
@@ -242,6 +250,11 @@ class JobRequest:
         for name, value in self.parameters.items():
             command += [f"--{name}", flag_value(value)]
         return command
+
+
+def counted(number: int, noun: str) -> str:
+    """Spell a number of things: 1 node, 2 nodes."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def flag_value(value: Value) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from jobs.bucket.objects import Bucket
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
+from jobs.job import counted
 
 _PART_BYTES = 16 * 2**20
 CONCURRENCY = 16
@@ -128,7 +129,7 @@ def move(
 
 def files(items: Sequence[Item]) -> str:
     """``1 file`` or ``2 files``."""
-    return "1 file" if len(items) == 1 else f"{len(items)} files"
+    return counted(len(items), "file")
 
 
 def _start(

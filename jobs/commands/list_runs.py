@@ -8,6 +8,7 @@ from jobs.aws import Aws
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import read_deployment
 from jobs.errors import EXIT_OK
+from jobs.job import counted
 from jobs.orchestrators import services_of
 from jobs.output import documents
 from jobs.output.console import note, print_document, status_command
@@ -56,5 +57,6 @@ def list_runs(
     if silent:
         note(f"why {silent[0]} failed: {status_command(target, silent[0])}")
     if len(runs) > len(shown):
-        note(f"{len(runs) - len(shown)} older runs are not shown; see --limit")
+        left = len(runs) - len(shown)
+        note(f"{counted(left, 'older run')} {'is' if left == 1 else 'are'} not shown; see --limit")
     return EXIT_OK

@@ -16,7 +16,7 @@ from jobs.commands.options import (
 )
 from jobs.eks.service import EksService
 from jobs.errors import EXIT_OK
-from jobs.job import ESTIMATE_NOTE
+from jobs.job import ESTIMATE_NOTE, counted
 from jobs.output.console import confirm, note, print_document
 
 
@@ -74,7 +74,7 @@ def scale(
     check_scale(target, nodes)
     before = read_node_group(aws, target)
     price = nodes * target.instance_type.usd_per_hour_estimate
-    change = f"{before.wanted} -> {nodes} nodes of {target.instance_type.name}" + (
+    change = f"{before.wanted} -> {counted(nodes, 'node')} of {target.instance_type.name}" + (
         f", about ${price:,.2f} an hour ({ESTIMATE_NOTE})" if nodes else ""
     )
     if nodes < before.wanted:
@@ -146,7 +146,7 @@ def _show(service: EksService, *, as_json: bool) -> int:
         return EXIT_OK
     typer.echo(
         f"{group.wanted} of at most {group.most} nodes of {target.instance_type.name} are wanted, "
-        f"{found.usable} are ready"
+        f"{found.usable} {'is' if found.usable == 1 else 'are'} ready"
     )
     use = read_use(cluster, target)
     for instance in sorted(group.instances, key=lambda each: use.nodes.get(each, "")):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from jobs.bucket.training_run import read_status
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
-from jobs.job import Job
+from jobs.job import Job, counted
 from jobs.orchestrators import JobService, Services, found_job, services_of
 from jobs.output import documents
 from jobs.output.console import duration, exit_code, note, print_document
@@ -140,6 +140,7 @@ def _plot(console: Any, bucket: Bucket, run: str) -> None:
 
 
 _PLOT_HEIGHT = 16
+_MOST_TICKS = 6
 _VALIDATION_MARKER = "o"
 _OLD_S = 60.0
 """Training renews its status every few seconds; an older one deserves a remark."""
@@ -186,6 +187,7 @@ def loss_plot(metrics: bytes, *, width: int) -> str | None:
     figure.theme("colorless")
     figure.plot_size(width, _PLOT_HEIGHT)
     figure.draw(figure.signal(list(losses), list(losses.values())))
+    figure.ruler("x").ticks(_step_ticks(list(losses)))
     title = "loss"
     if validation := losses_of(metrics, event="evaluation", field="val_loss"):
         steps, values = list(validation), list(validation.values())
@@ -194,6 +196,13 @@ def loss_plot(metrics: bytes, *, width: int) -> str | None:
     figure.title(title)
     figure.label("step")
     return str(plotext.uncolorize(str(figure.build())))
+
+
+def _step_ticks(steps: Sequence[int]) -> list[int]:
+    """Steps to mark on the axis: a few whole ones, evenly apart."""
+    first, last = steps[0], steps[-1]
+    apart = max(1, -(-(last - first) // _MOST_TICKS))
+    return list(range(first, last + 1, apart))
 
 
 def losses_of(metrics: bytes, *, event: str = "step", field: str = "loss") -> dict[int, float]:
@@ -221,12 +230,13 @@ def _checkpoint(status: Mapping[str, Any], now: datetime) -> str:
         when = "of an earlier attempt" if age is None else f"{age} ago"
         text = f"last checkpoint: step {step:,}, {when}"
     failed = int(status.get("failed_saves") or 0)
-    return text + (f"; {failed} saves failed, see the log" if failed else "")
+    return text + (f"; {counted(failed, 'save')} failed, see the log" if failed else "")
 
 
 def _origin(status: Mapping[str, Any], *, job_id: str | None, now: datetime) -> str:
     age_s = _age_s(status.get("time"), now)
-    text = f"attempt {status.get('attempt')} on {status.get('num_nodes')} nodes"
+    nodes = counted(int(status.get("num_nodes") or 0), "node")
+    text = f"attempt {status.get('attempt')} on {nodes}"
     if age_s is not None and age_s > _OLD_S:
         text += f", as of {duration(age_s)} ago"
     if job_id is not None and status.get("job_id") not in (None, job_id):

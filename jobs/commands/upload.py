@@ -17,6 +17,7 @@ from jobs.bucket.transfers import Direction, Item, TransferResult, files, move, 
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import EXIT_OK, Refusal
+from jobs.job import counted
 from jobs.output.console import note, print_document
 from jobs.output.documents import Document
 from trainium_catalogue import contract
@@ -88,8 +89,8 @@ def _report(target: Deployment, bucket: Bucket, planned: Upload, outcome: Transf
     ]
     if strays:
         note(
-            f"{planned.prefix} holds {len(strays)} more files of earlier uploads, which tokenize "
-            f"reads too: {_some(strays)}; remove them, or use another --name"
+            f"{planned.prefix} holds {counted(len(strays), 'more file')} of earlier uploads, which "
+            f"tokenize reads too: {_some(strays)}; remove them, or use another --name"
         )
     note(f"use it with: python -m jobs submit tokenize --input {planned.name} ...")
 

@@ -21,7 +21,7 @@ from jobs.commands.options import (
 )
 from jobs.deployment import read_deployment
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal, is_denied
-from jobs.job import Job
+from jobs.job import Job, counted
 from jobs.orchestrators import Services, services_of
 from jobs.output.console import note, print_document
 from jobs.verify.verification import (
@@ -58,6 +58,9 @@ def verify(
             help="Look at nothing, show a record: a file, an object's address or key, or a run.",
         ),
     ] = None,
+    shows_all: Annotated[
+        bool, typer.Option("--all", help="Show every claim, not only what failed or is new.")
+    ] = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a block to paste into an issue.")
     ] = False,
@@ -83,16 +86,16 @@ def verify(
     if read is not None:
         if run is not None:
             raise Refusal("usage", f"--read {read} shows that record; leave out the run {run}")
-        record = _stored(given, read)
+        record, earlier = _stored(given, read), None
     else:
-        record = _look(given, run)
+        record, earlier = _look(given, run)
     rows = rows_of(record)
     if as_json:
         print_document(dict(record))
     elif as_markdown:
         typer.echo(markdown(record, rows))
     else:
-        _show(record)
+        _show(record, None if shows_all else interesting(rows, earlier))
     return EXIT_OK if is_good(rows) else EXIT_JOB_FAILED
 
 
@@ -104,7 +107,7 @@ def _stored(given: Globals, place: str) -> Record:
     return read_record(place, Bucket(client=aws.s3(), name=target.bucket))
 
 
-def _look(given: Globals, run: str | None) -> Record:
+def _look(given: Globals, run: str | None) -> tuple[Record, Record | None]:
     """Run the desk's probes, join them with what the run's nodes found, and write the record."""
     # Not before they are needed: other commands do not pay for them.
     from jobs.verify.probes import PROBES, Desk
@@ -126,11 +129,12 @@ def _look(given: Globals, run: str | None) -> Record:
     note(f"{len(PROBES.by_id)} probes look from here, and change nothing")
     there = desk.there
     findings = [PROBES.run(name, desk, there) for name in PROBES.by_id]
+    earlier = _read(bucket, run)
     record = joined(
         target,
         findings,
         nodes=nodes,
-        earlier=_read(bucket, run),
+        earlier=earlier,
         emulated=aws.is_emulated,
         run=run,
         job_id=job.job_id if job else None,
@@ -140,7 +144,7 @@ def _look(given: Globals, run: str | None) -> Record:
             "no run of verify has left a record, so nothing is written; submit one: "
             "`python -m jobs submit verify --nodes 1 --follow`"
         )
-        return record
+        return record, None
     try:
         where = bucket.write(key_of(run), json.dumps(record, indent=2).encode() + b"\n")
     except Exception as error:
@@ -149,7 +153,7 @@ def _look(given: Globals, run: str | None) -> Record:
         note("the record is not written: that needs s3:PutObject; keep it with --json")
     else:
         note(f"written: {where}")
-    return record
+    return record, earlier
 
 
 def _newest(services: Services, bucket: Bucket) -> str | None:
@@ -177,13 +181,24 @@ def _read(bucket: Bucket, run: str | None, name: str | None = None) -> Record | 
     return None if data is None else parse_record(data, f"s3://{bucket.name}/{key}")
 
 
-def _show(record: Record) -> None:
+def interesting(rows: Sequence[Row], earlier: Record | None) -> list[Row]:
+    """Choose what failed, and what was seen otherwise than in the record before."""
+    before = {} if earlier is None else {row.claim.id: row.state for row in rows_of(earlier)}
+    return [row for row in rows if row.is_bad or before.get(row.claim.id, row.state) != row.state]
+
+
+def _show(record: Record, only: Sequence[Row] | None) -> None:
     from rich.console import Console
 
     rows = rows_of(record)
     console = Console()
-    console.print(table(rows))
+    shown = rows if only is None else only
+    if shown:
+        console.print(table(shown))
     console.print(f"{title(record)}\n{summary(rows)}", markup=False, soft_wrap=True)
+    if len(shown) < len(rows):
+        left = counted(len(rows) - len(shown), "claim")
+        console.print(f"{left} not shown: none failed, none is new; --all shows them")
     if record["emulated"]:
         console.print(EMULATED, markup=False, soft_wrap=True)
 

@@ -10,6 +10,7 @@ from jobs.aws import Aws
 from jobs.deployment import Deployment
 from jobs.eks.cluster import NODES, Cluster, Json
 from jobs.errors import Refusal
+from jobs.job import counted
 from trainium_catalogue import kubernetes
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 
@@ -118,7 +119,7 @@ def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> Non
     other = ", or submit with --scale" if scales else ""
     raise Refusal(
         "nodes-missing",
-        f"--nodes {num_nodes}: the cluster has {nodes.usable} ready nodes of "
+        f"--nodes {num_nodes}: the cluster has {counted(nodes.usable, 'ready node')} of "
         f"{deployment.instance_type.name}{but}; get them with "
         f"`{scale_command(deployment, num_nodes)}`{other}",
     )

@@ -18,6 +18,7 @@ from jobs.eks.cluster import JOBS, MERGE_PATCH, NODES, PODS, Cluster, Json, stat
 from jobs.eks.describe import run_of
 from jobs.eks.nodes import NodeGroup, read_node_group, scale_command
 from jobs.errors import Refusal
+from jobs.job import counted
 from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import (
     goes_at,
@@ -112,9 +113,9 @@ def choose(group: NodeGroup, use: Use, num_nodes: int, *, force: bool) -> Cut:
         users = list(dict.fromkeys(run for runs in use.runs.values() for run in runs))
         raise Refusal(
             "nodes-in-use",
-            f"--nodes {num_nodes}: {', '.join(users)} uses {len(use.runs)} nodes and would lose "
-            f"some; stop it first (`python -m jobs stop {users[0]}`), or take them all the same "
-            "with --force",
+            f"--nodes {num_nodes}: {', '.join(users)} uses {counted(len(use.runs), 'node')} "
+            f"and would lose some; stop it first (`python -m jobs stop {users[0]}`), or take them "
+            "all the same with --force",
         )
     return Cut(never_came=never_came, instances=tuple(chosen))
 
@@ -239,7 +240,7 @@ def describe_idle(nodes: Sequence[Json], deployment: Deployment, *, now: datetim
     times = [moment for node in nodes if (moment := goes_at(node, timedelta(minutes=minutes)))]
     if not times:
         return None
-    what = "1 idle node" if len(times) == 1 else f"{len(times)} idle nodes, the first of which"
+    what = counted(len(times), "idle node") + (", the first of which" if len(times) > 1 else "")
     return (
         f"{what} goes {_when(min(times), now)} unless a job takes it; at once with: "
         f"{scale_command(deployment, len(nodes) - len(times))}"

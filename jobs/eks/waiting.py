@@ -17,7 +17,7 @@ from jobs.eks.cluster import EVENTS, JOBS, NODES, POD_GROUPS, Cluster, is_missin
 from jobs.eks.describe import milliseconds
 from jobs.eks.nodes import is_ready, look_at_nodes, read_node_group, scale_command
 from jobs.eks.reasons import CLUSTER_REASONS
-from jobs.job import Explanation, Job, RunSummary, find_explanation
+from jobs.job import Explanation, Job, RunSummary, counted, find_explanation
 from trainium_catalogue import kubernetes
 
 
@@ -47,7 +47,8 @@ def _no_room(view: ClusterView, job: Job) -> Explanation | None:
         group = read_node_group(view.aws, target)
         said = "; ".join((*group.troubles, *nodes.remarks))
         said = said or f"the node group wants {group.wanted}"
-        meaning = f"the job needs {job.num_nodes} nodes, {nodes.usable} are ready ({said})"
+        needs, are = counted(job.num_nodes, "node"), "is" if nodes.usable == 1 else "are"
+        meaning = f"the job needs {needs}, {nodes.usable} {are} ready ({said})"
         if asks_for_nodes(view, job.job_id):
             return _found(
                 meaning,
@@ -63,7 +64,8 @@ def _no_room(view: ClusterView, job: Job) -> Explanation | None:
     ]
     taken = sum(item.num_nodes or 0 for item in before)
     if nodes.usable - taken < job.num_nodes and before:
-        has = " and ".join(f"run {item.run} ({item.num_nodes} nodes)" for item in before)
+        sizes = {item.run: counted(item.num_nodes or 0, "node") for item in before}
+        has = " and ".join(f"run {run} ({size})" for run, size in sizes.items())
         return _found(
             f"the gang starts as a whole, and {has} runs",
             f"wait, or get more nodes with `{scale_command(target, job.num_nodes + taken)}`",

@@ -35,6 +35,7 @@ from trainium_catalogue.exit_codes import RETRIED
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
 _NO_REASON = "{} gives no reason"
+_GO_ON = "submit it again to go on"
 
 
 class Screen:
@@ -135,6 +136,9 @@ def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
         said.append("no attempt is left; when the cause is gone, submit the run again to go on")
     elif found:
         said += [found.meaning, found.remedy]
+    if job.was_stopped:
+        # Whatever codes its nodes ended with then: that was asked for.
+        return f"run {job.run} was {job.status_reason}{_took(job, ', after')}; {_GO_ON}"
     failed = f"run {job.run} failed{_took(job, ' after')}"
     return f"{failed}: {'; '.join(said) or _NO_REASON.format(job.orchestrator.who)}"
 

@@ -28,6 +28,13 @@ def node_table(job: Job) -> Table:
     for attempt in job.attempts:
         if attempt.number not in seen:
             table.add_row("all", str(attempt.number), *_ending("FAILED", attempt))
+    silent = {(node.status, node.status_reason) for node in job.nodes if not node.attempts}
+    if job.ended and len(silent) == 1 and not any(node.attempts for node in job.nodes):
+        # Such as those of a job that was stopped, whose pods are gone: one row says it of all.
+        ((status, reason),) = silent
+        if reason or not job.attempts:
+            table.add_row("all", "", _status(status), "", reason or job.status_reason or "")
+        return table
     for node in job.nodes:
         for attempt in node.attempts:
             status = node.status if attempt is node.last else "FAILED"

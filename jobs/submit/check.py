@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
-from jobs.job import Job, JobRequest, compile_run, flag_value
+from jobs.job import Job, JobRequest, compile_run, counted, flag_value
 from jobs.orchestrators import JobService
 from jobs.submit.resolve import Order, Submission
 from trainium_catalogue.contract import Orchestrator
@@ -232,7 +232,7 @@ def _differences(job: Job, request: JobRequest) -> Iterator[str]:
         yield f"it is {job.workload}, not {request.workload}"
         return
     if job.num_nodes != request.num_nodes:
-        yield f"on {job.num_nodes} nodes, not {request.num_nodes}"
+        yield f"on {counted(job.num_nodes, 'node')}, not {request.num_nodes}"
     its = _flags(job.command)
     if not its:
         return  # not known, or none was given: that of a resumed run says nothing

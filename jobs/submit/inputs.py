@@ -60,7 +60,7 @@ def training_inputs(
         raise Refusal(
             "no-dataset",
             f"run {run} is new and needs --dataset, the name that tokenize gave it; "
-            f"{listed('datasets', bucket.names(contract.DATASETS_PREFIX))}, "
+            f"{listed('datasets', bucket.names(contract.DATASETS_PREFIX))}; "
             f"{listed('runs', known_runs(bucket))}",
         )
     return Inputs(

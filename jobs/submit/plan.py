@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from jobs.errors import Refusal
-from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compile_run
+from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compile_run, counted
 from jobs.output.console import confirm, is_asked_about, note
 from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
 from jobs.submit.resolve import Plan, Submission
@@ -59,7 +59,7 @@ def show_plan(submission: Submission) -> None:
     if request.scales and target.eks is not None:
         lines.append(
             f"the cluster gets the nodes that are missing, within {target.max_nodes}, and takes "
-            f"them away again after {target.eks.idle_minutes} idle minutes"
+            f"them away again after {counted(target.eks.idle_minutes or 0, 'idle minute')}"
         )
     lines.append(_price_line(request))
     if first is not None:
@@ -125,10 +125,20 @@ def _training_plan(submission: Submission, inputs: Inputs) -> Plan:
         f"{plan.tokens_per_step:,} tokens a step",
         f"data: {values['dataset']}, {tokens:,} tokens; {max_steps:,} steps read "
         f"{total:,} tokens, {total / tokens:.3g} times the dataset",
+        *_switched_on(values),
         f"run {run}: {_standing(inputs, max_steps)}",
     )
     first = _compile_request(submission, inputs) if submission.order.compiles else None
     return Plan(lines=lines, document=document, compile_request=first)
+
+
+def _switched_on(values: Mapping[str, Value]) -> Iterator[str]:
+    """Name what a run does beside training on whole sequences."""
+    if values.get("document-masks"):
+        yield "document masks: a token attends to its own document only"
+    if every := values.get("eval-every"):
+        sequences = f"{values['eval-sequences']} sequences" if "eval-sequences" in values else "it"
+        yield f"evaluation: every {every} steps, on {sequences} of the validation split"
 
 
 def _standing(inputs: Inputs, max_steps: int) -> str:
@@ -141,7 +151,10 @@ def _standing(inputs: Inputs, max_steps: int) -> str:
     if step is None:
         return "no complete checkpoint yet, begins at step 0"
     if step >= max_steps:
-        return f"has all its {max_steps:,} steps; give a larger --max-steps to train on"
+        return (
+            f"has made {counted(step, 'step')} already: the job would take its nodes and train "
+            f"nothing; it has all its {max_steps:,} steps; give a larger --max-steps to train on"
+        )
     return f"continues from step {step:,} of {max_steps:,}"
 
 

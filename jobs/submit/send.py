@@ -9,7 +9,7 @@ from dataclasses import replace
 import typer
 
 from jobs.errors import EXIT_OK
-from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run
+from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run, counted
 from jobs.orchestrators import JobService
 from jobs.output.console import exit_code, follow_command, note, print_document
 from jobs.output.documents import Document, outcome, where
@@ -164,7 +164,7 @@ def _release(service: JobService) -> None:
     left = group.wanted - parts.never_came - len(parts.instances)
     users = ", ".join(dict.fromkeys(run for runs in use.runs.values() for run in runs))
     note(
-        f"the node group scales to {left} nodes"
+        f"the node group scales to {counted(left, 'node')}"
         + (f": {users} still uses {left}; then: {command}" if left else "")
     )
 

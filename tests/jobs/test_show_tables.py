@@ -98,6 +98,20 @@ def test_attempts_whose_pods_are_gone_are_in_the_table_of_nodes() -> None:
     assert "all │       2 │ FAILED │       143 │ node 0: told to stop; stopped on request" in text
 
 
+def test_a_run_that_was_stopped_is_not_said_to_have_failed() -> None:
+    reason = "stopped by ann with jobs stop"
+    gone = tuple(
+        Node(index=index, status="FAILED", status_reason=None, attempts=()) for index in range(2)
+    )
+    job = replace(JOB, attempts=(), nodes=gone, status="FAILED", status_reason=reason)
+
+    assert verdict(job, bucket="bucket") == (
+        "run nightly was stopped by ann with jobs stop, after 2 s; submit it again to go on"
+    )
+    assert printed(node_table(job), 140).count("FAILED") == 1
+    assert reason in printed(node_table(job), 140)
+
+
 def test_a_container_that_succeeded_is_not_said_to_have_results() -> None:
     job = replace(JOB, status="SUCCEEDED")
     of_nodes = replace(job, shape=Shape(kind=JobKind.NODES, size=1))

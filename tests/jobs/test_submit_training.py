@@ -120,7 +120,16 @@ def test_checkpoints_on_a_file_system_are_not_guessed(ready: Desk) -> None:
 def test_a_run_that_has_all_its_steps_says_so(ready: Desk) -> None:
     existing_run(ready, 60, values={"max-steps": 60})
 
-    assert "has all its 60 steps; give a larger --max-steps" in ready.run(*TRAIN).stderr
+    said = ready.run(*TRAIN).stderr
+
+    assert "has made 60 steps already: the job would take its nodes and train nothing" in said
+    assert "has all its 60 steps; give a larger --max-steps" in said
+
+
+def test_a_plan_names_what_a_run_does_beside_training(ready: Desk) -> None:
+    said = ready.run(*TRAIN, "--document-masks", "true").stderr
+
+    assert "document masks: a token attends to its own document only" in said
 
 
 def test_a_plan_remembers_the_parameters_of_the_run(ready: Desk) -> None:
@@ -188,7 +197,7 @@ def test_a_run_of_another_workload_is_refused(ready: Desk) -> None:
 
 
 def test_a_bucket_without_datasets_says_so(desk: Desk) -> None:
-    assert_refused(desk.run(*TRAIN), "the bucket has no datasets", "the bucket has no runs")
+    assert_refused(desk.run(*TRAIN), "the bucket has no datasets; the bucket has no runs")
 
 
 def test_a_release_whose_graphs_stay_on_the_node_compiles_nothing_beforehand(ready: Desk) -> None:

@@ -217,6 +217,19 @@ def test_the_newest_run_of_verify_is_joined_and_the_record_written(desk: Desk) -
 
 
 @pytest.mark.usefixtures("few_probes")
+def test_what_is_as_it_was_is_shown_only_when_asked_for(desk: Desk) -> None:
+    left_by_nodes(desk)
+
+    first, again, everything = (desk.run("verify", *rest) for rest in ((), (), ("--all",)))
+
+    assert all("2 green, 0 red" in result.stdout for result in (first, again, everything))
+    assert "memory" not in first.stdout
+    assert "3 claims not shown: none failed, none is new; --all shows them" in again.stdout
+    assert "memory" in everything.stdout
+    assert "not shown" not in everything.stdout
+
+
+@pytest.mark.usefixtures("few_probes")
 @pytest.mark.parametrize("place", ["check", "runs/check/results/verification.json", "s3", "file"])
 def test_a_record_is_shown_from_wherever_it_is(desk: Desk, place: str, tmp_path: Path) -> None:
     left_by_nodes(desk)

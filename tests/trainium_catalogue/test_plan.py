@@ -62,6 +62,11 @@ def test_a_checkpoint_of_llama2_7b_is_81_gb() -> None:
         (4, {}, "tensor-parallel=8 does not divide the 4 ranks of the job; set tensor-parallel=4"),
         (96, {"tensor_parallel": 3}, "tensor-parallel=3 does not divide num-heads=32; set"),
         (128, {"num_kv_heads": 4}, "tensor-parallel=8 does not divide num-kv-heads=4"),
+        (
+            4,
+            {"num_kv_heads": 2},
+            "tensor-parallel=8 does not divide the 4 ranks of the job; set tensor-parallel=2",
+        ),
         (128, {"intermediate_size": 11012}, "does not divide intermediate-size=11012"),
         (128, {"vocab_size": 32001}, "does not divide vocab-size=32001"),
         (

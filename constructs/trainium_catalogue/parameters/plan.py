@@ -4,6 +4,7 @@ The CLI shows it before a job is submitted, the trainer logs it, and the full-si
 compares it with what PyTorch really allocates.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -50,21 +51,20 @@ class TrainingPlan:
     def __post_init__(self) -> None:
         """Refuse what leaves a remainder; the message names the parameters and the remedy."""
         degree = self.tensor_parallel
-        if self.num_ranks % degree:
-            raise ValueError(
-                f"tensor-parallel={degree} does not divide the {self.num_ranks} ranks of the job; "
-                f"{_nearby(degree, self.num_ranks)}"
-            )
-        for name, number in (
-            ("num-heads", self.shape.num_attention_heads),
-            ("num-kv-heads", self.shape.num_key_value_heads),
-            ("intermediate-size", self.shape.intermediate_size),
-            ("vocab-size", self.shape.vocab_size),
-        ):
+        to_divide = (
+            ("the {} ranks of the job", self.num_ranks),
+            ("num-heads={}", self.shape.num_attention_heads),
+            ("num-kv-heads={}", self.shape.num_key_value_heads),
+            ("intermediate-size={}", self.shape.intermediate_size),
+            ("vocab-size={}", self.shape.vocab_size),
+        )
+        # The remedy has to fit all of them, or the next refusal would follow from it.
+        common = math.gcd(*(number for _, number in to_divide))
+        for what, number in to_divide:
             if number % degree:
                 raise ValueError(
-                    f"tensor-parallel={degree} does not divide {name}={number}; "
-                    f"{_nearby(degree, number)}"
+                    f"tensor-parallel={degree} does not divide {what.format(number)}; "
+                    f"{_nearby(degree, common)}"
                 )
         at_once = self.data_parallel * self.micro_batch
         if self.global_batch % at_once:

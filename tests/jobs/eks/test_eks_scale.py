@@ -53,7 +53,7 @@ class TestFewerNodes:
 
         assert to_one.exit_code == 0, to_one.stderr
         assert refused.exit_code == 2
-        assert "--nodes 0: gang uses 1 nodes and would lose some; stop it first" in refused.stderr
+        assert "--nodes 0: gang uses 1 node and would lose some; stop it first" in refused.stderr
         assert eks.node_names() == [used]
 
         forced = eks.run("scale", "--wait", "9", "--nodes", "0", "--force")
@@ -71,7 +71,7 @@ class TestFewerNodes:
         left = eks.node_names()
         eks.cluster.store.delete(POD, "default", "debug", grace_s=0)
 
-        assert "default/debug uses 1 nodes" in refused.stderr
+        assert "default/debug uses 1 node" in refused.stderr
         assert fewer.exit_code == 0
         assert left == [first] != [second]
 

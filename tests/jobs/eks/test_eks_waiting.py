@@ -42,7 +42,7 @@ def test_a_node_without_its_devices_is_not_ready_for_a_job(eks: EksDesk) -> None
 
     assert result.exit_code == 2
     assert (
-        "has 1 ready nodes of trn1.32xlarge (node nodes-1 offers 0 of 16 aws.amazon.com/neuron)"
+        "has 1 ready node of trn1.32xlarge (node nodes-1 offers 0 of 16 aws.amazon.com/neuron)"
         in (result.stderr)
     )
 

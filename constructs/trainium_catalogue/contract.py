@@ -45,7 +45,7 @@ SSM_ORCHESTRATORS: Final = "orchestrators"
 SSM_SETTINGS: Final = "settings"
 """The ``-c`` settings of the last deployment, as JSON; ``null`` where they are too long to keep."""
 MAX_SETTINGS_CHARACTERS: Final = 4096
-"""Limit of a parameter's value in the standard tier (Systems Manager user guide, parameter tiers)."""
+"""Limit of a value in the standard tier (Systems Manager user guide, parameter tiers)."""
 SSM_EKS_CLUSTER: Final = "eks/cluster"
 SSM_EKS_NAMESPACE: Final = "eks/namespace"
 SSM_EKS_QUEUE: Final = "eks/queue"

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from jobs.aws import Aws
 from jobs.bucket.objects import Bucket, Found
 from jobs.bucket.training_run import known_runs, read_checkpoints, read_run
 from jobs.bucket.transfers import (
@@ -23,8 +22,8 @@ from jobs.bucket.transfers import (
     move,
     transfer_document,
 )
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
-from jobs.deployment import Deployment, read_deployment
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
 from jobs.output.console import note, print_document
@@ -56,9 +55,7 @@ def download(
       python -m jobs download my-run --to ./checkpoint
     """
     valid_run_name(run)
-    given = chosen(context, deployment, region)
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    aws, target = opened(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     planned = planned_download(bucket, run, to)
     check_target(to, planned)

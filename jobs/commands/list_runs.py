@@ -4,9 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.aws import Aws
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
-from jobs.deployment import read_deployment
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
 from jobs.errors import EXIT_OK
 from jobs.job import counted
 from jobs.orchestrators import services_of
@@ -33,9 +31,7 @@ def list_runs(
       python -m jobs list
       python -m jobs --deployment team-b list --json
     """
-    given = chosen(context, deployment, region)
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    aws, target = opened(context, deployment, region)
     runs = services_of(aws, target, note).newest_first()
     shown = runs[:limit]
     if as_json:

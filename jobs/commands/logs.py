@@ -4,9 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.aws import Aws
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
-from jobs.deployment import read_deployment
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
 from jobs.errors import EXIT_OK
 from jobs.orchestrators import check_node_index, found_job, services_of
 from jobs.output import documents
@@ -50,9 +48,7 @@ def logs(
       python -m jobs logs nightly --follow
       python -m jobs logs nightly --node 2 > node-2.log
     """
-    given = chosen(context, deployment, region)
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    aws, target = opened(context, deployment, region)
     service, job = found_job(services_of(aws, target, note), target, run)
     check_node_index(node, job.shape)
     if follow:

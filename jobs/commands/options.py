@@ -52,6 +52,18 @@ def chosen(context: typer.Context, deployment: str | None, region: str | None) -
     )
 
 
+def opened(
+    context: typer.Context, deployment: str | None, region: str | None
+) -> tuple[Aws, Deployment]:
+    """Read the deployment that the options name."""
+    return _open(chosen(context, deployment, region))
+
+
+def _open(given: Globals) -> tuple[Aws, Deployment]:
+    aws = Aws(given.region)
+    return aws, read_deployment(aws.ssm(), given.deployment, region=aws.region)
+
+
 def command(function: Callable[P, int]) -> Callable[P, None]:
     """Give a command its exit code, and turn refusals and AWS's errors into one message."""
 
@@ -93,8 +105,7 @@ def refuse(refusal: errors.Refusal, *, as_json: bool) -> int:
 
 def eks_deployment(given: Globals, what: str) -> tuple[Aws, Deployment, EksTarget]:
     """Read the deployment; refuse one without a cluster."""
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    aws, target = _open(given)
     if Orchestrator.EKS in target.unusable:
         raise target.unusable[Orchestrator.EKS]
     if target.eks is None:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.commands.options import DeploymentOption, RegionOption, chosen, command
-from jobs.deployment import Deployment, read_deployment
+from jobs.commands.options import DeploymentOption, RegionOption, command, opened
+from jobs.deployment import Deployment
 from jobs.eks.service import EksService
 from jobs.errors import Refusal
 from jobs.job import Job
@@ -40,9 +40,7 @@ def shell(
       python -m jobs shell bert-1 --node 0 -- neuron-top
       python -m jobs shell bert-1 --node 1
     """
-    given = chosen(context, deployment, region)
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    aws, target = opened(context, deployment, region)
     service, job = found_job(services_of(aws, target, note), target, run)
     check_node_index(node, job.shape)
     if isinstance(service, EksService):

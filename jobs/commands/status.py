@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from jobs.aws import Aws
 from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import read_status
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
-from jobs.deployment import Deployment, read_deployment
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.deployment import Deployment
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.job import Job, counted
 from jobs.orchestrators import JobService, Services, found_job, services_of
@@ -46,9 +45,7 @@ def status(
       python -m jobs status my-run --plot
       python -m jobs status nightly --json
     """
-    given = chosen(context, deployment, region)
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    aws, target = opened(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     service, job, training = _found(services_of(aws, target, note), target, bucket, run)
     if as_json:

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.aws import Aws
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
-from jobs.deployment import read_deployment
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
 from jobs.errors import EXIT_OK
 from jobs.job import ON_HOSTS, Job, RunSummary
 from jobs.orchestrators import JobService, found_summary, services_of
@@ -42,9 +40,7 @@ def stop(
     Example:
       python -m jobs stop nightly --grace 120
     """
-    given = chosen(context, deployment, region)
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    aws, target = opened(context, deployment, region)
     service, summary = found_summary(services_of(aws, target, note), target, run)
     reason = None
     job: Job | None = None

@@ -20,8 +20,8 @@ import typer
 from jobs.aws import Aws
 from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import known_runs
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
-from jobs.deployment import Deployment, read_deployment
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal, as_refusal
 from jobs.job import valid_run_name
 from jobs.orchestrators import found_summary, services_of
@@ -70,9 +70,7 @@ def tensorboard(
     """
 
     valid_run_name(run)
-    given = chosen(context, deployment, region)
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    aws, target = opened(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     _check_known(aws, target, bucket, run)
     chosen_port = free_port(port)

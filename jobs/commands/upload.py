@@ -11,11 +11,10 @@ from typing import Annotated
 
 import typer
 
-from jobs.aws import Aws
 from jobs.bucket.objects import Bucket
 from jobs.bucket.transfers import Direction, Item, TransferResult, files, move, transfer_document
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
-from jobs.deployment import Deployment, read_deployment
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import counted
 from jobs.output.console import note, print_document
@@ -52,9 +51,7 @@ def upload(
       python -m jobs upload articles.jsonl.gz --dry-run
     """
     planned = planned_upload(path, name)
-    given = chosen(context, deployment, region)
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    aws, target = opened(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     where = f"s3://{target.bucket}/{planned.prefix}"
     if planned.left_out:

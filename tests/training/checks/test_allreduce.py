@@ -229,7 +229,11 @@ def test_low_bandwidth_fails_the_job_only_on_request(
     monkeypatch.setattr("training.checks.allreduce.sweep.BARS", (low,))
     device = LoneDevice(num_ranks=64, spoil=hand_out_sums_of_64)
     context = replace(
-        ALONE, device="xla", instance_type="trn1.32xlarge", num_nodes=2, processes_per_node=32
+        ALONE,
+        device=DeviceKind.XLA,
+        instance_type="trn1.32xlarge",
+        num_nodes=2,
+        processes_per_node=32,
     )
     words = ["--max-bytes=4096", *(["--require-bar"] if require else [])]
 

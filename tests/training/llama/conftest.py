@@ -151,7 +151,7 @@ class Laptop:
         request = parse([self.workload, *defaults, *words])
         IMPLEMENTATIONS[self.workload].load()(
             Job(
-                context=replace(CONTEXT, run=run, device=kind.value, **context),
+                context=replace(CONTEXT, run=run, device=kind, **context),
                 values=request.values,
                 given=request.given,
                 device=LoneDevice(kind),

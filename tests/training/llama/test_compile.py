@@ -13,6 +13,7 @@ import pytest
 from tests.training.llama.conftest import CONTEXT
 from tests.training.nodes import node_on
 from training.core.arguments import parse
+from training.core.contract import DeviceKind
 from training.core.progress import ENV_SCRATCH, read_failures, read_states
 from training.launcher import compile_graphs
 from training.launcher.compile_graphs import (
@@ -142,7 +143,7 @@ def cache_on(
 ) -> CompileCache:
     """The cache as a node of this kind sees it, with graphs of earlier jobs."""
     # Storage on disk takes the bucket's place; whether there is one is the contract's word.
-    cache = CompileCache(replace(CONTEXT, device=device), values(), local=folder)
+    cache = CompileCache(replace(CONTEXT, device=DeviceKind(device)), values(), local=folder)
     cache._node = replace(cache._node, bucket=bucket)
     for index in range(compiled):
         cache._graphs.put(f"neuronxcc-2.21/MODULE_{index}+0/model.neff", b"x")
@@ -198,7 +199,7 @@ def test_what_is_doubted_is_not_remembered(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    replace(CONTEXT, device=device).write(tmp_path)
+    replace(CONTEXT, device=DeviceKind(device)).write(tmp_path)
 
     assert compile_with(tmp_path, *printing(LOG.format(graphs=1, failed=0))) == 0
     assert "but not remembered: " in capsys.readouterr().out

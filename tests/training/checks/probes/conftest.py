@@ -13,6 +13,7 @@ import pytest
 from tests.training.llama.conftest import CONTEXT
 from tests.training.s3_server import REGION, s3_client, s3_server
 from training.checks.probes import Check, Node
+from training.core.contract import DeviceKind
 from training.core.host import Host
 from training.storage import LocalObjects, open_objects
 
@@ -36,7 +37,7 @@ def make_node(tmp_path: Path) -> MakeNode:
             context=replace(
                 CONTEXT,
                 **{
-                    "device": "xla",
+                    "device": DeviceKind.XLA,
                     "instance_type": "trn1.32xlarge",
                     "neuron_release": "2.28.0",
                     "processes_per_node": 32,

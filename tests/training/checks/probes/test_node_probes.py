@@ -15,6 +15,7 @@ import pytest
 
 from tests.training.checks.probes.conftest import MakeNode, write
 from training.checks.probes import PROBES, Check, Node, container
+from training.core.contract import DeviceKind
 from training.core.host import Host
 from training.storage import StorageRefused
 from trainium_catalogue.contract import RESERVED_PORTS
@@ -365,7 +366,7 @@ def test_a_probe_is_red_where_it_does_not(name: str, world: World) -> None:
 
 
 def test_a_node_without_a_device_offers_no_probe_that_needs_one(make_node: MakeNode) -> None:
-    there = make_node(device="cpu", instance_type=None).there
+    there = make_node(device=DeviceKind.CPU, instance_type=None).there
 
     assert not there & {"neuron", "torch_xla", "EFA"}
 

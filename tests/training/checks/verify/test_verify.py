@@ -31,7 +31,7 @@ def job(folder: Path, *words: str, device: LoneDevice | None = None) -> Job:
     device = device or LoneDevice()
     request = parse(["verify", *words])
     return Job(
-        context=replace(CONTEXT, run="check", device=device.kind.value),
+        context=replace(CONTEXT, run="check", device=device.kind),
         values=request.values,
         given=request.given,
         device=device,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from pathlib import Path
+from shlex import quote
 
 from rehearsal.checks import training as evidence
 from rehearsal.deployment import cdk
@@ -13,7 +14,7 @@ from rehearsal.deployment.state import Folder, Settings
 from rehearsal.receipt import Training
 from rehearsal.report import curve
 from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
-from rehearsal.steps.runner import Chain, Runner, Step, flags
+from rehearsal.steps.runner import Chain, Runner, flags, step
 
 WORKLOAD = "llama-tiny"
 PROCESSES_PER_NODE = 2
@@ -48,35 +49,44 @@ PARAMETERS = {
 
 def chains(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Chain, ...]:
     """Every command, as a user types it."""
-    follow = ("--yes", "--follow")
-    nodes = str(num_nodes(settings))
+    nodes, training = num_nodes(settings), flags(parameters(settings))
+    prepare = f"jobs submit prepare --dataset {CORPUS} --max-documents {DOCUMENTS}"
+    tokenize = f"jobs submit tokenize --input {CORPUS} --tokenizer {TOKENIZER} --dataset {DATASET}"
+    train = f"jobs submit {WORKLOAD} --nodes {nodes} --dataset {DATASET} --name {RUN} --compile"
     return (
-        Chain(name="text", steps=(
-            _step("upload", "upload", str(tokenizer)),
-            _step("prepare", "submit", "prepare", "--dataset", CORPUS,
-                  "--max-documents", str(DOCUMENTS), *follow),
-            _step("tokenize", "submit", "tokenize", "--input", CORPUS, "--tokenizer", TOKENIZER,
-                  "--dataset", DATASET, "--validation-fraction", HELD_OUT, *follow),
-        )),
+        _chain(
+            "text",
+            upload=f"jobs upload {quote(str(tokenizer))}",
+            prepare=f"{prepare} --yes --follow",
+            tokenize=f"{tokenize} --validation-fraction {HELD_OUT} --yes --follow",
+        ),
         # Nothing needs it, and it needs nothing: it fills the time in which text is prepared.
-        Chain(name="verify", steps=(
-            _step("verify", "submit", "verify", "--nodes", nodes, "--name", PROBED, *follow),
-            _step("probes", "verify", PROBED),
-        )),
-        Chain(name="train", after=("text",), steps=(
-            _step("train", "submit", WORKLOAD, "--nodes", nodes, "--dataset", DATASET,
-                  "--name", RUN, "--compile", *flags(parameters(settings)), *follow),
-            _step("status", "status", RUN, "--plot"),
-        )),
-        Chain(name="export", after=("train",), steps=(
-            _step("export", "submit", "export", "--run", RUN, *follow),
-            _step("download", "download", RUN, "--to", str(download)),
-        )),
-    )  # fmt: skip
+        _chain(
+            "verify",
+            verify=f"jobs submit verify --nodes {nodes} --name {PROBED} --yes --follow",
+            probes=f"jobs verify {PROBED}",
+        ),
+        _chain(
+            "train",
+            after="text",
+            train=f"{train} {training} --yes --follow",
+            status=f"jobs status {RUN} --plot",
+        ),
+        _chain(
+            "export",
+            after="train",
+            export=f"jobs submit export --run {RUN} --yes --follow",
+            download=f"jobs download {RUN} --to {quote(str(download))}",
+        ),
+    )
 
 
-def _step(name: str, *argv: str) -> Step:
-    return Step(name=name, argv=argv, processes=PROCESSES_PER_NODE)
+def _chain(name: str, *, after: str | None = None, **lines: str) -> Chain:
+    return Chain(
+        name=name,
+        after=(after,) if after is not None else (),
+        steps=tuple(step(n, line, processes=PROCESSES_PER_NODE) for n, line in lines.items()),
+    )
 
 
 def num_nodes(settings: Settings) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 
 from rehearsal.checks import browser
 from rehearsal.checks import training as evidence
@@ -13,7 +14,7 @@ from rehearsal.deployment.state import DEPLOYMENT, Folder, Settings
 from rehearsal.receipt import Check, ClusterTraining
 from rehearsal.report import curve
 from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
-from rehearsal.steps.runner import Chain, Runner, Step, flags
+from rehearsal.steps.runner import Chain, Runner, Step, flags, step
 from trainium_catalogue import contract, kubernetes
 
 WORKLOADS = ("mnist", "bert-tiny")
@@ -63,10 +64,7 @@ def parameters(settings: Settings) -> dict[str, dict[str, str]]:
 def data() -> tuple[Step, ...]:
     """Steps that prepare what the trainings read; they need no nodes, and no order."""
     return tuple(
-        Step(
-            name=f"prepare {dataset}",
-            argv=("submit", "prepare", "--dataset", dataset, "--yes", "--follow"),
-        )
+        step(f"prepare {dataset}", f"jobs submit prepare --dataset {dataset} --yes --follow")
         for dataset in (DIGITS, TEXT)
     )
 
@@ -75,11 +73,10 @@ def nodes(instance_type: str, number: int) -> tuple[Step, ...]:
     """Nodes that are there."""
     ready = rf"(?s)( Ready [^\n]*{instance_type}.*){{{number}}}"
     return (
-        Step(name="scale up", argv=("scale", "--nodes", str(number), "--yes")),
-        Step(
-            name="nodes",
-            program="kubectl",
-            argv=("get", "nodes", "-L", kubernetes.NODE_LABEL),
+        step("scale up", f"jobs scale --nodes {number} --yes"),
+        step(
+            "nodes",
+            f"kubectl get nodes -L {kubernetes.NODE_LABEL}",
             says={f"kubectl sees {number} Ready nodes": ready},
         ),
     )
@@ -87,31 +84,25 @@ def nodes(instance_type: str, number: int) -> tuple[Step, ...]:
 
 def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
     """The two runs; the second has its graphs compiled by a job of its own, and loses a pod."""
-    submit, last = ("submit",), ("--yes", "--follow")
     return (
-        Step(
-            name=MNIST,
+        step(
+            MNIST,
+            f"jobs submit mnist --on eks --nodes 1 --scale --dataset {DIGITS} --name "
+            f"{MNIST} {flags(parameters['mnist'])} --yes --follow",
             processes=PROCESSES_OF["mnist"],
-            argv=(
-                *submit, "mnist", "--on", "eks", "--nodes", "1", "--scale", "--dataset", DIGITS,
-                "--name", MNIST, *flags(parameters["mnist"]), *last,
-            ),
             says={"digits are read as well as they must be": r"accuracy: 0\.\d+ .*within"},
         ),
-        Step(
-            name=BERT,
+        step(
+            BERT,
+            f"jobs submit bert-tiny --on eks --nodes {NODES} --scale --compile --dataset "
+            f"{TEXT} --name {BERT} {flags(parameters['bert-tiny'])} --yes --follow",
             processes=PROCESSES_OF["bert-tiny"],
-            argv=(
-                *submit, "bert-tiny", "--on", "eks", "--nodes", str(NODES),
-                "--scale", "--compile", "--dataset", TEXT, "--name", BERT,
-                *flags(parameters["bert-tiny"]), *last,
-            ),
             says={
                 "one job compiles into the cache of all": r"cache is cold: no job has compiled",
                 "training begins when that job has ended": r"job \S+ has compiled the graphs",
             },
         ),
-    )  # fmt: skip
+    )
 
 
 def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Step, ...]:
@@ -126,10 +117,9 @@ def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Step, .
     namespace = kubernetes.NAMESPACE
     task = kubernetes.TASK
     return (
-        Step(
-            name="kubectl",
-            program="kubectl",
-            argv=("get", "pods,vcjob"),
+        step(
+            "kubectl",
+            "kubectl get pods,vcjob",
             says={
                 "kubectl sees a pod per node, all completed": (
                     rf"(?s){bert}-{task}-0-0 .*Completed.*{bert}-{task}-1-0 .*Completed"
@@ -140,38 +130,38 @@ def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Step, .
                 ),
             },
         ),
-        Step(
-            name="torchx status",
-            program="torchx",
-            argv=("status", f"kubernetes://torchx/{namespace}:{bert}"),
+        step(
+            "torchx status",
+            f"torchx status kubernetes://torchx/{namespace}:{bert}",
             says={"TorchX says that the job succeeded": "SUCCEEDED"},
         ),
-        Step(
-            name="torchx list",
-            program="torchx",
-            argv=("list", "-s", "kubernetes"),
+        step(
+            "torchx list",
+            "torchx list -s kubernetes",
             says={"TorchX lists both jobs": rf"(?s)(?=.*{bert})(?=.*{mnist})"},
         ),
-        Step(
-            name="status",
-            argv=("status", BERT),
+        step(
+            "status",
+            f"jobs status {BERT}",
             says={"status says which pod has rank 0": rf"{bert}-{task}-0-0"},
         ),
-        Step(
-            name="logs",
-            argv=("logs", BERT, "--node", "0"),
+        step(
+            "logs",
+            f"jobs logs {BERT} --node 0",
             says={"logs are read from the pod": r"step \d+ of \d+"},
         ),
-        Step(
-            name="list",
-            argv=("list",),
-            says={"list has the jobs of Batch and of the cluster": (
-                rf"(?s)(?=.*{BERT})(?=.*{MNIST})(?=.*prepare)"
-            )},
+        step(
+            "list",
+            "jobs list",
+            says={
+                "list has the jobs of Batch and of the cluster": (
+                    rf"(?s)(?=.*{BERT})(?=.*{MNIST})(?=.*prepare)"
+                )
+            },
         ),
-        Step(
-            name="tensorboard",
-            argv=("tensorboard", BERT, "--no-browser"),
+        step(
+            "tensorboard",
+            f"jobs tensorboard {BERT} --no-browser",
             until_seen=BERT,
             says={
                 "the cluster's TensorBoard has the run's loss": (
@@ -180,22 +170,19 @@ def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Step, .
                 **drawn,
             },
         ),
-    )  # fmt: skip
+    )
 
 
 def probing() -> tuple[Step, ...]:
     """Steps that run verify and its probes in pods."""
     return (
-        Step(
-            name="verify",
-            argv=(
-                *("submit", "verify", "--on", "eks", "--nodes", str(NODES), "--name", PROBED),
-                *("--scale", "--yes", "--follow"),
-            ),
+        step(
+            "verify",
+            f"jobs submit verify --on eks --nodes {NODES} --name {PROBED} --scale --yes --follow",
         ),
-        Step(
-            name="probes",
-            argv=("verify", PROBED),
+        step(
+            "probes",
+            f"jobs verify {PROBED}",
             says={"probes in pods are green where they need no hardware": r"\b0 red, 0 crashed"},
         ),
     )
@@ -203,13 +190,10 @@ def probing() -> tuple[Step, ...]:
 
 def clock(name: str, factor: int) -> Step:
     """Let idle time pass faster; it is another process of the node scaler that goes on."""
-    return Step(
-        name=name,
-        program="kubectl",
-        argv=(
-            *("-n", kubernetes.SCALER, "set", "env", f"deployment/{kubernetes.SCALER}"),
-            f"{contract.ENV_IDLE_CLOCK}={factor}",
-        ),
+    return step(
+        name,
+        f"kubectl -n {kubernetes.SCALER} set env deployment/{kubernetes.SCALER} "
+        f"{contract.ENV_IDLE_CLOCK}={factor}",
         says={"the node scaler runs in the cluster": "env updated"},
     )
 
@@ -218,27 +202,20 @@ def end() -> tuple[Step, ...]:
     """Nodes cost money, and nobody is there to give them up."""
     return (
         clock("let time pass", _FAST),
-        Step(
-            name="idle nodes",
-            program="kubectl",
-            argv=("wait", "--for=delete", "nodes", "-l", _TRAINIUM_NODES, "--timeout=120s"),
-        ),
-        Step(
-            name="who took them",
-            program="kubectl",
-            argv=(
-                *("-n", kubernetes.SCALER, "logs", "--tail=100"),
-                *("-l", f"app.kubernetes.io/name={kubernetes.SCALER}"),
-            ),
+        step("idle nodes", f"kubectl wait --for=delete nodes -l {_TRAINIUM_NODES} --timeout=600s"),
+        step(
+            "who took them",
+            f"kubectl -n {kubernetes.SCALER} logs --tail=100 -l "
+            f"app.kubernetes.io/name={kubernetes.SCALER}",
             says={
                 "the node scaler takes idle nodes away by itself": (
                     r"node \S+: terminated i-\w+, idle since"
                 )
             },
         ),
-        Step(
-            name="no nodes",
-            argv=("scale",),
+        step(
+            "no nodes",
+            "jobs scale",
             says={
                 "no node is left, and none is wanted": r"0 of at most \d+ nodes .* wanted, 0 are"
             },
@@ -248,9 +225,9 @@ def end() -> tuple[Step, ...]:
 
 def refused() -> Step:
     """A submission before there are nodes."""
-    return Step(
-        name="refused",
-        argv=("submit", "all-reduce", "--on", "eks", "--nodes", str(NODES), "--yes"),
+    return step(
+        "refused",
+        f"jobs submit all-reduce --on eks --nodes {NODES} --yes",
         exit_code=2,
         says={"without nodes, submit names the command that gets them": rf"scale --nodes {NODES}"},
     )
@@ -258,29 +235,27 @@ def refused() -> Step:
 
 def watched() -> tuple[Step, ...]:
     """A run that goes on until it is stopped, seen from inside."""
-    endless = tuple(word for pair in _ENDLESS for word in ("--set", pair))
+    endless = " ".join(f"--set {pair}" for pair in _ENDLESS)
     hello = 'echo "node $TRAINIUM_NODE_INDEX of $TRAINIUM_NUM_NODES of $TRAINIUM_RUN"'
     return (
-        Step(
-            name="submit busy",
-            argv=("submit", "all-reduce", "--on", "eks", "--nodes", str(NODES), "--name", BUSY,
-                  "--yes", *endless),
+        step(
+            "submit busy",
+            f"jobs submit all-reduce --on eks --nodes {NODES} --name {BUSY} --yes {endless}",
         ),
-        Step(
-            name="wait for pods",
-            program="kubectl",
-            argv=("wait", "--for=condition=Ready", "pods", "-l",
-                  f"{kubernetes.LABEL_RUN}={BUSY}", "--timeout=60s"),
+        step(
+            "wait for pods",
+            f"kubectl wait --for=condition=Ready pods -l {kubernetes.LABEL_RUN}={BUSY} "
+            "--timeout=300s",
             says={"kubectl waits for every pod of a run": rf"(?s)(condition met.*){{{NODES}}}"},
         ),
-        Step(
-            name="shell",
-            argv=("shell", BUSY, "--node", "1", "--", "sh", "-c", hello),
+        step(
+            "shell",
+            f"jobs shell {BUSY} --node 1 -- sh -c {quote(hello)}",
             says={"a command runs inside a node's pod": rf"node 1 of {NODES} of {BUSY}"},
         ),
-        Step(
-            name="top",
-            argv=("top", BUSY),
+        step(
+            "top",
+            f"jobs top {BUSY}",
             says={
                 "top shows processor and memory of each pod, and says that they are of processes": (
                     r"(?s)vCPU %.*memory"
@@ -289,55 +264,55 @@ def watched() -> tuple[Step, ...]:
                 )
             },
         ),
-        Step(
-            name="fewer nodes",
-            argv=("scale", "--nodes", str(NODES)),
+        step(
+            "fewer nodes",
+            f"jobs scale --nodes {NODES}",
             says={"scale takes an idle node": rf"{GROUP} -> {NODES} nodes"},
         ),
-        Step(
-            name="busy nodes",
-            program="kubectl",
-            argv=("get", "pods", "-l", f"{kubernetes.LABEL_RUN}={BUSY}"),
+        step(
+            "busy nodes",
+            f"kubectl get pods -l {kubernetes.LABEL_RUN}={BUSY}",
             says={"and leaves the nodes of a run alone": rf"(?s)( 1/1 +Running +0 .*){{{NODES}}}"},
         ),
-        Step(
-            name="stop",
-            argv=("stop", BUSY, "--grace", "60"),
+        step(
+            "stop",
+            f"jobs stop {BUSY} --grace 60",
             says={"a run that is stopped ends, and says who stopped it": r"stopped by"},
         ),
-    )  # fmt: skip
+    )
 
 
 def too_big() -> tuple[Step, ...]:
     """A gang for which there are too few nodes, which only `submit` would have refused."""
     queue = f"queue={kubernetes.QUEUE},namespace={kubernetes.NAMESPACE}"
     return (
-        Step(
-            name="torchx run",
-            program="torchx",
-            argv=("run", "-s", "kubernetes", "--workspace", "", "-cfg", queue,
-                  "jobs/torchx_components.py:all_reduce", "--nnodes", str(TOO_MANY),
-                  "--name", BIG, "--deployment", DEPLOYMENT),
+        step(
+            "torchx run",
+            f"torchx run -s kubernetes --workspace '' -cfg {queue} "
+            f"jobs/torchx_components.py:all_reduce --nnodes {TOO_MANY} --name {BIG} "
+            f"--deployment {DEPLOYMENT}",
             says={"TorchX alone submits a component": r"kubernetes://torchx/"},
         ),
-        Step(
-            name="why it waits",
-            argv=("status", BIG),
+        step(
+            "why it waits",
+            f"jobs status {BIG}",
             says={
                 "a gang that is too big waits, and status names the command that helps": (
                     rf"(?s)RUNNABLE.*needs {TOO_MANY} nodes.*scale --nodes {TOO_MANY}"
                 )
             },
         ),
-        Step(
-            name="no pods",
-            program="kubectl",
-            argv=("get", "pods", "-l", f"{kubernetes.LABEL_RUN}={BIG}"),
+        step(
+            "no pods",
+            f"kubectl get pods -l {kubernetes.LABEL_RUN}={BIG}",
             says={"no pod of a gang starts without the others": r"No resources found"},
         ),
-        Step(name="stop what waits", argv=("stop", BIG, "--grace", "20"),
-              says={"a gang that waits can be stopped": r"cancelled before it starts"}),
-    )  # fmt: skip
+        step(
+            "stop what waits",
+            f"jobs stop {BIG} --grace 20",
+            says={"a gang that waits can be stopped": r"cancelled before it starts"},
+        ),
+    )
 
 
 def before_training(settings: Settings) -> tuple[Chain, ...]:
@@ -345,7 +320,7 @@ def before_training(settings: Settings) -> tuple[Chain, ...]:
     digits, text = data()
     looks = (
         # Lets kubectl and TorchX in.
-        Step(name="kubeconfig", argv=("kubeconfig",)),
+        step("kubeconfig", "jobs kubeconfig"),
         clock("clock", SLOW),
         refused(),
         *nodes(settings.instance_type, GROUP),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rehearsal.checks import tensorboard
 from rehearsal.deployment import cdk
@@ -186,6 +188,12 @@ class Runner:
         ]
 
 
-def flags(parameters: Mapping[str, str]) -> tuple[str, ...]:
-    """Options of a command."""
-    return tuple(word for name, value in parameters.items() for word in (f"--{name}", value))
+def step(name: str, line: str, **more: Any) -> Step:
+    """A step, from the line that a user types; of this project's own CLI it is ``jobs ...``."""
+    program, *argv = shlex.split(line)
+    return Step(name=name, program=program, argv=tuple(argv), **more)
+
+
+def flags(parameters: Mapping[str, str]) -> str:
+    """Options of a command, as a user types them."""
+    return shlex.join(word for name, value in parameters.items() for word in (f"--{name}", value))

@@ -1,9 +1,11 @@
 """CDK constructs for training on AWS Trainium with AWS Batch and EFA."""
 
-from trainium_constructs.compute import TrainingQueue, TrainiumComputeEnvironment
+from trainium_constructs.batch.compute import TrainingQueue, TrainiumComputeEnvironment
+from trainium_constructs.batch.cpu_compute import CpuComputeEnvironment
+from trainium_constructs.batch.cpu_job import CpuJob
+from trainium_constructs.batch.job import JobExecutionRole, MultiNodeTrainingJob
+from trainium_constructs.batch.queue_watch import QueueWatch
 from trainium_constructs.contract import PublishedContract
-from trainium_constructs.cpu_compute import CpuComputeEnvironment
-from trainium_constructs.cpu_job import CpuJob
 from trainium_constructs.host_setup import HostSetup
 from trainium_constructs.images import (
     ImageRepository,
@@ -11,12 +13,10 @@ from trainium_constructs.images import (
     TrainingImage,
     private_repository,
 )
-from trainium_constructs.job import JobExecutionRole, MultiNodeTrainingJob
 from trainium_constructs.launch_template import EfaLaunchTemplate, Reservation
 from trainium_constructs.log_group import RetainedLogs
 from trainium_constructs.lustre import LustreFileSystem, LustreMount
 from trainium_constructs.network import EfaNetwork, EfaSecurityGroup, NodeVpc
-from trainium_constructs.queue_watch import QueueWatch
 from trainium_constructs.storage import TrainingBucket, grant_data_uris
 
 __all__ = [

@@ -8,7 +8,7 @@ import pytest
 
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract
-from trainium_constructs.compute import BLOCKED_REASONS
+from trainium_constructs.batch.compute import BLOCKED_REASONS
 
 RESERVATION = "cr-0123456789abcdef0"
 

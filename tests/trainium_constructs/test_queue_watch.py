@@ -25,7 +25,7 @@ from moto.stepfunctions.parser.asl.component.state.exec.state_task.service impor
 
 from tests.support.limits import scaled
 from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
-from trainium_constructs.queue_watch import LOOKS, QueueWatch, definition
+from trainium_constructs.batch.queue_watch import LOOKS, QueueWatch, definition
 
 QUEUE = "arn:aws:batch:us-west-2:111122223333:job-queue/nodes"
 ROLE = "arn:aws:iam::111122223333:role/watch"

@@ -9,7 +9,7 @@ from aws_cdk import aws_batch as batch
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
-from trainium_constructs.compute import UPDATE_TIMEOUT_MINUTES, instance_profile
+from trainium_constructs.batch.compute import UPDATE_TIMEOUT_MINUTES, instance_profile
 from trainium_constructs.host_setup import cpu_host_user_data
 from trainium_constructs.launch_template import ROOT_DEVICE
 

@@ -13,8 +13,8 @@ from constructs import Construct
 from trainium_catalogue.contract import ATTEMPTS, launch_command
 from trainium_catalogue.instances import JOB_MEMORY_MIB, JOB_VCPUS
 from trainium_catalogue.workloads import Workload
+from trainium_constructs.batch.job import environment_pairs, log_configuration, retry_rules
 from trainium_constructs.host_setup import NOFILE
-from trainium_constructs.job import environment_pairs, log_configuration, retry_rules
 
 _USER = "nobody"
 _SHARED_MEMORY_MIB = 4096

@@ -6,8 +6,8 @@ from ipaddress import IPv4Network
 
 from trainium_catalogue.eks import CLUSTER_ADDRESSES, POD_ADDRESSES, SYSTEM_NODES
 from trainium_catalogue.instances import EfaLayout, InstanceType
-from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
-from trainium_constructs.subnets import (
+from trainium_constructs.network import (
+    DEFAULT_INTERFACE_ENDPOINTS,
     QUARTER_BITS,
     RESERVED_ADDRESSES,
     SMALLEST_VPC_PREFIX,

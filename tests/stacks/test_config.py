@@ -13,7 +13,7 @@ from stacks.config import AppConfig, ConfigError
 from stacks.config.keys import keys_of
 from stacks.config.names import LOG_RETENTION_DAYS
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
-from trainium_constructs.subnets import plan_subnets
+from trainium_constructs.network import plan_subnets
 
 EXISTING = {
     "vpc_id": "vpc-0123456789abcdef0",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainium_catalogue.zones import MOST_ZONES
-from trainium_constructs.subnets import addresses_needed, plan_subnets, usable_addresses
+from trainium_constructs.network import addresses_needed, plan_subnets, usable_addresses
 
 vpcs = st.builds(
     lambda prefix, address: IPv4Network((address, prefix), strict=False),

@@ -108,7 +108,7 @@ def test_the_version_that_the_emulator_and_the_cli_follow_is_the_one_that_is_ins
     """Whatever they say of Volcano's source, they say of the pinned version."""
     named = {
         (str(path.relative_to(ROOT)), version)
-        for folder in ("jobs", "rehearsal", "constructs", "docs/adr")
+        for folder in ("jobs", "emulators", "rehearsal", "constructs", "docs/adr")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".md")
         for version in re.findall(

@@ -41,7 +41,7 @@ FAST_TARGET, PLAIN_TARGET = 1 / 5, 1 / 2.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What both sides work on."""
+    """The input that both sides work on."""
 
     folder: Path
     corpus: Path
@@ -150,7 +150,7 @@ def ours(setting: Setting, *, accelerate: bool) -> float:
 
 
 def touch(setting: Setting) -> float:
-    """What nobody can do without: read the text and look at every byte."""
+    """Time the work that nobody can save: read the text and look at every byte."""
     start = time.perf_counter()
     data = np.frombuffer(setting.corpus.read_bytes(), np.uint8)
     int(data.sum(dtype=np.int64))

@@ -177,7 +177,7 @@ def cluster(**changes: Any) -> Json:
 
 
 def refusal(server: Server, wrong: Json) -> str:
-    """Why a stack with one wrong resource is not made."""
+    """Say why a stack with one wrong resource is not made."""
     with pytest.raises(botocore.exceptions.ClientError) as error:
         server.create(f"wrong-{uuid.uuid4()}", {"Wrong": wrong})
     return str(error.value)

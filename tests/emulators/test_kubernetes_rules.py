@@ -1,4 +1,4 @@
-"""What the emulated cluster decides without effects: patches, selectors, quantities, words."""
+"""Decisions of the emulated cluster without effects: patches, selectors, quantities, messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the emulated API server refuses because it is no object of its kind."""
+"""Objects that the emulated API server refuses because they are not legal."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_every_rule_is_one_of_the_real_definitions(kind: ApiResource) -> None:
 
 
 def differences(ours: Mapping[str, Any], real: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Where ours says something that the real one does not say."""
+    """Yield what our schema says and the real one does not."""
     for rule in ("minimum", "maxLength", "minLength", "pattern", "minItems", "enum", "required"):
         if ours.get(rule) and ours[rule] != real.get(rule) and set(ours[rule]) != set(
             real.get(rule, ())

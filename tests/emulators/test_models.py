@@ -1,4 +1,4 @@
-"""What moto is taught: real stacks against the real server."""
+"""Models that moto lacks: real stacks against the real server."""
 
 import json
 import subprocess

@@ -25,11 +25,11 @@ from trainium_emulators.aws.refusals.templates import TemplateAccount
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = {row.id: row for row in TABLE}
 LIMITS = "the rehearsal cannot"
-"""How the emulator begins to say that it does not know a change, which is no opinion on it."""
+"""Beginning of messages about changes that the emulator does not know, which say nothing of AWS."""
 
 
 def said(row: Refusal, template: Json, *, region: str, before: Json | None = None) -> list[str]:
-    """What a row says to a template, or to an update of another one."""
+    """Return a row's messages to a template, or to an update of another one."""
     account = TemplateAccount(templates={"stack": template}, region=region)
     old = TemplateAccount(templates={"stack": before or {}}, region=region)
     found: list[str] = []
@@ -156,7 +156,7 @@ def test_what_is_not_known_is_not_refused(name: str, value: Any) -> None:
 
 
 def deployed(*arguments: str) -> Json:
-    """What the emulator says to the examples, in a process of its own."""
+    """Collect the emulator's answers to the examples, in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.emulators.refusal_examples.deploy", *arguments],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": ".:constructs:emulators"},
@@ -211,7 +211,7 @@ def test_the_table_says_which_rows_moto_knows(compared: Json) -> None:
 
 
 def merged() -> Iterator[tuple[Json, dict[str, str]]]:
-    """One template for all examples of a base, and whose each resource is."""
+    """Merge all examples of a base into one template, and tell whose each resource is."""
     bases = {id(example.base): example.base for example in EXAMPLES.values()}
     for base in bases.values():
         template = copy.deepcopy(base)

@@ -52,7 +52,7 @@ def create(client: Client, name: str, resources: Json, **exports: Any) -> None:
 
 
 def update(client: Client, name: str, resources: Json, **exports: Any) -> None:
-    """As the CDK CLI does it: previous values of the parameters that it was not given."""
+    """Update as the CDK CLI does: with previous values of the parameters that it was not given."""
     client("cloudformation").update_stack(
         StackName=name,
         TemplateBody=template(resources, exports),

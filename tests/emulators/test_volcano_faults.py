@@ -53,7 +53,7 @@ def cluster() -> Iterator[ClusterEmulator]:
 
 @pytest.fixture(scope="module")
 def ended(cluster: ClusterEmulator) -> dict[str, Json]:
-    """How each job ended."""
+    """Return the end of each job."""
     cluster.apply(job(UNLUCKY, list(ALL_REDUCE)))
     cluster.apply(job(WRONG, [*ALL_REDUCE, "--inject-error-rank", "1"]))
     return {name: end(cluster, name, 180) for name in (WRONG, UNLUCKY)}

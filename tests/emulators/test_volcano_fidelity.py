@@ -1,4 +1,4 @@
-"""Where the emulated Volcano and API server must say no, because a cluster does."""
+"""Refusals of the emulated Volcano and API server, which a cluster gives as well."""
 
 from __future__ import annotations
 

@@ -32,13 +32,12 @@ class LocalObjects:
 
     @property
     def uri(self) -> str:
-        """The folder."""
+        """Path of the folder, for messages."""
         return str(self._root)
 
     def put(
         self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None
     ) -> str:
-        """Write a small object at once, whole or not at all; returns its etag."""
         path = self._path(key)
         with self._new_file(path) as part:
             part.write_bytes(data)
@@ -54,16 +53,13 @@ class LocalObjects:
         return etag
 
     def get(self, key: str) -> bytes:
-        """All bytes of an object; ``ObjectMissing`` when there is none."""
         return self.get_with_etag(key)[0]
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        """All bytes of an object and its etag; ``ObjectMissing`` when there is none."""
         with self._found(key), self._path(key).open("rb") as file:
             return file.read(), _etag(os.fstat(file.fileno()))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """``length`` bytes from ``start``, fewer where the object ends; ``ObjectMissing``."""
         with self._found(key), self._path(key).open("rb") as file:
             file.seek(start)
             return file.read(length)
@@ -95,7 +91,6 @@ class LocalObjects:
             part.replace(path)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """List every object whose key begins with ``prefix``, in the order of keys."""
         # Only the folder that can hold them is walked.
         start = self._path(prefix.rpartition("/")[0])
         found = []
@@ -129,7 +124,6 @@ class LocalObjects:
                     break
 
     def at(self, prefix: str) -> Objects:
-        """The same storage with its root further down."""
         return LocalObjects(self._path(prefix.strip("/")))
 
     def _path(self, key: str) -> Path:

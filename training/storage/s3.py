@@ -96,13 +96,12 @@ class S3Objects:
 
     @property
     def uri(self) -> str:
-        """The root."""
+        """Address of the root: ``s3://bucket/prefix``."""
         return f"s3://{join(self._bucket, self._prefix)}"
 
     def put(
         self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None
     ) -> str:
-        """Write a small object at once, whole or not at all; returns its etag."""
         conditions = {}
         if if_absent:
             conditions["IfNoneMatch"] = "*"
@@ -150,11 +149,9 @@ class S3Objects:
         return etag if found == data else None
 
     def get(self, key: str) -> bytes:
-        """All bytes of an object; ``ObjectMissing`` when there is none."""
         return self.get_with_etag(key)[0]
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        """All bytes of an object and its etag; ``ObjectMissing`` when there is none."""
 
         def receive(attempt: int) -> tuple[bytes, str]:
             answer = self._client.get_object(**self._where(key))
@@ -163,7 +160,6 @@ class S3Objects:
         return self._do("read", key, receive)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """``length`` bytes from ``start``, fewer where the object ends; ``ObjectMissing``."""
         if length == 0:
             return b""
 
@@ -235,7 +231,6 @@ class S3Objects:
         )
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """List every object whose key begins with ``prefix``, in the order of keys."""
         root = f"{self._prefix}/" if self._prefix else ""
         more: dict[str, str] = {}
         while True:
@@ -258,7 +253,6 @@ class S3Objects:
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; one that is missing is no error."""
         rest = list(keys)
         while rest:
             batch, rest = rest[:_AT_ONCE], rest[_AT_ONCE:]
@@ -274,7 +268,6 @@ class S3Objects:
             self._do("delete", batch[0], send)
 
     def at(self, prefix: str) -> Objects:
-        """The same storage with its root further down."""
         below = object.__new__(S3Objects)
         below._bucket, below._shared = self._bucket, self._shared
         below._retry_policy = self._retry_policy

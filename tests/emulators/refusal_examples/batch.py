@@ -318,7 +318,7 @@ _LARGE = {"command": ["x" * 8_200]}
 
 
 def _submission(definition: Json | None = None, **given: Any) -> Json:
-    """What is asked of SubmitJob, as the table reads it."""
+    """Build a SubmitJob request as the table reads it."""
     common = {"jobName": "job", "jobQueue": "queue", "jobDefinition": "definition"}
     known = {"definition": definition or _PLAIN, "queue": given.pop("queue", {"state": "ENABLED"})}
     return {**common, **given, **known}

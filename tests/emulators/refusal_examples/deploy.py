@@ -41,7 +41,7 @@ _SERVICES = (
     "s3",
     "ssm",
 )
-"""What is empty again before each example; EC2 takes long, and a VPC more does no harm."""
+"""Services that are emptied before each example; EC2 takes long, and a VPC more does no harm."""
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def _client(service: str, region: str = REGION) -> Any:
 
 
 def _reset() -> None:
-    """Begin with an account that has no stacks."""
+    """Give the account no stacks again."""
     for name in _SERVICES:
         for of_account in get_backend(name).values():
             for backend in of_account.values():
@@ -64,7 +64,7 @@ def _reset() -> None:
 
 
 def _deploy(*templates: Json, region: str) -> str | None:
-    """Why the last of some versions of a stack is refused, or None."""
+    """Say why the last of some versions of a stack is refused, or None."""
     _reset()
     cloudformation = _client("cloudformation", region)
     operation = cloudformation.create_stack
@@ -103,7 +103,7 @@ def _tried(good: Json, *bad: Json, region: str, everything: bool) -> Answers:
 
 
 def _submissions() -> Answers:
-    """What moto itself says to every submission that AWS refuses."""
+    """Collect what moto itself says to every submission that AWS refuses."""
     _reset()
     made = {
         name: batch.BASE[name]

@@ -28,7 +28,7 @@ class Example:
     good: Mapping[str, Any] = field(default_factory=dict)
     """Changes that AWS takes, where the base says nothing of the matter."""
     update: bool = False
-    """Whether only the update from good to bad is refused."""
+    """True: only the update from good to bad is refused."""
     region: str = "us-west-2"
 
     def fails(self) -> Json:
@@ -80,7 +80,7 @@ def closure(resources: Json, ids: set[str]) -> Json:
 
 
 def resource(kind: str, /, **properties: Any) -> Json:
-    """One resource of a template."""
+    """A resource of a template."""
     return {"Type": kind, "Properties": properties}
 
 

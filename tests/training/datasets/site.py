@@ -12,12 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Site:
-    """What it serves."""
+    """The files that it serves, and its faults."""
 
     files: dict[str, bytes]
     url: str = ""
     statuses: list[int] = field(default_factory=list)
-    """What the next answers to GET are instead."""
+    """Statuses of the next answers to GET."""
     sent: int = 0
     """Bytes so far."""
 

@@ -70,7 +70,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 
 def test_the_order_is_as_even_as_a_random_one() -> None:
-    """Where the first tenth of an epoch lies, over many seeds: chi-squared over ten bins."""
+    """Test the position of an epoch's first tenth, over many seeds: chi-squared over ten bins."""
     counts = np.zeros(10)
     for seed in range(200):
         found = sequence_indices(seed=seed, positions=np.arange(100), num_sequences=1000)

@@ -64,9 +64,9 @@ class Publisher:
     data: bytes
     url: str = ""
     breaks: list[int] = field(default_factory=list)
-    """After how many bytes the next connections end."""
+    """Bytes after which the next connections end."""
     statuses: list[int] = field(default_factory=list)
-    """What the next answers are instead."""
+    """Statuses of the next answers."""
     ranges: list[str | None] = field(default_factory=list)
 
     @property
@@ -110,7 +110,7 @@ def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
 
 
 def prepared(tmp_path: Path, archive: Archive, max_documents: int = 0) -> list[dict[str, str]]:
-    """What wikicorpus consists of afterwards."""
+    """Prepare wikicorpus, and return its documents."""
     prepare(
         "wikicorpus",
         StorageAccess(root=str(tmp_path)),
@@ -246,7 +246,7 @@ def test_a_disk_that_is_too_small_for_the_archive_is_said_first(tmp_path: Path) 
 
 
 def test_the_pinned_archive_is_the_published_one() -> None:
-    """As recorded in datasets/wikicorpus/dataset_infos.json of Hugging Face's datasets 1.x."""
+    """Compare with datasets/wikicorpus/dataset_infos.json of Hugging Face's datasets 1.x."""
     assert RAW_ENGLISH.url == "https://www.cs.upc.edu/~nlp/wikicorpus/raw.en.tgz"
     assert RAW_ENGLISH.bytes == 1_346_378_932
     assert RAW_ENGLISH.sha256.startswith("cab102a59f7e5bfb4ac832c15210bd22")

@@ -50,7 +50,7 @@ def pieces_of(parts: tuple[Part, ...]) -> Iterator[Piece]:
 
 
 def read(path: Path, *, field: str = "text", shard_tokens: int = 2**26) -> list[str]:
-    """Every document at ``path``."""
+    """Read every document at ``path``."""
     corpus = corpus_at(path)
     objects = LocalObjects(Path(corpus.uri))
     return [

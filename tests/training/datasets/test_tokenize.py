@@ -1,4 +1,4 @@
-"""From text to a dataset: nothing lost, the same bytes however it is made, begun again safely."""
+"""A dataset made of text: nothing lost, the same bytes however it is made, begun again safely."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def dataset(tmp_path: Path, name: str = "made") -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every object of a dataset; what a killed process was writing is none."""
+    """Read every object of a dataset; what a killed process was writing is none."""
     objects = LocalObjects(folder)
     return {info.key: objects.get(info.key) for info in objects.list()}
 
@@ -115,7 +115,7 @@ class Failing(FastEncoder):
 
 
 class Panic(BaseException):
-    """What pyo3 makes of a panic in Rust."""
+    """The exception that pyo3 makes of a panic in Rust."""
 
 
 @pytest.mark.parametrize("error", [None, Panic("index out of bounds")])

@@ -1,4 +1,4 @@
-"""What is held out of a dataset: the same documents however it is made, and in no batch."""
+"""Documents held out of a dataset: the same ones however it is made, and in no batch."""
 
 from __future__ import annotations
 

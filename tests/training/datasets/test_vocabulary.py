@@ -33,7 +33,7 @@ from training.storage import StorageAccess
 
 @pytest.fixture(scope="session")
 def hugging_face(llama_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the reference's script loads: a folder with tokenizer.model and config.json."""
+    """The folder that the reference's script loads: tokenizer.model and config.json."""
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("model")

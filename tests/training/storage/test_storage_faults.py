@@ -79,7 +79,7 @@ def test_a_conditional_write_that_somebody_else_has_won_is_no_success(
 
 @pytest.fixture
 def narrow_bucket(proxy: FaultyProxy, faulty_bucket: Objects) -> Objects:
-    """As a role sees it that may list a prefix, but not the bucket: missing objects are denied."""
+    """The bucket of a role that may list a prefix only: missing objects are denied."""
     faulty_bucket.put("secret/there", b"")
     proxy.reset(
         lambda request: (

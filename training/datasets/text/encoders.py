@@ -163,7 +163,6 @@ class PlainEncoder:
         self._dtype = np.dtype(vocabulary.dtype)
 
     def encode(self, texts: Sequence[str]) -> Ids:
-        """Ids of each text, every one followed by EOS, as one array."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return np.concatenate([np.array([*e.ids, self._eos], self._dtype) for e in encodings])
 
@@ -184,7 +183,6 @@ class WordEncoder:
         self._added = tuple(token["content"] for token in document["added_tokens"])
 
     def encode(self, texts: Sequence[str]) -> Ids:
-        """Ids of each text, every one followed by EOS, as one array."""
         pieces = []
         for text in texts:
             if any(token in text for token in self._added):
@@ -210,7 +208,6 @@ class FastEncoder:
         self._dtype = np.dtype(vocabulary.dtype)
 
     def encode(self, texts: Sequence[str]) -> Ids:
-        """Ids of each text, every one followed by EOS, as one array."""
         ids, offsets = self._tokenizer.encode_batch_flat(list(texts))
         flat = np.frombuffer(ids, "<u4")
         ends = np.frombuffer(offsets, "<u8")[1:]

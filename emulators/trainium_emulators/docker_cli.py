@@ -30,7 +30,7 @@ _MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 Entry = dict[str, Any]
 
 
-class Refused(Exception):
+class NotUnderstood(Exception):
     """Something that docker would do and this does not."""
 
     def __init__(self, message: str, code: int = NOT_UNDERSTOOD):
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        raise Refused(f"{self.prog}: {message}")
+        raise NotUnderstood(f"{self.prog}: {message}")
 
 
 def read_record(record: Path) -> list[Entry]:
@@ -73,11 +73,13 @@ def build(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     context: Path = options.context.resolve()
     dockerfile = context / options.file
     if not dockerfile.is_file():
-        raise Refused(f"unable to prepare context: {dockerfile} does not exist", UNKNOWN_IMAGE)
+        raise NotUnderstood(
+            f"unable to prepare context: {dockerfile} does not exist", UNKNOWN_IMAGE
+        )
     arguments = dict(pair.split("=", 1) for pair in options.build_arg)
     declared = re.findall(r"^ARG\s+(\w+)", dockerfile.read_text(encoding="utf-8"), re.MULTILINE)
     if unknown := sorted(set(arguments) - set(declared)):
-        raise Refused(f"build arguments that {options.file} does not declare: {unknown}")
+        raise NotUnderstood(f"build arguments that {options.file} does not declare: {unknown}")
     return {
         "command": "build",
         "tag": options.tag,
@@ -115,7 +117,7 @@ def login(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     parser.add_argument("registry")
     options = parser.parse_args(argv)
     if not sys.stdin.read().strip():
-        raise Refused("login: no password on standard input")
+        raise NotUnderstood("login: no password on standard input")
     return {"command": "login", "username": options.username, "registry": options.registry}
 
 
@@ -124,7 +126,7 @@ def push(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     (name,) = _exactly(argv, 1, "push")
     source = _known(name, known)
     if (parts := IMAGE.fullmatch(name)) is None:
-        raise Refused(f"push: {name} is not in an ECR repository")
+        raise NotUnderstood(f"push: {name} is not in an ECR repository")
     pushed = boto3.client("ecr", region_name=parts["region"]).put_image(
         registryId=parts["account"],
         repositoryName=parts["repository"],
@@ -152,13 +154,15 @@ def manifest(source: Entry) -> Entry:
 
 def _exactly(argv: Sequence[str], number: int, command: str) -> Sequence[str]:
     if len(argv) != number or any(word.startswith("-") for word in argv):
-        raise Refused(f"{command} is understood with {number} name(s) only, not: {list(argv)}")
+        raise NotUnderstood(
+            f"{command} is understood with {number} name(s) only, not: {list(argv)}"
+        )
     return argv
 
 
 def _known(image: str, known: dict[str, Entry]) -> Entry:
     if image not in known:
-        raise Refused(f"no such image: {image}", UNKNOWN_IMAGE)
+        raise NotUnderstood(f"no such image: {image}", UNKNOWN_IMAGE)
     return known[image]
 
 
@@ -179,9 +183,9 @@ def main(arguments: Sequence[str]) -> int:
     record, command, argv = Path(arguments[1]), arguments[2], arguments[3:]
     try:
         if command not in COMMANDS:
-            raise Refused(f"docker {command} is not what the CDK CLI calls; nothing was done")
+            raise NotUnderstood(f"docker {command} is not what the CDK CLI calls; nothing was done")
         entry = COMMANDS[command](argv, built_images(read_record(record)))
-    except Refused as refusal:
+    except NotUnderstood as refusal:
         print(f"docker emulator: {refusal}", file=sys.stderr)
         return refusal.code
     with record.open("a", encoding="utf-8") as stream:

@@ -25,7 +25,7 @@ from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE, job
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE
-from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.resources import CONFIG_MAP, DEFINITION, VOLCANO_JOB
 
 Json = dict[str, Any]
@@ -53,7 +53,7 @@ class Kubectl:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(ClusterSettings(addresses="127.0.93"))
+    running = serve(EmulatorSettings(addresses="127.0.93"))
     for manifest in BASE:
         running.apply(manifest)
     yield running

@@ -15,7 +15,7 @@ from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE, end, events, job
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.resources import CLAIM, DEPLOYMENT, POD, VOLUME
 
 Json = dict[str, Any]
@@ -72,7 +72,7 @@ def claim(name: str, **spec: Any) -> Json:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(ClusterSettings(addresses="127.0.95"))
+    running = serve(EmulatorSettings(addresses="127.0.95"))
     for manifest in BASE:
         running.apply(manifest)
     running.apply(volume("lustre"))

@@ -18,8 +18,13 @@ from cfnlint.api import ManualArgs, lint
 from tests.emulators.refusal_examples.example import Example, Json, att, closure, ref, resource
 from tests.emulators.refusal_examples.index import EXAMPLES, SUBMISSIONS, TEMPLATES
 from trainium_emulators.aws.refusals import TABLE
-from trainium_emulators.aws.refusals.refusal import SUBMIT, TEMPLATE, Refusal, RefusalOutcome
-from trainium_emulators.aws.refusals.request import UNKNOWN, AwsRequest, PartialText, Reference
+from trainium_emulators.aws.refusals.refusal import SUBMIT, TEMPLATE, AwsOutcome, AwsRefusal
+from trainium_emulators.aws.refusals.request import (
+    UNKNOWN,
+    AwsRequest,
+    PartialText,
+    ResourceReference,
+)
 from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +33,7 @@ LIMITS = "the rehearsal cannot"
 """Beginning of messages about changes that the emulator does not know, which say nothing of AWS."""
 
 
-def said(row: Refusal, template: Json, *, region: str, before: Json | None = None) -> list[str]:
+def said(row: AwsRefusal, template: Json, *, region: str, before: Json | None = None) -> list[str]:
     """Return a row's messages to a template, or to an update of another one."""
     account = TemplateAccount(templates={"stack": template}, region=region)
     old = TemplateAccount(templates={"stack": before or {}}, region=region)
@@ -44,7 +49,7 @@ def said(row: Refusal, template: Json, *, region: str, before: Json | None = Non
     return found
 
 
-def begins(row: Refusal) -> str:
+def begins(row: AwsRefusal) -> str:
     """The words of a row up to the first value of a request."""
     return row.words.partition("{")[0]
 
@@ -55,7 +60,7 @@ def test_every_row_is_tried() -> None:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.id)
-def test_every_row_has_a_public_source(row: Refusal) -> None:
+def test_every_row_has_a_public_source(row: AwsRefusal) -> None:
     assert row.source.startswith("https://")
 
 
@@ -123,7 +128,7 @@ def resolve(value: Any) -> Any:
         ({"Fn::ImportValue": "three:out"}, UNKNOWN),
         ({"Fn::If": ["Condition", "a", "b"]}, UNKNOWN),
         ({"Ref": "Parameter"}, UNKNOWN),
-        (ref("Group"), Reference(stack="one", logical_id="Group", attribute="Ref")),
+        (ref("Group"), ResourceReference(stack="one", logical_id="Group", attribute="Ref")),
         ({"a": {"Ref": "AWS::NoValue"}, "b": 1}, {"b": 1}),
     ],
 )
@@ -178,7 +183,7 @@ def emulator() -> Json:
 def test_the_emulator_fails_a_deployment_with_the_words_of_aws(emulator: Json, name: str) -> None:
     answer = emulator[name]["bad"]
 
-    if ROWS[name].outcome is RefusalOutcome.IGNORED:
+    if ROWS[name].outcome is AwsOutcome.IGNORED:
         assert answer is None
     else:
         assert begins(ROWS[name]) in (answer or "")

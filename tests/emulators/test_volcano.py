@@ -25,7 +25,7 @@ from tests.emulators.volcano_jobs import (
 )
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, errors, serve
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, errors, serve
 from trainium_emulators.kubernetes.kubelet import MARK
 from trainium_emulators.kubernetes.resources import COMMAND, CONFIG_MAP, POD, SERVICE, VOLCANO_JOB
 from trainium_emulators.nodes.faults import NodeFault
@@ -41,7 +41,7 @@ def take_fault(run: str) -> NodeFault | None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(ClusterSettings(addresses="127.0.91", take_fault=take_fault))
+    running = serve(EmulatorSettings(addresses="127.0.91", take_fault=take_fault))
     for manifest in BASE:
         running.apply(manifest)
     yield running
@@ -238,7 +238,7 @@ def test_what_volcanos_webhooks_refuse_is_refused(
 @pytest.fixture(scope="module")
 def counted() -> Iterator[ClusterEmulator]:
     """A cluster whose pods need nodes."""
-    running = serve(ClusterSettings(addresses="127.0.92", count_nodes=True))
+    running = serve(EmulatorSettings(addresses="127.0.92", count_nodes=True))
     for manifest in BASE:
         running.apply(manifest)
     yield running

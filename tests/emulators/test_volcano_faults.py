@@ -15,7 +15,7 @@ import pytest
 from tests.emulators.volcano_jobs import BASE, end, events, job, output, pods, run, wait
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.resources import (
     COMMAND,
     CONFIG_MAP,
@@ -44,7 +44,7 @@ def take_fault(run: str) -> NodeFault | None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(ClusterSettings(addresses="127.0.96", take_fault=take_fault))
+    running = serve(EmulatorSettings(addresses="127.0.96", take_fault=take_fault))
     for manifest in BASE:
         running.apply(manifest)
     yield running

@@ -23,7 +23,7 @@ from rehearsal.steps import cluster as cluster_steps
 from rehearsal.steps.jobs import judge
 from rehearsal.steps.runner import Chain, Runner, Step
 from tests.support.limits import scaled
-from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 
 ASKED = Asked(
     orchestrators=("eks",),
@@ -42,7 +42,7 @@ JOBS = {"mnist": "mnist-a", "bert": "bert-b"}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(ClusterSettings())
+    running = serve(EmulatorSettings())
     yield running
     running.stop()
 

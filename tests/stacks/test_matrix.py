@@ -19,7 +19,7 @@ from tests.stacks.synthesis import FLAGS, Deployment, checked, deployment, matri
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators.aws.refusals import TABLE
-from trainium_emulators.aws.refusals.refusal import TEMPLATE, Refusal
+from trainium_emulators.aws.refusals.refusal import TEMPLATE, AwsRefusal
 from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 REGIONS = [
@@ -143,7 +143,7 @@ def refused(made: Deployment) -> list[str]:
         region=made.config.region,
         account_id="111122223333",
     )
-    rows: dict[str, list[Refusal]] = {}
+    rows: dict[str, list[AwsRefusal]] = {}
     for row in TABLE:
         rows.setdefault(row.on, []).append(row)
     asked = [

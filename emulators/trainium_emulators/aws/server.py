@@ -69,7 +69,7 @@ def take_anywhere(run: str) -> NodeFault | None:
 def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmulator:
     """Start the Kubernetes cluster, whose pods run as Batch's nodes do, on the same files."""
     cluster = kubernetes.serve(
-        kubernetes.ClusterSettings(
+        kubernetes.EmulatorSettings(
             aws_endpoint=settings.endpoint,
             processes_per_node=settings.processes_per_node,
             processes_of=settings.processes_of,

@@ -1,6 +1,6 @@
 """Emulates a Kubernetes cluster on one machine: API server, Volcano and kubelet."""
 
 from trainium_emulators.kubernetes.cluster import ClusterEmulator, serve
-from trainium_emulators.kubernetes.settings import ClusterSettings
+from trainium_emulators.kubernetes.settings import EmulatorSettings
 
-__all__ = ["ClusterEmulator", "ClusterSettings", "serve"]
+__all__ = ["ClusterEmulator", "EmulatorSettings", "serve"]

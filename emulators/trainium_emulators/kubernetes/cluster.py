@@ -20,7 +20,7 @@ from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.pod_environment import ApiAccess
 from trainium_emulators.kubernetes.rbac import Authorizer
 from trainium_emulators.kubernetes.resources import NAMESPACE, POD, QUEUE, VOLCANO_JOB, Json
-from trainium_emulators.kubernetes.settings import ClusterSettings
+from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store
 from trainium_emulators.kubernetes.volcano import VolcanoController
 from trainium_emulators.kubernetes.volcano_scheduler import GangScheduler
@@ -34,7 +34,7 @@ class ClusterEmulator:
     """A cluster that runs."""
 
     def __init__(
-        self, settings: ClusterSettings, *, port: int = 0, token: str | None = None
+        self, settings: EmulatorSettings, *, port: int = 0, token: str | None = None
     ) -> None:
         self.store = Store(ADMISSIONS)
         for name in _PRESENT:
@@ -120,7 +120,7 @@ class ClusterEmulator:
 
 
 def serve(
-    settings: ClusterSettings | None = None, *, port: int = 0, token: str | None = None
+    settings: EmulatorSettings | None = None, *, port: int = 0, token: str | None = None
 ) -> ClusterEmulator:
     """Start a cluster on loopback; port 0 is a free one."""
-    return ClusterEmulator(settings or ClusterSettings(), port=port, token=token)
+    return ClusterEmulator(settings or EmulatorSettings(), port=port, token=token)

@@ -18,7 +18,7 @@ from trainium_emulators.kubernetes.pod_environment import (
     container_environment,
 )
 from trainium_emulators.kubernetes.resources import POD, Json
-from trainium_emulators.kubernetes.settings import ClusterSettings
+from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store, now
 from trainium_emulators.nodes.environment import node_address, rehearsal_extras
 from trainium_emulators.nodes.events import emit
@@ -113,7 +113,7 @@ def container_status(run: PodRun, state: Json, *, ready: bool) -> Json:
 class Kubelet:
     """The kubelet of every node of the cluster."""
 
-    def __init__(self, store: Store, settings: ClusterSettings, claims: Path) -> None:
+    def __init__(self, store: Store, settings: EmulatorSettings, claims: Path) -> None:
         """``claims`` is the folder that has one for each claim that pods mount."""
         self._store = store
         self._settings = settings

@@ -17,7 +17,7 @@ def no_fault(run: str) -> NodeFault | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSettings:
+class EmulatorSettings:
     """Settings of one cluster."""
 
     aws_endpoint: str = ""

@@ -15,7 +15,7 @@ from typing import Any
 from trainium_emulators.kubernetes import errors, volcano_objects
 from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.resources import COMMAND, POD, VOLCANO_JOB, Json
-from trainium_emulators.kubernetes.settings import ClusterSettings
+from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store, StoreChange, owned_by
 from trainium_emulators.kubernetes.volcano_rules import (
     FINISHED,
@@ -42,7 +42,7 @@ class VolcanoController:
     """A thread that brings all jobs forward."""
 
     def __init__(
-        self, store: Store, kubelet: Kubelet, scheduler: GangScheduler, settings: ClusterSettings
+        self, store: Store, kubelet: Kubelet, scheduler: GangScheduler, settings: EmulatorSettings
     ) -> None:
         self._store = store
         self._kubelet = kubelet

@@ -20,7 +20,7 @@ from trainium_emulators.kubernetes.quantities import (
     total,
 )
 from trainium_emulators.kubernetes.resources import CLAIM, NODE, POD, POD_GROUP, QUEUE, Json
-from trainium_emulators.kubernetes.settings import ClusterSettings
+from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store, now
 from trainium_emulators.kubernetes.volumes import UNBOUND, is_bound
 
@@ -119,7 +119,7 @@ def _allows(node: Json, spec: Json) -> bool:
 class GangScheduler:
     """Lets gangs in and binds their pods, for all queues."""
 
-    def __init__(self, store: Store, kubelet: Kubelet, settings: ClusterSettings) -> None:
+    def __init__(self, store: Store, kubelet: Kubelet, settings: EmulatorSettings) -> None:
         self._store = store
         self._kubelet = kubelet
         self._settings = settings

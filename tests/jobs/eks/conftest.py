@@ -25,7 +25,7 @@ from trainium_constructs.eks.manifests import lustre_claim, lustre_volume
 from trainium_constructs.lustre import LustreMount
 from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
-from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.resources import NODE, POD, VOLCANO_JOB
 from trainium_emulators.nodes import events
 
@@ -72,7 +72,7 @@ def cluster() -> Iterator[ClusterEmulator]:
     with pytest.MonkeyPatch.context() as patch:
         # It tells what happens on standard output, which belongs to the commands here.
         patch.setattr(events, "print", lambda *_, **__: None, raising=False)
-        running = serve(ClusterSettings(addresses="127.0.94", count_nodes=True))
+        running = serve(EmulatorSettings(addresses="127.0.94", count_nodes=True))
         for manifest in (*BASE, *BELONGINGS):
             running.apply(manifest)
         yield running

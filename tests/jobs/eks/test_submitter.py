@@ -28,7 +28,7 @@ from tests.jobs.eks.conftest import BELONGINGS, ROOT, EksDesk, eks_desk
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, SUBMITTERS
 from trainium_constructs.eks.manifests import SUBMITTER, submitters
-from trainium_emulators.kubernetes import ClusterEmulator, ClusterSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.rbac import ADMIN, Caller
 from trainium_emulators.kubernetes.resources import ROLE, ROLE_BINDING
 from trainium_emulators.nodes import events
@@ -58,7 +58,7 @@ def cluster() -> Iterator[ClusterEmulator]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(events, "print", lambda *_, **__: None, raising=False)
         running = serve(
-            ClusterSettings(
+            EmulatorSettings(
                 addresses="127.0.87",
                 count_nodes=True,
                 identify=lambda token: ME if token.startswith("k8s-aws-v1.") else ADMIN,

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Site:
-    """The files that it serves, and its faults."""
+    """A site on loopback, and how it fails."""
 
     files: dict[str, bytes]
     url: str = ""

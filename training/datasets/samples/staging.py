@@ -18,7 +18,7 @@ _CHECKED_AT_ONCE = 16
 """Checks at once: there may be a thousand shards, on nodes with a hundred cores."""
 
 
-class Shard(Protocol):
+class StagedFile(Protocol):
     """A file of a dataset."""
 
     @property
@@ -34,15 +34,15 @@ class Shard(Protocol):
         """Checksum as hexadecimal digits."""
 
 
-class Sharded(Protocol):
+class FileList(Protocol):
     """A manifest that lists files."""
 
     @property
-    def files(self) -> Sequence[Shard]:
+    def files(self) -> Sequence[StagedFile]:
         """Every file of the dataset but the manifest."""
 
 
-M = TypeVar("M", bound=Sharded)
+M = TypeVar("M", bound=FileList)
 
 
 def stage(
@@ -72,7 +72,7 @@ def stage(
 def _stage(
     objects: Objects,
     cache: Path,
-    parse: Callable[[bytes, str], Sharded],
+    parse: Callable[[bytes, str], FileList],
     made_by: str,
     report: Callable[[str], None],
 ) -> None:
@@ -109,7 +109,9 @@ def _stage(
     write_whole(cache / DATASET_MANIFEST, data)
 
 
-def _missing(cache: Path, shards: Sequence[Shard], report: Callable[[str], None]) -> list[Shard]:
+def _missing(
+    cache: Path, shards: Sequence[StagedFile], report: Callable[[str], None]
+) -> list[StagedFile]:
     """Shards that the folder lacks; several are read at once, because accelerators wait for it."""
     with ThreadPoolExecutor(_CHECKED_AT_ONCE, thread_name_prefix="check") as pool:
         checks = [pool.submit(_is_right, cache / shard.name, shard) for shard in shards]
@@ -122,7 +124,7 @@ def _missing(cache: Path, shards: Sequence[Shard], report: Callable[[str], None]
 
 
 def _fetch(
-    objects: Objects, path: Path, shard: Shard, made_by: str, on_bytes: Callable[[int], None]
+    objects: Objects, path: Path, shard: StagedFile, made_by: str, on_bytes: Callable[[int], None]
 ) -> None:
     try:
         objects.get_file(shard.name, path, on_bytes=on_bytes)
@@ -141,5 +143,5 @@ def _fetch(
         )
 
 
-def _is_right(path: Path, shard: Shard) -> bool:
+def _is_right(path: Path, shard: StagedFile) -> bool:
     return path.is_file() and path.stat().st_size == shard.bytes and sha256_of(path) == shard.sha256

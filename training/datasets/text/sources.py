@@ -205,7 +205,7 @@ def share(parts: tuple[Part, ...], *, index: int, size: int) -> tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PartPlan:
     """The source of a dataset, and how it is cut into parts.
 
     It is recorded before any shard, so that a restarted job and the children of an array go on
@@ -224,7 +224,7 @@ class Plan:
         shard_tokens: int,
         validation_fraction: float,
         row_groups: Callable[[InputFile], int],
-    ) -> Plan:
+    ) -> PartPlan:
         """Cut ``corpus``."""
         entries = {
             "tokenizer": f"{vocabulary.name}, sha256 {vocabulary.sha256}",
@@ -236,7 +236,7 @@ class Plan:
             "content": _fingerprint(corpus),
         }
         parts = cut_into_parts(corpus, shard_tokens=shard_tokens, row_groups=row_groups)
-        return Plan(entries=entries, parts=parts)
+        return PartPlan(entries=entries, parts=parts)
 
     @property
     def data(self) -> bytes:

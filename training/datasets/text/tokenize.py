@@ -27,7 +27,7 @@ from training.datasets.text.sources import (
     Corpus,
     InputFile,
     Part,
-    Plan,
+    PartPlan,
     find_corpus,
     share,
 )
@@ -77,7 +77,7 @@ class ProgressLine:
         return f"{start}tokenize: {text}, {rate:.2f} million a second"
 
 
-def is_made(objects: Objects, part: Part, plan: Plan, sizes: dict[str, int]) -> bool:
+def is_made(objects: Objects, part: Part, plan: PartPlan, sizes: dict[str, int]) -> bool:
     """Tell whether an earlier attempt has completed the part and its shards are still there."""
     if part.marker not in sizes:
         return False
@@ -87,7 +87,7 @@ def is_made(objects: Objects, part: Part, plan: Plan, sizes: dict[str, int]) -> 
 
 def finish_packed(
     objects: Objects,
-    plan: Plan,
+    plan: PartPlan,
     corpus: Corpus,
     vocabulary: Vocabulary,
     *,
@@ -162,7 +162,7 @@ def _validation(records: list[PartRecord], fraction: float) -> Validation | None
     )
 
 
-def _remove_strays(objects: Objects, plan: Plan, manifest: PackedManifest) -> None:
+def _remove_strays(objects: Objects, plan: PartPlan, manifest: PackedManifest) -> None:
     """Delete what an unfinished job with another plan has left."""
     known = {shard.name for shard in manifest.files} | {part.marker for part in plan.parts}
     for prefix in ("shard-", "validation-", PARTS_PREFIX):
@@ -236,7 +236,7 @@ def make_dataset(
     refuse_other(objects, kind="packed")
     report("listing the input")
     corpus = find_corpus(order.input, storage)
-    plan = Plan.make(
+    plan = PartPlan.make(
         corpus,
         vocabulary,
         text_field=order.text_field,

@@ -18,7 +18,7 @@ from typing import Any
 from moto.logs.models import logs_backends
 
 from trainium_catalogue import contract
-from trainium_emulators.aws.batch.job import BatchJob, MultiNodeJob, NodeAttempt, now_ms
+from trainium_emulators.aws.batch.job import BatchJob, MultiNodeJob, NodeRecord, now_ms
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.nodes.environment import (
     NodePlace,
@@ -77,7 +77,7 @@ def retries(strategy: Mapping[str, Any], outcome: AttemptEnd, *, attempt: int) -
     return True
 
 
-class LogStream:
+class CloudWatchStream:
     """A node's CloudWatch stream, written while it runs and named by its awslogs driver."""
 
     def __init__(self, *, place: AccountRegion, group: str, stream: str):
@@ -236,7 +236,7 @@ class Gang:
             engine=settings.engine,
             open_files=fault.open_files(index) if fault else None,
         )
-        job.attempts[-1][index] = NodeAttempt(log_stream=stream.name, started_at=now_ms())
+        job.attempts[-1][index] = NodeRecord(log_stream=stream.name, started_at=now_ms())
         self._nodes[index] = node
         emit(
             "node-started",
@@ -257,10 +257,10 @@ class Gang:
         workload = self._job.tags.get(contract.TAG_WORKLOAD, "")
         return self._settings.processes_of.get(workload, self._settings.processes_per_node)
 
-    def _open_stream(self, container: dict[str, Any]) -> LogStream:
+    def _open_stream(self, container: dict[str, Any]) -> CloudWatchStream:
         options = container["logConfiguration"]["options"]
         name = f"{options['awslogs-stream-prefix']}/default/{uuid.uuid4().hex}"
-        return LogStream(place=self._place, group=options["awslogs-group"], stream=name)
+        return CloudWatchStream(place=self._place, group=options["awslogs-group"], stream=name)
 
     def _note_ends(self) -> None:
         """Record the nodes that have ended."""

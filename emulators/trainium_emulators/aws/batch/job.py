@@ -18,7 +18,7 @@ def now_ms() -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class NodeAttempt:
+class NodeRecord:
     """A node's part in one attempt of its job."""
 
     log_stream: str
@@ -68,7 +68,7 @@ class BatchJob:
     started_at: int | None = None
     stopped_at: int | None = None
     terminate_reason: str | None = None
-    attempts: list[list[NodeAttempt | None]] = field(default_factory=list)
+    attempts: list[list[NodeRecord | None]] = field(default_factory=list)
     """For each attempt, every node that was started; the last list is the current attempt."""
 
     @property
@@ -273,7 +273,7 @@ class MultiNodeJob(BatchJob):
             "attempts": [node.describe() for node in started if node and node.stopped_at],
         }
 
-    def _node_status(self, last: NodeAttempt | None) -> str:
+    def _node_status(self, last: NodeRecord | None) -> str:
         if last is None:
             return "STARTING" if self.status == "RUNNING" else self.status
         if last.stopped_at is None:

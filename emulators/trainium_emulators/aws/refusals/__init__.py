@@ -22,10 +22,10 @@ from trainium_emulators.aws.refusals import (
     stack,
     storage,
 )
-from trainium_emulators.aws.refusals.refusal import Refusal, RefusalOutcome
+from trainium_emulators.aws.refusals.refusal import AwsOutcome, AwsRefusal
 from trainium_emulators.aws.refusals.request import AwsRequest
 
-TABLE: tuple[Refusal, ...] = tuple(
+TABLE: tuple[AwsRefusal, ...] = tuple(
     row
     for module in (
         batch_environments,
@@ -52,6 +52,6 @@ def messages(on: str, request: AwsRequest) -> list[str]:
     return [
         message
         for row in TABLE
-        if row.on == on and row.outcome is not RefusalOutcome.IGNORED
+        if row.on == on and row.outcome is not AwsOutcome.IGNORED
         for message in row.messages(request)
     ]

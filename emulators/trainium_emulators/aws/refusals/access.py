@@ -14,11 +14,18 @@ from trainium_emulators.aws.refusals.refusal import (
     MOTO,
     POLICY,
     ROLE,
+    AwsRefusal,
     Fill,
-    Refusal,
     when,
 )
-from trainium_emulators.aws.refusals.request import AwsRequest, Reference, each, get, text, texts
+from trainium_emulators.aws.refusals.request import (
+    AwsRequest,
+    ResourceReference,
+    each,
+    get,
+    text,
+    texts,
+)
 
 IAM = "https://docs.aws.amazon.com/IAM/latest/"
 QUOTAS = IAM + "UserGuide/reference_iam-quotas.html"
@@ -139,13 +146,13 @@ def _no_interfaces(request: AwsRequest) -> Iterable[Fill]:
 
 
 def _is_role(request: AwsRequest, name: Any, arn: Any) -> bool:
-    if isinstance(name, Reference):
+    if isinstance(name, ResourceReference):
         return request.account.same(name, arn)
     return isinstance(name, str) and text(arn).endswith(f"/{name}")
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="role-description",
         on=ROLE,
         condition="A role's description with an arrow, a dash of print, or another such character.",
@@ -156,7 +163,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=lambda r: when(not _DESCRIPTION.fullmatch(r.text("Description"))),
     ),
-    Refusal(
+    AwsRefusal(
         id="role-trust-actions",
         on=ROLE,
         condition="A trust policy that allows more than to take the role.",
@@ -165,7 +172,7 @@ ROWS = (
         judge="pf-iam-trust-policy-action-sts-only",
         check=_trust_actions,
     ),
-    Refusal(
+    AwsRefusal(
         id="role-trust-service",
         on=ROLE,
         condition="A trust policy for a service that is none.",
@@ -174,7 +181,7 @@ ROWS = (
         judge="pf-iam-trust-policy-service-principal",
         check=_trust_principals,
     ),
-    Refusal(
+    AwsRefusal(
         id="role-trust-resource",
         on=ROLE,
         condition="A trust policy that names a resource.",
@@ -189,7 +196,7 @@ ROWS = (
             )
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="role-trust-size",
         on=ROLE,
         condition="A trust policy of more than 2,048 characters.",
@@ -198,7 +205,7 @@ ROWS = (
         verbatim=False,
         check=lambda r: when(size(r.get("AssumeRolePolicyDocument")) > TRUST_CHARACTERS),
     ),
-    Refusal(
+    AwsRefusal(
         id="role-policies",
         on=ROLE,
         condition="More managed policies than any quota gives.",
@@ -207,7 +214,7 @@ ROWS = (
         judge="pf-iam-managed-policy-count",
         check=lambda r: when(len(r.each("ManagedPolicyArns")) > MANAGED_POLICIES, MANAGED_POLICIES),
     ),
-    Refusal(
+    AwsRefusal(
         id="role-policy-size",
         on=ROLE,
         condition="Policies of a role's own with more than 10,240 characters in all.",
@@ -217,7 +224,7 @@ ROWS = (
             sum(map(size, _documents(r))) > ROLE_POLICY_CHARACTERS, r.text("RoleName")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="role-path",
         on=ROLE,
         condition="A path that is kept for services.",
@@ -226,7 +233,7 @@ ROWS = (
         judge="pf-iam-path-service-role-reserved",
         check=lambda r: when(r.text("Path").startswith("/aws-service-role")),
     ),
-    Refusal(
+    AwsRefusal(
         id="policy-size",
         on=POLICY,
         condition="A policy of more than 10,240 characters.",
@@ -236,7 +243,7 @@ ROWS = (
         check=lambda r: when(size(r.get("PolicyDocument")) > ROLE_POLICY_CHARACTERS),
     ),
     *(
-        Refusal(
+        AwsRefusal(
             id=f"{name}-action-vendor",
             on=kind,
             condition="An action without its service.",
@@ -248,7 +255,7 @@ ROWS = (
         )
         for name, kind, known in (("role", ROLE, CFN_LINT), ("policy", POLICY, CFN_LINT | MOTO))
     ),
-    Refusal(
+    AwsRefusal(
         id="policy-action-colons",
         on=POLICY,
         condition="An action with two colons.",
@@ -258,7 +265,7 @@ ROWS = (
         known_to=CFN_LINT | MOTO,
         check=lambda r: when(any(action.count(":") > 1 for action in _actions(r))),
     ),
-    Refusal(
+    AwsRefusal(
         id="policy-resource-region",
         on=POLICY,
         condition="A region in the ARN of a bucket, which has none.",
@@ -267,7 +274,7 @@ ROWS = (
         known_to=MOTO,
         check=_regional_buckets,
     ),
-    Refusal(
+    AwsRefusal(
         id="profile-roles",
         on=INSTANCE_PROFILE,
         condition="Other than one role.",
@@ -277,7 +284,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=lambda r: when(len(r.each("Roles")) > 1),
     ),
-    Refusal(
+    AwsRefusal(
         id="function-interfaces",
         on=FUNCTION,
         condition="A function in a VPC whose role may make no interfaces.",
@@ -286,7 +293,7 @@ ROWS = (
         source="https://github.com/amazon-connect/amazon-connect-salesforce-lambda/issues/29",
         check=_no_interfaces,
     ),
-    Refusal(
+    AwsRefusal(
         id="function-network-empty",
         on=FUNCTION,
         condition="A VPC without subnets, or without security groups.",
@@ -298,7 +305,7 @@ ROWS = (
             any(r.get(f"VpcConfig.{key}") == [] for key in ("SubnetIds", "SecurityGroupIds"))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="function-variables-size",
         on=FUNCTION,
         condition="Environment variables of more than 4 KB.",
@@ -309,7 +316,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=_variables_size,
     ),
-    Refusal(
+    AwsRefusal(
         id="function-variable-name",
         on=FUNCTION,
         condition="An environment variable that does not begin with a letter.",
@@ -322,7 +329,7 @@ ROWS = (
             any(not re.fullmatch(r"[a-zA-Z]\w*", name, re.ASCII) for name in _variables(r))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="function-variable-reserved",
         on=FUNCTION,
         condition="An environment variable that Lambda sets.",
@@ -334,7 +341,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=_reserved_variables,
     ),
-    Refusal(
+    AwsRefusal(
         id="function-log-level",
         on=FUNCTION,
         condition="A level for logs that are plain text.",

@@ -12,15 +12,15 @@ from trainium_emulators.aws.refusals.refusal import (
     LAUNCH_TEMPLATE,
     MOTO,
     QUEUE,
+    AwsOutcome,
+    AwsRefusal,
     Fill,
-    Refusal,
-    RefusalOutcome,
     when,
 )
 from trainium_emulators.aws.refusals.request import (
     AwsRequest,
     Properties,
-    Reference,
+    ResourceReference,
     duplicates,
     each,
     get,
@@ -137,7 +137,9 @@ def _override_targets(request: AwsRequest) -> Iterable[Fill]:
 def _without_linked_role(request: AwsRequest) -> Iterable[Fill]:
     """Refused where a role of one's own serves, which is what ServiceRole gives."""
     role = request.get("ServiceRole")
-    own = isinstance(role, Reference) or (bool(text(role)) and "/aws-service-role/" not in role)
+    own = isinstance(role, ResourceReference) or (
+        bool(text(role)) and "/aws-service-role/" not in role
+    )
     if request.previous is None or not own:
         return []
     changed = _changed_for_new_instances(request)
@@ -189,7 +191,7 @@ def _name(request: AwsRequest, path: str) -> bool:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="batch-groups-and-interfaces",
         on=ENVIRONMENT,
         condition="The environment names security groups and its launch template has interfaces.",
@@ -198,7 +200,7 @@ ROWS = (
         source="https://github.com/aws/aws-cdk/issues/21577",
         check=_groups_and_interfaces,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-groups-missing",
         on=ENVIRONMENT,
         condition="Neither the environment nor a launch template can name security groups.",
@@ -208,7 +210,7 @@ ROWS = (
         known_to=MOTO,
         check=_groups_missing,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-strategy-of-type",
         on=ENVIRONMENT,
         condition="A Spot strategy for on-demand instances.",
@@ -217,7 +219,7 @@ ROWS = (
         judge="pf-batch-ce-allocation-strategy-compute-type",
         check=_strategy,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-vcpus-order",
         on=ENVIRONMENT,
         condition="Fewer vCPUs at most than at least.",
@@ -227,7 +229,7 @@ ROWS = (
         known_to=MOTO,
         check=_vcpus_order,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-min-vcpus-negative",
         on=ENVIRONMENT,
         condition="A negative number of vCPUs.",
@@ -237,7 +239,7 @@ ROWS = (
         known_to=MOTO,
         check=lambda r: when(r.number("ComputeResources.MinvCpus", 0) < 0),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-desired-vcpus",
         on=ENVIRONMENT,
         condition="The desired vCPUs are outside of the least and the most.",
@@ -246,7 +248,7 @@ ROWS = (
         judge="pf-batch-ce-desired-vcpus-range",
         check=_desired,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-image-type",
         on=ENVIRONMENT,
         condition="An image type that Batch does not know.",
@@ -255,7 +257,7 @@ ROWS = (
         judge="pf-batch-ce-ec2-config-image-type",
         check=_image_type,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-image-type-old",
         on=ENVIRONMENT,
         condition="An image type of Amazon Linux 2.",
@@ -264,7 +266,7 @@ ROWS = (
         judge="pf-batch-ce-ec2-config-image-type-eol",
         check=lambda r: when(any(re.search(r"_AL2(_|$)", kind) for kind in _image_types(r))),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-mixed-architectures",
         on=ENVIRONMENT,
         condition="Instance types of Graviton beside others.",
@@ -273,7 +275,7 @@ ROWS = (
         judge="pf-batch-ce-instance-types-architecture",
         check=_mixed_architectures,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-type-not-offered",
         on=ENVIRONMENT,
         condition="A Trainium type that the region does not sell.",
@@ -281,7 +283,7 @@ ROWS = (
         source="https://github.com/Netflix/metaflow/issues/70",
         check=_not_offered,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-types-missing",
         on=ENVIRONMENT,
         condition="No instance types.",
@@ -294,7 +296,7 @@ ROWS = (
             and r.get("ComputeResources.InstanceTypes", []) == []
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-instance-role-missing",
         on=ENVIRONMENT,
         condition="No instance profile for the hosts.",
@@ -307,7 +309,7 @@ ROWS = (
             and not r.has("ComputeResources.InstanceRole")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-template-id-or-name",
         on=ENVIRONMENT,
         condition="A launch template by id and name, or by neither.",
@@ -317,7 +319,7 @@ ROWS = (
         judge="pf-batch-ce-launch-template-id-or-name",
         check=_template_named_twice,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-template-version",
         on=ENVIRONMENT,
         condition="A template's version that is neither a number nor $Default, $Latest.",
@@ -326,7 +328,7 @@ ROWS = (
         judge="pf-batch-ce-launch-template-version",
         check=_template_version,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-template-overrides",
         on=ENVIRONMENT,
         condition="More than ten overrides of the launch template.",
@@ -335,7 +337,7 @@ ROWS = (
         judge="pf-batch-ce-launch-template-overrides-max",
         check=lambda r: when(len(r.each("ComputeResources.LaunchTemplate.Overrides")) > 10),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-override-targets",
         on=ENVIRONMENT,
         condition="An override for an instance type that the environment does not have.",
@@ -344,7 +346,7 @@ ROWS = (
         judge="pf-batch-ce-launch-template-override-target-subset",
         check=_override_targets,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-bid-percentage",
         on=ENVIRONMENT,
         condition="A bid outside of 0 to 100 percent.",
@@ -353,7 +355,7 @@ ROWS = (
         judge="pf-batch-ce-bid-percentage-range",
         check=lambda r: when(not 0 <= r.number("ComputeResources.BidPercentage", 0) <= 100),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-spot-fleet-role",
         on=ENVIRONMENT,
         condition="Spot instances by BEST_FIT without a role for the fleet.",
@@ -366,7 +368,7 @@ ROWS = (
             and not r.has("ComputeResources.SpotIamFleetRole")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-environment-state",
         on=ENVIRONMENT,
         condition="An environment that is to begin disabled.",
@@ -375,7 +377,7 @@ ROWS = (
         judge="pf-batch-ce-state-enabled",
         check=lambda r: when(r.previous is None and r.text("State") == "DISABLED"),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-environment-unmanaged-vcpus",
         on=ENVIRONMENT,
         condition="A managed environment is told how many vCPUs somebody else manages.",
@@ -384,7 +386,7 @@ ROWS = (
         judge="pf-batch-ce-unmanaged-vcpus",
         check=lambda r: when(r.text("Type").upper() == "MANAGED" and r.has("UnmanagedvCpus")),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-environment-name",
         on=ENVIRONMENT,
         condition="A name with other characters than letters, digits, hyphens and underscores.",
@@ -395,7 +397,7 @@ ROWS = (
         known_to=MOTO,
         check=lambda r: when(_name(r, "ComputeEnvironmentName")),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-update-without-linked-role",
         on=ENVIRONMENT,
         condition="An update that needs new instances, where a service role of one's own serves.",
@@ -404,7 +406,7 @@ ROWS = (
         source="https://github.com/ASFHyP3/hyp3/pull/1051",
         check=_without_linked_role,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-update-best-fit",
         on=ENVIRONMENT,
         condition="An update that needs new instances, where they are chosen by BEST_FIT.",
@@ -413,17 +415,17 @@ ROWS = (
         source=GUIDE + "updating-compute-environments.html",
         check=_best_fit,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-ignores-spot-options",
         on=ENVIRONMENT,
         condition="A launch template asks for Spot, which only the environment's type decides.",
         words="InstanceMarketOptions of a launch template are ignored",
         verbatim=False,
-        outcome=RefusalOutcome.IGNORED,
+        outcome=AwsOutcome.IGNORED,
         source=GUIDE + "launch-templates.html",
         check=_ignored_of_template,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-queue-environments",
         on=QUEUE,
         condition="More than three compute environments.",
@@ -433,7 +435,7 @@ ROWS = (
         known_to=MOTO,
         check=lambda r: when(len(r.each("ComputeEnvironmentOrder")) > 3),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-queue-no-environment",
         on=QUEUE,
         condition="No compute environment.",
@@ -445,7 +447,7 @@ ROWS = (
             r.get("ComputeEnvironmentOrder", []) == [] and not r.has("ServiceEnvironmentOrder")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-queue-environment-twice",
         on=QUEUE,
         condition="The same compute environment twice.",
@@ -454,7 +456,7 @@ ROWS = (
         judge="pf-batch-jq-ce-order-duplicate-ce",
         check=lambda r: when(bool(duplicates(_order(r, "ComputeEnvironment")))),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-queue-order-twice",
         on=QUEUE,
         condition="Two compute environments at the same place in the order.",
@@ -463,7 +465,7 @@ ROWS = (
         judge="pf-batch-jq-ce-order-duplicate-order",
         check=lambda r: when(bool(duplicates(_order(r, "Order")))),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-queue-limit-action",
         on=QUEUE,
         condition="A time limit that does something else than cancel.",
@@ -475,7 +477,7 @@ ROWS = (
             and any(get(a, "Action") == "TERMINATE" for a in r.each("JobStateTimeLimitActions"))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-queue-limit-twice",
         on=QUEUE,
         condition="Two time limits for the same state and reason.",
@@ -484,7 +486,7 @@ ROWS = (
         judge="pf-batch-jq-jstla-duplicate",
         check=_limit_repeated,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-queue-limit-seconds",
         on=QUEUE,
         condition="A time limit below 10 minutes or above 24 hours.",
@@ -494,7 +496,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=_limit_seconds,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-queue-name",
         on=QUEUE,
         condition="A name with other characters than letters, digits, hyphens and underscores.",

@@ -12,9 +12,9 @@ from trainium_emulators.aws.refusals.refusal import (
     CFN_LINT,
     DEFINITION,
     MOTO,
+    AwsOutcome,
+    AwsRefusal,
     Fill,
-    Refusal,
-    RefusalOutcome,
     when,
 )
 from trainium_emulators.aws.refusals.request import (
@@ -214,7 +214,7 @@ def _too_many_tags(request: AwsRequest) -> Iterable[Fill]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="batch-job-name",
         on=DEFINITION,
         condition="A name with other characters than letters, digits, hyphens and underscores.",
@@ -226,7 +226,7 @@ ROWS = (
             bool(r.text("JobDefinitionName")) and not NAME.fullmatch(r.text("JobDefinitionName"))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-job-size",
         on=DEFINITION,
         condition="A definition of more than 24 KiB.",
@@ -235,7 +235,7 @@ ROWS = (
         source=GUIDE + "service_limits.html",
         check=_too_long,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-job-attempts",
         on=DEFINITION,
         condition="No attempt, or more than ten.",
@@ -244,7 +244,7 @@ ROWS = (
         judge="pf-batch-retry-attempts",
         check=lambda r: when(not 1 <= r.number("RetryStrategy.Attempts", 1) <= 10),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-job-rules-without-attempts",
         on=DEFINITION,
         condition="Rules for retries without a number of attempts.",
@@ -255,7 +255,7 @@ ROWS = (
             r.has("RetryStrategy.EvaluateOnExit") and not r.has("RetryStrategy.Attempts")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-job-rules",
         on=DEFINITION,
         condition="More than five rules for retries.",
@@ -267,7 +267,7 @@ ROWS = (
             len(r.each("RetryStrategy.EvaluateOnExit")),
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-job-rule-empty",
         on=DEFINITION,
         condition="A rule for retries that matches nothing by name.",
@@ -277,7 +277,7 @@ ROWS = (
         judge="pf-batch-jd-evaluate-on-exit-condition-required",
         check=_no_condition,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-job-rule-exit-code",
         on=DEFINITION,
         condition="An exit code with other characters than digits and an asterisk.",
@@ -286,7 +286,7 @@ ROWS = (
         judge="pf-batch-jd-evaluate-on-exit-exitcode-format",
         check=_exit_codes,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-job-rule-length",
         on=DEFINITION,
         condition="A pattern of more than 512 characters.",
@@ -295,7 +295,7 @@ ROWS = (
         judge="pf-batch-jd-evaluate-on-exit-pattern-length",
         check=lambda r: when(any(len(pattern) > 512 for _, pattern in _conditions(r))),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-job-timeout",
         on=DEFINITION,
         condition="A time limit below 60 seconds.",
@@ -304,7 +304,7 @@ ROWS = (
         judge="pf-batch-timeout-minimum",
         check=lambda r: when(r.number("Timeout.AttemptDurationSeconds") < 60),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-job-priority",
         on=DEFINITION,
         condition="A scheduling priority outside of 0 to 9999.",
@@ -313,7 +313,7 @@ ROWS = (
         judge="pf-batch-jd-scheduling-priority-range",
         check=lambda r: when(not 0 <= r.number("SchedulingPriority", 0) <= 9999),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-single-node-type",
         on=DEFINITION,
         condition="An instance type for a job on a single node.",
@@ -323,7 +323,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=_single_node_type,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-vcpu-missing",
         on=DEFINITION,
         condition="A container that asks for no vCPU.",
@@ -333,7 +333,7 @@ ROWS = (
         known_to=MOTO,
         check=_vcpu_missing,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-vcpu-small",
         on=DEFINITION,
         condition="Less than one vCPU.",
@@ -343,7 +343,7 @@ ROWS = (
         known_to=MOTO,
         check=_vcpu_small,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-requirement-number",
         on=DEFINITION,
         condition="A part of a vCPU, or of a mebibyte.",
@@ -352,7 +352,7 @@ ROWS = (
         source="https://github.com/kestra-io/plugin-aws/issues/504",
         check=_not_numbers,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-memory-small",
         on=DEFINITION,
         condition="Less than 4 MiB of memory.",
@@ -361,7 +361,7 @@ ROWS = (
         known_to=MOTO,
         check=_memory_small,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-requirement-twice",
         on=DEFINITION,
         condition="The same resource asked for twice.",
@@ -370,7 +370,7 @@ ROWS = (
         judge="pf-batch-jd-resource-requirements-duplicate-type",
         check=_required_twice,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-requirement-old-and-new",
         on=DEFINITION,
         condition="vCPUs or memory in the old form and the new one.",
@@ -379,7 +379,7 @@ ROWS = (
         judge="pf-batch-jd-legacy-and-resource-requirements",
         check=_old_and_new,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-device-permission",
         on=DEFINITION,
         condition="A permission of a device that does not exist.",
@@ -389,7 +389,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=_permissions,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-tmpfs-size",
         on=DEFINITION,
         condition="A tmpfs without a size.",
@@ -398,7 +398,7 @@ ROWS = (
         judge="pf-batch-jd-tmpfs-size-min",
         check=_tmpfs,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-swappiness",
         on=DEFINITION,
         condition="A swappiness outside of 0 to 100.",
@@ -407,7 +407,7 @@ ROWS = (
         judge="pf-batch-jd-linux-swappiness-range",
         check=_swappiness,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-swap-without-swappiness",
         on=DEFINITION,
         condition="Swap space without a swappiness.",
@@ -416,7 +416,7 @@ ROWS = (
         judge="pf-batch-jd-max-swap-requires-swappiness",
         check=_swap_without_swappiness,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-log-option",
         on=DEFINITION,
         condition="An option that the awslogs driver does not have.",
@@ -425,7 +425,7 @@ ROWS = (
         judge="pf-batch-jd-log-awslogs-unknown-option",
         check=_awslogs,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-secrets-without-role",
         on=DEFINITION,
         condition="Secrets without a role that may read them.",
@@ -434,7 +434,7 @@ ROWS = (
         judge="pf-batch-jd-secrets-requires-execution-role",
         check=_secrets,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-variable-without-name",
         on=DEFINITION,
         condition="An environment variable without a name.",
@@ -443,7 +443,7 @@ ROWS = (
         judge="pf-batch-jd-env-name-required",
         check=_unnamed_variables,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-volume-twice",
         on=DEFINITION,
         condition="A volume of two kinds at once.",
@@ -453,7 +453,7 @@ ROWS = (
         judge="pf-batch-jd-volume-config-exclusive",
         check=_volumes,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-volume-unknown",
         on=DEFINITION,
         condition="A mount point of a volume that the job does not have.",
@@ -462,7 +462,7 @@ ROWS = (
         source="https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_MountPoint.html",
         check=_unknown_volumes,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-platforms",
         on=DEFINITION,
         condition="More than one platform.",
@@ -471,23 +471,23 @@ ROWS = (
         judge="pf-batch-jd-platform-capabilities-single",
         check=lambda r: when(len(r.each("PlatformCapabilities")) > 1),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-too-many-tags",
         on=DEFINITION,
         condition="More tags than a task can have are to be passed on to it.",
         words="Tags: {} combined tags of job and job definition are more than 50",
         verbatim=False,
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         source=API + "API_RegisterJobDefinition.html",
         check=lambda r: [(len(r.get("Tags", {})),) for _ in _too_many_tags(r)],
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-ignores-reserved-variables",
         on=DEFINITION,
         condition="An environment variable of Batch's own prefix, which Batch takes away.",
         words="{} is not passed to the container",
         verbatim=False,
-        outcome=RefusalOutcome.IGNORED,
+        outcome=AwsOutcome.IGNORED,
         source="https://github.com/raster-foundry/raster-foundry/pull/2525",
         check=_reserved_variables,
     ),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from trainium_emulators.aws.refusals.batch_environments import API
 from trainium_emulators.aws.refusals.batch_jobs import containers
-from trainium_emulators.aws.refusals.refusal import DEFINITION, Fill, Refusal, when
+from trainium_emulators.aws.refusals.refusal import DEFINITION, AwsRefusal, Fill, when
 from trainium_emulators.aws.refusals.request import AwsRequest, get, text, texts
 
 MAX_RANGES = 5
@@ -70,7 +70,7 @@ def _types_differ(request: AwsRequest) -> Iterable[Fill]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="batch-nodes-missing",
         on=DEFINITION,
         condition="A multi-node job without node properties.",
@@ -79,7 +79,7 @@ ROWS = (
         judge="pf-batch-jd-multinode-requires-node-properties",
         check=lambda r: when(r.text("Type") == "multinode" and not r.has("NodeProperties")),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-nodes-on-fargate",
         on=DEFINITION,
         condition="A multi-node job on Fargate.",
@@ -90,7 +90,7 @@ ROWS = (
             r.text("Type") == "multinode" and "FARGATE" in texts(r.get("PlatformCapabilities"))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-nodes-number",
         on=DEFINITION,
         condition="No node, or more than a thousand.",
@@ -99,7 +99,7 @@ ROWS = (
         judge="pf-batch-jd-node-num-nodes-max",
         check=lambda r: when(not 1 <= r.number("NodeProperties.NumNodes", 1) <= MAX_NODES),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-nodes-main",
         on=DEFINITION,
         condition="A main node beyond the last one.",
@@ -110,7 +110,7 @@ ROWS = (
             r.number("NodeProperties.MainNode") >= r.number("NodeProperties.NumNodes")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-node-ranges",
         on=DEFINITION,
         condition="More than five ranges of nodes.",
@@ -119,7 +119,7 @@ ROWS = (
         judge="pf-batch-jd-node-ranges-max",
         check=lambda r: when(len(r.each("NodeProperties.NodeRangeProperties")) > MAX_RANGES),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-node-range-form",
         on=DEFINITION,
         condition="A range of nodes that is none.",
@@ -128,7 +128,7 @@ ROWS = (
         judge="pf-batch-jd-node-target-nodes-format",
         check=lambda r: when(any(t and not _RANGE.fullmatch(t) for t in _targets(r))),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-node-range-outside",
         on=DEFINITION,
         condition="A range that reaches beyond the last node.",
@@ -138,7 +138,7 @@ ROWS = (
         judge="pf-batch-jd-node-target-nodes-in-range",
         check=_outside,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-node-range-gap",
         on=DEFINITION,
         condition="A node that is in no range.",
@@ -148,7 +148,7 @@ ROWS = (
         judge="pf-batch-jd-node-target-nodes-coverage",
         check=_uncovered,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-node-range-empty",
         on=DEFINITION,
         condition="A range of nodes without a container.",
@@ -157,7 +157,7 @@ ROWS = (
         judge="pf-batch-jd-node-range-payload-required",
         check=_without_container,
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-node-instance-types",
         on=DEFINITION,
         condition="A list of instance types for nodes with a plain container.",
@@ -171,7 +171,7 @@ ROWS = (
             )
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="batch-node-types-differ",
         on=DEFINITION,
         condition="Nodes of different instance types.",

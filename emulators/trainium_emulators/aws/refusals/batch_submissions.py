@@ -13,14 +13,7 @@ from typing import Any
 
 from trainium_emulators.aws.refusals.batch_environments import API, GUIDE
 from trainium_emulators.aws.refusals.batch_nodes import nodes_of
-from trainium_emulators.aws.refusals.refusal import (
-    MOTO,
-    SUBMIT,
-    Fill,
-    Refusal,
-    RefusalOutcome,
-    when,
-)
+from trainium_emulators.aws.refusals.refusal import MOTO, SUBMIT, AwsOutcome, AwsRefusal, Fill, when
 from trainium_emulators.aws.refusals.request import AwsRequest, each, get, text
 
 MAX_BYTES = 30 * 1024
@@ -95,7 +88,7 @@ def _reserved(override: Any) -> list[str]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="submit-name",
         on=SUBMIT,
         condition="A name with other characters than letters, digits, hyphens and underscores.",
@@ -104,7 +97,7 @@ ROWS = (
         known_to=MOTO,
         check=lambda r: when(not _NAME.fullmatch(r.text("jobName"))),
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-size",
         on=SUBMIT,
         condition="A request of more than 30 KiB.",
@@ -112,16 +105,16 @@ ROWS = (
         source="https://github.com/ASFHyP3/hyp3/issues/3041",
         check=_size,
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-override-length",
         on=SUBMIT,
         condition="Overrides of more characters than ECS takes; the job is accepted and fails.",
         words="Container Overrides length must be at most 8192",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         source="https://github.com/Netflix/metaflow/issues/1482",
         check=_override_length,
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-nodes-of-closed-ranges",
         on=SUBMIT,
         condition="Another number of nodes, where every range of the definition has an end.",
@@ -130,7 +123,7 @@ ROWS = (
         source="https://github.com/aws/aws-cdk/issues/29415",
         check=_closed,
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-override-of-other-range",
         on=SUBMIT,
         condition="Overrides for a range of nodes that the definition does not have.",
@@ -138,7 +131,7 @@ ROWS = (
         source="https://github.com/aws/aws-parallelcluster/pull/964",
         check=_no_such_range,
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-nodes-uncovered",
         on=SUBMIT,
         condition="More nodes than the ranges of the definition reach.",
@@ -147,7 +140,7 @@ ROWS = (
         source=API + "API_NodeOverrides.html",
         check=_uncovered,
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-other-overrides",
         on=SUBMIT,
         condition="Overrides of one kind of job for another.",
@@ -156,7 +149,7 @@ ROWS = (
         source=API + "API_SubmitJob.html",
         check=_wrong_overrides,
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-array-of-nodes",
         on=SUBMIT,
         condition="A multi-node job as an array.",
@@ -167,7 +160,7 @@ ROWS = (
             r.get("definition.type") == "multinode" and r.has("arrayProperties.size")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-array-size",
         on=SUBMIT,
         condition="An array of fewer than 2 or more than 10,000 jobs.",
@@ -176,7 +169,7 @@ ROWS = (
         source=GUIDE + "array_jobs.html",
         check=lambda r: when(not 2 <= r.number("arrayProperties.size", 2) <= 10_000),
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-timeout",
         on=SUBMIT,
         condition="A time limit below 60 seconds.",
@@ -184,7 +177,7 @@ ROWS = (
         source=API + "API_JobTimeout.html",
         check=lambda r: when(r.number("timeout.attemptDurationSeconds") < 60),
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-attempts",
         on=SUBMIT,
         condition="No attempt, or more than ten.",
@@ -192,7 +185,7 @@ ROWS = (
         source=API + "API_RetryStrategy.html",
         check=_attempts,
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-dependencies",
         on=SUBMIT,
         condition="More than 20 jobs to wait for.",
@@ -201,7 +194,7 @@ ROWS = (
         source=GUIDE + "service_limits.html",
         check=lambda r: when(len(r.each("dependsOn")) > 20, len(r.each("dependsOn"))),
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-tags",
         on=SUBMIT,
         condition="More than 50 tags.",
@@ -211,7 +204,7 @@ ROWS = (
         known_to=MOTO,
         check=lambda r: when(len(r.get("tags", {})) > 50, len(r.get("tags", {}))),
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-share-missing",
         on=SUBMIT,
         condition="No share identifier for a queue with a scheduling policy.",
@@ -219,7 +212,7 @@ ROWS = (
         source="https://github.com/boto/boto3/issues/3158",
         check=lambda r: when(r.has("queue.schedulingPolicyArn") and not r.has("shareIdentifier")),
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-priority-missing",
         on=SUBMIT,
         condition="A share identifier without a priority.",
@@ -232,7 +225,7 @@ ROWS = (
             and not r.has("definition.schedulingPriority")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-queue-disabled",
         on=SUBMIT,
         condition="A queue that takes no jobs.",
@@ -241,13 +234,13 @@ ROWS = (
         source=API + "API_UpdateJobQueue.html",
         check=lambda r: when(r.get("queue.state") == "DISABLED"),
     ),
-    Refusal(
+    AwsRefusal(
         id="submit-ignores-reserved-variables",
         on=SUBMIT,
         condition="An environment variable of Batch's own prefix, which Batch takes away.",
         words="{} is not passed to the container",
         verbatim=False,
-        outcome=RefusalOutcome.IGNORED,
+        outcome=AwsOutcome.IGNORED,
         source="https://github.com/raster-foundry/raster-foundry/pull/2525",
         check=lambda r: [
             (name,)

@@ -13,8 +13,8 @@ from trainium_emulators.aws.refusals.refusal import (
     INGRESS,
     MOTO,
     SECURITY_GROUP,
+    AwsRefusal,
     Fill,
-    Refusal,
     when,
 )
 from trainium_emulators.aws.refusals.request import AwsRequest, get, number, text
@@ -71,7 +71,7 @@ def _too_many_rules(request: AwsRequest) -> Iterable[Fill]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="group-description",
         on=SECURITY_GROUP,
         condition="A group's description with an apostrophe, an arrow, or 256 characters.",
@@ -84,7 +84,7 @@ ROWS = (
             and not _DESCRIPTION.fullmatch(r.text("GroupDescription"))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="group-description-not-ascii",
         on=SECURITY_GROUP,
         condition="A group's description with characters beyond ASCII.",
@@ -95,7 +95,7 @@ ROWS = (
         check=lambda r: when(not r.text("GroupDescription").isascii(), r.text("GroupDescription")),
     ),
     *(
-        Refusal(
+        AwsRefusal(
             id=f"rule-description-{kind.rpartition('Group')[2].lower() or 'own'}",
             on=kind,
             condition="A rule's description with an apostrophe, an arrow, or 256 characters.",
@@ -107,7 +107,7 @@ ROWS = (
         )
         for kind in (SECURITY_GROUP, INGRESS, EGRESS)
     ),
-    Refusal(
+    AwsRefusal(
         id="group-name",
         on=SECURITY_GROUP,
         condition="A name that looks like an id.",
@@ -116,7 +116,7 @@ ROWS = (
         judge="pf-ec2-sg-group-name",
         check=lambda r: when(r.text("GroupName").startswith("sg-")),
     ),
-    Refusal(
+    AwsRefusal(
         id="group-name-default",
         on=SECURITY_GROUP,
         condition="The name of the VPC's own group.",
@@ -126,7 +126,7 @@ ROWS = (
         known_to=MOTO,
         check=lambda r: when(r.text("GroupName") == "default"),
     ),
-    Refusal(
+    AwsRefusal(
         id="group-rules",
         on=SECURITY_GROUP,
         condition="More than 60 rules in one direction.",
@@ -137,7 +137,7 @@ ROWS = (
         check=_too_many_rules,
     ),
     *(
-        Refusal(
+        AwsRefusal(
             id=f"rule-ports-{kind.rpartition('Group')[2].lower() or 'own'}",
             on=kind,
             condition="Ports in the wrong order, or beyond 65535.",
@@ -149,7 +149,7 @@ ROWS = (
         )
         for kind in (SECURITY_GROUP, INGRESS, EGRESS)
     ),
-    Refusal(
+    AwsRefusal(
         id="group-cidr",
         on=SECURITY_GROUP,
         condition="A range of addresses that is none.",

@@ -17,8 +17,8 @@ from trainium_emulators.aws.refusals.refusal import (
     ROUTE,
     SUBNET,
     VPC,
+    AwsRefusal,
     Fill,
-    Refusal,
     when,
 )
 from trainium_emulators.aws.refusals.request import AwsRequest, duplicates, false, get, text, true
@@ -119,7 +119,7 @@ def _delivery(request: AwsRequest) -> Iterable[Fill]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="endpoint-gateway-service",
         on=ENDPOINT,
         condition="A gateway endpoint of another service than S3 and DynamoDB.",
@@ -128,7 +128,7 @@ ROWS = (
         judge="pf-ec2-vpce-gateway-service",
         check=_gateway_service,
     ),
-    Refusal(
+    AwsRefusal(
         id="endpoint-gateway-subnets",
         on=ENDPOINT,
         condition="Subnets for a gateway endpoint.",
@@ -138,7 +138,7 @@ ROWS = (
         judge="pf-ec2-vpce-type-config",
         check=lambda r: when(_gateway(r) and r.has("SubnetIds")),
     ),
-    Refusal(
+    AwsRefusal(
         id="endpoint-region",
         on=ENDPOINT,
         condition="A service of another region.",
@@ -149,7 +149,7 @@ ROWS = (
         judge="pf-ec2-vpce-service-region",
         check=_other_region,
     ),
-    Refusal(
+    AwsRefusal(
         id="endpoint-zones",
         on=ENDPOINT,
         condition="Two subnets of one zone.",
@@ -159,7 +159,7 @@ ROWS = (
         source="https://github.com/terraform-aws-modules/terraform-aws-vpc/issues/583",
         check=_endpoint_zones,
     ),
-    Refusal(
+    AwsRefusal(
         id="endpoint-private-name-taken",
         on=ENDPOINT,
         condition="A second endpoint with the private name of a service.",
@@ -169,7 +169,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=_same_private_name,
     ),
-    Refusal(
+    AwsRefusal(
         id="endpoint-without-dns",
         on=ENDPOINT,
         condition="A private name in a VPC that resolves none.",
@@ -180,7 +180,7 @@ ROWS = (
         "privatelink-access-aws-services.html",
         check=_without_dns,
     ),
-    Refusal(
+    AwsRefusal(
         id="vpc-reserved-range",
         on=VPC,
         condition="Addresses that mean something else.",
@@ -189,7 +189,7 @@ ROWS = (
         judge="pf-ec2-vpc-cidr-reserved-range",
         check=_vpc_reserved,
     ),
-    Refusal(
+    AwsRefusal(
         id="vpc-second-gateway",
         on=GATEWAY_ATTACHMENT,
         condition="A second internet gateway.",
@@ -200,7 +200,7 @@ ROWS = (
         known_to=MOTO,
         check=_second_gateway,
     ),
-    Refusal(
+    AwsRefusal(
         id="route-targets",
         on=ROUTE,
         condition="A route to nowhere, or to two places.",
@@ -211,7 +211,7 @@ ROWS = (
         judge="pf-ec2-route-target-exactly-one",
         check=lambda r: when(len(_TARGETS & {*r.properties}) != 1),
     ),
-    Refusal(
+    AwsRefusal(
         id="flow-log-interval",
         on=FLOW_LOG,
         condition="An interval of other than 60 or 600 seconds.",
@@ -223,7 +223,7 @@ ROWS = (
             r.has("MaxAggregationInterval") and r.number("MaxAggregationInterval") not in (60, 600)
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="flow-log-role",
         on=FLOW_LOG,
         condition="A flow log in CloudWatch Logs without a role that may write it.",
@@ -233,7 +233,7 @@ ROWS = (
         known_to=MOTO,
         check=_delivery,
     ),
-    Refusal(
+    AwsRefusal(
         id="nat-without-address",
         on=NAT_GATEWAY,
         condition="A public gateway without an address.",
@@ -245,7 +245,7 @@ ROWS = (
             r.get("ConnectivityType", "public") == "public" and not r.has("AllocationId")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="nat-private-address",
         on=NAT_GATEWAY,
         condition="A private gateway with a public address.",

@@ -15,9 +15,9 @@ from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_emulators.aws.refusals.refusal import (
     LAUNCH_TEMPLATE,
     PLACEMENT_GROUP,
+    AwsOutcome,
+    AwsRefusal,
     Fill,
-    Refusal,
-    RefusalOutcome,
     when,
 )
 from trainium_emulators.aws.refusals.request import (
@@ -170,7 +170,7 @@ def _block_unsold(request: AwsRequest) -> Iterable[Fill]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="template-user-data",
         on=LAUNCH_TEMPLATE,
         condition="User data of more than 16 KiB.",
@@ -179,7 +179,7 @@ ROWS = (
         judge="pf-ec2-userdata-size",
         check=_user_data,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-throughput",
         on=LAUNCH_TEMPLATE,
         condition="A gp3 volume with more than a quarter MiB/s for each operation a second.",
@@ -188,7 +188,7 @@ ROWS = (
         source="https://github.com/runs-on/runs-on/issues/260",
         check=_throughput,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-type-and-requirements",
         on=LAUNCH_TEMPLATE,
         condition="An instance type and requirements that choose one.",
@@ -201,7 +201,7 @@ ROWS = (
             and get(_data(r), "InstanceRequirements") is not None
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="template-name",
         on=LAUNCH_TEMPLATE,
         condition="A name of other characters than letters, digits and ()./_-, or of 2 or 129.",
@@ -215,76 +215,76 @@ ROWS = (
             and not re.fullmatch(r"[a-zA-Z0-9()./_-]{3,128}", r.text("LaunchTemplateName"))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="template-groups-beside-interfaces",
         on=LAUNCH_TEMPLATE,
         condition="Security groups of the instance beside interfaces, which have their own.",
         words="Network interfaces and an instance-level security groups may not be specified on "
         "the same request",
         source="https://github.com/pulumi/pulumi-aws/issues/2506",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_groups_beside_interfaces,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-public-address",
         on=LAUNCH_TEMPLATE,
         condition="A public address for an instance with several interfaces.",
         words="The associatePublicIPAddress parameter cannot be specified when launching with "
         "multiple network interfaces",
         source="https://github.com/zalando-incubator/kubernetes-on-aws/pull/8733",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_public_address,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-efa-unsupported",
         on=LAUNCH_TEMPLATE,
         condition="EFA on an instance type without it.",
         words="{} instances do not support Elastic Fabric Adapters.",
         source="https://github.com/devopsacademyau/academy/pull/277",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_efa_unsupported,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-network-card",
         on=LAUNCH_TEMPLATE,
         condition="An interface on a network card that the instance type does not have.",
         words="Network card index {} exceeds the limit for {}",
         verbatim=False,
         source=GUIDE + "using-eni.html#network-cards",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_cards,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-same-slot",
         on=LAUNCH_TEMPLATE,
         condition="Two interfaces at the same place of a network card.",
         words="Network card index {} has two interfaces with device index {}",
         verbatim=False,
         source=API + "API_LaunchTemplateInstanceNetworkInterfaceSpecificationRequest.html",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_same_slot,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-primary-efa-only",
         on=LAUNCH_TEMPLATE,
         condition="A primary interface without an address.",
         words="An EFA-only network interface can't be the primary network interface",
         verbatim=False,
         source=GUIDE + "efa.html",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_primary_without_address,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-efa-only-address",
         on=LAUNCH_TEMPLATE,
         condition="An address for an interface that takes none.",
         words="You can't assign an IP address to an EFA-only network interface",
         verbatim=False,
         source=GUIDE + "efa.html",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_addresses_of_efa_only,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-no-primary",
         on=LAUNCH_TEMPLATE,
         condition="Interfaces of which none is the primary one.",
@@ -292,40 +292,40 @@ ROWS = (
         "index 0",
         verbatim=False,
         source=GUIDE + "using-eni.html#network-cards",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_no_primary,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-burstable-in-cluster",
         on=LAUNCH_TEMPLATE,
         condition="A burstable type in a cluster placement group.",
         words="Cluster placement groups are not supported by the '{}' instance type. Specify a "
         "supported instance type or change the placement group strategy, and try again.",
         source="https://github.com/dstackai/dstack/issues/2872",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_burstable_in_cluster,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-block-without-reservation",
         on=LAUNCH_TEMPLATE,
         condition="A Capacity Block is asked for and none is named.",
         words="A Capacity Block needs a capacity reservation target",
         verbatim=False,
         source=GUIDE + "capacity-blocks-launch.html",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_block_without_reservation,
     ),
-    Refusal(
+    AwsRefusal(
         id="template-block-unsold",
         on=LAUNCH_TEMPLATE,
         condition="A Capacity Block of an instance type that is not sold so.",
         words="Capacity Blocks are not supported by the '{}' instance type",
         verbatim=False,
         source=GUIDE + "ec2-capacity-blocks.html",
-        outcome=RefusalOutcome.FAILS_LATER,
+        outcome=AwsOutcome.FAILS_LATER,
         check=_block_unsold,
     ),
-    Refusal(
+    AwsRefusal(
         id="placement-partitions",
         on=PLACEMENT_GROUP,
         condition="Partitions of a group that has another strategy.",
@@ -336,7 +336,7 @@ ROWS = (
             r.has("PartitionCount") and r.text("Strategy") not in ("", "partition")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="placement-spread",
         on=PLACEMENT_GROUP,
         condition="A level of spreading for a group that has another strategy.",

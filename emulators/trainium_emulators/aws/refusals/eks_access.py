@@ -14,8 +14,8 @@ from trainium_emulators.aws.refusals.refusal import (
     CLUSTER,
     POD_IDENTITY,
     ROLE,
+    AwsRefusal,
     Fill,
-    Refusal,
     when,
 )
 from trainium_emulators.aws.refusals.request import AwsRequest, each, get, text, texts
@@ -115,7 +115,7 @@ def _trust(request: AwsRequest) -> Iterable[Fill]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="entry-group",
         on=ACCESS_ENTRY,
         condition="A group of Kubernetes' or AWS's own.",
@@ -124,7 +124,7 @@ ROWS = (
         judge="pf-eks-accessentry-groups-reserved-prefix",
         check=_reserved_groups,
     ),
-    Refusal(
+    AwsRefusal(
         id="entry-groups-of-nodes",
         on=ACCESS_ENTRY,
         condition="Groups for a node, which has its own.",
@@ -136,7 +136,7 @@ ROWS = (
             _node_entry(r) and bool(texts(r.get("KubernetesGroups"))), r.text("Type")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="entry-policies-of-nodes",
         on=ACCESS_ENTRY,
         condition="Access policies for a node.",
@@ -146,7 +146,7 @@ ROWS = (
         judge="pf-eks-accessentry-node-type-forbids-policies",
         check=lambda r: when(_node_entry(r) and bool(r.each("AccessPolicies"))),
     ),
-    Refusal(
+    AwsRefusal(
         id="entry-name",
         on=ACCESS_ENTRY,
         condition="A user name of Kubernetes' or AWS's own.",
@@ -157,7 +157,7 @@ ROWS = (
             (prefix,) for prefix in RESERVED_NAMES if r.text("Username").startswith(prefix)
         ],
     ),
-    Refusal(
+    AwsRefusal(
         id="entry-policy",
         on=ACCESS_ENTRY,
         condition="A policy of IAM, where one of EKS's is meant.",
@@ -166,7 +166,7 @@ ROWS = (
         judge="pf-eks-accessentry-policy-arn-form",
         check=_policy_arns,
     ),
-    Refusal(
+    AwsRefusal(
         id="entry-service-role",
         on=ACCESS_ENTRY,
         condition="A role that a service made for itself.",
@@ -176,7 +176,7 @@ ROWS = (
         judge="pf-eks-accessentry-principal-arn-service-linked-role",
         check=lambda r: when(":role/aws-service-role/" in r.text("PrincipalArn")),
     ),
-    Refusal(
+    AwsRefusal(
         id="entry-scope-of-cluster",
         on=ACCESS_ENTRY,
         condition="Namespaces for a policy on the whole cluster.",
@@ -190,7 +190,7 @@ ROWS = (
             )
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="entry-scope-of-namespace",
         on=ACCESS_ENTRY,
         condition="A policy on namespaces that names none.",
@@ -204,7 +204,7 @@ ROWS = (
             )
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="entry-mode",
         on=ACCESS_ENTRY,
         condition="A cluster that knows only its config map.",
@@ -214,7 +214,7 @@ ROWS = (
         judge="pf-eks-accessentry-requires-api-auth-mode",
         check=_configuration_mode,
     ),
-    Refusal(
+    AwsRefusal(
         id="entry-twice",
         on=ACCESS_ENTRY,
         condition="A second entry for a principal.",
@@ -224,7 +224,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=_entry_twice,
     ),
-    Refusal(
+    AwsRefusal(
         id="addon-configuration",
         on=ADDON,
         condition="Values that are no JSON, though they begin so.",
@@ -233,7 +233,7 @@ ROWS = (
         judge="pf-eks-addon-configuration-values-json",
         check=_configuration,
     ),
-    Refusal(
+    AwsRefusal(
         id="addon-version",
         on=ADDON,
         condition="A version of another form than v1.2.3-eksbuild.4.",
@@ -245,7 +245,7 @@ ROWS = (
             and not re.fullmatch(r"v\d+\.\d+\.\d+-eksbuild\.[0-9A-Za-z]+", r.text("AddonVersion"))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="addon-twice",
         on=ADDON,
         condition="The same add-on twice.",
@@ -254,7 +254,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=_addon_twice,
     ),
-    Refusal(
+    AwsRefusal(
         id="identity-trust",
         on=POD_IDENTITY,
         condition="A role that pods cannot take, or not with their tags.",
@@ -262,7 +262,7 @@ ROWS = (
         source="https://github.com/hashicorp/terraform-provider-aws/issues/41483",
         check=_trust,
     ),
-    Refusal(
+    AwsRefusal(
         id="identity-twice",
         on=POD_IDENTITY,
         condition="A second role for a service account.",
@@ -271,7 +271,7 @@ ROWS = (
         judge="pf-eks-podidentity-duplicate",
         check=_identity_twice,
     ),
-    Refusal(
+    AwsRefusal(
         id="identity-namespace",
         on=POD_IDENTITY,
         condition="A namespace that Kubernetes does not take.",
@@ -283,7 +283,7 @@ ROWS = (
             bool(r.text("Namespace")) and not _LABEL.fullmatch(r.text("Namespace"))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="identity-account",
         on=POD_IDENTITY,
         condition="A service account that Kubernetes does not take.",

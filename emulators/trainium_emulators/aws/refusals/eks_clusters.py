@@ -14,9 +14,9 @@ from trainium_emulators.aws.refusals.refusal import (
     KEY,
     SECURITY_GROUP,
     SUBNET,
+    AwsOutcome,
+    AwsRefusal,
     Fill,
-    Refusal,
-    RefusalOutcome,
     when,
 )
 from trainium_emulators.aws.refusals.request import AwsRequest, each, false, get, text, texts, true
@@ -136,7 +136,7 @@ def _authentication_step(request: AwsRequest) -> Iterable[Fill]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="cluster-zones",
         on=CLUSTER,
         condition="Subnets in one zone.",
@@ -145,7 +145,7 @@ ROWS = (
         judge="pf-eks-cluster-subnets-two-azs",
         check=_one_zone,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-zone",
         on=CLUSTER,
         condition="A subnet in a zone where no control plane can be.",
@@ -155,7 +155,7 @@ ROWS = (
         source=GUIDE + "network-reqs.html",
         check=_bad_zone,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-vpc",
         on=CLUSTER,
         condition="Security groups of another VPC than the subnets'.",
@@ -164,7 +164,7 @@ ROWS = (
         judge="pf-eks-cluster-sg-and-subnets-same-vpc",
         check=_other_vpc,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-auto-mode",
         on=CLUSTER,
         condition="A part of Auto Mode.",
@@ -175,7 +175,7 @@ ROWS = (
         judge="pf-eks-cluster-automode-all-three",
         check=_auto_mode,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-self-managed-addons",
         on=CLUSTER,
         condition="Auto Mode and add-ons of the cluster's own.",
@@ -184,7 +184,7 @@ ROWS = (
         source="https://github.com/aws/aws-cdk/pull/33373",
         check=_self_managed,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-auto-mode-access",
         on=CLUSTER,
         condition="Auto Mode without access entries.",
@@ -197,7 +197,7 @@ ROWS = (
             and r.get("AccessConfig.AuthenticationMode", "CONFIG_MAP") == "CONFIG_MAP"
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-endpoints",
         on=CLUSTER,
         condition="Neither endpoint.",
@@ -206,17 +206,17 @@ ROWS = (
         judge="pf-eks-cluster-endpoint-both-disabled",
         check=_closed,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-ignores-cidrs",
         on=CLUSTER,
         condition="Addresses that may reach a public endpoint which is off.",
         words="publicAccessCidrs has no effect while the public endpoint is off",
         verbatim=False,
-        outcome=RefusalOutcome.IGNORED,
+        outcome=AwsOutcome.IGNORED,
         source="https://github.com/pulumi/pulumi-eks/issues/1436",
         check=_unread_cidrs,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-version",
         on=CLUSTER,
         condition="A version with its patch number, or one that is gone.",
@@ -232,7 +232,7 @@ ROWS = (
             r.text("Version"),
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-version-step",
         on=CLUSTER,
         condition="An update by more than one minor version, or back.",
@@ -240,7 +240,7 @@ ROWS = (
         source="https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2607",
         check=_version_step,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-authentication-step",
         on=CLUSTER,
         condition="Back from access entries to the config map.",
@@ -249,7 +249,7 @@ ROWS = (
         source=GUIDE + "setting-up-access-entries.html",
         check=_authentication_step,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-service-range-size",
         on=CLUSTER,
         condition="Addresses of services in a range of other than /12 to /24.",
@@ -259,7 +259,7 @@ ROWS = (
         judge="pf-eks-cluster-service-ipv4-cidr-prefix-range",
         check=_service_size,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-service-range-public",
         on=CLUSTER,
         condition="Addresses of services in a public range.",
@@ -269,7 +269,7 @@ ROWS = (
         judge="pf-eks-cluster-service-ipv4-cidr-private-range",
         check=_service_public,
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-encrypted-resources",
         on=CLUSTER,
         condition="Encryption of something else than secrets.",
@@ -284,7 +284,7 @@ ROWS = (
             )
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="cluster-key",
         on=CLUSTER,
         condition="Encryption by a key that is not symmetric.",

@@ -13,8 +13,8 @@ from trainium_emulators.aws.refusals.refusal import (
     LAUNCH_TEMPLATE,
     MOTO,
     NODE_GROUP,
+    AwsRefusal,
     Fill,
-    Refusal,
     when,
 )
 from trainium_emulators.aws.refusals.request import AwsRequest, each, get, text
@@ -164,7 +164,7 @@ def _update_config(request: AwsRequest) -> Iterable[Fill]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="nodes-types-twice",
         on=NODE_GROUP,
         condition="Instance types of the group and one of its template.",
@@ -173,7 +173,7 @@ ROWS = (
         judge="pf-eks-nodegroup-lt-forbids-lt-instance-type",
         check=_types_twice,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-subnets-of-template",
         on=NODE_GROUP,
         condition="A launch template that names a subnet.",
@@ -183,7 +183,7 @@ ROWS = (
         judge="pf-eks-nodegroup-lt-forbids-subnet-id",
         check=_subnets_of_template,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-profile-of-template",
         on=NODE_GROUP,
         condition="A launch template that names an instance profile.",
@@ -193,7 +193,7 @@ ROWS = (
         source=GUIDE + "launch-templates.html",
         check=lambda r: when(_of_template(r, "IamInstanceProfile") is not None),
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-shutdown-of-template",
         on=NODE_GROUP,
         condition="A launch template that says how instances end.",
@@ -204,7 +204,7 @@ ROWS = (
             _of_template(r, "InstanceInitiatedShutdownBehavior") not in (None, "terminate")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-spot-of-template",
         on=NODE_GROUP,
         condition="A launch template that asks for Spot.",
@@ -212,7 +212,7 @@ ROWS = (
         source="https://github.com/hashicorp/terraform-provider-aws/issues/18025",
         check=lambda r: when(_market(r) == "spot"),
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-block",
         on=NODE_GROUP,
         condition="A group in a Capacity Block whose template lacks market, type or reservation.",
@@ -222,7 +222,7 @@ ROWS = (
         source=GUIDE + "capacity-blocks-mng.html",
         check=_block,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-block-type",
         on=NODE_GROUP,
         condition="A template for a Capacity Block, and another type of capacity.",
@@ -232,7 +232,7 @@ ROWS = (
         source=GUIDE + "capacity-blocks-mng.html",
         check=_block_type,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-disk",
         on=NODE_GROUP,
         condition="A disk size beside a launch template.",
@@ -242,7 +242,7 @@ ROWS = (
         known_to=MOTO,
         check=lambda r: when(r.has("DiskSize") and r.has("LaunchTemplate")),
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-remote-access",
         on=NODE_GROUP,
         condition="Access by SSH beside a launch template.",
@@ -251,7 +251,7 @@ ROWS = (
         judge="pf-eks-nodegroup-lt-forbids-remote-access",
         check=lambda r: when(r.has("RemoteAccess") and r.has("LaunchTemplate")),
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-template-id-and-name",
         on=NODE_GROUP,
         condition="A launch template by id and name.",
@@ -260,7 +260,7 @@ ROWS = (
         judge="pf-eks-nodegroup-lt-id-xor-name",
         check=lambda r: when(r.has("LaunchTemplate.Id") and r.has("LaunchTemplate.Name")),
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-image-without-template",
         on=NODE_GROUP,
         condition="An image of one's own that no template names.",
@@ -269,7 +269,7 @@ ROWS = (
         judge="pf-eks-nodegroup-custom-ami-type-needs-lt",
         check=_no_image_of_template,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-image-twice",
         on=NODE_GROUP,
         condition="An image of the template and one of EKS's own.",
@@ -278,7 +278,7 @@ ROWS = (
         source="https://github.com/rancher/eks-operator/pull/185",
         check=_both_images,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-image-and-version",
         on=NODE_GROUP,
         condition="An image of the template and a Kubernetes version.",
@@ -287,7 +287,7 @@ ROWS = (
         source="https://github.com/terraform-aws-modules/terraform-aws-eks/issues/3459",
         check=_version_of_image,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-user-data",
         on=NODE_GROUP,
         condition="User data of the template in one part, where EKS adds its own.",
@@ -295,7 +295,7 @@ ROWS = (
         source="https://github.com/terraform-aws-modules/terraform-aws-eks/issues/1875",
         check=_user_data,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-desired",
         on=NODE_GROUP,
         condition="More nodes desired than allowed.",
@@ -304,7 +304,7 @@ ROWS = (
         judge="pf-eks-nodegroup-scaling-desired-le-max",
         check=lambda r: when(_size(r, "DesiredSize") > _size(r, "MaxSize")),
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-minimum",
         on=NODE_GROUP,
         condition="Fewer nodes desired than needed.",
@@ -313,7 +313,7 @@ ROWS = (
         judge="pf-eks-nodegroup-scaling-min-le-desired",
         check=lambda r: when(_size(r, "MinSize") > _size(r, "DesiredSize")),
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-release",
         on=NODE_GROUP,
         condition="An image of another Kubernetes version than the group's.",
@@ -321,7 +321,7 @@ ROWS = (
         source="https://github.com/eksctl-io/eksctl/issues/7976",
         check=_release,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-mixed-update",
         on=NODE_GROUP,
         condition="A new version or image, or a new launch template and tags, with anything else.",
@@ -331,7 +331,7 @@ ROWS = (
         "(ReleaseVersion, Version)",
         check=_mixed_update,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-version",
         on=NODE_GROUP,
         condition="A version above the cluster's, or more than three below.",
@@ -341,7 +341,7 @@ ROWS = (
         judge="pf-eks-nodegroup-version-matches-cluster",
         check=_other_version,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-label",
         on=NODE_GROUP,
         condition="A label of Kubernetes' or EKS's own.",
@@ -351,7 +351,7 @@ ROWS = (
         judge="pf-eks-nodegroup-label-reserved-prefix",
         check=lambda r: when(any(key.startswith(RESERVED_LABELS) for key in _labels(r))),
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-label-key",
         on=NODE_GROUP,
         condition="A label's key that Kubernetes does not take.",
@@ -361,7 +361,7 @@ ROWS = (
         judge="pf-eks-nodegroup-label-key-format",
         check=lambda r: when(any(not _QUALIFIED.fullmatch(key) for key in _labels(r))),
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-label-value",
         on=NODE_GROUP,
         condition="A label's value that Kubernetes does not take.",
@@ -370,7 +370,7 @@ ROWS = (
         source="https://github.com/aws-controllers-k8s/community/issues/2208",
         check=_label_values,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-taint-key",
         on=NODE_GROUP,
         condition="A taint's key that Kubernetes does not take.",
@@ -380,7 +380,7 @@ ROWS = (
         judge="pf-eks-nodegroup-taint-key-format",
         check=_taint_keys,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-update-config",
         on=NODE_GROUP,
         condition="A number and a percentage of nodes that may be away.",
@@ -389,7 +389,7 @@ ROWS = (
         judge="pf-eks-nodegroup-update-config-xor",
         check=_update_config,
     ),
-    Refusal(
+    AwsRefusal(
         id="nodes-name",
         on=NODE_GROUP,
         condition="A name of more than 63 characters.",

@@ -12,8 +12,8 @@ from trainium_emulators.aws.refusals.refusal import (
     INGRESS,
     MOTO,
     SECURITY_GROUP,
+    AwsRefusal,
     Fill,
-    Refusal,
     when,
 )
 from trainium_emulators.aws.refusals.request import AwsRequest, each, get, number, text, true
@@ -175,7 +175,7 @@ def _linked_twice(request: AwsRequest) -> Iterable[Fill]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="fsx-capacity",
         on=FILE_SYSTEM,
         condition="A size that is neither 1200 GiB nor a multiple of 2400.",
@@ -183,7 +183,7 @@ ROWS = (
         source="https://github.com/aws-samples/amazon-eks-autonomous-driving-data-service/issues/12",
         check=_capacity,
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-throughput",
         on=FILE_SYSTEM,
         condition="A throughput that the deployment type does not have, or none.",
@@ -192,7 +192,7 @@ ROWS = (
         source="https://github.com/hashicorp/terraform-provider-aws/issues/24341",
         check=_throughput,
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-old-version",
         on=FILE_SYSTEM,
         condition="Lustre 2.10 on PERSISTENT_2.",
@@ -205,7 +205,7 @@ ROWS = (
             and r.text("FileSystemTypeVersion") == "2.10"
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-subnets",
         on=FILE_SYSTEM,
         condition="Other than one subnet.",
@@ -217,7 +217,7 @@ ROWS = (
             len(r.each("SubnetIds")),
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-disks",
         on=FILE_SYSTEM,
         condition="Disks on another deployment type than PERSISTENT_1.",
@@ -228,7 +228,7 @@ ROWS = (
             _lustre(r) and r.text("StorageType") == "HDD" and _deployment(r) != "PERSISTENT_1"
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-drive-cache",
         on=FILE_SYSTEM,
         condition="Disks without a word about their cache.",
@@ -241,7 +241,7 @@ ROWS = (
             and not r.has("LustreConfiguration.DriveCacheType")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-import-path",
         on=FILE_SYSTEM,
         condition="The old link to a bucket on PERSISTENT_2, which has associations.",
@@ -251,7 +251,7 @@ ROWS = (
         "aws-properties-fsx-filesystem-lustreconfiguration.html",
         check=_imports_of_persistent_2,
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-backups",
         on=FILE_SYSTEM,
         condition="Backups of a scratch file system.",
@@ -260,7 +260,7 @@ ROWS = (
         source=GUIDE + "using-backups-fsx.html",
         check=_backups_of_scratch,
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-efa",
         on=FILE_SYSTEM,
         condition="EFA on another deployment type than PERSISTENT_2.",
@@ -269,7 +269,7 @@ ROWS = (
         source=GUIDE + "efa-file-systems.html",
         check=_efa_of_others,
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-metadata",
         on=FILE_SYSTEM,
         condition="A metadata configuration on another deployment type than PERSISTENT_2.",
@@ -278,7 +278,7 @@ ROWS = (
         source=API + "API_CreateFileSystemLustreConfiguration.html",
         check=_metadata_of_others,
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-port-closed",
         on=FILE_SYSTEM,
         condition="Security groups that keep TCP 988 out.",
@@ -288,7 +288,7 @@ ROWS = (
         source="https://github.com/kubernetes-sigs/aws-fsx-csi-driver/issues/32",
         check=_port_closed,
     ),
-    Refusal(
+    AwsRefusal(
         id="fsx-shrink",
         on=FILE_SYSTEM,
         condition="A smaller size in an update.",
@@ -298,7 +298,7 @@ ROWS = (
         known_to=MOTO,
         check=_shrinks,
     ),
-    Refusal(
+    AwsRefusal(
         id="association-overlap",
         on=ASSOCIATION,
         condition="A folder inside that of another association.",
@@ -307,7 +307,7 @@ ROWS = (
         source=API + "API_CreateDataRepositoryAssociation.html",
         check=_overlaps,
     ),
-    Refusal(
+    AwsRefusal(
         id="association-bucket-path",
         on=ASSOCIATION,
         condition="The bucket path of another association.",
@@ -316,7 +316,7 @@ ROWS = (
         source=API + "API_CreateDataRepositoryAssociation.html",
         check=_same_bucket_path,
     ),
-    Refusal(
+    AwsRefusal(
         id="association-path",
         on=ASSOCIATION,
         condition="A folder without its leading slash.",
@@ -327,7 +327,7 @@ ROWS = (
             bool(r.text("FileSystemPath")) and not r.text("FileSystemPath").startswith("/")
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="association-number",
         on=ASSOCIATION,
         condition="More than eight associations.",
@@ -336,7 +336,7 @@ ROWS = (
         source=API + "API_CreateDataRepositoryAssociation.html",
         check=lambda r: when(len(_siblings(r)) >= MAX_ASSOCIATIONS),
     ),
-    Refusal(
+    AwsRefusal(
         id="association-of-scratch",
         on=ASSOCIATION,
         condition="An association of a SCRATCH_1 file system, or of Lustre 2.10.",
@@ -346,7 +346,7 @@ ROWS = (
         source=API + "API_CreateDataRepositoryAssociation.html",
         check=_unlinkable,
     ),
-    Refusal(
+    AwsRefusal(
         id="association-of-import-path",
         on=ASSOCIATION,
         condition="An association of a file system that has the old link to a bucket.",

@@ -58,7 +58,7 @@ Check = Callable[[AwsRequest], Iterable[Fill]]
 """Yields once for every fault; nothing, if AWS takes the request."""
 
 
-class RefusalOutcome(StrEnum):
+class AwsOutcome(StrEnum):
     """AWS's reaction to such a request."""
 
     REFUSED = "refused"
@@ -70,7 +70,7 @@ class RefusalOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class AwsRefusal:
     """One row of the table: a condition, AWS's message and the check that finds it."""
 
     id: str
@@ -87,7 +87,7 @@ class Refusal:
     """True: ``words`` are AWS's own; false: they paraphrase its documentation."""
     judge: str = ""
     """Rule of github.com/badmintoncryer/cdk-preflight that has seen AWS refuse the same."""
-    outcome: RefusalOutcome = RefusalOutcome.REFUSED
+    outcome: AwsOutcome = AwsOutcome.REFUSED
     known_to: frozenset[str] = frozenset()
     """Tools (``cfn-lint``, ``moto``) that find it too."""
 

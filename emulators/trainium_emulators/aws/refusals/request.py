@@ -25,7 +25,7 @@ UNKNOWN = Unknown()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class ResourceReference:
     """Another resource, or one of its attributes, in a template that is not deployed yet."""
 
     stack: str
@@ -93,7 +93,7 @@ class AwsRequest:
 def get(value: Any, path: str, default: Any = None) -> Any:
     """A value inside ``value``; UNKNOWN below something that is not known."""
     for name in path.split("."):
-        if isinstance(value, (Unknown, Reference)):
+        if isinstance(value, (Unknown, ResourceReference)):
             return UNKNOWN
         if not isinstance(value, Mapping) or name not in value:
             return default
@@ -143,7 +143,7 @@ def known(value: Any) -> bool:
         return all(known(entry) for entry in value.values())
     if isinstance(value, (list, tuple)):
         return all(known(entry) for entry in value)
-    return not isinstance(value, (Unknown, Reference, PartialText))
+    return not isinstance(value, (Unknown, ResourceReference, PartialText))
 
 
 _FREE_KEYS = frozenset({"tags", "parameters", "options", "labels"})

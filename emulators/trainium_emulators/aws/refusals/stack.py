@@ -11,8 +11,8 @@ from trainium_emulators.aws.refusals.refusal import (
     CHART,
     MOTO,
     TEMPLATE,
+    AwsRefusal,
     Fill,
-    Refusal,
     when,
 )
 from trainium_emulators.aws.refusals.request import AwsRequest, PartialText, duplicates, get, text
@@ -73,7 +73,7 @@ def _names_fixed_twice(request: AwsRequest) -> Iterable[Fill]:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="export-name",
         on=TEMPLATE,
         condition="An export's name with other characters than letters, digits, colons, hyphens.",
@@ -85,7 +85,7 @@ ROWS = (
             any(not re.fullmatch(r"[A-Za-z0-9:-]+", name) for name in _export_names(r))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="export-twice",
         on=TEMPLATE,
         condition="Two exports of one name.",
@@ -95,7 +95,7 @@ ROWS = (
         judge="pf-cfn-export-name-duplicate",
         check=_exported_twice,
     ),
-    Refusal(
+    AwsRefusal(
         id="export-size",
         on=TEMPLATE,
         condition="An exported value of more than 1,024 bytes.",
@@ -104,7 +104,7 @@ ROWS = (
         judge="pf-cfn-export-value-max",
         check=_exported_size,
     ),
-    Refusal(
+    AwsRefusal(
         id="output-list",
         on=TEMPLATE,
         condition="An output that is a list.",
@@ -114,7 +114,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=_exported_lists,
     ),
-    Refusal(
+    AwsRefusal(
         id="name-twice",
         on=TEMPLATE,
         condition="Two resources of a type with one name.",
@@ -124,7 +124,7 @@ ROWS = (
         known_to=CFN_LINT | MOTO,
         check=_names_fixed_twice,
     ),
-    Refusal(
+    AwsRefusal(
         id="chart-release-name",
         on=CHART,
         condition="A name of a release that Helm does not take.",

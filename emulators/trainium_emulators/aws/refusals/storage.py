@@ -17,14 +17,14 @@ from trainium_emulators.aws.refusals.refusal import (
     MOTO,
     PARAMETER,
     REPOSITORY,
+    AwsRefusal,
     Fill,
-    Refusal,
     when,
 )
 from trainium_emulators.aws.refusals.request import (
     AwsRequest,
     PartialText,
-    Reference,
+    ResourceReference,
     duplicates,
     get,
     number,
@@ -99,7 +99,7 @@ def _of_objects(action: str) -> bool:
 
 def _only_the_bucket(request: AwsRequest, resource: Any) -> bool:
     """Tell whether a resource is certainly a bucket and not an object in it."""
-    if isinstance(resource, Reference):
+    if isinstance(resource, ResourceReference):
         return request.account.find(BUCKET, resource) is not None
     return bool(re.fullmatch(r"arn:[^:]+:s3:::[^/*]+", text(resource)))
 
@@ -230,7 +230,7 @@ def _value_size(request: AwsRequest) -> int:
 
 
 ROWS = (
-    Refusal(
+    AwsRefusal(
         id="bucket-rule-ids",
         on=BUCKET,
         condition="Two lifecycle rules of one id.",
@@ -240,7 +240,7 @@ ROWS = (
         judge="pf-s3-lifecycle-rule-id-duplicate",
         check=lambda r: when(bool(duplicates(rule["Id"] for rule in _rules(r) if "Id" in rule))),
     ),
-    Refusal(
+    AwsRefusal(
         id="bucket-rule-empty",
         on=BUCKET,
         condition="A lifecycle rule that does nothing.",
@@ -251,7 +251,7 @@ ROWS = (
         judge="pf-s3-lifecycle-rule-no-action",
         check=lambda r: when(any(not _ACTIONS & {*rule} for rule in _rules(r))),
     ),
-    Refusal(
+    AwsRefusal(
         id="bucket-marker-and-days",
         on=BUCKET,
         condition="A rule that expires objects and their delete markers.",
@@ -261,7 +261,7 @@ ROWS = (
         judge="pf-s3-lifecycle-delete-marker-exclusive",
         check=_marker_and_days,
     ),
-    Refusal(
+    AwsRefusal(
         id="bucket-abort-and-tags",
         on=BUCKET,
         condition="A rule that ends uploads by tag, which uploads have not.",
@@ -271,7 +271,7 @@ ROWS = (
         judge="pf-s3-lifecycle-abort-mpu-with-tag-filter",
         check=_abort_and_tags,
     ),
-    Refusal(
+    AwsRefusal(
         id="bucket-expires-before-moved",
         on=BUCKET,
         condition="A rule that deletes objects before it moves them.",
@@ -282,7 +282,7 @@ ROWS = (
         judge="pf-s3-lifecycle-days-order",
         check=_expires_before_moved,
     ),
-    Refusal(
+    AwsRefusal(
         id="bucket-name-reserved",
         on=BUCKET,
         condition="A name with a beginning that is kept.",
@@ -292,7 +292,7 @@ ROWS = (
         judge="pf-s3-bucket-name-reserved-prefix",
         check=lambda r: when(r.text("BucketName").startswith(("xn--", "sthree-", "amzn-s3-demo-"))),
     ),
-    Refusal(
+    AwsRefusal(
         id="bucket-policy-public",
         on=BUCKET_POLICY,
         condition="A policy for everybody on a bucket that blocks those.",
@@ -302,7 +302,7 @@ ROWS = (
         judge="pf-s3-policy-public-with-block-public-policy",
         check=_public,
     ),
-    Refusal(
+    AwsRefusal(
         id="bucket-policy-objects",
         on=BUCKET_POLICY,
         condition="Actions on objects, and only the bucket as their resource.",
@@ -311,7 +311,7 @@ ROWS = (
         judge="pf-s3-bucket-policy-action-resource",
         check=_objects_of_bucket,
     ),
-    Refusal(
+    AwsRefusal(
         id="bucket-policy-other-bucket",
         on=BUCKET_POLICY,
         condition="A resource in another bucket.",
@@ -320,7 +320,7 @@ ROWS = (
         verbatim=False,
         check=_other_bucket,
     ),
-    Refusal(
+    AwsRefusal(
         id="bucket-policy-size",
         on=BUCKET_POLICY,
         condition="A policy of more than 20 KB.",
@@ -329,7 +329,7 @@ ROWS = (
         source=S3 + "bucket-policies.html",
         check=_policy_size,
     ),
-    Refusal(
+    AwsRefusal(
         id="repository-policy",
         on=REPOSITORY,
         condition="A lifecycle policy that is no JSON.",
@@ -339,7 +339,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=_no_document,
     ),
-    Refusal(
+    AwsRefusal(
         id="repository-priority-twice",
         on=REPOSITORY,
         condition="Two lifecycle rules of one priority.",
@@ -348,7 +348,7 @@ ROWS = (
         judge="pf-ecr-lifecycle-rule-priority",
         check=lambda r: when(bool(duplicates(priority for priority, _ in _selections(r)))),
     ),
-    Refusal(
+    AwsRefusal(
         id="repository-any-not-last",
         on=REPOSITORY,
         condition="A lifecycle rule for all images before another one.",
@@ -357,7 +357,7 @@ ROWS = (
         judge="pf-ecr-lifecycle-rule-priority",
         check=_any_not_last,
     ),
-    Refusal(
+    AwsRefusal(
         id="repository-tagged-without-list",
         on=REPOSITORY,
         condition="A lifecycle rule for tagged images that names no tags.",
@@ -366,7 +366,7 @@ ROWS = (
         judge="pf-ecr-lifecycle-tag-status",
         check=_tagged_without_list,
     ),
-    Refusal(
+    AwsRefusal(
         id="repository-list-without-tag",
         on=REPOSITORY,
         condition="A lifecycle rule that names tags of images without.",
@@ -375,7 +375,7 @@ ROWS = (
         judge="pf-ecr-lifecycle-tag-status",
         check=_list_without_tag,
     ),
-    Refusal(
+    AwsRefusal(
         id="repository-count-unit",
         on=REPOSITORY,
         condition="Days for a number of images, or none for an age.",
@@ -385,7 +385,7 @@ ROWS = (
         judge="pf-ecr-lifecycle-count",
         check=_count_unit,
     ),
-    Refusal(
+    AwsRefusal(
         id="key-locked-out",
         on=KEY,
         condition="A key policy that nobody could change any more.",
@@ -394,7 +394,7 @@ ROWS = (
         judge="pf-kms-key-policy-lockout",
         check=_locked_out,
     ),
-    Refusal(
+    AwsRefusal(
         id="key-policy-characters",
         on=KEY,
         condition="A key policy with characters beyond Latin-1.",
@@ -411,7 +411,7 @@ ROWS = (
             is not None
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="key-rotation",
         on=KEY,
         condition="Rotation of a key that cannot rotate.",
@@ -422,7 +422,7 @@ ROWS = (
         judge="pf-kms-key-rotation",
         check=_rotates,
     ),
-    Refusal(
+    AwsRefusal(
         id="parameter-prefix",
         on=PARAMETER,
         condition="A name that begins like AWS's own.",
@@ -432,7 +432,7 @@ ROWS = (
         known_to=CFN_LINT | MOTO,
         check=lambda r: when(_parameter_name(r).lower().startswith(("aws", "ssm"))),
     ),
-    Refusal(
+    AwsRefusal(
         id="parameter-slash",
         on=PARAMETER,
         condition="A name that ends with a slash.",
@@ -442,7 +442,7 @@ ROWS = (
         known_to=CFN_LINT,
         check=lambda r: when(r.text("Name").endswith("/")),
     ),
-    Refusal(
+    AwsRefusal(
         id="parameter-characters",
         on=PARAMETER,
         condition="A name with other characters than letters, digits, dots, hyphens, underscores.",
@@ -457,7 +457,7 @@ ROWS = (
             and not re.fullmatch(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*/?", _parameter_name(r))
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="parameter-depth",
         on=PARAMETER,
         condition="A name of more than 15 levels.",
@@ -466,7 +466,7 @@ ROWS = (
         source=SSM,
         check=lambda r: when(_parameter_name(r).count("/") >= 15),
     ),
-    Refusal(
+    AwsRefusal(
         id="parameter-size",
         on=PARAMETER,
         condition="A value of more than 4,096 characters.",
@@ -475,7 +475,7 @@ ROWS = (
         judge="pf-ssm-parameter-tier",
         check=lambda r: when(_value_size(r) > 4096 and r.get("Tier", "Standard") == "Standard"),
     ),
-    Refusal(
+    AwsRefusal(
         id="parameter-nested",
         on=PARAMETER,
         condition="A value that looks like a reference to another.",
@@ -484,7 +484,7 @@ ROWS = (
         judge="pf-ssm-parameter-value",
         check=lambda r: when(re.search(r"\{\{.*\}\}", r.text("Value")) is not None),
     ),
-    Refusal(
+    AwsRefusal(
         id="parameter-pattern",
         on=PARAMETER,
         condition="A value that the parameter's own pattern does not take.",
@@ -497,7 +497,7 @@ ROWS = (
             r.text("AllowedPattern"),
         ),
     ),
-    Refusal(
+    AwsRefusal(
         id="log-group-name",
         on=LOG_GROUP,
         condition="A name that begins with aws/, which is kept.",

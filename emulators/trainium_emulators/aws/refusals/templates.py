@@ -11,7 +11,7 @@ from trainium_emulators.aws.refusals.request import (
     AwsRequest,
     PartialText,
     Properties,
-    Reference,
+    ResourceReference,
     Unknown,
 )
 
@@ -63,7 +63,7 @@ class TemplateAccount:
 
     def find(self, kind: str, value: Any) -> Properties | None:
         """Properties of the resource that a reference names, if it is of the type."""
-        if not isinstance(value, Reference):
+        if not isinstance(value, ResourceReference):
             return None
         resource = self.templates[value.stack]["Resources"].get(value.logical_id, {})
         if resource.get("Type") != kind:
@@ -81,7 +81,7 @@ class TemplateAccount:
 
     def same(self, one: Any, other: Any) -> bool:
         """Tell whether two values name the same resource, by whatever attribute."""
-        if isinstance(one, Reference) and isinstance(other, Reference):
+        if isinstance(one, ResourceReference) and isinstance(other, ResourceReference):
             return (one.stack, one.logical_id) == (other.stack, other.logical_id)
         return one is not UNKNOWN and one is not None and one == other
 
@@ -116,16 +116,16 @@ class TemplateAccount:
             case "AWS::StackName":
                 return stack
         if name in self.templates[stack].get("Resources", {}):
-            return Reference(stack=stack, logical_id=name, attribute="Ref")
+            return ResourceReference(stack=stack, logical_id=name, attribute="Ref")
         return UNKNOWN
 
     def _function(self, name: str, argument: Any, stack: str) -> Any:
         match name, argument:
             case "Fn::GetAtt", [str(logical_id), str(attribute)]:
-                return Reference(stack=stack, logical_id=logical_id, attribute=attribute)
+                return ResourceReference(stack=stack, logical_id=logical_id, attribute=attribute)
             case "Fn::GetAtt", str(path):
                 logical_id, _, attribute = path.partition(".")
-                return Reference(stack=stack, logical_id=logical_id, attribute=attribute)
+                return ResourceReference(stack=stack, logical_id=logical_id, attribute=attribute)
             case "Fn::ImportValue", _:
                 return self._import(self.resolve(argument, stack))
             case "Fn::Base64", _:
@@ -172,6 +172,6 @@ def _joined(separator: str, parts: Any) -> Any:
         return pieces[0]
     if all(type(part) is str for part in parts):
         return separator.join(parts)
-    if any(not isinstance(part, (str, Unknown, Reference)) for part in parts):
+    if any(not isinstance(part, (str, Unknown, ResourceReference)) for part in parts):
         return UNKNOWN
     return PartialText(separator.join(part if isinstance(part, str) else "" for part in parts))

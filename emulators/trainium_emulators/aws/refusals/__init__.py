@@ -19,8 +19,9 @@ from trainium_emulators.aws.refusals import (
     eks_clusters,
     eks_nodes,
     fsx,
+    s3,
+    services,
     stack,
-    storage,
 )
 from trainium_emulators.aws.refusals.refusal import AwsOutcome, AwsRefusal
 from trainium_emulators.aws.refusals.request import AwsRequest
@@ -39,7 +40,8 @@ TABLE: tuple[AwsRefusal, ...] = tuple(
         eks_clusters,
         eks_nodes,
         eks_access,
-        storage,
+        s3,
+        services,
         access,
         stack,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from training.storage import ObjectMissing, Objects, PreconditionFailed, StorageError, open_objects
+from training.storage import ObjectMissing, Objects, PreconditionFailed, StorageAccess, StorageError
 from training.storage.results import now_utc
 from trainium_catalogue.contract import RUN_CONFIG, RUN_LOCK, run_prefix
 from trainium_catalogue.parameters.parameter import Value
@@ -132,12 +132,7 @@ class RunConfig:
 
 
 def checkpoint_root(
-    bucket: Objects,
-    run: str,
-    config: RunConfig,
-    *,
-    region: str | None,
-    endpoint_url: str | None,
+    storage: StorageAccess, bucket: Objects, run: str, config: RunConfig
 ) -> Objects:
     """Open the place of a run's checkpoints: in the bucket, or below ``checkpoint-uri``.
 
@@ -146,7 +141,7 @@ def checkpoint_root(
     uri = str(config.values.get("checkpoint-uri", ""))
     if not uri:
         return bucket.at(run_prefix(run, "checkpoints"))
-    return open_objects(uri, region=region, endpoint_url=endpoint_url).at(run)
+    return storage.open(uri).at(run)
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from training.checkpoint import Checkpoints
 from training.core.job import Stopped
 from training.core.ranks import Ranks
-from training.storage import Objects, open_objects
+from training.storage import StorageAccess
 from training.trainer.compiling import compile_graphs
 from training.trainer.loop import Ending, Loop
 from training.trainer.metrics import MetricsRecorder
@@ -62,7 +62,12 @@ class Trainer:
         # Beside the launcher's other files, or below build/ where there is no bucket.
         self.cache = job.store.root / "cache"
         bucket = self.context.bucket
-        self.bucket = self._open_objects(f"s3://{bucket}" if bucket else str(job.store.root))
+        self.storage = StorageAccess(
+            root=f"s3://{bucket}" if bucket else str(job.store.root),
+            region=self.context.region,
+            endpoint_url=self.context.endpoint_url,
+        )
+        self.bucket = self.storage.open(self.storage.root)
         self.root = self.bucket.at(f"{RUNS_PREFIX}{self.context.run}")
         self.lock: RunLock | None = None
         self.files: RunFiles | None = None
@@ -99,13 +104,7 @@ class Trainer:
             config, self.files, sequences_per_epoch=self.dataset.samples, peak_flops=peak_flops
         )
         self.checkpoints = Checkpoints(
-            checkpoint_root(
-                self.bucket,
-                self.context.run,
-                self.run_config,
-                region=self.context.region,
-                endpoint_url=self.context.endpoint_url,
-            ),
+            checkpoint_root(self.storage, self.bucket, self.context.run, self.run_config),
             keep_last=config.keep_last,
             keep_every=config.keep_every,
             say=_say,
@@ -322,9 +321,6 @@ class Trainer:
             self.report(text)
         if errors:
             raise errors[0]
-
-    def _open_objects(self, uri: str) -> Objects:
-        return open_objects(uri, region=self.context.region, endpoint_url=self.context.endpoint_url)
 
 
 def _plan_line(config: TrainConfig, *, done: int, backend: str) -> str:

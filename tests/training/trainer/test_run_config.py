@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.checkpoint.documents import assert_valid
-from training.storage import Objects
+from training.storage import Objects, StorageAccess
 from training.trainer.runs import RunConfig, RunConfigError, checkpoint_root
 from trainium_catalogue.contract import RUN_CONFIG
 from trainium_catalogue.parameters.parameter import Value
@@ -115,7 +115,7 @@ def test_a_file_that_makes_no_sense_is_refused(folder: Objects, data: bytes, mes
 
 def test_checkpoints_of_runs_that_share_a_uri_stay_apart(folder: Objects) -> None:
     def root(config: RunConfig) -> str:
-        return checkpoint_root(folder, "my-run", config, region=None, endpoint_url=None).uri
+        return checkpoint_root(StorageAccess(root=folder.uri), folder, "my-run", config).uri
 
     assert root(FIRST) == f"{folder.uri}/runs/my-run/checkpoints"
     assert root(settle(None, checkpoint_uri="/fsx/x")) == "/fsx/x/my-run"

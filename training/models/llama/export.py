@@ -64,7 +64,7 @@ def run(job: Job) -> None:
     if job.device.rank != 0:
         return
     context = job.context
-    place = StorageAccess.of(
+    storage = StorageAccess.of(
         context.bucket, region=context.region, endpoint_url=context.endpoint_url
     )
     order = Order(
@@ -72,12 +72,14 @@ def run(job: Job) -> None:
         step=int(job.values["step"]),
         dtype=str(job.values["dtype"]),
     )
-    export(order, place, report=job.progress.report)
+    export(order, storage, report=job.progress.report)
 
 
-def export(order: Order, place: StorageAccess, *, report: Callable[[str], None]) -> dict[str, Any]:
+def export(
+    order: Order, storage: StorageAccess, *, report: Callable[[str], None]
+) -> dict[str, Any]:
     """Write the files; returns the receipt, which is written last."""
-    bucket = place.open(place.root)
+    bucket = storage.open(storage.root)
     config = RunConfig.load(bucket.at(f"{RUNS_PREFIX}{order.run}"))
     if config is None:
         raise ExportError(f"there is no run {order.run} in {bucket.uri}; see: jobs list")
@@ -87,9 +89,7 @@ def export(order: Order, place: StorageAccess, *, report: Callable[[str], None])
             f"exported ({', '.join(LLAMA_PRESETS)}); its checkpoints are in torch's own format, "
             "which torch.distributed.checkpoint.format_utils converts"
         )
-    checkpoints = checkpoint_root(
-        bucket, order.run, config, region=place.region, endpoint_url=place.endpoint_url
-    )
+    checkpoints = checkpoint_root(storage, bucket, order.run, config)
     # Nothing is deleted here, so the numbers do not matter.
     folders = Folders(checkpoints, keep_last=1, keep_every=0, say=_say)
     target = bucket.at(f"{EXPORT_PREFIX}{order.run}")

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from jobs.commands.catalogue import catalogue
 from jobs.commands.check_deploy import check_deploy
 from jobs.commands.download import download
-from jobs.commands.kubeconfig import kubeconfig
+from jobs.commands.kubeconfig import kubeconfig, token
 from jobs.commands.list_runs import list_runs
 from jobs.commands.logs import logs
 from jobs.commands.options import Globals
@@ -20,7 +20,6 @@ from jobs.commands.status import status
 from jobs.commands.stop import stop
 from jobs.commands.submit import submit
 from jobs.commands.tensorboard import tensorboard
-from jobs.commands.token import token
 from jobs.commands.top import top
 from jobs.commands.upload import upload
 from jobs.commands.verify import verify

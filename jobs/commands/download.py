@@ -1,7 +1,5 @@
 """`jobs download`: the exported model of a run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -79,7 +77,7 @@ def download(
 
 
 def download_document(
-    deployment: Deployment, planned: Download, outcome: TransferResult | None, *, to: Path
+    deployment: Deployment, planned: "Download", outcome: TransferResult | None, *, to: Path
 ) -> Document:
     """Make the document of ``download --json``; without an outcome nothing was downloaded."""
     return {

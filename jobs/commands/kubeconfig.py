@@ -1,13 +1,12 @@
-"""`jobs kubeconfig`: let kubectl and torchx into the deployment's cluster."""
-
-from __future__ import annotations
+"""`jobs kubeconfig` and `jobs token`: let kubectl and torchx into the deployment's cluster."""
 
 import os
 import shlex
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,9 +20,11 @@ from jobs.commands.options import (
     eks_deployment,
 )
 from jobs.deployment import Deployment
-from jobs.eks.cluster import Endpoint
 from jobs.errors import EXIT_OK, Refusal
 from jobs.output.console import note, print_document
+
+if TYPE_CHECKING:
+    from jobs.eks.cluster import Endpoint
 
 _DEFAULT = "~/.kube/config"
 
@@ -94,12 +95,26 @@ _ROOT = Path(__file__).resolve().parents[2]
 """The folder of `python -m jobs`, for kubectl may be called in any."""
 
 
+@command
+def token(
+    context: typer.Context,
+    cluster: Annotated[str, typer.Argument(help="Name of the EKS cluster.")],
+    region: RegionOption = None,
+) -> int:
+    """Print an ExecCredential for one cluster; kubectl calls this."""
+    from jobs.eks.cluster import exec_credential, make_token
+
+    aws = Aws(chosen(context, None, region).region)
+    print_document(exec_credential(make_token(aws, cluster), now=datetime.now(UTC)))
+    return EXIT_OK
+
+
 def context_name(deployment: Deployment) -> str:
     """Name of context, cluster and user."""
     return f"trainium-{deployment.name}"
 
 
-def entries(deployment: Deployment, endpoint: Endpoint, aws: Aws) -> Json:
+def entries(deployment: Deployment, endpoint: "Endpoint", aws: Aws) -> Json:
     """The kubeconfig of one deployment."""
     assert deployment.eks is not None
     name = context_name(deployment)

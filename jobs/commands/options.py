@@ -1,22 +1,22 @@
 """The frame of every command: its options, its exit codes and how it refuses."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
 from jobs import errors
 from jobs.aws import Aws
 from jobs.deployment import Deployment, EksTarget, read_deployment
-from jobs.eks.service import EksService
 from jobs.errors import Refusal
 from jobs.output.console import note, print_document
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
+
+if TYPE_CHECKING:
+    from jobs.eks.service import EksService
 
 P = ParamSpec("P")
 DeploymentOption = Annotated[
@@ -117,7 +117,9 @@ def eks_deployment(given: Globals, what: str) -> tuple[Aws, Deployment, EksTarge
     return aws, target, target.eks
 
 
-def eks_service(given: Globals, what: str) -> EksService:
-    """The deployment's cluster."""
+def eks_service(given: Globals, what: str) -> "EksService":
+    """Open the deployment's cluster."""
+    from jobs.eks.service import EksService  # commands for Batch do without
+
     aws, target, _ = eks_deployment(given, what)
     return EksService(aws, target)

@@ -2,7 +2,7 @@
 
 import time
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,10 +14,12 @@ from jobs.commands.options import (
     command,
     eks_service,
 )
-from jobs.eks.service import EksService
 from jobs.errors import EXIT_OK
 from jobs.job import ESTIMATE_NOTE, counted
 from jobs.output.console import confirm, note, print_document
+
+if TYPE_CHECKING:
+    from jobs.eks.service import EksService
 
 
 @command
@@ -104,7 +106,7 @@ def scale(
     return EXIT_OK
 
 
-def _take_away(service: EksService, nodes: int, *, force: bool, change: str) -> None:
+def _take_away(service: "EksService", nodes: int, *, force: bool, change: str) -> None:
     """Have fewer nodes: idle ones, unless the user insists."""
     from jobs.eks import scale_in
     from jobs.eks.nodes import read_node_group
@@ -124,7 +126,7 @@ def _take_away(service: EksService, nodes: int, *, force: bool, change: str) -> 
     scale_in.cut(service.aws, cluster, target, group, parts, use=use, force=force, sleep=time.sleep)
 
 
-def _keep(service: EksService) -> None:
+def _keep(service: "EksService") -> None:
     """Count the idle time of what is there from now."""
     from jobs.eks.scale_in import keep_idle
 
@@ -132,7 +134,7 @@ def _keep(service: EksService) -> None:
         note("nodes that are idle already go when they would have: you may not change nodes")
 
 
-def _show(service: EksService, *, as_json: bool) -> int:
+def _show(service: "EksService", *, as_json: bool) -> int:
     """The nodes there are, who uses them, and when idle ones go."""
     from jobs.eks.nodes import look_at_nodes, read_node_group
     from jobs.eks.scale_in import describe_idle, nodes_of_group, read_use
@@ -160,7 +162,7 @@ def _show(service: EksService, *, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _document(service: EksService, *, before: int, nodes: int, ready: int) -> dict[str, Any]:
+def _document(service: "EksService", *, before: int, nodes: int, ready: int) -> dict[str, Any]:
     from jobs.eks.scale_in import idle_documents
 
     target = service.target

@@ -2,18 +2,20 @@
 
 import shutil
 import subprocess
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.aws import Aws
 from jobs.commands.options import DeploymentOption, RegionOption, command, opened
 from jobs.deployment import Deployment
-from jobs.eks.service import EksService
 from jobs.errors import Refusal
 from jobs.job import Job
 from jobs.orchestrators import check_node_index, found_job, services_of
 from jobs.output.console import note
+
+if TYPE_CHECKING:
+    from jobs.eks.service import EksService
 
 
 @command
@@ -43,6 +45,8 @@ def shell(
     aws, target = opened(context, deployment, region)
     service, job = found_job(services_of(aws, target, note), target, run)
     check_node_index(node, job.shape)
+    from jobs.eks.service import EksService  # commands for Batch do without
+
     if isinstance(service, EksService):
         return _in_pod(service, job, node, words or ["bash"])
     return _on_host(aws, target, job, node, words or [])
@@ -60,7 +64,7 @@ def running_pod(job: Job, node: int) -> str:
     return found.name
 
 
-def _in_pod(service: EksService, job: Job, node: int, words: list[str]) -> int:
+def _in_pod(service: "EksService", job: Job, node: int, words: list[str]) -> int:
     from jobs.eks.cluster import refusing
     from jobs.eks.pod_streams import interact
 

@@ -1,7 +1,5 @@
 """`jobs status`: how one run stands, node by node, and how far its training is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

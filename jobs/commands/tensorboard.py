@@ -1,7 +1,5 @@
 """`jobs tensorboard`: the curves of a run in a browser, nothing of it public."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess
@@ -126,7 +124,7 @@ def _check_known(aws: Aws, target: Deployment, bucket: Bucket, run: str) -> None
             raise
 
 
-def _forwarder(aws: Aws, target: Deployment, port: int) -> Forwarder | None:
+def _forwarder(aws: Aws, target: Deployment, port: int) -> "Forwarder | None":
     """A port to the cluster's TensorBoard; None where there is none, or none that can be had."""
     if Orchestrator.EKS not in target.orchestrators:
         return None

@@ -1,7 +1,5 @@
 """`jobs top`: how busy the nodes of a run are."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +15,6 @@ from jobs.commands.options import (
     eks_service,
 )
 from jobs.commands.shell import running_pod
-from jobs.eks.service import EksService
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import Job
 from jobs.orchestrators import Services, found_job
@@ -25,6 +22,7 @@ from jobs.output.console import note, print_document
 from trainium_catalogue.contract import Orchestrator
 
 if TYPE_CHECKING:
+    from jobs.eks.service import EksService
     from jobs.eks.usage import Usage
 
 
@@ -70,7 +68,7 @@ def top(
         time.sleep(every)
 
 
-def _measure(service: EksService, job: Job) -> dict[int, Usage]:
+def _measure(service: "EksService", job: Job) -> "dict[int, Usage]":
     from jobs.eks.cluster import refusing
     from jobs.eks.usage import usage_of_all
 
@@ -82,7 +80,7 @@ def _measure(service: EksService, job: Job) -> dict[int, Usage]:
         return usage_of_all(service.cluster(), pods)
 
 
-def _document(service: EksService, job: Job, usage: dict[int, Usage]) -> dict[str, Any]:
+def _document(service: "EksService", job: Job, usage: "dict[int, Usage]") -> dict[str, Any]:
     return {
         "deployment": service.target.name,
         "region": service.target.region,
@@ -95,7 +93,7 @@ def _document(service: EksService, job: Job, usage: dict[int, Usage]) -> dict[st
     }
 
 
-def _show(job: Job, usage: dict[int, Usage]) -> None:
+def _show(job: Job, usage: "dict[int, Usage]") -> None:
     from rich.console import Console
     from rich.table import Table
 

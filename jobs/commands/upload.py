@@ -1,7 +1,5 @@
 """`jobs upload`: a tokenizer or text into the deployment's bucket."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -69,7 +67,7 @@ def upload(
     return EXIT_OK
 
 
-def _report(target: Deployment, bucket: Bucket, planned: Upload, outcome: TransferResult) -> None:
+def _report(target: Deployment, bucket: Bucket, planned: "Upload", outcome: TransferResult) -> None:
     there = f"; {files(outcome.skipped)} there already" if outcome.skipped else ""
     note(
         f"uploaded {files(outcome.moved)}{there}: "
@@ -102,7 +100,7 @@ def _size(num_bytes: int) -> str:
 
 
 def upload_document(
-    deployment: Deployment, planned: Upload, outcome: TransferResult | None
+    deployment: Deployment, planned: "Upload", outcome: TransferResult | None
 ) -> Document:
     """Make the document of ``upload --json``; without an outcome nothing was uploaded."""
     return {

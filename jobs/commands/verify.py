@@ -1,7 +1,5 @@
 """`jobs verify`: which claims about AWS and the hardware hold, as far as it was looked."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -233,7 +231,7 @@ def ordered(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: rank.get(row.state, len(order)))
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[Row]) -> "Table":
     """One line a claim, with its words."""
     from rich.table import Table
     from rich.text import Text

@@ -28,6 +28,7 @@ from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NO
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Workload
 
 _ARGV = "jobs.argv"
+_SUBMIT_ARGV = "jobs.submit.argv"
 
 
 class JobsGroup(TyperGroup):
@@ -50,9 +51,6 @@ class JobsGroup(TyperGroup):
 
                 print_document(refused_document("usage", said()))
             raise
-
-
-_SUBMIT_ARGV = "jobs.submit.argv"
 
 
 class SubmitCommand(TyperCommand):

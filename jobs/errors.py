@@ -8,17 +8,6 @@ EXIT_OK = 0
 EXIT_JOB_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
-
-
-class Refusal(ValueError):
-    """Something that cannot be done: value, reason and remedy in one message, and a stable code."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
 # Error codes differ from service to service; the lists are those of botocore's retry handler and
 # of the services' "common errors" pages.
 _THROTTLED = frozenset(
@@ -49,6 +38,15 @@ _UNKNOWN_CREDENTIALS = frozenset(
 _DENIED = frozenset(
     {"AccessDenied", "AccessDeniedException", "UnauthorizedException", "UnauthorizedOperation"}
 )
+
+
+class Refusal(ValueError):
+    """Something that cannot be done: value, reason and remedy in one message, and a stable code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
 
 
 def error_code(error: BaseException) -> str | None:

@@ -20,6 +20,9 @@ LAUNCHERS_VERDICT = re.compile(r"^launch: exit [1-9]\d* \([^)]*\): ")
 
 STOPPED = re.compile(r"stopped by (?P<user>.*) with jobs stop")
 """The reason that `jobs stop` leaves at a job."""
+COMPILE_TIME_LIMIT_HOURS = 6.0
+"""Time limit of a compile job, unless the training job's own is shorter."""
+ESTIMATE_NOTE = "estimate, list price; check your account"
 
 
 class JobKind(StrEnum):
@@ -204,11 +207,6 @@ class Explanation:
     """Shell pattern of a ``statusReason`` or a container's ``reason``."""
     meaning: str
     remedy: str
-
-
-COMPILE_TIME_LIMIT_HOURS = 6.0
-"""Time limit of a compile job, unless the training job's own is shorter."""
-ESTIMATE_NOTE = "estimate, list price; check your account"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from jobs.job import ENDED, Attempt, Job, JobKind, Node, Shape
 from trainium_catalogue import contract
 
 _DESCRIBE_LIMIT = 100  # jobs of one DescribeJobs call (API reference)
+# From the latest to the earliest; what some children of an array job do, the job does.
+_AS_CHILDREN = ("RUNNING", "STARTING", "RUNNABLE")
 
 
 def describe_job(batch: BatchClient, job_id: str, *, shape: Shape | None = None) -> Job | None:
@@ -140,10 +142,6 @@ def _attempt(item: Mapping[str, Any], number: int) -> Attempt:
         started_at_ms=item.get("startedAt"),
         stopped_at_ms=item.get("stoppedAt"),
     )
-
-
-# From the latest to the earliest; what some children of an array job do, the job does.
-_AS_CHILDREN = ("RUNNING", "STARTING", "RUNNABLE")
 
 
 def array_status(said: str, children: Mapping[str, int]) -> str:

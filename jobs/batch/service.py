@@ -21,6 +21,9 @@ from jobs.job import Explanation, Job, JobRequest, RunSummary, Shape
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
+WAITS_S = (1.0, 2.0, 4.0, 8.0)
+"""Pauses between attempts; ListJobs shows a new job within a moment, not at once."""
+
 
 @dataclass(slots=True)
 class BatchService:
@@ -140,10 +143,6 @@ def _summary(item: Mapping[str, Any], hardware: Hardware) -> RunSummary:
         hardware=hardware,
         exit_code=(item.get("container") or {}).get("exitCode"),
     )
-
-
-WAITS_S = (1.0, 2.0, 4.0, 8.0)
-"""Pauses between attempts; ListJobs shows a new job within a moment, not at once."""
 
 
 def submit_once(

@@ -18,6 +18,7 @@ from jobs.job import counted
 
 _PART_BYTES = 16 * 2**20
 CONCURRENCY = 16
+_BLOCK_BYTES = 4 * 2**20
 
 
 class Direction(StrEnum):
@@ -171,9 +172,6 @@ def transfer_document(
             for item in items
         ],
     }
-
-
-_BLOCK_BYTES = 4 * 2**20
 
 
 class _Digest(Protocol):

@@ -29,6 +29,9 @@ from jobs.output.documents import Document
 from trainium_catalogue import contract
 from trainium_catalogue.suggest import did_you_mean
 
+RECEIPT = "export.json"
+"""Written last by the export workload: step, and the files with their sizes."""
+
 
 @command
 def download(
@@ -86,10 +89,6 @@ def download_document(
         "step": planned.step,
         "to": str(to),
     }
-
-
-RECEIPT = "export.json"
-"""Written last by the export workload: step, and the files with their sizes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

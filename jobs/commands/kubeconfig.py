@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from jobs.eks.cluster import Endpoint
 
 _DEFAULT = "~/.kube/config"
+Json = dict[str, Any]
+_ROOT = Path(__file__).resolve().parents[2]
+"""The folder of `python -m jobs`, for kubectl may be called in any."""
 
 
 @command
@@ -88,11 +91,6 @@ def kubeconfig(
             }
         )
     return EXIT_OK
-
-
-Json = dict[str, Any]
-_ROOT = Path(__file__).resolve().parents[2]
-"""The folder of `python -m jobs`, for kubectl may be called in any."""
 
 
 @command

@@ -19,6 +19,12 @@ from jobs.output.console import duration, exit_code, note, print_document
 from trainium_catalogue.contract import TRAIN_METRICS, Orchestrator, run_key
 from trainium_catalogue.workloads import WORKLOADS
 
+_PLOT_HEIGHT = 16
+_MOST_TICKS = 6
+_VALIDATION_MARKER = "o"
+_OLD_S = 60.0
+"""Training renews its status every few seconds; an older one deserves a remark."""
+
 
 @command
 def status(
@@ -132,13 +138,6 @@ def _plot(console: Any, bucket: Bucket, run: str) -> None:
         note(f"run {run} has not logged two steps yet: there is no curve to draw")
     else:
         console.print(picture, markup=False, highlight=False, soft_wrap=True)
-
-
-_PLOT_HEIGHT = 16
-_MOST_TICKS = 6
-_VALIDATION_MARKER = "o"
-_OLD_S = 60.0
-"""Training renews its status every few seconds; an older one deserves a remark."""
 
 
 def describe_training(status: Mapping[str, Any], *, job_id: str | None, now: datetime) -> str:

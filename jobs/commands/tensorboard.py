@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SERVICE = "tensorboard"
 SERVICE_PORT = 6006
 _COPY_EVERY_S = 15.0
+_START_LIMIT_S = 60.0
 
 
 @command
@@ -166,9 +167,6 @@ def _serve_here(bucket: Bucket, run: str, port: int, announce: Callable[[], None
         finally:
             process.terminate()
             process.wait()
-
-
-_START_LIMIT_S = 60.0
 
 
 def check_installed() -> None:

@@ -20,6 +20,8 @@ from jobs.output.documents import Document
 from trainium_catalogue import contract
 from trainium_catalogue.parameters.data import CORPORA, TEXT_SUFFIXES
 
+_HEAD_BYTES = 4096
+
 
 @command
 def upload(
@@ -109,9 +111,6 @@ def upload_document(
         "name": planned.name,
         "left_out": list(planned.left_out),
     }
-
-
-_HEAD_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

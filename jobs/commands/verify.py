@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _NEWEST = 20
+_COLOURS = {State.GREEN: "green", State.RED: "red", State.CRASHED: "bold red"}
+_FIRST = (State.CRASHED, State.RED, State.GREEN)
+EMULATED = (
+    "AWS was an emulator: green says that a probe works, and nothing about its claim; "
+    "what needs hardware or an account was not run"
+)
 
 
 @command
@@ -199,14 +205,6 @@ def _show(record: Record, only: Sequence[Row] | None) -> None:
         console.print(f"{left} not shown: none failed, none is new; --all shows them")
     if record["emulated"]:
         console.print(EMULATED, markup=False, soft_wrap=True)
-
-
-_COLOURS = {State.GREEN: "green", State.RED: "red", State.CRASHED: "bold red"}
-_FIRST = (State.CRASHED, State.RED, State.GREEN)
-EMULATED = (
-    "AWS was an emulator: green says that a probe works, and nothing about its claim; "
-    "what needs hardware or an account was not run"
-)
 
 
 def title(record: Record) -> str:

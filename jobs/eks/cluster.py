@@ -29,6 +29,11 @@ PODS = "/api/v1/namespaces/{namespace}/pods"
 EVENTS = "/api/v1/namespaces/{namespace}/events"
 SERVICES = "/api/v1/namespaces/{namespace}/services"
 NODES = "/api/v1/nodes"
+LIFETIME = timedelta(minutes=14)
+"""EKS takes a token for 15 minutes, whatever its signature says."""
+_SIGNATURE_S = 60
+_CLUSTER_HEADER = "x-k8s-aws-id"
+_PREFIX = "k8s-aws-v1."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,13 +244,6 @@ def _message(error: Any) -> str:
 
 def _first_line(text: str) -> str:
     return text.strip().partition("\n")[0]
-
-
-LIFETIME = timedelta(minutes=14)
-"""EKS takes a token for 15 minutes, whatever its signature says."""
-_SIGNATURE_S = 60
-_CLUSTER_HEADER = "x-k8s-aws-id"
-_PREFIX = "k8s-aws-v1."
 
 
 def make_token(aws: Aws, cluster: str) -> str:

@@ -38,6 +38,17 @@ _STATUSES = {
 }
 _NODE = re.compile(rf"-{kubernetes.TASK}-(\d+)-\d+$")
 EXHAUSTED = "no attempts left"
+RETRY_COUNT = "volcano.sh/job-retry-count"
+"""Annotation: restarts of the job before this pod, from 0."""
+_POD_STATUSES = {
+    "Pending": "STARTING",
+    "Running": "RUNNING",
+    "Succeeded": "SUCCEEDED",
+    "Failed": "FAILED",
+}
+_NAME = re.compile(r"(?P<attempt>\d+)-node-(?P<node>\d+)\.json")
+_LOOK_AGAIN_S = 15.0
+"""The nodes of a main node that was killed notice and say so later than Volcano restarts them."""
 
 
 def summarize(job: Json) -> RunSummary:
@@ -208,16 +219,6 @@ def _name(item: Json) -> str:
     return str(item["metadata"]["name"])
 
 
-RETRY_COUNT = "volcano.sh/job-retry-count"
-"""Annotation: restarts of the job before this pod, from 0."""
-_POD_STATUSES = {
-    "Pending": "STARTING",
-    "Running": "RUNNING",
-    "Succeeded": "SUCCEEDED",
-    "Failed": "FAILED",
-}
-
-
 def node_of(index: int, pod: Json | None, gone: str) -> Node:
     """One node of a job; ``gone`` is the status of one whose pod is not there."""
     if pod is None:
@@ -292,11 +293,6 @@ def milliseconds(time: str | None) -> int | None:
     if not time:
         return None
     return round(datetime.fromisoformat(time).timestamp() * 1000)
-
-
-_NAME = re.compile(r"(?P<attempt>\d+)-node-(?P<node>\d+)\.json")
-_LOOK_AGAIN_S = 15.0
-"""The nodes of a main node that was killed notice and say so later than Volcano restarts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

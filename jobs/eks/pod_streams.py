@@ -25,6 +25,7 @@ _NOT_RUN = (126, _NOT_FOUND)
 _LOST = 255
 """Exit code of ssh for a lost connection."""
 _OPENING = threading.Lock()
+_CHUNK = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +156,6 @@ def _terminal(socket: Any) -> Iterator[None]:
     finally:
         termios.tcsetattr(number, termios.TCSADRAIN, before)
         signal.signal(signal.SIGWINCH, handler)
-
-
-_CHUNK = 64 * 1024
 
 
 def find_service_pod(cluster: Cluster, service: str) -> str | None:

@@ -36,6 +36,16 @@ _SPARE_S = 3600
 """To pull an image, to meet, and to end cleanly."""
 _MAX_NAME_CHARACTERS = 36
 """A host name of 63, less TorchX's suffix of up to 14 characters and ``-node-999-0``."""
+# A pod that requests no huge pages may have none, whatever the host holds: touching one is SIGBUS
+# (kubernetes/kubernetes issue 71233). libfabric takes them by default for a small gain
+# (fi_efa(7), FI_EFA_USE_HUGE_PAGE), and AWS's jobs for Trainium request none.
+_HUGE_PAGES = {"FI_EFA_USE_HUGE_PAGE": "0"}
+_RESERVED = ",".join(str(port) for port in RESERVED_PORTS)
+_SHM = "dshm"
+"""Name that TorchX gives the volume at /dev/shm."""
+Json = dict[str, Any]
+KEPT_S = 7 * 24 * 3600
+"""A job that has ended stays as long as Batch remembers one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,15 +162,6 @@ def check_run_label(run: str) -> None:
     )
 
 
-# A pod that requests no huge pages may have none, whatever the host holds: touching one is SIGBUS
-# (kubernetes/kubernetes issue 71233). libfabric takes them by default for a small gain
-# (fi_efa(7), FI_EFA_USE_HUGE_PAGE), and AWS's jobs for Trainium request none.
-_HUGE_PAGES = {"FI_EFA_USE_HUGE_PAGE": "0"}
-_RESERVED = ",".join(str(port) for port in RESERVED_PORTS)
-_SHM = "dshm"
-"""Name that TorchX gives the volume at /dev/shm."""
-
-
 def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
     """Build the torchx.specs.AppDef.
 
@@ -255,11 +256,6 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
             },
         },
     }
-
-
-Json = dict[str, Any]
-KEPT_S = 7 * 24 * 3600
-"""A job that has ended stays as long as Batch remembers one."""
 
 
 def dry_run(spec: LaunchSpec, target: EksTarget) -> Any:

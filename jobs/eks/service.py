@@ -42,6 +42,8 @@ WAITS_S = (1.0, 2.0, 4.0, 8.0)
 _YOUNGER_S = 2.0
 """Later than the job that this one waits for: Volcano's scheduler lets the older of two jobs go
 first, and tells their ages by the second (pkg/scheduler/framework, JobOrderFn)."""
+_LOOKS = 20
+_LOOK_S = 0.25
 
 
 @dataclass(slots=True)
@@ -168,10 +170,6 @@ class EksService:
         if key not in self._built:
             self._built[key] = dry_run(launch_spec(request, self.target), self.eks)
         return self._built[key]
-
-
-_LOOKS = 20
-_LOOK_S = 0.25
 
 
 def abort(cluster: Cluster, job_id: str, reason: str) -> None:

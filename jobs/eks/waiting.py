@@ -20,6 +20,12 @@ from jobs.eks.reasons import CLUSTER_REASONS
 from jobs.job import Explanation, Job, RunSummary, counted, find_explanation
 from trainium_catalogue import kubernetes
 
+Json = Mapping[str, Any]
+_HELD = ("Unschedulable", "FailedCreate", "PluginError", "PVCError", "PodGroupError")
+_ON_NODES = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Failed", "BackOff")
+# Of every gang that waits, as often as the scheduler looks: it only counts the pods.
+_NO_NEWS = "tasks in gang unschedulable"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
@@ -176,14 +182,6 @@ def _said(meaning: str, remedy: str) -> Explanation:
 
 def _found(meaning: str, remedy: str) -> Explanation:
     return Explanation(pattern="", meaning=meaning, remedy=remedy)
-
-
-Json = Mapping[str, Any]
-_HELD = ("Unschedulable", "FailedCreate", "PluginError", "PVCError", "PodGroupError")
-_ON_NODES = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Failed", "BackOff")
-
-# Of every gang that waits, as often as the scheduler looks: it only counts the pods.
-_NO_NEWS = "tasks in gang unschedulable"
 
 
 def unschedulable(gang: Json) -> str | None:

@@ -17,6 +17,9 @@ from jobs.job import Job, JobRequest
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 from trainium_catalogue.workloads import Hardware
 
+ASK_FROM_USD = 10
+"""Price at its time limit from which a CPU job is asked about: half an hour of a Trainium node."""
+
 
 def timestamp(milliseconds: int | None) -> str:
     """Local date and time."""
@@ -65,10 +68,6 @@ def cli_command(deployment: Deployment) -> str:
     name = "" if deployment.name == DEFAULT_DEPLOYMENT else f" --deployment {deployment.name}"
     region = f" --region {deployment.region}" if deployment.region else ""
     return f"python -m jobs{name}{region}"
-
-
-ASK_FROM_USD = 10
-"""Price at its time limit from which a CPU job is asked about: half an hour of a Trainium node."""
 
 
 def is_asked_about(requests: Iterable[JobRequest]) -> bool:

@@ -127,7 +127,7 @@ def test_a_run_that_has_all_its_steps_says_so(ready: Desk) -> None:
 
 
 def test_a_plan_names_what_a_run_does_beside_training(ready: Desk) -> None:
-    said = ready.run(*TRAIN, "--document-masks", "true").stderr
+    said = ready.run(*TRAIN, "--dataset", "wiki", "--document-masks", "true").stderr
 
     assert "document masks: a token attends to its own document only" in said
 

@@ -38,6 +38,8 @@ def setting(key: str, value: object) -> str:
 
 def spell(value: object) -> str:
     """Render a value in one short line; text that would be ambiguous is quoted."""
+    if isinstance(value, (list, tuple)) and value and all(isinstance(item, str) for item in value):
+        value = ",".join(value)  # as it is typed after -c
     if isinstance(value, str) and value.isascii() and value.isprintable() and value.strip():
         text = value
     else:

@@ -321,3 +321,9 @@ def test_versions_that_were_not_tried_together_deserve_a_warning(
 ) -> None:
     assert identity in {warning.id for warning in configured(**EKS, **keys).warnings}
     assert identity not in {warning.id for warning in configured(**EKS).warnings}
+
+
+def test_a_refused_list_is_shown_as_it_is_typed() -> None:
+    refusal = ConfigError("trainium:eks_endpoint_cidrs", ("10.0.0.0/8", "all"), "is none", "fix it")
+
+    assert str(refusal) == "trainium:eks_endpoint_cidrs=10.0.0.0/8,all is none; fix it"

@@ -90,8 +90,10 @@ def test_the_run_is_named_that_a_change_of_the_nodes_would_end(up: Folder, chang
     assert code == 1
     assert (ends["kind"], [job["run"] for job in ends["jobs"]]) == ("ends-jobs", ["long"])
     assert ends["jobs"][0]["within_minutes"] == 7200
+    # The data stack has the parameter that remembers the settings.
     assert {stack["name"] for stack in found["stacks"] if stack["action"] == "update"} == {
-        "trainium-default-batch"
+        "trainium-default-batch",
+        "trainium-default-data",
     }
 
 

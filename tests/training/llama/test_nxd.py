@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import LoneDevice
-from training.backends import heartbeat
 from training.backends.base import WeightPart
 from training.backends.nxd import NxdBackend
 from training.backends.nxd_shards import Chunk, _Shard
@@ -25,6 +24,7 @@ from training.backends.optimizers import TracedAdamW
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
+from training.core.heartbeat import heartbeat
 from training.core.job import Stopped, StopSwitch
 from training.models.llama.network import LlamaNetwork, NxdLlama, initial_weight
 from training.models.llama.parallel import Split, part_of
@@ -323,7 +323,7 @@ def test_compiling_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_heartbeat_ends_by_itself() -> None:
     said: list[str] = []
-    with heartbeat.heartbeat(said.append, "loading", at_most_s=0.0):
+    with heartbeat(said.append, "loading", at_most_s=0.0):
         time.sleep(0.05)
 
     assert said == []

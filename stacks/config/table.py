@@ -1,4 +1,4 @@
-"""The table of context keys, for the README."""
+"""The table of context keys, for the pages."""
 
 from __future__ import annotations
 

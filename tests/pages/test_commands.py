@@ -22,7 +22,7 @@ import pytest
 import typer
 
 from jobs.cli import app as jobs_app
-from rehearsal.__main__ import app as rehearsal_app
+from rehearsal.cli.commands import app as rehearsal_app
 from stacks.config.app_config import AppConfig
 from tests.pages.blocks import (
     PAGES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import DATASET_MANIFEST
+
+log = logging.getLogger(__name__)
 
 PACKED_SCHEMA = 2
 _WITHOUT_VALIDATION = 1
@@ -250,10 +253,7 @@ def find_complete(
     if found is not None and dict(found.source) == dict(source):
         sizes = {info.key: info.size for info in objects.list()}
         if all(sizes.get(file.name) == file.bytes for file in found.shards):
-            print(
-                f"prepare: {objects.uri} was complete already: {found.samples:,} samples",
-                flush=True,
-            )
+            log.info(f"prepare: {objects.uri} was complete already: {found.samples:,} samples")
             return found
     objects.delete([DATASET_MANIFEST])
     return None
@@ -278,8 +278,7 @@ def finish_dataset(objects: Objects, dataset: DatasetManifest) -> None:
     strays = [info.key for info in objects.list() if info.key not in known]
     if strays:
         objects.delete(strays)
-    print(
+    log.info(
         f"prepare: {objects.uri} is complete: {dataset.samples:,} samples in "
-        f"{len(dataset.shards)} files",
-        flush=True,
+        f"{len(dataset.shards)} files"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING
 
 from training.core.ranks import Ranks
@@ -13,6 +14,8 @@ from training.trainer.task import HeldOut
 if TYPE_CHECKING:
     from training.core.job import Job
     from training.trainer.task import Task
+
+log = logging.getLogger(__name__)
 
 _COMPILED_STEPS = 3
 """The first step, the steady state, and one to see that nothing is compiled any more."""
@@ -45,4 +48,4 @@ def compile_graphs(job: Job, task: Task) -> None:
         held_out=HeldOut(batch=batch, num_sequences=num_sequences) if config.eval_every else None,
     ).run(0)
     if job.device.rank == 0:
-        print(f"compile: {_COMPILED_STEPS} steps were made", flush=True)
+        log.info("compile: %d steps were made", _COMPILED_STEPS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from training.backends.base import Backend
     from training.core.config import TrainConfig
     from training.core.job import Job
+
+log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
 _FAILING_S = 5.0
@@ -345,10 +348,10 @@ def _peak_flops(job: Job) -> float | None:
 
 def _say(text: str) -> None:
     """Write one line into the log, for rank 0."""
-    print(f"training: {text}", flush=True)
+    log.info("training: %s", text)
 
 
 def _print(lines: Iterable[str]) -> None:
     """Write lines as the reference does."""
     for line in lines:
-        print(line, flush=True)
+        log.info("%s", line)

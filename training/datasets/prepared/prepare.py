@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from trainium_catalogue.parameters.data import DATASETS
 if TYPE_CHECKING:
     from training.core.job import Job
     from training.datasets.manifest import DatasetManifest
+
+log = logging.getLogger(__name__)
 
 
 def run(job: Job) -> None:
@@ -96,14 +99,14 @@ def prepare(
         source["max-documents"] = str(max_documents)
     total = count_complete(objects, source)
     if total is not None:
-        print(f"prepare: {objects.uri} was complete already: {total:,} documents", flush=True)
+        log.info("prepare: %s was complete already: %s documents", objects.uri, f"{total:,}")
         return total
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
         scratch = Path(folder)
         if name == "wikicorpus":
             path = scratch / "archive.tgz"
             fetch(archive, path, report)
-            print(f"prepare: fetched {archive.url}, sha256 as expected", flush=True)
+            log.info("prepare: fetched %s, sha256 as expected", archive.url)
             documents = corpora.wikicorpus_documents(path)
         else:
             documents = corpora.api_documents()
@@ -111,7 +114,7 @@ def prepare(
         if max_documents:
             kept = itertools.islice(documents, max_documents)
         total = write_corpus(objects, kept, scratch, source=source, report=report)
-    print(f"prepare: {objects.uri} is complete: {total:,} documents", flush=True)
+    log.info("prepare: %s is complete: %s documents", objects.uri, f"{total:,}")
     return total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -100,7 +101,7 @@ def finish_packed(
     records = [record for record in found if record is not None]
     if len(records) < len(plan.parts):
         left = len(plan.parts) - len(records)
-        print(f"tokenize: this job's share is done; {left} parts are other jobs'", flush=True)
+        log.info("tokenize: this job's share is done; %d parts are other jobs'", left)
         return None
     if not any(record.tokens for record in records):
         files = [file.name for record in records for file in record.files]
@@ -141,11 +142,10 @@ def finish_packed(
         held_out = (
             f"{validation.num_tokens:,} tokens of {validation.documents:,} documents are held out"
         )
-    print(
+    log.info(
         f"tokenize: {objects.uri} is complete: {manifest.num_tokens:,} tokens of "
         f"{manifest.documents:,} documents in {len(manifest.shards)} shards, {manifest.dtype}; "
-        f"{held_out}",
-        flush=True,
+        f"{held_out}"
     )
     return manifest
 
@@ -173,6 +173,8 @@ def _remove_strays(objects: Objects, plan: PartPlan, manifest: PackedManifest) -
 
 if TYPE_CHECKING:
     from training.core.job import Job
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,11 +250,10 @@ def make_dataset(
     plan.record(objects, is_complete=DATASET_MANIFEST in sizes)
     mine = share(plan.parts, index=order.array_index, size=order.array_size)
     todo = [part for part in mine if not is_made(objects, part, plan, sizes)]
-    print(
+    log.info(
         f"tokenize: {len(corpus.files)} files, {corpus.bytes / 1e6:.1f} MB in "
         f"{len(plan.parts)} parts; {len(mine)} for this job, "
-        f"{len(mine) - len(todo)} of them made before",
-        flush=True,
+        f"{len(mine) - len(todo)} of them made before"
     )
     task = PartSettings(
         input_uri=corpus.uri,

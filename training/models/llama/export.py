@@ -7,6 +7,7 @@ that is exported (Llama-2-7B in bfloat16: 13.5 GB in three files, so 5 GB), neve
 from __future__ import annotations
 
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from trainium_catalogue.parameters.plan import shape_of
 if TYPE_CHECKING:
     from training.core.job import Job
     from trainium_catalogue.models import Shape
+
+log = logging.getLogger(__name__)
 
 RECEIPT = "export.json"
 """Written last: what was exported."""
@@ -146,7 +149,7 @@ class _Upload:
 
 
 def _say(text: str) -> None:
-    print(f"export: {text}", flush=True)
+    log.info("export: %s", text)
 
 
 def _chosen(folders: Folders, order: Order, refused: list[str]) -> CheckpointInfo:

@@ -104,11 +104,11 @@ class Deployment:
 
     def redeploy(self, **changes: object) -> str:
         """The line that deploys this again with ``changes``, in backticks."""
+        # Named always: the cdk.json of whoever pastes the line may say something else.
+        known = {**_named(self.name), "instance_type": self.instance_type.name}
         if self.settings is not None:
-            return f"`{cdk_deploy({**self.settings, **changes})}`"
+            return f"`{cdk_deploy({**known, **self.settings, **changes})}`"
         # An earlier checkout deployed, which kept no settings, or they are too many to keep.
-        named = {} if self.name == contract.DEFAULT_DEPLOYMENT else {"deployment": self.name}
-        known = {**named, "instance_type": self.instance_type.name}
         return (
             f"`{cdk_deploy({**known, **changes})}` and the other -c settings it was deployed with"
         )
@@ -146,8 +146,13 @@ def _parse(
     name: str, values: Mapping[str, str], *, region: str, where: str, workload: str | None
 ) -> Deployment:
     settings = _settings(values)
-    again = f"`{deploy_command(name)}`" if settings is None else f"`{cdk_deploy(settings)}`"
-    more = " and the -c settings that are to be from now on" if settings is None else ""
+    line = deploy_command(name) if settings is None else cdk_deploy({**_named(name), **settings})
+    again = f"`{line}`"
+    more = (
+        " and the -c settings that are to be from now on"
+        if settings is None
+        else ", changed where you want something else from now on"
+    )
 
     def value(short: str, convert: Callable[[str], T]) -> T:
         parameter = contract.ssm_parameter(name, short)
@@ -279,7 +284,11 @@ def _other_deployments(ssm: SsmClient) -> set[str]:
 
 def deploy_command(name: str) -> str:
     """The command that deploys under a name."""
-    return cdk_deploy({} if name == contract.DEFAULT_DEPLOYMENT else {"deployment": name})
+    return cdk_deploy(_named(name))
+
+
+def _named(name: str) -> Mapping[str, str]:
+    return {} if name == contract.DEFAULT_DEPLOYMENT else {"deployment": name}
 
 
 def cdk_deploy(settings: Mapping[str, object]) -> str:

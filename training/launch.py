@@ -37,7 +37,7 @@ from training.launcher.node import LocalNode, torchrun_command
 from training.launcher.peers import Hub, Spoke
 from training.launcher.preflight import preflight, problem, report_lines
 from training.launcher.supervisor import ChildRole, MainRole, StopRequest, Tools
-from training.launcher.verdict import Verdict, verdict_of
+from training.launcher.verdict import Verdict, launcher_failed, verdict_of
 from training.workloads import refuse_unfit
 from trainium_catalogue.contract import (
     CACHE_PREFIX,
@@ -92,8 +92,10 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         decision = run_node(request, node, env, scratch=scratch, guardian=guardian, stop=stop)
         leave_last_sign(request, node, env, decision)
     except Exception as error:
+        # A host on which not even the launcher works, or a mistake in the launcher: in no case the
+        # workload's, so another attempt is worth its few seconds.
         log.error("%s", traceback.format_exc().rstrip())
-        decision = verdict_of(error)
+        decision = launcher_failed(error)
     finally:
         guardian.release()
         shutil.rmtree(scratch, ignore_errors=True)

@@ -21,7 +21,7 @@ from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH, Progress
 from training.storage import open_objects
 from training.storage.results import UPLOAD_RETRIES, ResultFiles
-from training.workloads import IMPLEMENTATIONS
+from training.workloads import IMPLEMENTATIONS, leave_out_sklearn
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.workloads import Hardware
 
@@ -82,9 +82,7 @@ def run(
     request = parse(argv)
     node = NodeContract.read(scratch)
     if request.workload.hardware is Hardware.TRAINIUM:
-        # "Not installed": transformers imports it for no use of ours, and with it scipy and pandas,
-        # for another fifth of a start.
-        sys.modules["sklearn"] = None  # type: ignore[assignment]
+        leave_out_sklearn()
     workload = IMPLEMENTATIONS[request.workload.name].load()
     from training.core.device import open_device  # imports torch, which takes a second
 

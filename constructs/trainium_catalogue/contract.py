@@ -43,7 +43,7 @@ SSM_JOB_TIME_LIMIT_HOURS: Final = "batch/job-time-limit-hours"
 SSM_ORCHESTRATORS: Final = "orchestrators"
 """Services that run jobs on the nodes: ``batch``, ``eks`` or both, separated by commas."""
 SSM_SETTINGS: Final = "settings"
-"""The ``-c`` settings of the last deployment, as JSON; ``null`` where they are too long to keep."""
+"""The keys that the last deployment was given, as JSON; ``null`` where they are too long."""
 MAX_SETTINGS_CHARACTERS: Final = 4096
 """Limit of a value in the standard tier (Systems Manager user guide, parameter tiers)."""
 SSM_EKS_CLUSTER: Final = "eks/cluster"

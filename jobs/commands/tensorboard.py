@@ -174,7 +174,7 @@ def check_installed() -> None:
     if importlib.util.find_spec("tensorboard") is None:
         raise Refusal(
             "no-tensorboard",
-            "TensorBoard is not installed here; install what requirements-dev.txt pins "
+            "TensorBoard is not installed here; install what requirements-rehearsal.txt pins "
             "(`make setup`), or use a deployment with a cluster, which has one",
         )
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from stacks.config.checks import check
-from stacks.config.keys import given_beside, keys_of, read_all
+from stacks.config.keys import all_given, keys_of, read_all
 from stacks.config.values import ConfigValues
 from stacks.config.warnings import ConfigWarning, warnings_of
 
@@ -17,16 +15,12 @@ if TYPE_CHECKING:
     from constructs import Node
 
 
-_CDK_JSON = Path(__file__).resolve().parents[2] / "cdk.json"
-"""The defaults of this checkout."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppConfig(ConfigValues):
     """The configuration of one deployment; an object that exists has passed every check."""
 
     settings: tuple[tuple[str, str], ...] = ()
-    """Keys that were given beside cdk.json, with what stood after ``-c key=``."""
+    """Every key that was given, by ``-c`` or in cdk.json, as it stands after ``-c``."""
 
     def __post_init__(self) -> None:
         """Refuse what no deployment could be, also after ``dataclasses.replace``."""
@@ -38,9 +32,7 @@ class AppConfig(ConfigValues):
     def from_context(cls, node: Node) -> Self:
         """Read the context of the app: the only place where it is read."""
         context = node.get_all_context()
-        checkout = json.loads(_CDK_JSON.read_text(encoding="utf-8"))["context"]
-        settings = given_beside(checkout, context)
-        return cls(**read_all(keys_of(cls), context), settings=settings)
+        return cls(**read_all(keys_of(cls), context), settings=all_given(context))
 
     @classmethod
     def from_mapping(cls, context: Mapping[str, object]) -> Self:

@@ -79,14 +79,15 @@ def read_all(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dic
     return values
 
 
-def given_beside(
-    checkout: Mapping[str, object], context: Mapping[str, object]
-) -> tuple[tuple[str, str], ...]:
-    """Pick this app's keys whose values are not the checkout's own, spelt as after ``-c key=``."""
+def all_given(context: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
+    """Spell every key that was given, by ``-c`` or in cdk.json, as it stands after ``-c``.
+
+    Another checkout may have another cdk.json, so a key is kept wherever it came from.
+    """
     return tuple(
         (name.removeprefix(PREFIX), value if isinstance(value, str) else json.dumps(value))
         for name, value in sorted(context.items())
-        if name.startswith(PREFIX) and value is not None and checkout.get(name) != value
+        if name.startswith(PREFIX) and value is not None
     )
 
 

@@ -130,8 +130,11 @@ def test_a_refusal_prints_the_whole_line_of_the_next_deployment(desk: Desk) -> N
 
     result = desk.run(*NIGHTLY, "--nodes", "8")
 
-    line = "cdk deploy --all -c trainium:bucket_name=ours -c trainium:max_nodes=8 "
-    assert_refused(result, f"deploy again with `{line}-c 'trainium:eks_admin_arns=a, b'`\n")
+    line = (
+        "cdk deploy --all -c trainium:instance_type=trn1.32xlarge -c trainium:bucket_name=ours "
+        "-c trainium:max_nodes=8 -c 'trainium:eks_admin_arns=a, b'"
+    )
+    assert_refused(result, f"deploy again with `{line}`\n")
 
 
 @pytest.mark.parametrize("kept", ["null", "not JSON"])

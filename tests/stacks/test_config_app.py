@@ -51,13 +51,17 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_stood_after_c_is_told_from_what_cdk_json_holds() -> None:
+def test_keys_are_remembered_wherever_they_were_given() -> None:
     given = {"trainium:deployment": "team-a", "trainium:max_nodes": "8"}
     app = cdk.App(context={**FLAGS, "trainium:instance_type": "trn1.32xlarge", **given})
 
     config = AppConfig.from_context(app.node)
 
-    assert dict(config.settings) == {"deployment": "team-a", "max_nodes": "8"}
+    assert dict(config.settings) == {
+        "deployment": "team-a",
+        "instance_type": "trn1.32xlarge",
+        "max_nodes": "8",
+    }
 
 
 def test_stacks_carry_the_name_of_the_deployment(tmp_path: Path) -> None:

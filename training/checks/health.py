@@ -19,7 +19,7 @@ from pathlib import Path
 import training
 from training.core.failures import describe
 from training.core.logs import set_up_logging
-from training.workloads import IMPLEMENTATIONS
+from training.workloads import IMPLEMENTATIONS, leave_out_sklearn
 
 MODULES = (
     "boto3",
@@ -95,6 +95,7 @@ def _present(names: Iterable[str]) -> list[str]:
 def main() -> int:
     """Say versions and what is missing; 0 where nothing is."""
     set_up_logging()
+    leave_out_sklearn()
     neuron = _present(NEURON_MODULES)
     on_device = _DEVICE.exists()
     problems = failed_imports([*MODULES, *own_modules()])

@@ -81,8 +81,11 @@ def verdict_of(error: Exception) -> Verdict:
             return Verdict(code=ExitCode.PREFLIGHT, reason=str(error))
         case AddressNotFound():
             return Verdict(code=ExitCode.HOST, reason=str(error))
-    # A host on which not even the launcher works, or a mistake in the launcher: in no case the
-    # workload's, so another attempt is worth its few seconds.
+    return launcher_failed(error)
+
+
+def launcher_failed(error: Exception) -> Verdict:
+    """Judge an error of the launcher itself: another attempt may do better."""
     return Verdict(code=ExitCode.HOST, reason=f"the launcher failed: {describe(error)}")
 
 

@@ -49,13 +49,13 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
         # Ending in order would wait for peers that are leaving as well.
         os._exit(ExitCode.STOPPED)
 
-    def request_stop(number: int, frame: object) -> None:
+    def on_sigterm(number: int, frame: object) -> None:
         # A second request means: at once.
         if stop.requested or not stop.deferred:
             leave()
         stop.requested = True
 
-    signal.signal(signal.SIGTERM, request_stop)
+    signal.signal(signal.SIGTERM, on_sigterm)
     try:
         run(argv, env, scratch=scratch, progress=progress, stop=stop)
     except Stopped:

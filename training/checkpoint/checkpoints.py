@@ -84,7 +84,7 @@ class Checkpoints:
             if reason is None:
                 return wanted
             self._say(f"checkpoint {wanted.name} is refused: {reason}")
-            self._folders.refuse(wanted.step)
+            self._folders.ignore(wanted.step)
             refused.append(wanted.name)
             wanted = self.latest(at_most=wanted.step)
         raise CheckpointUnusable(

@@ -35,7 +35,7 @@ class Folders:
     ) -> None:
         self._objects, self._say = objects, say
         self._keep_last, self._keep_every = keep_last, keep_every
-        self._refused: set[int] = set()
+        self._ignored: set[int] = set()
 
     def _listed(self) -> dict[int, Sizes]:
         """Every checkpoint there is, torn ones included, by step."""
@@ -55,7 +55,7 @@ class Folders:
         listed = self._listed()
         damaged: list[str] = []
         for step in sorted(listed, reverse=True):
-            if step in self._refused or (at_most is not None and step > at_most):
+            if step in self._ignored or (at_most is not None and step > at_most):
                 continue
             name = checkpoint_name(step)
             try:
@@ -71,20 +71,20 @@ class Folders:
             )
         return None
 
-    def complete(self) -> set[int]:
+    def complete_steps(self) -> set[int]:
         """Steps that have a marker and have not been refused."""
-        return self._complete(self._listed())
+        return self._complete_steps(self._listed())
 
-    def _complete(self, listed: Mapping[int, Sizes]) -> set[int]:
+    def _complete_steps(self, listed: Mapping[int, Sizes]) -> set[int]:
         return {
             step
             for step, sizes in listed.items()
-            if CHECKPOINT_MARKER in sizes and step not in self._refused
+            if CHECKPOINT_MARKER in sizes and step not in self._ignored
         }
 
-    def refuse(self, step: int) -> None:
+    def ignore(self, step: int) -> None:
         """Never offer it again."""
-        self._refused.add(step)
+        self._ignored.add(step)
 
     def _examined(self, name: str, sizes: Sizes) -> CheckpointInfo:
         """Its marker; ``CheckpointDamaged`` if it is torn or a file has another size."""
@@ -121,7 +121,7 @@ class Folders:
                 f"another job has completed {info.name} meanwhile; stop one of the two jobs that "
                 "train this run"
             ) from None
-        self._refused.discard(step)
+        self._ignored.discard(step)
         return info
 
     def _sizes(self, name: str) -> Sizes:
@@ -132,7 +132,7 @@ class Folders:
     def clean(self) -> list[int]:
         """Delete what need not be kept; returns its steps."""
         listed = self._listed()
-        complete = self._complete(listed)
+        complete = self._complete_steps(listed)
         gone = checkpoints_to_delete(
             complete=complete,
             torn=set(listed) - complete,

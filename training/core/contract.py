@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from training.core.orchestrators import ContractError, Place, is_volcano, read_place, whole
+from training.core.orchestrators import ContractError, NodePosition, is_volcano, read_place, whole
 from trainium_catalogue.contract import (
     DEFAULT_DEPLOYMENT,
     ENV_BUCKET,
@@ -41,7 +41,7 @@ class DeviceKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeContract(Place):
+class NodeContract(NodePosition):
     """One node of one attempt of one job: read by the launcher, handed to every worker."""
 
     address: str = LOOPBACK

@@ -42,7 +42,7 @@ class ContractError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class NodePosition:
     """A node's place in its job, whoever started it."""
 
     job_id: str = "local"
@@ -60,7 +60,7 @@ class Place:
     """Seconds until the launcher ends the attempt; None where the orchestrator does."""
 
 
-def read_place(env: Mapping[str, str], find_host: Callable[[str], str]) -> Place:
+def read_place(env: Mapping[str, str], find_host: Callable[[str], str]) -> NodePosition:
     """Read the place from whatever orchestrator set it; without one the job has one node.
 
     ``find_host`` returns the address of a host name, and is called on a Volcano job's children.
@@ -80,7 +80,7 @@ def is_volcano(env: Mapping[str, str]) -> bool:
     return _all_or_none(env, _VOLCANO, "a Volcano job of this deployment")
 
 
-def _read_batch(env: Mapping[str, str]) -> Place:
+def _read_batch(env: Mapping[str, str]) -> NodePosition:
     node_index, num_nodes, main_index = 0, 1, 0
     if _all_or_none(env, _BATCH_MULTI_NODE, "Batch, on the nodes of a multi-node job,"):
         num_nodes = whole(env, BATCH_NUM_NODES, least=1)
@@ -100,7 +100,7 @@ def _read_batch(env: Mapping[str, str]) -> Place:
         raise ContractError(
             f"{BATCH_ARRAY_INDEX}={array_index} is outside an array job of {array_size}"
         )
-    return Place(
+    return NodePosition(
         # Without the "#N" or ":N" that Batch appends on nodes and children of an array.
         job_id=re.split("[#:]", env.get(BATCH_JOB_ID, "local"))[0],
         attempt=whole(env, BATCH_ATTEMPT, default=1, least=1),
@@ -113,7 +113,7 @@ def _read_batch(env: Mapping[str, str]) -> Place:
     )
 
 
-def _read_volcano(env: Mapping[str, str], find_host: Callable[[str], str]) -> Place:
+def _read_volcano(env: Mapping[str, str], find_host: Callable[[str], str]) -> NodePosition:
     num_nodes = whole(env, ENV_NUM_NODES, least=1)
     node_index = _index(env, ENV_NODE_INDEX, num_nodes)
     main_address = None
@@ -127,7 +127,7 @@ def _read_volcano(env: Mapping[str, str], find_host: Callable[[str], str]) -> Pl
                 f"{node_index}; Volcano sets it when the job has the plugin svc"
             )
         main_address = find_host(host)
-    return Place(
+    return NodePosition(
         job_id=env[ENV_JOB_ID],
         attempt=whole(env, ENV_ATTEMPT) + 1,
         node_index=node_index,

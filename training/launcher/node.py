@@ -172,7 +172,7 @@ class LocalNode:
     def _host(self, reason: str) -> Verdict:
         return Verdict(code=ExitCode.HOST, reason=f"{self._label}: {reason}")
 
-    def request_stop(self) -> None:
+    def send_sigterm(self) -> None:
         """Pass SIGTERM on to the workers."""
         for state in read_states(self._scratch).values():
             if not state.done:

@@ -23,7 +23,7 @@ from training.launcher.verdict import (
     Verdict,
     better,
     out_of_time,
-    stopped,
+    told_to_stop,
 )
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -66,7 +66,7 @@ class _Role:
         """Judge this node as it is now; a request to stop is reported once."""
         if self._tools.stop.count and not self._stop_reported:
             self._stop_reported = True
-            return stopped(self._node)
+            return told_to_stop(self._node)
         return self._tools.local.look(time.monotonic())
 
     def _end_workers(self, decision: Verdict, turn: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ class _Role:
         if decision.graceful and self._tools.local.running:
             grace_s = self._tools.parameters.stop_grace_s
             log.info("launch: SIGTERM to the workers; %g s to finish", grace_s)
-            self._tools.local.request_stop()
+            self._tools.local.send_sigterm()
             deadline = time.monotonic() + grace_s
             # A second request means: at once.
             while (
@@ -266,7 +266,7 @@ class ChildRole(_Role):
             self._tools.guardian.heartbeat()
             sign.turn(now)
             if self._tools.stop.count:
-                return stopped(self._node), ()
+                return told_to_stop(self._node), ()
             if not spoke.connected and not spoke.connect(first, 0.5):
                 time.sleep(_TICK_S)  # Batch starts children in any order, and main may lag
                 continue

@@ -89,11 +89,12 @@ def launcher_failed(error: Exception) -> Verdict:
     return Verdict(code=ExitCode.HOST, reason=f"the launcher failed: {describe(error)}")
 
 
-def stopped(node: NodeContract) -> Verdict:
+def told_to_stop(node: NodeContract) -> Verdict:
     """Verdict of a node that has been told to stop.
 
-    The main node is told when the job is stopped. A child alone is told when its host goes away,
-    which is worth another attempt; when the job is stopped the main node's verdict wins.
+    The main node is told when the job is stopped, and also when its own host is taken back. A child
+    alone is told when its host is taken back, which is worth another attempt; when the job is
+    stopped the main node's verdict wins.
     """
     code = ExitCode.STOPPED if node.is_main else ExitCode.HOST
     return Verdict(code=code, reason=f"node {node.node_index}: told to stop", graceful=True)

@@ -33,7 +33,7 @@ class Diverged(ValueError):
     """The loss is no number any more: more steps would train nothing."""
 
 
-class Ending(StrEnum):
+class LoopEnd(StrEnum):
     """Why the loop ended."""
 
     FINISHED = "finished"
@@ -83,10 +83,10 @@ class Loop:
     def __post_init__(self) -> None:
         self._vote = Vote(self.ranks, self.report)
 
-    def run(self, done: int) -> Ending:
+    def run(self, done: int) -> LoopEnd:
         """Train from ``done`` steps on; returns when the last save is complete everywhere."""
         config, last = self.config, self.config.last_step(done)
-        ending = Ending.FINISHED if last == config.max_steps else Ending.PAUSED
+        ending = LoopEnd.FINISHED if last == config.max_steps else LoopEnd.PAUSED
         saved = done
         unlogged: _Step | None = None
         for number in range(done + 1, last + 1):
@@ -94,7 +94,10 @@ class Loop:
             clock = Stopwatch()
             step = self._step(number, last)
             if step is None:
-                ending, saved = Ending.STOPPED, self._leave(number - 1, saved, unlogged)
+                ending, saved = (
+                    LoopEnd.STOPPED,
+                    self._save_last_whole_step(number - 1, saved, unlogged),
+                )
                 break
             ends = number == last
             saves = ends or (config.save_every > 0 and number % config.save_every == 0)
@@ -214,7 +217,7 @@ class Loop:
             "complete checkpoint"
         )
 
-    def _leave(self, whole: int, saved: int, unlogged: _Step | None) -> int:
+    def _save_last_whole_step(self, whole: int, saved: int, unlogged: _Step | None) -> int:
         """Bring ``whole`` steps to safety; returns the last one that is saved, or was at first."""
         if unlogged is not None:
             self._log(unlogged.number, *self._fetch(unlogged))

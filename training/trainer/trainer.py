@@ -16,7 +16,7 @@ from training.core.job import Stopped
 from training.core.ranks import Ranks
 from training.storage import StorageAccess
 from training.trainer.compiling import compile_graphs
-from training.trainer.loop import Ending, Loop
+from training.trainer.loop import Loop, LoopEnd
 from training.trainer.metrics import MetricsRecorder
 from training.trainer.run_files import RunFiles, reference_parameters
 from training.trainer.runs import RANKS, RunConfig, RunLock, RunLost, checkpoint_root
@@ -84,7 +84,7 @@ class Trainer:
             done = self.resume()
             ending = self.train(done)
             self.finish(ending)
-        if ending is Ending.STOPPED:
+        if ending is LoopEnd.STOPPED:
             raise Stopped
 
     def open(self) -> None:
@@ -150,7 +150,7 @@ class Trainer:
             _print(self.task.first_lines)
         return done
 
-    def train(self, done: int) -> Ending:
+    def train(self, done: int) -> LoopEnd:
         """Make the steps after ``done``; from here on a request to stop saves them first."""
         loop = Loop(
             config=self.config,
@@ -169,16 +169,16 @@ class Trainer:
         self.job.stop.defer()
         return loop.run(done)
 
-    def finish(self, ending: Ending) -> None:
+    def finish(self, ending: LoopEnd) -> None:
         """Do what the task does in the end, and complete the run's files."""
         final = FinalReport()
-        if ending is Ending.FINISHED:
+        if ending is LoopEnd.FINISHED:
             final = self.task.finish(
                 self.config, self.dataset, self.backend, self.metrics.last, self.run_config.values
             )
         if self.files is not None:
             self.files.event("end", {"status": ending.value})
-            state = "finished" if ending is Ending.FINISHED else "stopped"
+            state = "finished" if ending is LoopEnd.FINISHED else "stopped"
             if final.problem is not None:
                 state = "failed"
             self.files.status(now=True, state=state, eta_seconds=None, error=final.problem)

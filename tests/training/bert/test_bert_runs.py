@@ -21,7 +21,7 @@ from tests.training.llama.conftest import Laptop, write_dataset
 from training.datasets.manifest import DatasetError
 from training.models.bert.data import IGNORED, random_batches
 from training.models.bert.network import Bert, bert_config, initial_weight, meta_model, restore
-from training.models.llama.export import ExportError, Order, export
+from training.models.llama.export import ExportError, ExportOrder, export
 from training.storage import StorageAccess
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.contract import checkpoint_name
@@ -195,7 +195,7 @@ def test_other_shards_under_the_same_name_are_refused(laptop: Laptop, tmp_path: 
 
 
 def test_an_export_of_a_bert_is_refused(laptop: Laptop, whole: list[float]) -> None:
-    order = Order(run="whole", step=0, dtype="float32")
+    order = ExportOrder(run="whole", step=0, dtype="float32")
 
     with pytest.raises(ExportError, match="run whole is a run of bert-tiny, and only Llama models"):
         export(order, StorageAccess(root=str(laptop.folder)), report=lambda text: None)

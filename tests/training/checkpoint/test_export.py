@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from tests.support.limits import scaled
 from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
-from training.models.llama.export import ExportError, Order, export
+from training.models.llama.export import ExportError, ExportOrder, export
 from training.models.llama.network import llama_config
 from training.storage import LocalObjects, Objects, StorageAccess
 from training.trainer.runs import RunConfig
@@ -94,11 +94,11 @@ def save(checkpoints: Objects, *steps: int) -> None:
 
 def order(
     name: str = "my-run", *, step: int = 0, dtype: str = "float32", size: str = "5GB"
-) -> Order:
-    return Order(run=name, step=step, dtype=dtype, max_file_size=size)
+) -> ExportOrder:
+    return ExportOrder(run=name, step=step, dtype=dtype, max_file_size=size)
 
 
-def run_export(root: Path, wanted: Order) -> dict[str, Any]:
+def run_export(root: Path, wanted: ExportOrder) -> dict[str, Any]:
     return export(wanted, StorageAccess(root=str(root)), report=lambda text: None)
 
 

@@ -27,7 +27,7 @@ class Workers:
     running: bool = True
     asked: int = 0
 
-    def request_stop(self) -> None:
+    def send_sigterm(self) -> None:
         self.asked += 1
 
     def kill(self, heartbeat: Callable[[], None]) -> None:

@@ -49,7 +49,7 @@ TABLE_HEAD = _COLUMNS.format(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class SumComparison:
     """Outcome of one exact comparison over all ranks."""
 
     data_type: str
@@ -98,7 +98,7 @@ class AllReduce:
         self._job = job
         self._device = job.device
         self._sweep = Sweep.from_values(job.values, job.device.num_ranks)
-        self._checks: list[Check] = []
+        self._checks: list[SumComparison] = []
         self._timings: list[Timing] = []
         self._skipped: list[int] = []
         self._where = where(job.context, job.device.num_ranks)
@@ -148,7 +148,7 @@ class AllReduce:
             if self._device.rank == self._sweep.inject_error_rank:
                 raise Drill(f"raised on rank {self._device.rank} because inject-error-rank says so")
 
-    def _check(self, num_bytes: int, data_type: torch.dtype) -> Check:
+    def _check(self, num_bytes: int, data_type: torch.dtype) -> SumComparison:
         """One all-reduce of known values, compared element by element with the exact sum."""
         name = str(data_type).removeprefix("torch.")
         self._job.progress.report(f"checking {size_label(num_bytes)} {name}")
@@ -160,7 +160,7 @@ class AllReduce:
         wrong, example = compare(found, sum_pattern(self._device.num_ranks))
         # A broken all-reduce may also hide the count, so what this rank has seen counts as well.
         total = self._share(min(wrong, _MAX_COUNTED))
-        check = Check(
+        check = SumComparison(
             data_type={"float32": "fp32"}.get(name, name),
             bytes=num_bytes,
             elements=num_elements,
@@ -204,7 +204,7 @@ class AllReduce:
         self._device.synchronize()
         return time.perf_counter() - started
 
-    def _note(self, check: Check, warmup: int, times_s: list[float]) -> None:
+    def _note(self, check: SumComparison, warmup: int, times_s: list[float]) -> None:
         p50_s = percentile(times_s, 50)
         timing = Timing(
             bytes=check.bytes,

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 
 from training.checks.health import failed_imports
-from training.checks.probes.node import PROBES, Node
+from training.checks.probes.node import PROBES, ProbedNode
 from training.core.orchestrators import (
     BATCH_ATTEMPT,
     BATCH_JOB_ID,
@@ -43,7 +43,7 @@ BATCH_VARIABLES = (
 
 
 @PROBES.probe("batch-environment", needs=("Batch",))
-def batch_environment(node: Node) -> Seen:
+def batch_environment(node: ProbedNode) -> Seen:
     """Every variable is set that the user guide lists, and the numbers agree with the job's."""
     missing = [name for name in BATCH_VARIABLES if not node.env.get(name)]
     number = node.env.get(BATCH_NUM_NODES)
@@ -56,7 +56,7 @@ def batch_environment(node: Node) -> Seen:
 
 
 @PROBES.probe("main-address", needs=("Batch", "two nodes"))
-def main_address(node: Node) -> Seen:
+def main_address(node: ProbedNode) -> Seen:
     """Children know the main node's address; the main node is not told its own."""
     main = node.env.get(BATCH_MAIN_INDEX) == node.env.get(BATCH_NODE_INDEX)
     address = node.env.get(BATCH_MAIN_ADDRESS)
@@ -68,7 +68,7 @@ def main_address(node: Node) -> Seen:
 
 
 @PROBES.probe("single-node-multi-node-job", needs=("Batch", "AWS", "one node"))
-def single_node(node: Node) -> Seen:
+def single_node(node: ProbedNode) -> Seen:
     """A multi-node job of one node has started."""
     index, number = (node.env.get(name) for name in (BATCH_NODE_INDEX, BATCH_NUM_NODES))
     return Seen(
@@ -79,7 +79,7 @@ def single_node(node: Node) -> Seen:
 
 
 @PROBES.probe("nodes-join", needs=("Batch", "two nodes"))
-def nodes_join(node: Node) -> Seen:
+def nodes_join(node: ProbedNode) -> Seen:
     """The nodes have met: the launchers' link and the store of torchrun went through."""
     number = node.env.get(BATCH_NUM_NODES)
     return Seen(
@@ -91,7 +91,7 @@ def nodes_join(node: Node) -> Seen:
 
 @PROBES.probe("job-without-imds", needs=("Batch", "AWS"))
 @PROBES.probe("pod-without-imds", needs=("EKS", "AWS"))
-def without_metadata(node: Node) -> Seen:
+def without_metadata(node: ProbedNode) -> Seen:
     """The host's metadata service does not answer, and the credentials are the job's own."""
     said, method = ask_metadata(_METADATA_TOKEN), credentials_method()
     return Seen(
@@ -126,7 +126,7 @@ def credentials_method() -> str:
 
 
 @PROBES.probe("pod-identity-s3-clients", needs=("EKS", "AWS", "check cache"))
-def pod_identity(node: Node) -> Seen:
+def pod_identity(node: ProbedNode) -> Seen:
     """S3 is reached with the credentials of EKS Pod Identity, not of the node."""
     method, check = credentials_method(), node.checks["cache"]
     agent = "AWS_CONTAINER_CREDENTIALS_FULL_URI" in node.env
@@ -139,14 +139,14 @@ def pod_identity(node: Node) -> Seen:
 
 
 @PROBES.probe("endpoints-admit-tasks", needs=("Batch", "AWS", "check cache"))
-def endpoints(node: Node) -> Seen:
+def endpoints(node: ProbedNode) -> Seen:
     """The bucket was reached from the task."""
     check = node.checks["cache"]
     return Seen(ok=check.ok, seen=check.detail, expected="an object written and read")
 
 
 @PROBES.probe("node-dns", needs=("AWS",))
-def name_service(node: Node) -> Seen:
+def name_service(node: ProbedNode) -> Seen:
     """/etc/resolv.conf names a server, which knows S3's name."""
     lines = node.text("etc/resolv.conf").splitlines()
     servers = [line.split()[1] for line in lines if line.startswith("nameserver ")]
@@ -168,7 +168,7 @@ def look_up(name: str) -> str | None:
 
 
 @PROBES.probe("pod-name-in-dns", needs=("EKS", "two nodes", "AWS"))
-def pod_name(node: Node) -> Seen:
+def pod_name(node: ProbedNode) -> Seen:
     """The headless service knows the main node's pod by its name."""
     if node.is_main:
         raise Missing("a child, which looks the main node up")
@@ -182,7 +182,7 @@ def pod_name(node: Node) -> Seen:
 
 
 @PROBES.probe("reserved-ports-on-host", needs=("Batch", "AWS"))
-def reserved_ports(node: Node) -> Seen:
+def reserved_ports(node: ProbedNode) -> Seen:
     """The sysctl of the host does not hold in the task's network namespace."""
     found = node.text("proc/sys/net/ipv4/ip_local_reserved_ports").strip()
     return Seen(
@@ -193,7 +193,7 @@ def reserved_ports(node: Node) -> Seen:
 
 
 @PROBES.probe("pod-security", needs=("EKS", "AWS"))
-def pod_security(node: Node) -> Seen:
+def pod_security(node: ProbedNode) -> Seen:
     """The pod got its shared process namespace and its reserved ports."""
     first = node.text("proc/1/comm").strip()
     reserved = node.text("proc/sys/net/ipv4/ip_local_reserved_ports").strip()
@@ -205,7 +205,7 @@ def pod_security(node: Node) -> Seen:
 
 
 @PROBES.probe("image-contents", needs=("neuron",))
-def image_contents(node: Node) -> Seen:
+def image_contents(node: ProbedNode) -> Seen:
     """All that workloads import can be imported where there is a device."""
     code, said = check_health()
     return Seen(ok=code == 0, seen=said, expected="everything can be imported")
@@ -225,7 +225,7 @@ def check_health() -> tuple[int, str]:
 
 
 @PROBES.probe("boto3-beside-s3fs", needs=("neuron",))
-def boto3_beside_s3fs(node: Node) -> Seen:
+def boto3_beside_s3fs(node: ProbedNode) -> Seen:
     """Both can be imported in one process."""
     if importlib.util.find_spec("s3fs") is None:
         raise Missing("s3fs in the image")

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from training.checks.probes.node import PROBES, Node
+from training.checks.probes.node import PROBES, ProbedNode
 from training.core.host import gib
 from trainium_catalogue.probing import Missing, Seen
 
@@ -23,7 +23,7 @@ _CGROUP_FILES = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_
 
 
 @PROBES.probe("chips-and-memory", needs=("neuron",))
-def chips(node: Node) -> Seen:
+def chips(node: ProbedNode) -> Seen:
     """neuron-ls lists the chips, cores and device memory that the catalogue has."""
     command = shutil.which("neuron-ls") or _NEURON_LS
     if not Path(command).exists():
@@ -34,7 +34,7 @@ def chips(node: Node) -> Seen:
     return judge_chips(node, output)
 
 
-def judge_chips(node: Node, output: str) -> Seen:
+def judge_chips(node: ProbedNode, output: str) -> Seen:
     """Compare what neuron-ls printed (Neuron documentation, neuron-ls user guide)."""
     found = json.loads(output)
     chips = found if isinstance(found, list) else found["neuron_devices"]
@@ -54,7 +54,7 @@ def judge_chips(node: Node, output: str) -> Seen:
 
 
 @PROBES.probe("logical-cores", needs=("neuron", "check sums"))
-def logical_cores(node: Node) -> Seen:
+def logical_cores(node: ProbedNode) -> Seen:
     """Workers are as many as the catalogue has logical cores, and each computed on its own."""
     workers, wanted = node.context.processes_per_node, node.instance.num_logical_cores
     check = node.checks["sums"]
@@ -66,7 +66,7 @@ def logical_cores(node: Node) -> Seen:
 
 
 @PROBES.probe("preflight-on-device", needs=("neuron",))
-def preflight(node: Node) -> Seen:
+def preflight(node: ProbedNode) -> Seen:
     """Preflight's three sources for devices, driver and EFA exist on real hardware and agree."""
     host, wanted = node.host, node.instance
     efa = {host.num_efa_interfaces(), host.num_efa_devices()}
@@ -89,7 +89,7 @@ def preflight(node: Node) -> Seen:
 
 
 @PROBES.probe("eks-image-efa", needs=("EKS", "neuron", "EFA"))
-def eks_efa(node: Node) -> Seen:
+def eks_efa(node: ProbedNode) -> Seen:
     """The EKS image's EFA driver and the device plugin give the pod every interface."""
     wanted = node.instance.num_efa_interfaces
     found = node.host.num_efa_interfaces(), node.host.num_efa_devices()
@@ -101,7 +101,7 @@ def eks_efa(node: Node) -> Seen:
 
 
 @PROBES.probe("device-path", needs=("Batch", "neuron"))
-def device_paths(node: Node) -> Seen:
+def device_paths(node: ProbedNode) -> Seen:
     """Devices mapped by their host path alone have the same one here, to read and write."""
     paths = (*node.instance.neuron_device_paths(), *node.instance.efa_device_paths())
     good = [path for path in paths if _is_usable(node.root / path.lstrip("/"))]
@@ -123,7 +123,7 @@ def _is_usable(path: Path) -> bool:
 
 
 @PROBES.probe("container-memory", needs=("Batch", "neuron"))
-def container_memory(node: Node) -> Seen:
+def container_memory(node: ProbedNode) -> Seen:
     """The container runs with the memory that the job definition asks for."""
     wanted = node.instance.container_memory_mib
     for path in _CGROUP_FILES:
@@ -141,7 +141,7 @@ def container_memory(node: Node) -> Seen:
 
 
 @PROBES.probe("shared-memory", needs=("Batch", "neuron"))
-def shared_memory(node: Node) -> Seen:
+def shared_memory(node: ProbedNode) -> Seen:
     """/dev/shm, open files and locked memory are as the job definition says."""
     wanted, host = node.instance.shared_memory_mib, node.host
     shm, files, locked = host.shared_memory_mib(), host.num_files(), host.memlock_bytes()
@@ -153,7 +153,7 @@ def shared_memory(node: Node) -> Seen:
 
 
 @PROBES.probe("eks-memlock", needs=("EKS", "neuron"))
-def eks_memlock(node: Node) -> Seen:
+def eks_memlock(node: ProbedNode) -> Seen:
     """User data has lifted the limit of locked memory for pods."""
     locked = node.host.memlock_bytes()
     return Seen(
@@ -166,7 +166,7 @@ def _locked(limit: int | None) -> str:
 
 
 @PROBES.probe("no-huge-pages", needs=("EKS", "EFA", "two nodes", "check sums"))
-def no_huge_pages(node: Node) -> Seen:
+def no_huge_pages(node: ProbedNode) -> Seen:
     """EFA carries a collective between pods that requested no huge pages."""
     pages = [line for line in node.text("proc/meminfo").splitlines() if "HugePages_Free" in line]
     check = node.checks["sums"]
@@ -196,8 +196,8 @@ _SAID_BY_CHECKS = {
 }
 
 
-def _repeat(check: str, expected: str) -> Callable[[Node], Seen]:
-    def look(node: Node) -> Seen:
+def _repeat(check: str, expected: str) -> Callable[[ProbedNode], Seen]:
+    def look(node: ProbedNode) -> Seen:
         found = node.checks[check]
         return Seen(ok=found.ok, seen=found.detail, expected=expected)
 
@@ -211,7 +211,7 @@ for _claim, (_device, _check, _expected) in _SAID_BY_CHECKS.items():
 @PROBES.probe(
     "nxd-semantics", needs=("torch_xla", "check gradients", "check parity", "check resume")
 )
-def nxd(node: Node) -> Seen:
+def nxd(node: ProbedNode) -> Seen:
     """Several ranks train as a CPU does, and go on from a checkpoint as if nothing had been."""
     checks = [node.checks[name] for name in ("gradients", "parity", "resume")]
     return Seen(
@@ -223,7 +223,7 @@ def nxd(node: Node) -> Seen:
 
 
 @PROBES.probe("first-step-compiles", needs=("neuron", "check gradients"))
-def first_step(node: Node) -> Seen:
+def first_step(node: ProbedNode) -> Seen:
     """Compiling the tiny model takes less than the time after which silence is a hang."""
     seconds, limit = node.checks["gradients"].seconds, node.hang_limit_s
     return Seen(
@@ -234,7 +234,7 @@ def first_step(node: Node) -> Seen:
 
 
 @PROBES.probe("nxd-upload", needs=("torch_xla", "a bucket", "check resume"))
-def nxd_upload(node: Node) -> Seen:
+def nxd_upload(node: ProbedNode) -> Seen:
     """Ranks on NxD wrote a checkpoint to the bucket and read it back."""
     check = node.checks["resume"]
     return Seen(ok=check.ok, seen=check.detail, expected="a checkpoint from which the losses go on")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class VerifyResult:
     """The outcome of a check of the workload ``verify``."""
 
     ok: bool
@@ -35,7 +35,7 @@ def _no_client() -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class ProbedNode:
     """One node, seen by its first worker."""
 
     context: NodeContract
@@ -49,7 +49,7 @@ class Node:
     host: Host = field(default_factory=Host)
     root: Path = Path("/")
     """Holds ``proc``, ``sys`` and ``etc``."""
-    checks: Mapping[str, Check] = field(default_factory=dict)
+    checks: Mapping[str, VerifyResult] = field(default_factory=dict)
     """The checks that have ended so far."""
 
     @property
@@ -103,13 +103,13 @@ class Node:
             raise Missing(f"/{path}") from None
 
 
-PROBES: Probes[Node] = Probes(Place.NODE)
+PROBES: Probes[ProbedNode] = Probes(Place.NODE)
 
 # The worst that any node found is what is said of all.
 _WORST_FIRST = (State.CRASHED, State.RED, State.GREEN, State.NOT_RUN)
 
 
-def look(node: Node, report: Callable[[str], None], names: Iterable[str]) -> list[Finding]:
+def look(node: ProbedNode, report: Callable[[str], None], names: Iterable[str]) -> list[Finding]:
     """Run probes on this node, one after the other."""
     there = node.there
     findings = []
@@ -141,7 +141,7 @@ def merged(by_node: Sequence[Sequence[Finding]]) -> list[Finding]:
     return found
 
 
-def record(node: Node, findings: Iterable[Finding]) -> dict[str, Any]:
+def record(node: ProbedNode, findings: Iterable[Finding]) -> dict[str, Any]:
     """Build the record that a run of ``verify`` leaves in the bucket."""
     context = node.context
     return sealed(

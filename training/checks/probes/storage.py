@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from training.checks.probes.node import PROBES, Node
+from training.checks.probes.node import PROBES, ProbedNode
 from training.storage import ObjectMissing, PreconditionFailed, StorageRefused
 from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, run_prefix
 from trainium_catalogue.probing import Seen
@@ -14,12 +14,12 @@ _MOST_LISTED = 1000
 _REFUSED = frozenset({"412", "PreconditionFailed"})
 
 
-def _key(node: Node, name: str) -> str:
+def _key(node: ProbedNode, name: str) -> str:
     return f"{run_prefix(node.context.run, 'results')}probe-{name}"
 
 
 @PROBES.probe("conditional-writes", needs=("a bucket", "the main node"))
-def conditional_writes(node: Node) -> Seen:
+def conditional_writes(node: ProbedNode) -> Seen:
     """One of several writers at the same moment wins, and an outdated one is refused."""
     key = _key(node, "lock")
     node.storage.delete([key])
@@ -51,7 +51,7 @@ def conditional_writes(node: Node) -> Seen:
 
 
 @PROBES.probe("missing-object-answer", needs=("a bucket", "the main node"))
-def missing_object(node: Node) -> Seen:
+def missing_object(node: ProbedNode) -> Seen:
     """The job's role hears that an object is missing, not that it may not know."""
     try:
         node.storage.get(_key(node, "nothing"))
@@ -64,7 +64,7 @@ def missing_object(node: Node) -> Seen:
 
 
 @PROBES.probe("s3-if-match-read", needs=("a bucket", "the main node"))
-def changed_part(node: Node) -> Seen:
+def changed_part(node: ProbedNode) -> Seen:
     """A part of an object that has changed since is not given."""
     from botocore.exceptions import ClientError
 
@@ -85,7 +85,7 @@ def changed_part(node: Node) -> Seen:
 
 
 @PROBES.probe("least-rights", needs=("AWS", "the main node"))
-def least_rights(node: Node) -> Seen:
+def least_rights(node: ProbedNode) -> Seen:
     """The role of this workload cannot write where only data jobs may."""
     key = f"{DATASETS_PREFIX}.probe-{node.context.job_id}"
     try:
@@ -98,7 +98,7 @@ def least_rights(node: Node) -> Seen:
 
 
 @PROBES.probe("cache-shared", needs=("torch_xla", "a bucket", "the main node", "check parity"))
-def shared_cache(node: Node) -> Seen:
+def shared_cache(node: ProbedNode) -> Seen:
     """Compiled graphs are in the bucket once something was compiled."""
     count = 0
     for _ in node.storage.list(f"{CACHE_PREFIX}neuron/"):
@@ -114,7 +114,7 @@ def shared_cache(node: Node) -> Seen:
 
 @PROBES.probe("lustre-client", "lustre-in-container", needs=("Batch", "Lustre", "AWS"))
 @PROBES.probe("static-volume", needs=("EKS", "Lustre", "AWS"))
-def lustre(node: Node) -> Seen:
+def lustre(node: ProbedNode) -> Seen:
     """The file system is mounted in the container, and can be written to."""
     folder = node.context.lustre
     assert folder is not None

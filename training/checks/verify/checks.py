@@ -13,7 +13,7 @@ import torch
 from training.checks.allreduce.sweep import compare, rank_pattern, sum_pattern, tile
 from training.checks.verify import reference
 from training.checks.verify.reference import Reference, Step, deviations
-from training.checks.verify.run import Run
+from training.checks.verify.run import TrialRun
 from training.checks.verify.saved import examine, read_whole
 from training.checks.verify.settings import (
     DATA_PARALLEL_STEPS,
@@ -104,7 +104,7 @@ class LlamaChecks:
     They are called in the order of the methods here, with any of them left out.
     """
 
-    def __init__(self, run: Run, tolerance: Tolerance) -> None:
+    def __init__(self, run: TrialRun, tolerance: Tolerance) -> None:
         self._run, self._tolerance = run, tolerance
         self._ranks = Ranks()
 
@@ -232,7 +232,7 @@ CASES = (
 )
 
 
-def check_case(case: Case, run: Run, tolerance: Tolerance) -> tuple[bool, str]:
+def check_case(case: Case, run: TrialRun, tolerance: Tolerance) -> tuple[bool, str]:
     """All ranks: train a few steps; whether they are the reference's, and how near they are."""
     run.train_to(1)
     run.save(1)

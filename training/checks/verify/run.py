@@ -19,7 +19,7 @@ class CheckpointMissing(ValueError):
     """A checkpoint was not saved; the log says why."""
 
 
-class Run:
+class TrialRun:
     """All ranks: one model on a back-end, its steps, and checkpoints in ``objects``."""
 
     def __init__(

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.backends import open_data_parallel, open_model_parallel
-from training.checks.probes import PROBES, Check, Node
+from training.checks.probes import PROBES, ProbedNode, VerifyResult
 from training.checks.probes.node import look, merged, record, waiting
 from training.checks.verify import checks
 from training.checks.verify.checks import LlamaChecks, Outcome
 from training.checks.verify.reference import Step
-from training.checks.verify.run import Run, num_compiled_graphs
+from training.checks.verify.run import TrialRun, num_compiled_graphs
 from training.checks.verify.settings import BF16, FP32, config_for, tokens
 from training.core.contract import DeviceKind
 from training.core.failures import describe
@@ -45,8 +45,8 @@ class Verification:
         self._job = job
         self._ranks = Ranks()
         self._tolerance = FP32 if job.device.kind is DeviceKind.CPU else BF16
-        self._ended: dict[str, Check] = {}
-        self._run: Run | None = None
+        self._ended: dict[str, VerifyResult] = {}
+        self._run: TrialRun | None = None
         self._llama: LlamaChecks | None = None
         context = job.context
         self._storage = open_objects(
@@ -83,7 +83,7 @@ class Verification:
                 raise VerificationFailed(f"check {name} broke off: {describe(error)}") from error
             self._say(f"{name:<13} {'passed' if outcome.ok else 'FAILED'}: {outcome.detail}")
             outcomes.append(outcome)
-            self._ended[name] = Check(
+            self._ended[name] = VerifyResult(
                 ok=outcome.ok, detail=outcome.detail, seconds=time.monotonic() - begin
             )
         self._probe(waiting(findings), findings)
@@ -99,7 +99,7 @@ class Verification:
     def _probe(self, names: Sequence[str], before: Sequence[Finding] = ()) -> list[Finding]:
         """Run probes on the first worker of every node, and leave what all found in the bucket."""
         context = self._job.context
-        node = Node(
+        node = ProbedNode(
             context=context,
             num_ranks=self._job.device.num_ranks,
             hang_limit_s=self._job.hang_limit_s,
@@ -185,8 +185,8 @@ class Verification:
 
     def _open(
         self, name: str, config: TrainConfig, backend: Backend, batches: Callable[[range], Any]
-    ) -> Run:
-        return Run(
+    ) -> TrialRun:
+        return TrialRun(
             config,
             backend,
             batches,

@@ -50,7 +50,7 @@ class ExportError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ExportOrder:
     """An order to export: which run, which step, in which type."""
 
     run: str
@@ -70,7 +70,7 @@ def run(job: Job) -> None:
     storage = StorageAccess.of(
         context.bucket, region=context.region, endpoint_url=context.endpoint_url
     )
-    order = Order(
+    order = ExportOrder(
         run=str(job.values["run"]),
         step=int(job.values["step"]),
         dtype=str(job.values["dtype"]),
@@ -79,7 +79,7 @@ def run(job: Job) -> None:
 
 
 def export(
-    order: Order, storage: StorageAccess, *, report: Callable[[str], None]
+    order: ExportOrder, storage: StorageAccess, *, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Write the files; returns the receipt, which is written last."""
     bucket = storage.open(storage.root)
@@ -109,7 +109,7 @@ def export(
                 raise CheckpointUnusable(
                     f"checkpoint {info.name} is damaged: {error}; export another --step"
                 ) from None
-            folders.refuse(info.step)
+            folders.ignore(info.step)
             refused.append(info.name)
     _export_tokenizer(config, bucket=bucket, upload=upload)
     receipt = {
@@ -152,13 +152,13 @@ def _say(text: str) -> None:
     log.info("export: %s", text)
 
 
-def _chosen(folders: Folders, order: Order, refused: list[str]) -> CheckpointInfo:
+def _chosen(folders: Folders, order: ExportOrder, refused: list[str]) -> CheckpointInfo:
     """The checkpoint to export."""
     info = folders.newest(at_most=order.step or None)
     if info is not None and order.step in (0, info.step):
         return info
     if order.step:
-        complete = ", ".join(map(str, sorted(folders.complete()))) or "none"
+        complete = ", ".join(map(str, sorted(folders.complete_steps()))) or "none"
         raise ExportError(
             f"run {order.run} has no complete {checkpoint_name(order.step)}; complete are the "
             f"steps: {complete}"
@@ -170,7 +170,7 @@ def _chosen(folders: Folders, order: Order, refused: list[str]) -> CheckpointInf
 
 
 def _export_model(
-    order: Order, config: RunConfig, info: CheckpointInfo, *, source: Objects, upload: _Upload
+    order: ExportOrder, config: RunConfig, info: CheckpointInfo, *, source: Objects, upload: _Upload
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="trainium-export-") as scratch:
         write_model(

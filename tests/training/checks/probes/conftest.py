@@ -12,13 +12,13 @@ import pytest
 
 from tests.training.llama.conftest import CONTEXT
 from tests.training.s3_server import REGION, s3_client, s3_server
-from training.checks.probes import Check, Node
+from training.checks.probes import ProbedNode, VerifyResult
 from training.core.contract import DeviceKind
 from training.core.host import Host
 from training.storage import LocalObjects, open_objects
 
 BUCKET = "probed"
-MakeNode = Callable[..., Node]
+MakeNode = Callable[..., ProbedNode]
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def make_node(tmp_path: Path) -> MakeNode:
     def make(
         *,
         env: dict[str, str] | None = None,
-        checks: dict[str, Check] | None = None,
+        checks: dict[str, VerifyResult] | None = None,
         num_ranks: int = 32,
         memlock: int = resource.RLIM_INFINITY,
         **context: Any,
-    ) -> Node:
-        return Node(
+    ) -> ProbedNode:
+        return ProbedNode(
             context=replace(
                 CONTEXT,
                 **{
@@ -71,7 +71,7 @@ def s3_url() -> Iterator[str]:
 
 
 @pytest.fixture
-def stored_node(make_node: MakeNode, s3_url: str) -> Node:
+def stored_node(make_node: MakeNode, s3_url: str) -> ProbedNode:
     """A node whose bucket is moto's."""
     node = make_node(bucket=BUCKET, region=REGION, endpoint_url=s3_url)
     storage = open_objects(f"s3://{BUCKET}", region=REGION, endpoint_url=s3_url)

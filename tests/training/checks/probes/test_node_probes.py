@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.training.checks.probes.conftest import MakeNode, write
-from training.checks.probes import PROBES, Check, Node, container
+from training.checks.probes import PROBES, ProbedNode, VerifyResult, container
 from training.core.contract import DeviceKind
 from training.core.host import Host
 from training.storage import StorageRefused
@@ -39,7 +39,10 @@ CHILD = {
 }
 EKS = {"TRAINIUM_JOB_ID": "job", "AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.23/v1"}
 POD = {**EKS, "TRAINIUM_MAIN_HOST_FROM": "VC_HOSTS", "VC_HOSTS": "localhost,other"}
-GOOD, BAD = Check(ok=True, detail="good", seconds=5), Check(ok=False, detail="bad", seconds=9999)
+GOOD, BAD = (
+    VerifyResult(ok=True, detail="good", seconds=5),
+    VerifyResult(ok=False, detail="bad", seconds=9999),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +52,18 @@ class World:
     make: MakeNode
     root: Path
     patch: pytest.MonkeyPatch
-    stored: Callable[[], Node]
+    stored: Callable[[], ProbedNode]
 
 
-Case = Callable[[World], Node]
+Case = Callable[[World], ProbedNode]
 
 
-def checked(*names: str, check: Check = GOOD, **more: Any) -> Case:
+def checked(*names: str, check: VerifyResult = GOOD, **more: Any) -> Case:
     return lambda world: world.make(checks=dict.fromkeys(names, check), **more)
 
 
 def neuron_ls(*, chips: int) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         listed = [{"neuron_device": n, "nc_count": 2, "memory_size": 2**35} for n in range(chips)]
         program = write(world.root, "bin/neuron-ls", f"#!/bin/sh\necho '{json.dumps(listed)}'\n")
         program.chmod(0o755)
@@ -71,7 +74,7 @@ def neuron_ls(*, chips: int) -> Case:
 
 
 def devices(*, chips: int = 16, efa: int = 8, driver: str = "2.28.0.0", **more: Any) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         for index in range(chips):
             link = world.root / f"dev/neuron{index}"
             link.parent.mkdir(exist_ok=True)
@@ -87,7 +90,7 @@ def devices(*, chips: int = 16, efa: int = 8, driver: str = "2.28.0.0", **more: 
     return case
 
 
-def plain_file_for_a_device(world: World) -> Node:
+def plain_file_for_a_device(world: World) -> ProbedNode:
     node = devices(env=BATCH)(world)
     (world.root / "dev/neuron3").unlink()
     write(world.root, "dev/neuron3")
@@ -95,7 +98,7 @@ def plain_file_for_a_device(world: World) -> Node:
 
 
 def memory(path: str, limit: str) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         write(world.root, path, f"{limit}\n")
         return world.make(env=BATCH)
 
@@ -103,7 +106,7 @@ def memory(path: str, limit: str) -> Case:
 
 
 def limits(*, shm: int = TYPE.shared_memory_mib, env: Mapping[str, str], **more: Any) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         world.patch.setattr(Host, "shared_memory_mib", lambda host: shm)
         return world.make(env=dict(env), **more)
 
@@ -111,7 +114,7 @@ def limits(*, shm: int = TYPE.shared_memory_mib, env: Mapping[str, str], **more:
 
 
 def mounted(kind: str, env: Mapping[str, str]) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         write(world.root, "proc/mounts", f"fs@tcp:/abc /fsx {kind} rw 0 0\n")
         (world.root / "fsx").mkdir()
         return world.make(env=dict(env), lustre="/fsx")
@@ -120,7 +123,7 @@ def mounted(kind: str, env: Mapping[str, str]) -> Case:
 
 
 def with_file(path: str, text: str, **more: Any) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         write(world.root, path, text)
         return world.make(**more)
 
@@ -128,7 +131,7 @@ def with_file(path: str, text: str, **more: Any) -> Case:
 
 
 def metadata(*, answers: bool, method: str = container.CONTAINER_ROLE, **more: Any) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         answer = "the metadata service answers with 200" if answers else None
         world.patch.setattr(container, "ask_metadata", lambda url: answer)
         world.patch.setattr(container, "credentials_method", lambda: method)
@@ -138,7 +141,7 @@ def metadata(*, answers: bool, method: str = container.CONTAINER_ROLE, **more: A
 
 
 def resolving(address: str | None, **more: Any) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         write(world.root, "etc/resolv.conf", "search ec2.internal\nnameserver 10.0.0.2\n")
         world.patch.setattr(container, "look_up", lambda name: address)
         return world.make(**more)
@@ -147,7 +150,7 @@ def resolving(address: str | None, **more: Any) -> Case:
 
 
 def pod(first: str) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         write(world.root, "proc/1/comm", f"{first}\n")
         ports = ",".join(map(str, RESERVED_PORTS))
         write(world.root, "proc/sys/net/ipv4/ip_local_reserved_ports", f"{ports}\n")
@@ -157,7 +160,7 @@ def pod(first: str) -> Case:
 
 
 def packages(*names: str, broken: bool = False) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         for name in names:
             # Restored afterwards, so that no test finds what another one imported.
             world.patch.delitem(sys.modules, name, raising=False)
@@ -171,7 +174,7 @@ def packages(*names: str, broken: bool = False) -> Case:
 
 
 def health(code: int, said: str) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         world.patch.setattr(container, "check_health", lambda: (code, said))
         return world.make()
 
@@ -181,7 +184,7 @@ def health(code: int, said: str) -> Case:
 class _Obstinate:
     """Storage that ignores conditions, and lets anybody write anywhere."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: ProbedNode) -> None:
         self._storage = node.storage
 
     def put(self, key: str, data: bytes, **conditions: Any) -> str:
@@ -201,19 +204,19 @@ class _Refusing(_Obstinate):
         raise StorageRefused("AccessDenied")
 
 
-def with_storage(kind: Callable[[Node], Any] | None = None) -> Case:
-    def case(world: World) -> Node:
+def with_storage(kind: Callable[[ProbedNode], Any] | None = None) -> Case:
+    def case(world: World) -> ProbedNode:
         node = world.make()
         return node if kind is None else replace(node, storage=kind(node))
 
     return case
 
 
-def stored(world: World) -> Node:
+def stored(world: World) -> ProbedNode:
     return world.stored()
 
 
-def unchanged(world: World) -> Node:
+def unchanged(world: World) -> ProbedNode:
     """S3 that ignores If-Match."""
     node = world.stored()
     client = node.s3()
@@ -226,7 +229,7 @@ def unchanged(world: World) -> Node:
 
 
 def cached(*keys: str) -> Case:
-    def case(world: World) -> Node:
+    def case(world: World) -> ProbedNode:
         node = world.make(checks={"parity": GOOD})
         for key in keys:
             node.storage.put(key, b"neff")

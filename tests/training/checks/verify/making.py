@@ -18,7 +18,7 @@ from training.backends.native import NativeBackend
 from training.backends.optimizers import clip as clip_right
 from training.checks.verify import checks
 from training.checks.verify.checks import LlamaChecks
-from training.checks.verify.run import Run
+from training.checks.verify.run import TrialRun
 from training.checks.verify.settings import Tolerance, config_for, tokens
 from training.models.bert.network import BertNetwork
 from training.models.llama import network
@@ -39,7 +39,7 @@ def llama(
     """All ranks: the checks of a Llama of which nothing has been trained."""
     config = config_for(device.num_ranks, tensor_parallel)
     backend = open_model_parallel(config, device, LlamaNetwork(config), peak_flops=None)
-    run = Run(config, backend, tokens, objects, count_graphs=count_graphs)
+    run = TrialRun(config, backend, tokens, objects, count_graphs=count_graphs)
     return LlamaChecks(run, tolerance)
 
 
@@ -51,7 +51,7 @@ def whole_models(
     for case in checks.CASES:
         config = case.config(device.num_ranks)
         backend = open_data_parallel(config, device, case.network(config), peak_flops=None)
-        run = Run(config, backend, case.batches, objects.at(case.name))
+        run = TrialRun(config, backend, case.batches, objects.at(case.name))
         found[case.name] = checks.check_case(case, run, tolerance)
     return found
 

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: saved beside training, found, verified, loaded, thinned out."""
+"""The checkpoints of one run: saved while training goes on, found, verified, loaded, pruned."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ def _quiet(text: str) -> None:
 class Checkpoints:
     """Checkpoints below ``objects``, in folders ``step-00000010`` with ``complete.json`` inside.
 
-    Every rank makes one at the same point of its program and calls the methods that say "all
-    ranks" in the same order. ``say`` gets lines for the log, on rank 0 only; ``report`` is called
-    at least every second while something is waited for; ``guard`` is called on rank 0 before a
-    save begins and before it becomes complete, and may raise to prevent it (a lost ``RunLock``);
-    ``on_saved`` and ``on_failed`` are called on every rank, from the thread that saves, and then
-    ``wait`` returns.
+    Every rank creates one at the same point of its program and calls the methods marked "All
+    ranks" in the same order. ``say`` receives log lines, on rank 0 only; ``report`` is called at
+    least once a second during any wait; ``guard`` is called on rank 0 before a save begins and
+    before it is completed, and may raise to prevent it (a lost ``RunLock``); ``on_saved`` and
+    ``on_failed`` are called on every rank, from the saving thread, before ``wait`` returns.
 
-    Size: fp32 weights and AdamW's moments are 12 bytes a parameter, 81 GB for Llama-2-7B: 0.65 GB
-    for each of 128 ranks, 20 GB a node. From the first asynchronous save on, that is held once
-    more in host memory (a trn1.32xlarge has 512 GiB); 80 MiB a rank of parts are under way at most,
-    and nothing goes to a local disk. There is one save under way at most.
+    Size: fp32 weights and AdamW's moments take 12 bytes a parameter, 81 GB for Llama-2-7B: 0.65 GB
+    for each of 128 ranks, 20 GB a node. From the first asynchronous save on, host memory holds a
+    second copy (a trn1.32xlarge has 512 GiB); at most 80 MiB of parts per rank are in flight, and
+    nothing goes to a local disk. At most one save is in progress.
     """
 
     def __init__(
@@ -64,18 +63,18 @@ class Checkpoints:
         """Name and thread of the latest save."""
 
     def latest(self, *, at_most: int | None = None) -> CheckpointInfo | None:
-        """All ranks: the newest complete checkpoint, or None; rank 0 decides.
+        """All ranks: find the newest complete checkpoint, or None; rank 0 decides.
 
-        Torn ones, and ones with files missing or of another size, are named and passed over.
+        Torn ones, and those with files missing or of the wrong size, are reported and skipped.
         """
         return self._ranks.agree(lambda: self._folders.newest(at_most=at_most))
 
     def load(self, state_dict: dict[str, Any], info: CheckpointInfo) -> CheckpointInfo:
-        """All ranks: fill ``state_dict`` in place; returns the checkpoint that it now holds.
+        """All ranks: fill ``state_dict`` in place; returns the checkpoint it now holds.
 
-        That is ``info``, or the newest one before it whose checksums are right: damaged ones are
-        named and refused by all ranks together. ``CheckpointUnusable`` if none is left, or if the
-        state is of another model; storage's own errors if it cannot be read at all.
+        This is ``info``, or the newest earlier one with correct checksums: all ranks report and
+        reject damaged ones together. Raises ``CheckpointUnusable`` if none is left or if the state
+        belongs to another model; storage's own errors if it cannot be read at all.
         """
         wanted: CheckpointInfo | None = info
         refused = []
@@ -94,7 +93,7 @@ class Checkpoints:
         )
 
     def _load(self, state_dict: dict[str, Any], info: CheckpointInfo) -> str | None:
-        """Why it is damaged; None when it was loaded."""
+        """Load the checkpoint; returns the reason if it is damaged, else None."""
         done = 0
 
         def count(num_bytes: int) -> None:
@@ -128,15 +127,15 @@ class Checkpoints:
     ) -> None:
         """All ranks: save the state after ``step`` optimizer steps, with ``meta`` in the marker.
 
-        Asynchronous: returns when the state is copied, so that it may change again; one that is
-        ``copied`` already nobody else may change, and it is not copied once more. A save that is
-        still under way is waited for first. It never raises for storage: ``on_failed`` hears the
-        step and the reason, and what was written is removed.
+        Asynchronous: returns once the state is copied and may change again. A state that is already
+        ``copied`` must not be changed by anyone else, and is not copied again. Waits for a save
+        still in progress. Never raises for storage: ``on_failed`` receives the step and the reason,
+        and whatever was written is removed.
         """
         self.wait()
         if asynchronous and not copied:
             state_dict = self._staged(state_dict)
-        # A thread in either case: whoever waits for it reports all the time that it does.
+        # A thread in either case, so that whoever waits for it can keep reporting.
         thread = threading.Thread(
             target=self._save, args=(state_dict, step, meta), name=f"save-{step}", daemon=True
         )
@@ -146,7 +145,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """All ranks: return when the save under way is complete everywhere, or has failed."""
+        """All ranks: wait until the current save is complete everywhere, or has failed."""
         if self._saving is None:
             return
         name, thread = self._saving
@@ -156,9 +155,9 @@ class Checkpoints:
             thread.join(_HEARTBEAT_S)
 
     def _staged(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy on the host, in the memory of the copy before: new memory costs more to get.
+        """Copy to the host, into the previous copy's memory: allocating new memory costs more.
 
-        The stager's own cache would be pinned memory, which there is not on CPUs.
+        The stager's own cache would be pinned memory, which CPUs do not have.
         """
         staged: dict[str, Any] = self._stager.stage(state_dict)
         self._stager.cache_staged_state_dict = True
@@ -166,7 +165,7 @@ class Checkpoints:
         return staged
 
     def _save(self, state_dict: dict[str, Any], step: int, meta: Mapping[str, Any]) -> None:
-        """Write a checkpoint and call back, on the thread whose end ``wait`` waits for."""
+        """Write a checkpoint and call back, on the thread that ``wait`` joins."""
         try:
             self._on_saved(self._write(state_dict, step, meta))
         except (Exception, CheckpointException) as error:
@@ -182,17 +181,17 @@ class Checkpoints:
         ranks, folders = self._ranks, self._folders
 
         def begin() -> None:
-            # It deletes what another job may have taken over.
+            # This deletes what another job may have taken over.
             self._guard()
             folders.remove(step)
 
         def discard() -> None:
-            # A failure costs space and nothing else; whoever has lost the run deletes nothing.
+            # A failure only costs space; a job that has lost the run deletes nothing.
             with suppress(Exception):
                 self._guard()
                 folders.remove(step)
 
-        # Also holds the other ranks back until nothing of an earlier attempt is left.
+        # Also holds the other ranks back until nothing is left of an earlier attempt.
         ranks.agree(begin)
         writer = Writer(self._objects.at(checkpoint_name(step)))
         try:
@@ -203,7 +202,7 @@ class Checkpoints:
                 no_dist=ranks.group is None,
             )
         except CheckpointException:
-            # A full disk stays full otherwise. Every rank has ended its part.
+            # Otherwise a full disk stays full. Every rank has finished its part.
             ranks.agree(discard)
             raise
         gathered = ranks.gather(writer.sums)
@@ -221,7 +220,7 @@ class Checkpoints:
         return info
 
     def _clean(self) -> None:
-        """Delete what need not be kept; a failure costs space and nothing else."""
+        """Delete what need not be kept; a failure only costs space."""
         try:
             gone = self._folders.clean()
         except Exception as error:
@@ -232,7 +231,7 @@ class Checkpoints:
 
 
 def _damage(info: CheckpointInfo, error: CheckpointException) -> str:
-    """Why the checkpoint is damaged; raises anything else that has kept it from being loaded."""
+    """Explain the damage; raises any other cause that kept the checkpoint from being loaded."""
     causes = [failure[0] for _, failure in sorted(error.failures.items())]
     for cause in causes:
         if isinstance(cause, CheckpointDamaged):

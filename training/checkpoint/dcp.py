@@ -1,7 +1,7 @@
 """torch.distributed.checkpoint on ``Objects``, with a checksum for every chunk.
 
 Files, names and metadata are those of torch's own ``FileSystemWriter``: a folder copied to a disk
-is one that ``torch.distributed.checkpoint.FileSystemReader`` and torch's conversion tools read.
+can be read by ``torch.distributed.checkpoint.FileSystemReader`` and torch's conversion tools.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from training.checkpoint.marker import CHUNK_BYTES, CheckpointDamaged, FileSum
 from training.storage import ObjectMissing, Objects
 
 METADATA = ".metadata"
-"""The file that says which tensor is where."""
+"""The file that maps tensors to files."""
 _CACHED_CHUNKS = 4
-"""Chunks kept of one file that is being read: 32 MiB a rank, 1 GiB on a node of 32."""
+"""Chunks kept of the file being read: 32 MiB a rank, 1 GiB on a node of 32."""
 
 Path = str | os.PathLike[str]
 
 
 class SummingStream(io.RawIOBase):
-    """Passes bytes on to ``target`` and sums them up on the way."""
+    """Passes bytes on to ``target`` and checksums them on the way."""
 
     def __init__(self, target: io.IOBase, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         super().__init__()
         self._target: Any = target
         self._chunk_bytes = chunk_bytes
         self.failure: Exception | None = None
-        """Why a write has failed."""
+        """The error of a failed write."""
         self._finished: list[int] = []
         self._crc32 = 0
         self._size = 0
@@ -79,7 +79,7 @@ class SummingStream(io.RawIOBase):
         return len(view)
 
     def sum(self) -> FileSum:
-        """The sum of everything written so far."""
+        """The checksums of everything written so far."""
         last = [self._crc32] if self._size % self._chunk_bytes else []
         return FileSum(
             num_bytes=self._size,
@@ -89,7 +89,7 @@ class SummingStream(io.RawIOBase):
 
 
 class VerifiedStream(io.RawIOBase):
-    """Reads an object by whole chunks and gives out nothing whose checksum is wrong."""
+    """Reads an object in whole chunks and returns nothing whose checksum is wrong."""
 
     def __init__(
         self,
@@ -113,17 +113,17 @@ class VerifiedStream(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Position of the next byte that is read."""
+        """Position of the next byte to read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Go to ``offset`` bytes from the start, from here, or from the end."""
+        """Seek to ``offset`` bytes from the start, the current position or the end."""
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._known.num_bytes}
         self._at = max(0, origin[whence] + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` as far as the file goes; ``CheckpointDamaged`` for a wrong chunk."""
+        """Fill ``buffer`` as far as the file goes; ``CheckpointDamaged`` for a bad chunk."""
         view = memoryview(buffer).cast("B")
         filled = 0
         end = min(len(view), self._known.num_bytes - self._at)
@@ -176,13 +176,13 @@ class _Folder(FileSystemBase):
     ) -> None:
         self._objects, self._known, self._on_bytes = objects, known, on_bytes
         self.sums: dict[str, FileSum] = {}
-        """Sums of the files written."""
+        """Checksums of the files written."""
         self.held: dict[str, bytes] = {}
-        """Files that were read before."""
+        """Files already read."""
 
     @contextmanager
     def create_stream(self, path: Path, mode: str) -> Iterator[Any]:
-        """A new file to write, or a known one to read."""
+        """Open a new file to write, or a known one to read."""
         name = str(path)
         if mode == "wb":
             with self._objects.create(name) as target:
@@ -205,7 +205,7 @@ class _Folder(FileSystemBase):
         yield VerifiedStream(self._objects, name, self._known[name], on_bytes=self._on_bytes)
 
     def concat_path(self, path: Path, suffix: str) -> str:
-        """Name of a file. Objects appear whole, so none needs a temporary name first."""
+        """Name of a file. Objects appear whole, so none needs a temporary name."""
         return suffix.removesuffix(".tmp")
 
     def rename(self, path: Path, new_path: Path) -> None:
@@ -217,48 +217,48 @@ class _Folder(FileSystemBase):
         return str(path)
 
     def mkdir(self, path: Path) -> None:
-        """Folders come with their first file."""
+        """Do nothing: folders come with their first file."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
-        """Never found by name, only given."""
+        """Refuse: a checkpoint is never found by name, only given."""
         return False
 
     def exists(self, path: Path) -> bool:
-        """The folder was emptied before the save began."""
+        """Return False: the folder was emptied before the save began."""
         return False
 
     def rm_file(self, path: Path) -> None:
-        """Never called, for nothing exists."""
+        """Never called, since nothing exists."""
         self._objects.delete([str(path)])
 
 
 class Writer(FileSystemWriter):
-    """Writes this rank's file, and on the coordinator ``.metadata``."""
+    """Writes this rank's file and, on the coordinator, ``.metadata``."""
 
     def __init__(self, objects: Objects) -> None:
-        # Syncing is the storage's own business; an upload has no file descriptor.
+        # Storage does its own syncing; an upload has no file descriptor.
         super().__init__(objects.uri, sync_files=False)
         self._folder = _Folder(objects, None, lambda count: None)
         self.fs: Any = self._folder
         self.named: set[str] = set()
-        """Every file that the coordinator has heard of, once all have written."""
+        """Every file reported to the coordinator, once all ranks have written."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write ``.metadata``, which says what is where."""
+        """Write ``.metadata``, which maps tensors to files."""
         super().finish(metadata, results)
-        # Not of ``metadata``: torch 2.9 writes a copy of it, and leaves it without places.
+        # Not from ``metadata``: torch 2.9 writes a copy and leaves the original without locations.
         written = (result for of_a_rank in results for result in of_a_rank)
         self.named = {METADATA, *(result.storage_data.relative_path for result in written)}
 
     @property
     def sums(self) -> dict[str, FileSum]:
-        """Sums of the files that this rank has written."""
+        """Checksums of the files this rank has written."""
         return self._folder.sums
 
 
 class Reader(FileSystemReader):
-    """Reads what this rank needs, in the order of the files, and verifies every byte."""
+    """Reads what this rank needs, in file order, and verifies every byte."""
 
     def __init__(
         self,
@@ -271,25 +271,25 @@ class Reader(FileSystemReader):
         self.fs: Any = self._folder
 
     def fetch_metadata(self) -> bytes:
-        """The file that says where everything is; ``CheckpointDamaged`` if it cannot be trusted.
+        """Read the file that locates everything; ``CheckpointDamaged`` if it cannot be trusted.
 
-        One rank fetches it for all: it is the same for each, 17 MB for Llama-2-7B on 128 ranks.
+        One rank fetches it for all, since each needs the same: 17 MB for Llama-2-7B on 128 ranks.
         """
         with self._folder.create_stream(METADATA, "rb") as stream:
             data: bytes = stream.read()
         return data
 
     def use_metadata(self, data: bytes) -> None:
-        """Hand over what ``fetch_metadata`` has returned.
+        """Take what ``fetch_metadata`` returned.
 
-        Were it to fail in the middle of loading, torch would take that for a checkpoint of its
-        other kind, with metadata of each rank, and complain that it has none
-        (state_dict_loader.py, ``local_step``).
+        If it failed in the middle of loading, torch would assume its other kind of checkpoint,
+        with metadata per rank, and complain that it has none (state_dict_loader.py,
+        ``local_step``).
         """
         self._folder.held[METADATA] = data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Sort by place, so that each chunk is fetched once."""
+        """Sort by position, so that each chunk is fetched once."""
 
         def place(item: Any) -> tuple[str, int]:
             stored = self.storage_data[item.storage_index]

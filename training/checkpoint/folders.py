@@ -1,4 +1,4 @@
-"""The checkpoints of a run as they lie in storage; one process works on them."""
+"""The checkpoints of a run in storage, managed by one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
 
 _FOLDER = re.compile(r"step-(\d{8,})")
 Sizes = dict[str, int]
-"""Bytes of a folder's files, by name."""
+"""Sizes in bytes of a folder's files, by name."""
 
 
 class Folders:
@@ -38,7 +38,7 @@ class Folders:
         self._ignored: set[int] = set()
 
     def _listed(self) -> dict[int, Sizes]:
-        """Every checkpoint there is, torn ones included, by step."""
+        """Find every checkpoint, torn ones included, by step."""
         found: dict[int, Sizes] = {}
         for entry in self._objects.list("step-"):
             folder, _, name = entry.key.partition("/")
@@ -47,10 +47,10 @@ class Folders:
         return found
 
     def newest(self, *, at_most: int | None = None) -> CheckpointInfo | None:
-        """The newest complete one that has not been refused; says what is wrong with newer ones.
+        """Find the newest complete one that is not ignored; reports what is wrong with newer ones.
 
-        ``CheckpointUnusable`` when there were complete ones and none is whole any more: whoever
-        took that for none would train from the first step again.
+        Raises ``CheckpointUnusable`` when all complete ones have been damaged: returning None would
+        make the caller train from the first step again.
         """
         listed = self._listed()
         damaged: list[str] = []
@@ -72,7 +72,7 @@ class Folders:
         return None
 
     def complete_steps(self) -> set[int]:
-        """Steps that have a marker and have not been refused."""
+        """Steps that have a marker and are not ignored."""
         return self._complete_steps(self._listed())
 
     def _complete_steps(self, listed: Mapping[int, Sizes]) -> set[int]:
@@ -83,11 +83,11 @@ class Folders:
         }
 
     def ignore(self, step: int) -> None:
-        """Never offer it again."""
+        """Never return this checkpoint again."""
         self._ignored.add(step)
 
     def _examined(self, name: str, sizes: Sizes) -> CheckpointInfo:
-        """Its marker; ``CheckpointDamaged`` if it is torn or a file has another size."""
+        """Read its marker; ``CheckpointDamaged`` if it is torn or a file has the wrong size."""
         if CHECKPOINT_MARKER not in sizes:
             raise CheckpointDamaged(f"it is torn: there is no {CHECKPOINT_MARKER}")
         data = self._objects.get(f"{name}/{CHECKPOINT_MARKER}")
@@ -96,25 +96,25 @@ class Folders:
         return info
 
     def remove(self, step: int) -> None:
-        """Delete what there is of a checkpoint, as a killed attempt or a failed save has left it.
+        """Delete whatever a killed attempt or a failed save has left of a checkpoint.
 
-        The marker goes before the files, so that it is never complete and wrong.
+        The marker goes first, so that the checkpoint is never complete and wrong.
         """
         self._remove(step, self._listed().get(step, {}))
 
     def commit(
         self, step: int, meta: Mapping[str, Any], files: Mapping[str, FileSum]
     ) -> CheckpointInfo:
-        """Declare the checkpoint complete that consists of ``files``.
+        """Mark the checkpoint made of ``files`` complete.
 
-        ``CheckpointDamaged`` if they do not lie there as they were written; ``PreconditionFailed``
-        if somebody else has completed one of this step meanwhile.
+        Raises ``CheckpointDamaged`` if they are not in storage as written, ``PreconditionFailed``
+        if another job has completed this step meanwhile.
         """
         info = CheckpointInfo(step=step, meta=meta, files=files, time=now_utc())
         _refuse_incomplete(files, self._sizes(info.name))
         marker = f"{info.name}/{CHECKPOINT_MARKER}"
         try:
-            # Storage sees to it that of two jobs that both take the run for theirs one wins.
+            # Conditional, so that only one of two jobs that both claim the run wins.
             self._objects.put(marker, info.dump(), if_absent=True)
         except PreconditionFailed:
             raise PreconditionFailed(
@@ -130,7 +130,7 @@ class Folders:
         return {entry.key.removeprefix(f"{name}/"): entry.size for entry in entries}
 
     def clean(self) -> list[int]:
-        """Delete what need not be kept; returns its steps."""
+        """Delete checkpoints that need not be kept; returns their steps."""
         listed = self._listed()
         complete = self._complete_steps(listed)
         gone = checkpoints_to_delete(
@@ -153,11 +153,10 @@ class Folders:
 def checkpoints_to_delete(
     *, complete: Collection[int], torn: Collection[int], keep_last: int, keep_every: int
 ) -> list[int]:
-    """Steps whose checkpoints go, oldest first.
+    """Steps whose checkpoints are to be deleted, oldest first.
 
-    Of the complete ones stay the ``keep_last`` newest and every multiple of ``keep_every`` (0:
-    none). Torn ones go once a newer one is complete; a torn one that is the newest of all may
-    still be being written.
+    The ``keep_last`` newest complete ones and every multiple of ``keep_every`` (0: none) are kept.
+    Torn ones go once a newer one is complete; the newest of all, if torn, may still be in progress.
     """
     assert keep_last >= 1, keep_last
     ordered = sorted(complete)
@@ -170,7 +169,7 @@ def checkpoints_to_delete(
 
 
 def _refuse_incomplete(files: Mapping[str, FileSum], sizes: Sizes) -> None:
-    """``CheckpointDamaged`` unless all ``files`` lie there, and one that says what is where."""
+    """Raise ``CheckpointDamaged`` unless all ``files``, the metadata among them, are in storage."""
     if METADATA not in files:
         raise CheckpointDamaged(f"{METADATA} is not among its files")
     for name, known in files.items():

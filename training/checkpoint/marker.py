@@ -1,4 +1,4 @@
-"""The marker of a complete checkpoint: ``complete.json``, written last, with every file's sums."""
+"""The marker of a complete checkpoint: ``complete.json``, written last, with all checksums."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
 
 CHUNK_BYTES = 8 * 1024 * 1024
-"""Smallest part that can be verified by itself, and so the least that is read."""
+"""Smallest part that can be verified by itself, and so the smallest read."""
 _SCHEMA = 1
 _FORMAT = "dcp"
 """torch.distributed.checkpoint, the only format; part of the published schema."""
 
 
 class CheckpointDamaged(Exception):
-    """A file of a complete checkpoint is missing, short, or has other bytes than were written."""
+    """A file of a complete checkpoint is missing, truncated or altered."""
 
 
 class CheckpointUnusable(ValueError):
-    """A run has checkpoints and none of them can be loaded, or not into this model."""
+    """A run has checkpoints, but none can be loaded, or not into this model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSum:
-    """Size of a file and the CRC-32 of each of its chunks; none when it was never computed."""
+    """Size of a file and the CRC-32 of each chunk; empty if never computed."""
 
     num_bytes: int
     chunk_bytes: int = CHUNK_BYTES
@@ -38,12 +38,12 @@ class CheckpointInfo:
     """One complete checkpoint."""
 
     step: int
-    """Optimizer steps that it contains."""
+    """Optimizer steps it contains."""
     meta: Mapping[str, Any]
-    """The trainer's facts: model, tokenizer_sha256, world_size, tokens_total, ..."""
+    """Facts from the trainer: model, tokenizer_sha256, world_size, tokens_total, ..."""
     files: Mapping[str, FileSum]
     time: str
-    """When it was complete, ISO 8601."""
+    """Time of completion, ISO 8601."""
 
     @property
     def name(self) -> str:
@@ -56,7 +56,7 @@ class CheckpointInfo:
         return sum(known.num_bytes for known in self.files.values())
 
     def refuse_other(self, *, model: Mapping[str, Any], tokenizer_sha256: str | None) -> None:
-        """``CheckpointUnusable`` unless it was made by that model on that tokenizer, if known."""
+        """Raise ``CheckpointUnusable`` unless model and tokenizer (if known) match."""
         mine = self.meta.get("model")
         if mine is not None and dict(mine) != dict(model):
             differing = [
@@ -99,7 +99,7 @@ class CheckpointInfo:
 
     @staticmethod
     def parse(data: bytes, *, folder: str) -> CheckpointInfo:
-        """Read a marker; ``CheckpointDamaged`` when it is none."""
+        """Read a marker; ``CheckpointDamaged`` if it is not one."""
         try:
             document = json.loads(data)
             if document["schema"] != _SCHEMA or document["format"] != _FORMAT:

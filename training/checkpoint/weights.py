@@ -1,4 +1,4 @@
-"""The weights of a checkpoint, whole, whatever topology wrote them; a few tensors at a time."""
+"""The whole weights of a checkpoint, whatever topology wrote them; a few tensors at a time."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from training.storage import Objects
 
 OnBytes = Callable[[int], None]
 _PREFIXES = ("model.", "")
-"""Under which a trainer may keep its model in the state; names below are Hugging Face's."""
+"""Prefixes of the model in a trainer's state; the names below are Hugging Face's."""
 
 
 class Weights:
     """The weights of the checkpoint in ``objects``; ``CheckpointUnusable`` if they do not fit.
 
-    ``shapes`` are those of the whole model. Reads slices of every rank's file: they begin with the
-    model, moments follow.
+    ``shapes`` are those of the whole model. Reads slices of every rank's file, which holds the
+    model first and then the moments.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class Weights:
         return reader
 
     def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Whole tensors on the host, ``CheckpointDamaged`` where their bytes are wrong.
+        """Read whole tensors to the host; ``CheckpointDamaged`` where bytes are wrong.
 
-        Read straight into ``dtype``: fp32 exists a shard of a tensor at a time.
+        Reads straight into ``dtype``: only one shard of a tensor is in fp32 at a time.
         """
         whole = {name: torch.empty(self._shapes[name], dtype=dtype) for name in names}
         state: dict[str, Any] = {f"{self._prefix}{name}": t for name, t in whole.items()}
         try:
             with warnings.catch_warnings():
-                # One process reads alone, and torch warns that it does.
+                # torch warns that one process reads alone.
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
                 dcp_load(state, storage_reader=self._reader(), no_dist=True)
         except CheckpointException as error:

@@ -1,4 +1,4 @@
-"""A few steps of a run on random data, for the graphs alone; nothing is saved."""
+"""A few steps of a run on random data, only to compile its graphs; nothing is saved."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _COMPILED_STEPS = 3
-"""The first step, the steady state, and one to see that nothing is compiled any more."""
+"""The first step, the steady state, and one to see that nothing more is compiled."""
 _EVALUATED_AFTER = 2
-"""Steps before the evaluation, whose graph a run that evaluates needs; one step follows it."""
+"""Steps before the evaluation, which has a graph of its own; one step follows it."""
 
 
 def compile_graphs(job: Job, task: Task) -> None:
-    """Make the steps that have all graphs of the run."""
+    """Run the steps that cover all graphs of the run."""
     config = task.config(job.values, job.device.num_ranks, None)
     config = dataclasses.replace(
         config,

@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
 
 FAILED_SAVES = 3
-"""Failed saves in a row that end the job: what it makes would be lost, and is paid for."""
+"""Consecutive failed saves that end the job: its paid-for work would be lost."""
 
 
 class Diverged(ValueError):
-    """The loss is no number any more: more steps would train nothing."""
+    """The loss is not finite: further steps would train nothing."""
 
 
 class LoopEnd(StrEnum):
-    """Why the loop ended."""
+    """Reasons for the loop to end."""
 
     FINISHED = "finished"
-    """All steps of the run are made."""
+    """All steps of the run are done."""
     PAUSED = "paused"
-    """All steps of this job are made; the run has more."""
+    """All steps of this job are done; the run has more."""
     STOPPED = "stopped"
     """Ended on request, after the last whole step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A whole step; its numbers are still on the device."""
+    """A completed step whose numbers are still on the device."""
 
     number: int
     loss: torch.Tensor
@@ -62,11 +62,11 @@ class Loop:
     config: TrainConfig
     backend: Backend
     batch: Callable[[range], Any]
-    """Positions in the data order to a micro-batch, as the model takes it."""
+    """Maps positions in the data order to a micro-batch for the model."""
     metrics: MetricsRecorder
     stop: StopSwitch
     ranks: Ranks
-    """A group that serves nothing else until the loop has ended."""
+    """A group reserved for the loop until it ends."""
     report: Callable[[str], None]
     checkpoints: Checkpoints | None = None
     """None: nothing is saved."""
@@ -75,16 +75,16 @@ class Loop:
     held_out: HeldOut | None = None
     """None: nothing is evaluated."""
     say: Callable[[str], None] = lambda text: None
-    """Writes one line into the log, of one rank."""
+    """Writes one line to the log, on one rank only."""
     check: Callable[[], None] = lambda: None
-    """Raises when this job may not go on."""
+    """Raises when this job must not continue."""
     _vote: Vote = field(init=False)
 
     def __post_init__(self) -> None:
         self._vote = Vote(self.ranks, self.report)
 
     def run(self, done: int) -> LoopEnd:
-        """Train from ``done`` steps on; returns when the last save is complete everywhere."""
+        """Train on from ``done`` steps; returns when the last save is complete everywhere."""
         config, last = self.config, self.config.last_step(done)
         ending = LoopEnd.FINISHED if last == config.max_steps else LoopEnd.PAUSED
         saved = done
@@ -101,17 +101,17 @@ class Loop:
                 break
             ends = number == last
             saves = ends or (config.save_every > 0 and number % config.save_every == 0)
-            # Before an evaluation too, which would wait for the step's work in its place.
+            # Also before an evaluation, which would otherwise be charged for the step's work.
             logs = saves or config.evaluates_after(number)
             logs = logs or number % config.log_every == 0 or number == done + 1
-            # Numbers come from the device, and with them the end of its work.
+            # Fetching the numbers also waits for the device to finish.
             numbers = self._fetch(step) if logs else None
             self.metrics.count(step_s=clock.seconds, data_s=step.data_s)
             unlogged = step
             if numbers is not None:
                 self._log(number, *numbers)
                 unlogged = None
-            # Before the save, so that a run that continues from it has the evaluation's line too.
+            # Before the save, so that a run resumed from it has the evaluation's line too.
             self._evaluate(number)
             if saves:
                 self._save(number, asynchronous=config.async_save and not ends)
@@ -120,7 +120,7 @@ class Loop:
         return ending
 
     def _step(self, number: int, last: int) -> _Step | None:
-        """One optimizer step, or None where the ranks stop before it is whole."""
+        """Make one optimizer step; None if the ranks stop before it is complete."""
         config, backend = self.config, self.backend
         data_s = 0.0
         loss: torch.Tensor | None = None
@@ -143,7 +143,7 @@ class Loop:
         return _Step(number=number, loss=loss, grad_norm=grad_norm, data_s=data_s)
 
     def _fetch(self, step: _Step) -> tuple[float, float]:
-        """Mean loss and norm; every rank asks for them."""
+        """Fetch mean loss and norm; called on every rank."""
         return self.backend.mean_over_data(step.loss), self.backend.fetch(step.grad_norm)
 
     def _log(self, number: int, loss: float, grad_norm: float) -> None:
@@ -156,7 +156,7 @@ class Loop:
             )
 
     def _evaluate(self, number: int) -> None:
-        """Compute the validation loss, if it is time; given up when the ranks are asked to stop."""
+        """Compute the validation loss if it is due; abandoned when the ranks are asked to stop."""
         if self.held_out is None or not self.config.evaluates_after(number):
             return
         clock = Stopwatch()
@@ -193,9 +193,9 @@ class Loop:
         self.metrics.save_began(number, stall_s=clock.seconds)
 
     def _stops(self) -> bool:
-        """Ask before a micro-batch whether the ranks stop here.
+        """Ask, before a micro-batch, whether the ranks stop here.
 
-        A step may take minutes and a stopped job has a minute and a half: a micro-batch takes
+        A step may take minutes and a job has a minute and a half to stop; a micro-batch takes
         seconds on any number of nodes.
         """
         wish = Wish.STOP if self.stop.requested else Wish.GO_ON
@@ -208,7 +208,7 @@ class Loop:
 
     def _give_up(self) -> NoReturn:
         if self.checkpoints is not None:
-            # Another rank's thread has known it before this one's.
+            # Another rank's thread may have known it before this one's.
             self.checkpoints.wait()
         step, reason = max(self.metrics.failed_saves.items())
         raise StorageUnavailable(
@@ -218,7 +218,7 @@ class Loop:
         )
 
     def _save_last_whole_step(self, whole: int, saved: int, unlogged: _Step | None) -> int:
-        """Bring ``whole`` steps to safety; returns the last one that is saved, or was at first."""
+        """Save the state after ``whole`` steps unless it is saved already; returns ``whole``."""
         if unlogged is not None:
             self._log(unlogged.number, *self._fetch(unlogged))
         if whole > saved:
@@ -226,14 +226,14 @@ class Loop:
         return whole
 
     def _complete(self, saved: int) -> None:
-        """Wait for the last save, on every rank."""
+        """Wait for the last save on every rank."""
         self._vote.resolve()
         if self.checkpoints is not None:
             self.checkpoints.wait()
-        # The main node leaves first, and its end ends the others: not before all have saved.
+        # The main node's end ends the others, so it must not leave before all have saved.
         self.backend.barrier()
         if (reason := self.metrics.failed_saves.get(saved)) is not None:
-            # Another attempt makes the steps since the last complete checkpoint once more.
+            # Another attempt repeats the steps since the last complete checkpoint.
             raise StorageUnavailable(
                 f"the last checkpoint, of step {saved}, was not saved: {reason}"
             )
@@ -247,10 +247,10 @@ def validation_loss(
     stops: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda text: None,
 ) -> float | None:
-    """Mean loss over the sequences held out, the same on every rank; None where the ranks stop.
+    """Mean loss over the held-out sequences, the same on every rank; None if the ranks stop.
 
-    Micro-batches are full, as in training, so that they are one graph: what the last ones have
-    beyond the end is computed and not counted.
+    Micro-batches are full, as in training, so that they share one graph: what the last ones hold
+    beyond the end is computed but not counted.
     """
     plan, num_sequences = config.plan, held_out.num_sequences
     rounds = -(-num_sequences // (plan.data_parallel * plan.micro_batch))

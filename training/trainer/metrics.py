@@ -1,4 +1,4 @@
-"""Measurements of the training loop, sent to the log and the run's files by rank 0 alone."""
+"""Measurements of the training loop, which rank 0 alone sends to the log and the run's files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Sums:
 
 
 class Window:
-    """The reference's moving-window throughput: sequences of the last steps over their seconds.
+    """The reference's moving-window throughput: sequences per second over the last steps.
 
     The window is ``ceil(10 / log_every)`` samples (aws-neuron
     neuronx-distributed, examples/training/llama, class Throughput).
@@ -51,7 +51,7 @@ class Window:
         self._samples: deque[tuple[int, float]] = deque(maxlen=math.ceil(_WINDOW_STEPS / log_every))
 
     def add(self, sequences: int, seconds: float) -> float:
-        """Add a sample; returns sequences a second over the window."""
+        """Add a sample; returns sequences per second over the window."""
         self._samples.append((sequences, seconds))
         total_s = sum(seconds for _, seconds in self._samples)
         return sum(count for count, _ in self._samples) / total_s if total_s > 0 else 0.0
@@ -75,18 +75,18 @@ class MetricsRecorder:
         self.last: StepRecord | None = None
         """The last logged step, on every rank."""
         self.failed_saves: dict[int, str] = {}
-        """Step to reason, on every rank."""
+        """Maps steps to reasons, on every rank."""
         self.failed_in_a_row = 0
-        """Saves since the last complete one, on every rank."""
+        """Failed saves since the last complete one, on every rank."""
 
     def count(self, *, step_s: float, data_s: float) -> None:
-        """Add one step that was made."""
+        """Add one completed step."""
         self._sums.steps += 1
         self._sums.step_s += step_s
         self._sums.data_s += data_s
 
     def log(self, step: int, *, loss: float, learning_rate: float, grad_norm: float) -> None:
-        """Send the steps since the last call, as one record, to everywhere."""
+        """Send the steps since the last call, as one record, to every output."""
         plan, sums = self._config.plan, self._sums
         self._sums = _Sums()
         sequences = sums.steps * plan.global_batch
@@ -129,24 +129,24 @@ class MetricsRecorder:
         )
 
     def evaluated(self, record: EvaluationRecord) -> None:
-        """The validation split was evaluated, between two steps."""
+        """Record an evaluation of the validation split, between two steps."""
         if self._files is not None:
             self._files.evaluation(record)
 
     def before_save(self) -> None:
-        """A checkpoint will be taken."""
+        """Prepare for a checkpoint."""
         if self._files is not None:
             self._files.status(now=True, state="saving")
             self._files.secure()
 
     def save_began(self, step: int, *, stall_s: float) -> None:
-        """A checkpoint was copied, or written, while training stood still for ``stall_s``."""
+        """Record a checkpoint that was copied or written, pausing training for ``stall_s``."""
         if self._files is not None:
             self._files.save(step, stall_s=stall_s)
             self._files.status(state="training")
 
     def saved(self, info: CheckpointInfo) -> None:
-        """A checkpoint is complete; may come from another thread."""
+        """Record a complete checkpoint; may be called from another thread."""
         self.failed_in_a_row = 0
         if self._files is not None:
             self._files.event("saved", {"step": info.step, "bytes": info.num_bytes})
@@ -155,7 +155,7 @@ class MetricsRecorder:
             )
 
     def save_failed(self, step: int, reason: str) -> None:
-        """A checkpoint could not be written; may come from another thread."""
+        """Record a failed checkpoint; may be called from another thread."""
         self.failed_saves[step] = reason
         self.failed_in_a_row += 1
         if self._files is not None:

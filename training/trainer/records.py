@@ -1,4 +1,4 @@
-"""Records of logged steps and evaluations, in every form they are read in.
+"""Records of logged steps and evaluations, in every format we write.
 
 The log line ``LOG``, the scalars' names and results.json are those of AWS's reference, which
 dashboards parse (neuronx-distributed, ``examples/training/llama``, tp_zero1_llama_hf_pretrain.py
@@ -24,10 +24,10 @@ SCALARS: Mapping[str, str] = {
     "throughput": "throughput",
     "grad-norm": "grad_norm",
 }
-"""From names in TensorBoard to fields of ``StepRecord``."""
+"""Maps names in TensorBoard to fields of ``StepRecord``."""
 
 _WARM_STEPS = 10
-"""The reference leaves them out of the average throughput."""
+"""First steps, which the reference excludes from the average throughput."""
 NAMESPACE = "Trainium/Training"
 _METRICS = (
     ("Loss", "loss", "None"),
@@ -48,13 +48,13 @@ _VALIDATION_METRICS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One logged optimizer step; times and rates are means since the step logged before it."""
+    """One logged optimizer step; times and rates are means since the previous logged step."""
 
     step: int
     """Counted from 1."""
     max_steps: int
     epoch: int
-    """Passes over the dataset that are behind, from 0."""
+    """Completed passes over the dataset, from 0."""
     loss: float
     lr: float
     grad_norm: float
@@ -62,21 +62,21 @@ class StepRecord:
     step_s: float
     """Seconds of one step, without saving."""
     data_s: float
-    """Part of them spent on waiting for data."""
+    """Part of them spent waiting for data."""
     sequences_per_second: float
     tokens_per_second: float
     mfu: float | None
     """Model FLOPs utilization, 0 to 1; None where the device's peak is unknown."""
     throughput: float
-    """Sequences a second over a moving window of about ten steps, as the reference gives it."""
+    """Sequences per second over a moving window of about ten steps, as in the reference."""
     tokens_total: int
 
     def fields(self) -> dict[str, Any]:
-        """For JSON: what JSON cannot hold becomes null."""
+        """Fields for JSON: values that JSON cannot hold become null."""
         return {name: _finite(value) for name, value in asdict(self).items()}
 
     def line(self) -> str:
-        """For the log; begins with ``training: step``."""
+        """Format for the log; begins with ``training: step``."""
         mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
         return (
             f"training: step {self.step} of {self.max_steps}: loss {self.loss:.4f}, "
@@ -96,23 +96,23 @@ class EvaluationRecord:
     """Mean over the sequences."""
     sequences: int
     evaluation_s: float
-    """Seconds that training stood still for it; part of no step's time."""
+    """Seconds that training was paused for it; part of no step's time."""
 
     @property
     def perplexity(self) -> float:
-        """exp(val_loss); infinite where that is too large for a float."""
+        """exp(val_loss); infinite if too large for a float."""
         try:
             return math.exp(self.val_loss)
         except OverflowError:
             return math.inf
 
     def fields(self) -> dict[str, Any]:
-        """For JSON: what JSON cannot hold becomes null."""
+        """Fields for JSON: values that JSON cannot hold become null."""
         known = {**asdict(self), "perplexity": self.perplexity}
         return {name: _finite(value) for name, value in known.items()}
 
     def line(self) -> str:
-        """For the log."""
+        """Format for the log."""
         return (
             f"training: validation after step {self.step}: loss {self.val_loss:.4f}, perplexity "
             f"{self.perplexity:.2f}, of {self.sequences} sequences, {self.evaluation_s:.3f} s"
@@ -143,9 +143,9 @@ def results_document(
     evaluation: EvaluationRecord | None = None,
     more: Iterable[tuple[str, float, str]] = (),
 ) -> dict[str, Any]:
-    """results.json: ``earlier``'s metrics, if it has any, and this job's after them.
+    """Build results.json: the metrics of ``earlier``, if any, followed by this job's.
 
-    The reference evaluates nothing; ``evaluation``, the last one, is beside its own metrics.
+    The reference does not evaluate; ``evaluation``, the last one, goes beside its own metrics.
     """
     metrics = _earlier_metrics(earlier)
     if evaluation is not None:
@@ -179,7 +179,7 @@ def _earlier_metrics(earlier: bytes | None) -> list[dict[str, Any]]:
     try:
         found = json.loads(earlier)["results"]["metrics"]
     except (KeyError, TypeError, ValueError):
-        return []  # a file that somebody else has put there is no reason to stop
+        return []  # a file put there by somebody else is no reason to stop
     return list(found) if isinstance(found, list) else []
 
 
@@ -192,10 +192,10 @@ def embedded_metrics(
     time_ms: int,
     checkpoint_s: float | None = None,
 ) -> str:
-    """One log line that CloudWatch turns into metrics.
+    """Build one log line that CloudWatch turns into metrics.
 
-    ``checkpoint_s``: seconds that training stood still for the latest checkpoint since the line
-    before, if there was one.
+    ``checkpoint_s``: seconds that training was paused for the latest checkpoint since the previous
+    line, if there was one.
     """
     fields = {**record.fields(), "checkpoint_s": checkpoint_s}
     return _embedded(
@@ -209,7 +209,7 @@ def embedded_metrics(
 def embedded_validation(
     record: EvaluationRecord, *, deployment: str, run: str, workload: str, time_ms: int
 ) -> str:
-    """One such line for an evaluation of the validation split."""
+    """Build one such line for an evaluation of the validation split."""
     return _embedded(
         _VALIDATION_METRICS,
         record.fields(),
@@ -232,7 +232,7 @@ def _embedded(
             "CloudWatchMetrics": [
                 {
                     "Namespace": NAMESPACE,
-                    # Two names at most: every combination of values is a metric that is paid for.
+                    # At most two names: every combination of values is a billed metric.
                     "Dimensions": [["Deployment", "Run"]],
                     "Metrics": [{"Name": name, "Unit": unit} for name, _, unit in known],
                 }

@@ -30,7 +30,7 @@ RESULTS = "results/results.json"
 TENSORBOARD = "logs/tensorboard"
 _BETWEEN_UPLOADS_S = 5.0
 _BETWEEN_EMBEDDED_S = 60.0
-"""A custom metric has a value a minute; more lines cost and show nothing more."""
+"""Custom metrics have one value a minute; more lines cost more and show nothing new."""
 _CLOSING_S = 60.0
 _SECURING_S = 5.0
 _EVALUATION = "evaluation"
@@ -39,20 +39,20 @@ _UNKNOWN = (
     *("val_loss", "val_step", "step_seconds", "eta_seconds"),
     *("last_checkpoint_step", "last_checkpoint_time", "error"),
 )
-"""Fields of status.json that nothing is known of when a job begins."""
+"""Fields of status.json that are unknown when a job begins."""
 _MADE_AGAIN = ("step", _EVALUATION)
-"""Events that a run has once for each step, whatever was repeated."""
+"""Events that a run has once per step, however often a step was repeated."""
 
 
 class Pacer:
-    """Lets one line through a minute."""
+    """Lets one line per minute through."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last_s = float("-inf")
 
     def due(self) -> bool:
-        """Tell whether a line may be written now; if so, the next one may in a minute."""
+        """Tell whether a line may be written now; if so, the next is due in a minute."""
         now = self._clock()
         if now - self._last_s < _BETWEEN_EMBEDDED_S:
             return False
@@ -61,10 +61,9 @@ class Pacer:
 
 
 class RunFiles:
-    """Files that rank 0 writes about a run, in a local folder and, in turn, in the run's storage.
+    """Files that rank 0 writes about a run: to a local folder, then to the run's storage.
 
-    Nothing here waits for storage but the beginning, which continues earlier attempts' files, and
-    the end.
+    Only the beginning, which continues the files of earlier attempts, and the end wait for storage.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class RunFiles:
         self._status: dict[str, Any] = {}
         self._pacer, self._validation_pacer = Pacer(), Pacer()
         self._checkpoint_s: float | None = None
-        """Stall since the last line for CloudWatch."""
+        """Checkpoint stall since the last line for CloudWatch."""
         self._throughputs: list[float] = []
         self._last: StepRecord | None = None
         self._evaluation: EvaluationRecord | None = None
@@ -112,7 +111,7 @@ class RunFiles:
         )
 
     def begin(self, step: int, *, num_ranks: int, backend: str) -> None:
-        """Continue the run's curve after ``step`` steps; later ones are done again."""
+        """Continue the run's curve after ``step`` steps; later ones will be repeated."""
         kept, dropped = _lines_until(self._read(TRAIN_METRICS), step)
         self._metrics.write_text("".join(f"{line}\n" for line in kept))
         self._status.update(_last_validation(kept))
@@ -155,7 +154,7 @@ class RunFiles:
         self._uploads.offer(TRAIN_METRICS, self._metrics)
 
     def step(self, record: StepRecord) -> None:
-        """Write one logged step, in every form."""
+        """Write one logged step, in every format."""
         self._last = record
         self._throughputs.append(record.throughput)
         self.event("step", record.fields())
@@ -178,7 +177,7 @@ class RunFiles:
         self._offer_tensorboard()
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """Write one evaluation of the validation split, in every form."""
+        """Write one evaluation of the validation split, in every format."""
         self._evaluation = record
         fields = record.fields()
         self.event(_EVALUATION, fields)
@@ -198,7 +197,7 @@ class RunFiles:
         self._offer_tensorboard()
 
     def save(self, step: int, *, stall_s: float) -> None:
-        """Note that a checkpoint was begun, for which training stood still ``stall_s`` seconds."""
+        """Note that a checkpoint was begun, which paused training for ``stall_s`` seconds."""
         self._checkpoint_s = round(stall_s, 4)
         self.event("save", {"step": step, "checkpoint_s": self._checkpoint_s})
 
@@ -209,7 +208,7 @@ class RunFiles:
         self._uploads.offer(RUN_STATUS, json.dumps(document, indent=2).encode() + b"\n", now=now)
 
     def secure(self) -> None:
-        """Upload the lines before a checkpoint, soon: a run resumed from it would lack them."""
+        """Upload pending lines soon, before a checkpoint: a run resumed from it would lack them."""
         self._uploads.flush(TRAIN_METRICS, within_s=_SECURING_S)
 
     def finish(
@@ -234,7 +233,7 @@ class RunFiles:
         self.close()
 
     def close(self, *, within_s: float = _CLOSING_S) -> None:
-        """Upload what is left, if that takes no longer than ``within_s``."""
+        """Upload what is left, within ``within_s`` seconds."""
         if self._writer is not None:
             self._writer.close()
             self._offer_tensorboard()
@@ -242,7 +241,7 @@ class RunFiles:
             self._say(f"metrics are not complete in {self._objects.uri}: storage is too slow")
 
     def abandon(self) -> None:
-        """Write nothing more: the run's files are another job's now."""
+        """Write nothing more: the run's files now belong to another job."""
         if self._writer is not None:
             self._writer.close()
         self._uploads.abandon()
@@ -259,14 +258,14 @@ class RunFiles:
 
 
 def _lines_until(data: bytes | None, step: int) -> tuple[list[str], int]:
-    """Lines of earlier attempts that stay when the run goes on after ``step``, and how many not."""
+    """Lines of earlier attempts to keep when resuming after ``step``, and the number dropped."""
     kept, dropped = [], 0
     for line in (data or b"").decode(errors="replace").splitlines():
         try:
             document = json.loads(line)
             is_later = document["event"] in _MADE_AGAIN and document["step"] > step
         except (KeyError, TypeError, ValueError):
-            is_later = True  # half a line, or not ours
+            is_later = True  # a partial line, or not ours
         if is_later:
             dropped += 1
         else:
@@ -275,7 +274,7 @@ def _lines_until(data: bytes | None, step: int) -> tuple[list[str], int]:
 
 
 def _last_validation(lines: list[str]) -> dict[str, Any]:
-    """Fields of the status about the newest evaluation of earlier attempts, if there was one."""
+    """Status fields of the latest evaluation in earlier attempts, if there was one."""
     for line in reversed(lines):
         document = json.loads(line)
         if document["event"] == _EVALUATION:
@@ -291,7 +290,7 @@ def reference_parameters(
     device: str,
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The ``parameters`` of results.json, by the reference's names."""
+    """The ``parameters`` of results.json, under the reference's names."""
     plan = config.plan
     return {
         "Model": workload,

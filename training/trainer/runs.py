@@ -1,4 +1,4 @@
-"""A run: what makes it what it is, and the lock that gives its name to one job at a time."""
+"""A run: its fixed configuration, and the lock that gives its name to one job at a time."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from trainium_catalogue.parameters.training import resolve_values
 
 _SCHEMA = 1
 RANKS = "num_ranks"
-"""A fact of runs that depend on how many ranks train them."""
+"""A fact of runs that depend on the number of ranks."""
 HEARTBEAT_S = 10.0
 _MISSED = 3
-"""Heartbeats after which a holder counts as dead."""
+"""Missed heartbeats after which a holder counts as dead."""
 _LOOKS_PER_HEARTBEAT = 5
 
 
@@ -36,13 +36,13 @@ class RunConfig:
     values: Mapping[str, Value]
     """Every parameter of the workload."""
     created: str
-    """When the run began, ISO 8601."""
+    """Start of the run, ISO 8601."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Other fixed facts, found out rather than given: ``tokenizer_sha256``, ``eos_id``, ..."""
+    """Other fixed facts, discovered rather than given: ``tokenizer_sha256``, ``eos_id``, ..."""
 
     @staticmethod
     def load(objects: Objects) -> RunConfig | None:
-        """The run whose root ``objects`` is; None before its first submission."""
+        """Load the run with root ``objects``; None before its first submission."""
         try:
             document = json.loads(objects.get(RUN_CONFIG))
         except ObjectMissing:
@@ -85,8 +85,8 @@ class RunConfig:
     ) -> RunConfig:
         """Resolve a submission: its own arguments, then what the run remembers, then defaults.
 
-        ``values`` are all parameters with defaults filled in, ``given`` those that the user named.
-        ``RunConfigError`` where a parameter that makes the run what it is would change.
+        ``values`` are all parameters with defaults filled in, ``given`` those the user named.
+        ``RunConfigError`` if a parameter that defines the run would change.
         """
         if stored is None:
             return RunConfig(workload=workload, values=dict(values), created=now_utc())
@@ -109,7 +109,7 @@ class RunConfig:
         )
 
     def with_facts(self, *, run: str, facts: Mapping[str, Any]) -> RunConfig:
-        """Remember ``facts`` too; ``RunConfigError`` if one of them was otherwise."""
+        """Add ``facts``; ``RunConfigError`` if one of them was different before."""
         changed = [
             f"{name}={_shown(value)} (the run has {_shown(self.facts[name])})"
             for name, value in facts.items()
@@ -134,9 +134,9 @@ class RunConfig:
 def checkpoint_root(
     storage: StorageAccess, bucket: Objects, run: str, config: RunConfig
 ) -> Objects:
-    """Open the place of a run's checkpoints: in the bucket, or below ``checkpoint-uri``.
+    """Open the location of a run's checkpoints: in the bucket, or below ``checkpoint-uri``.
 
-    The run's name is part of the path in either case, so that runs that share a URI stay apart.
+    The path includes the run's name either way, so that runs sharing a URI stay apart.
     """
     uri = str(config.values.get("checkpoint-uri", ""))
     if not uri:
@@ -165,9 +165,9 @@ class Holder:
     attempt: int
     node: str
     since: str
-    """When the job took the lock, ISO 8601."""
+    """Time at which the job took the lock, ISO 8601."""
     heartbeat: str
-    """When it last renewed the lock."""
+    """Time of the latest renewal."""
     heartbeat_s: float
     """Seconds between two heartbeats."""
     released: bool = False
@@ -178,7 +178,7 @@ class Holder:
 
     @staticmethod
     def parse(data: bytes) -> Holder | None:
-        """Read it; None if it is not a lock of this version."""
+        """Parse a lock; None if it is not one of this version."""
         try:
             return Holder(**json.loads(data))
         except (TypeError, ValueError):
@@ -186,11 +186,11 @@ class Holder:
 
 
 class RunLock:
-    """The lock of the run whose root ``objects`` is; the main node's rank 0 holds it.
+    """The lock of the run with root ``objects``; the main node's rank 0 holds it.
 
-    Built on conditional writes (S3's If-None-Match and If-Match), so that of two jobs that start
-    together one wins. Whether a holder lives is seen from its heartbeat changing, not from the
-    time in it: no clocks are compared.
+    Built on conditional writes (S3's If-None-Match and If-Match), so that of two jobs starting
+    together one wins. A holder is alive if its heartbeat changes, whatever time it contains: no
+    clocks are compared.
     """
 
     def __init__(
@@ -221,10 +221,10 @@ class RunLock:
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Take the lock and keep it; ``RunLocked`` when another job is seen to hold it.
+        """Take the lock and keep it; ``RunLocked`` if another job holds it.
 
-        A free lock, a released one, and one of an earlier attempt of this job are taken at once.
-        Another job's is watched: it renews within a heartbeat (10 s), or is dead after three.
+        A lock that is free, released or left by an earlier attempt of this job is taken at once.
+        Another job's is watched: it is renewed within a heartbeat (10 s), or dead after three.
         """
         watched: tuple[str, float] | None = None
         while True:
@@ -257,12 +257,12 @@ class RunLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise ``RunLost`` once another job has taken the lock; call it at every step."""
+        """Raise ``RunLost`` once another job has taken the lock; called at every step."""
         if self._lost is not None:
             raise RunLost(self._lost)
 
     def release(self) -> None:
-        """Let the next job in at once."""
+        """Release the lock, so that the next job need not wait."""
         self._ending.set()
         if self._thread is None:
             return
@@ -289,7 +289,7 @@ class RunLock:
         return Holder.parse(data), etag
 
     def _is_earlier(self, holder: Holder) -> bool:
-        """Detect an attempt of this job that Batch has ended before it began this one."""
+        """Detect an earlier attempt of this job, which Batch ended before starting this one."""
         mine = self._mine
         return holder.job_id == mine.job_id and holder.attempt <= mine.attempt
 
@@ -318,7 +318,7 @@ class RunLock:
                 self._lost = self._loss()
                 return
             except Exception as error:
-                # As long as storage fails nobody else can take the lock either.
+                # While storage fails, nobody else can take the lock either.
                 self._say(f"the lock of run {self._run} could not be renewed: {error}")
 
     def _loss(self) -> str:

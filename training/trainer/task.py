@@ -1,4 +1,4 @@
-"""One kind of training: its data, model and batches; all else is the trainer's."""
+"""One kind of training: its data, model and batches; the trainer does the rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """The way of a dataset to this node; see ``datasets.samples.staging.stage``."""
+    """Brings a dataset to this node; see ``datasets.samples.staging.stage``."""
 
     objects: Objects
     cache: Path
@@ -38,51 +38,51 @@ class Dataset:
     samples: int
     """Samples of one epoch."""
     facts: Mapping[str, Any]
-    """Facts that a run remembers, and refuses to continue without."""
+    """Facts that a run remembers and that must stay the same for it to continue."""
     tokenizer_sha256: str | None
-    """Identifies the tokenizer that made its ids; None where that is not known."""
+    """Identifies the tokenizer that made its ids; None if unknown."""
     content: Any
-    """For the task itself."""
+    """Private to the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The sequences that are evaluated: positions 0 to ``num_sequences`` of an order of their own.
+    """The sequences to evaluate: positions 0 to ``num_sequences`` in an order of their own.
 
     The same for any number of ranks, any micro-batch and any seed of the run.
     """
 
     batch: Callable[[range], Any]
-    """Positions to a micro-batch, as in training; any position has a sequence."""
+    """Maps positions to a micro-batch, as in training; every position has a sequence."""
     num_sequences: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalReport:
-    """The last words of a run that has made all its steps."""
+    """The final message of a run that has completed all its steps."""
 
     lines: tuple[str, ...] = ()
     metrics: tuple[tuple[str, float, str], ...] = ()
     """Name, value and unit, for results.json."""
     problem: str | None = None
-    """Why the job fails though it has trained."""
+    """Reason for the job to fail although it has trained."""
 
 
 class WrongOutcome(ValueError):
-    """The run has made all its steps, and what has come of them is not right."""
+    """The run has completed all its steps, but the result is wrong."""
 
 
 class Task(ABC):
     """One kind of training; every rank makes the same calls in the same order."""
 
     first_lines: tuple[str, ...] = ()
-    """For the log, before the first step."""
+    """Text for the log, before the first step."""
     follows_ranks = False
-    """Another number of ranks makes another run: batch or learning rate depend on it."""
+    """True if a different number of ranks makes a different run, through batch or learning rate."""
 
     @abstractmethod
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Raise ``ValueError`` for what cannot be, before anything is downloaded."""
+        """Raise ``ValueError`` for impossible parameters, before anything is downloaded."""
 
     @abstractmethod
     def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
@@ -92,26 +92,26 @@ class Task(ABC):
     def config(
         self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
-        """Everything that decides the run; one that only compiles has no dataset."""
+        """Build the run's configuration; a run that only compiles has no dataset."""
 
     @abstractmethod
     def backend(
         self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
     ) -> Backend:
-        """The model on this rank's device; ``peak_flops`` is one rank's."""
+        """Open the model on this rank's device; ``peak_flops`` is per rank."""
 
     @abstractmethod
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
-        """Positions in the data order to a micro-batch, as a pure function."""
+        """Return a pure function from positions in the data order to a micro-batch."""
 
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
-        """Micro-batches without a dataset, for graphs that are compiled beforehand."""
+        """Return micro-batches without a dataset, for compiling graphs in advance."""
         raise TypeError(f"{type(self).__name__} compiles nothing beforehand")
 
     def held_out(self, config: TrainConfig, dataset: Dataset) -> HeldOut | None:
-        """The sequences to evaluate every ``config.eval_every`` steps; None for none."""
+        """Return the sequences to evaluate every ``config.eval_every`` steps, if any."""
         return None
 
     def finish(
@@ -122,5 +122,5 @@ class Task(ABC):
         last: StepRecord | None,
         values: Mapping[str, Value],
     ) -> FinalReport:
-        """Do what is due when all steps are made; ``last`` is this job's last logged step."""
+        """Do what is due after all steps; ``last`` is this job's last logged step."""
         return FinalReport()

@@ -1,4 +1,4 @@
-"""One job of a run, on one rank: open what it needs, continue it, train, leave it complete."""
+"""One job of a run, on one rank: open what it needs, resume, train, leave it complete."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
 _FAILING_S = 5.0
-"""Seconds that a job which fails spends on uploading its last metrics."""
+"""Seconds that a failing job spends on uploading its last metrics."""
 
 
 class NoDataset(ValueError):
-    """A new run that does not say what to train on."""
+    """A new run does not name a dataset."""
 
 
 def train(job: Job, task: Task) -> None:
-    """Train, or compile what training needs."""
+    """Train, or compile the graphs that training needs."""
     if job.values.get("compile-only"):
         compile_graphs(job, task)
     else:
@@ -62,7 +62,7 @@ class Trainer:
         self.job, self.context, self.task = job, job.context, task
         self.report = job.progress.report
         self.leads = job.device.rank == 0
-        # Beside the launcher's other files, or below build/ where there is no bucket.
+        # Beside the launcher's other files, or below build/ without a bucket.
         self.cache = job.store.root / "cache"
         bucket = self.context.bucket
         self.storage = StorageAccess(
@@ -74,10 +74,10 @@ class Trainer:
         self.root = self.bucket.at(f"{RUNS_PREFIX}{self.context.run}")
         self.lock: RunLock | None = None
         self.files: RunFiles | None = None
-        """Rank 0's alone, and only until they are complete."""
+        """On rank 0 alone, and only until they are complete."""
 
     def run(self) -> None:
-        """Hold the run's name while training, and say how it ended."""
+        """Hold the run's name while training, and report how it ended."""
         self.ranks = Ranks()
         with self._run_lock(), self._failure_in_status():
             self.open()
@@ -88,7 +88,7 @@ class Trainer:
             raise Stopped
 
     def open(self) -> None:
-        """Resolve what the run is, bring its data here, and build its model."""
+        """Resolve the run's configuration, bring its data here, and build its model."""
         job, task, num_ranks = self.job, self.task, self.job.device.num_ranks
         self.run_config = self.ranks.agree(self._resolve)
         values = self.run_config.values
@@ -112,7 +112,7 @@ class Trainer:
             keep_every=config.keep_every,
             say=_say,
             report=self.report,
-            # A job that has lost the run's name completes no checkpoint under it.
+            # A job that has lost the run's name must not complete a checkpoint under it.
             guard=self._check_lock,
             on_saved=self.metrics.saved,
             on_failed=self.metrics.save_failed,
@@ -121,7 +121,7 @@ class Trainer:
         self.backend.build()
 
     def resume(self) -> int:
-        """Continue from the newest complete checkpoint; returns the steps that it holds."""
+        """Resume from the newest complete checkpoint; returns the number of its steps."""
         self.report("looking for checkpoints")
         done = 0
         if (info := self.checkpoints.latest()) is not None:
@@ -143,7 +143,7 @@ class Trainer:
             self.files.status(
                 now=True,
                 step=done,
-                # A run of which fewer steps are asked for than it has is complete, not at 215 %.
+                # A run that already has more steps than requested is complete, not at 215 %.
                 max_steps=max(self.config.max_steps, done),
                 state="training" if self.context.device == "cpu" else "compiling",
             )
@@ -151,7 +151,7 @@ class Trainer:
         return done
 
     def train(self, done: int) -> LoopEnd:
-        """Make the steps after ``done``; from here on a request to stop saves them first."""
+        """Make the steps after ``done``; from here on a request to stop saves before ending."""
         loop = Loop(
             config=self.config,
             backend=self.backend,
@@ -170,7 +170,7 @@ class Trainer:
         return loop.run(done)
 
     def finish(self, ending: LoopEnd) -> None:
-        """Do what the task does in the end, and complete the run's files."""
+        """Run the task's final work, and complete the run's files."""
         final = FinalReport()
         if ending is LoopEnd.FINISHED:
             final = self.task.finish(
@@ -193,7 +193,7 @@ class Trainer:
             self.files.finish(
                 parameters=parameters, log_every=self.config.log_every, more=final.metrics
             )
-            # Complete: nothing is added any more.
+            # Complete: nothing more is added.
             self.files = None
             _print(final.lines)
             _say(f"{ending.value}; results are in {self.root.uri}")
@@ -219,7 +219,7 @@ class Trainer:
         try:
             yield
         finally:
-            # A lock that is not released is free again when its heartbeat is old.
+            # A lock that is not released becomes free once its heartbeat is old.
             if self.lock is not None:
                 self.lock.release()
 
@@ -233,7 +233,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _failure_in_status(self) -> Iterator[None]:
-        """Tell the run's files why the job fails, unless they are another job's by now."""
+        """Record in the run's files why the job fails, unless they now belong to another job."""
         try:
             yield
         except RunLost:
@@ -247,7 +247,7 @@ class Trainer:
             raise
 
     def _resolve(self) -> RunConfig:
-        """Resolve what the run is: this submission's arguments, and what earlier ones have left."""
+        """Resolve the run's configuration from this submission's arguments and earlier ones."""
         resolved = RunConfig.resolve(
             RunConfig.load(self.root),
             run=self.context.run,
@@ -263,13 +263,13 @@ class Trainer:
         return resolved
 
     def _staging(self, name: str) -> Staging:
-        """Say where the dataset is, and where it goes on this node."""
+        """Locate the dataset, and its folder on this node."""
         context = self.context
         is_leader = self.job.device.rank % context.processes_per_node == 0
         folder = self.cache / "datasets" / name
         if context.lustre is not None:
-            # All nodes see the same files. Not below datasets/: a file system of the user's own may
-            # export that to the bucket, and to replace a damaged file would delete the object.
+            # All nodes see the same files. Not below datasets/: a user's own file system may export
+            # that to the bucket, and replacing a damaged file would then delete the object.
             is_leader = self.leads
             folder = Path(context.lustre) / CACHE_PREFIX / DATASETS_PREFIX / name
         return Staging(
@@ -293,7 +293,7 @@ class Trainer:
         )
 
     def _meta(self) -> dict[str, Any]:
-        """Facts that every checkpoint carries."""
+        """Facts stored in every checkpoint."""
         tokenizer = self.dataset.tokenizer_sha256
         return {
             "run": self.context.run,
@@ -305,9 +305,9 @@ class Trainer:
         }
 
     def _wait_with_progress(self, text: str, action: Callable[[], object]) -> None:
-        """Wait for other ranks, which may download or wait themselves; only they can hang.
+        """Wait for other ranks, which may be downloading or waiting; only they can hang.
 
-        The action has a thread of its own, so that this one still hears a request to stop.
+        The action has its own thread, so that this one can still receive a request to stop.
         """
         errors: list[BaseException] = []
 
@@ -327,7 +327,7 @@ class Trainer:
 
 
 def _plan_line(config: TrainConfig, *, done: int, backend: str) -> str:
-    """Every derived number, for the log."""
+    """Format every derived number for the log."""
     plan = config.plan
     return (
         f"{plan.shape.num_parameters:,} parameters; tensor parallel {plan.tensor_parallel} x data "
@@ -340,14 +340,14 @@ def _plan_line(config: TrainConfig, *, done: int, backend: str) -> str:
 
 
 def _peak_flops(job: Job) -> float | None:
-    """The peak of one rank; unknown on CPUs."""
+    """Peak FLOPS of one rank; unknown on CPUs."""
     if job.context.device == "cpu" or job.context.instance_type is None:
         return None
     return find_instance_type(job.context.instance_type).peak_flops_per_process
 
 
 def _say(text: str) -> None:
-    """Write one line into the log, for rank 0."""
+    """Write one line to the log, for rank 0."""
     log.info("training: %s", text)
 
 

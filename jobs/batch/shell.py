@@ -14,7 +14,7 @@ from jobs.job import Job
 PROGRAMS = ("aws", "session-manager-plugin")
 
 
-def find_host(batch: BatchClient, ecs: EcsClient, job: Job, node: int) -> str:
+def find_instance(batch: BatchClient, ecs: EcsClient, job: Job, node: int) -> str:
     """Id of the instance that a node of a running job is on."""
     part = (job.shape.part_ids(job.job_id) or [job.job_id])[node]
     described = batch.describe_jobs(jobs=[part])["jobs"]

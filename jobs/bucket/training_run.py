@@ -21,7 +21,7 @@ class TrainingRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoints:
+class CheckpointListing:
     """The complete checkpoints of a run."""
 
     uri: str
@@ -44,12 +44,12 @@ def read_run(bucket: Bucket, run: str) -> TrainingRun | None:
     return TrainingRun(run=run, workload=document["workload"], values=document.get("values", {}))
 
 
-def read_checkpoints(bucket: Bucket, run: str, values: Mapping[str, Any]) -> Checkpoints:
+def read_checkpoints(bucket: Bucket, run: str, values: Mapping[str, Any]) -> CheckpointListing:
     """Which checkpoints of a run are complete, wherever its ``checkpoint-uri`` puts them."""
     uri = str(values.get("checkpoint-uri", ""))
     where, prefix = bucket, contract.run_prefix(run, "checkpoints")
     if uri.startswith("/"):
-        return Checkpoints(uri=f"{uri.rstrip('/')}/{run}", steps=(), are_seen=False)
+        return CheckpointListing(uri=f"{uri.rstrip('/')}/{run}", steps=(), are_seen=False)
     if uri:
         name, _, path = uri.removeprefix("s3://").partition("/")
         prefix = "/".join([part for part in path.split("/") if part] + [run]) + "/"
@@ -60,7 +60,7 @@ def read_checkpoints(bucket: Bucket, run: str, values: Mapping[str, Any]) -> Che
         if (step := _step(name)) is not None
         and where.head(f"{prefix}{name}/{contract.CHECKPOINT_MARKER}") is not None
     ]
-    return Checkpoints(uri=f"s3://{where.name}/{prefix}", steps=tuple(sorted(steps)))
+    return CheckpointListing(uri=f"s3://{where.name}/{prefix}", steps=tuple(sorted(steps)))
 
 
 def read_status(bucket: Bucket, run: str) -> dict[str, Any] | None:

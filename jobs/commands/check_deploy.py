@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jobs.deploy_check.account import ActiveJob, Stack
     from jobs.deploy_check.assembly import Assembly
     from jobs.deploy_check.changes import Update
-    from jobs.deploy_check.findings import Finding
+    from jobs.deploy_check.findings import DeployFinding
 
 EXIT_FOUND = 1
 """There is something to read first."""
@@ -125,7 +125,7 @@ def _document(
     planned: "Assembly",
     stacks: "dict[str, Stack]",
     update: "Update",
-    found: "list[Finding]",
+    found: "list[DeployFinding]",
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
@@ -160,7 +160,7 @@ def _show(
     planned: "Assembly",
     stacks: "dict[str, Stack]",
     update: "Update",
-    found: "list[Finding]",
+    found: "list[DeployFinding]",
 ) -> None:
     from rich.console import Console
     from rich.table import Table

@@ -76,12 +76,12 @@ def _on_host(aws: Aws, target: Deployment, job: Job, node: int, words: list[str]
     from jobs.batch.shell import (
         PROGRAMS,
         check_session,
-        find_host,
+        find_instance,
         missing_programs,
         session_command,
     )
 
-    host = find_host(aws.batch(), aws.ecs(), job, node)
+    host = find_instance(aws.batch(), aws.ecs(), job, node)
     check_session(aws.managed_instances(), target, host)
     session = session_command(host, target.region, words)
     missing = [name for name in PROGRAMS if shutil.which(name) is None]

@@ -9,7 +9,7 @@ from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, ch
 from jobs.output.console import note
 from jobs.submit.check import check, check_order
 from jobs.submit.plan import ask, planned, show_plan
-from jobs.submit.resolve import Order, known_workload, parsed_parameters, resolve, run_name
+from jobs.submit.resolve import SubmitOptions, known_workload, parsed_parameters, resolve, run_name
 from jobs.submit.send import join, send, show
 from trainium_catalogue.contract import Orchestrator
 
@@ -116,7 +116,7 @@ def submit(
     """
     given = chosen(context, deployment, region)
     wanted = known_workload(workload)
-    order = Order(
+    order = SubmitOptions(
         workload=wanted,
         parameters=parsed_parameters(wanted, context.args, assignments or []),
         run=run_name(name, wanted),

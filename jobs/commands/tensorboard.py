@@ -75,7 +75,7 @@ def tensorboard(
     chosen_port = free_port(port)
     forwarder = None if local else _forwarder(aws, target, chosen_port)
     where = "this machine" if forwarder is None else "the cluster"
-    url = _page(chosen_port, run if forwarder is not None else None)
+    url = _page_url(chosen_port, run if forwarder is not None else None)
 
     def announce() -> None:
         note(f"TensorBoard of run {run}, from {where}: {url} (Ctrl-C ends it)")
@@ -104,7 +104,7 @@ def tensorboard(
     return EXIT_OK
 
 
-def _page(port: int, run: str | None) -> str:
+def _page_url(port: int, run: str | None) -> str:
     """Address of the page with the loss on top, and with ``run`` only where there are others."""
     # TensorBoard opens two of its groups of charts, and that of the loss may not be among them.
     asked = {"pinnedCards": json.dumps([{"plugin": "scalars", "tag": LOSS_SCALAR}])}
@@ -156,7 +156,7 @@ def _serve_here(bucket: Bucket, run: str, port: int, announce: Callable[[], None
         # A folder of the run's name, which the page shows.
         folder = Path(name)
         if not copy_logs(bucket, run, folder / run):
-            raise no_logs(bucket, run)
+            raise no_logs_refusal(bucket, run)
         process = start(folder, port)
         announce()
         ended = threading.Event()
@@ -198,7 +198,7 @@ def copy_logs(bucket: Bucket, run: str, folder: Path) -> int:
     return number
 
 
-def no_logs(bucket: Bucket, run: str) -> Refusal:
+def no_logs_refusal(bucket: Bucket, run: str) -> Refusal:
     """The refusal for a run that has logged nothing."""
     return Refusal(
         "no-logs",

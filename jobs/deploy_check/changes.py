@@ -193,12 +193,14 @@ class Update:
                         self._changes[stack, logical_id] = change
                     if change.fate is not Fate.ADDED:
                         news |= self._mark(change, path, certainty)
-                news |= self._publish(stack, logical_id, entry)
+                news |= self._note_changed_parameter(stack, logical_id, entry)
             for name, value in _exports(new).items():
                 news |= _raise(self._exports, name, self._certainty(stack, value))
         return news
 
-    def _publish(self, stack: str, logical_id: str, entry: Mapping[str, Any]) -> bool:
+    def _note_changed_parameter(
+        self, stack: str, logical_id: str, entry: Mapping[str, Any]
+    ) -> bool:
         """Note a parameter of Systems Manager whose value changes."""
         change = self._changes.get((stack, logical_id))
         properties = entry.get("Properties", {})

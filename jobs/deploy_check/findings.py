@@ -79,7 +79,7 @@ class TouchedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DeployFinding:
     """One thing to know, and what to do."""
 
     kind: FindingKind
@@ -108,7 +108,7 @@ def find_all(
     assembly: Assembly,
     running: Running,
     replacements: Replacements,
-) -> list[Finding]:
+) -> list[DeployFinding]:
     """Every finding, the gravest first."""
     changes = update.changes()
     found = [
@@ -124,7 +124,7 @@ def find_all(
     return sorted(found, key=lambda finding: order.index(finding.kind))
 
 
-def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterator[Finding]:
+def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterator[DeployFinding]:
     """Stacks that CloudFormation does not update in their present state."""
     for name in assembly:
         stack = stacks.get(name)
@@ -142,7 +142,7 @@ def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
         yield _of_stack(FindingKind.REFUSED, name, message, remedy)
 
 
-def _locked_exports(update: Update, assembly: Assembly) -> Iterator[Finding]:
+def _locked_exports(update: Update, assembly: Assembly) -> Iterator[DeployFinding]:
     """Exports in use (CloudFormation User Guide, outputs: they cannot be removed or changed)."""
     for export in update.exports():
         if not export.still_imported and assembly.before[export.stack] >= set(export.importers):
@@ -166,7 +166,7 @@ def _locked_exports(update: Update, assembly: Assembly) -> Iterator[Finding]:
         yield _of_stack(FindingKind.REFUSED, export.stack, message, remedy)
 
 
-def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterator[Finding]:
+def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterator[DeployFinding]:
     """Replaced resources whose name or addresses the old one still has: the new one comes first."""
     for change in changes:
         if change.fate is not Fate.REPLACED:
@@ -189,7 +189,7 @@ def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterat
         )
 
 
-def _mixed_updates(changes: list[Change]) -> Iterator[Finding]:
+def _mixed_updates(changes: list[Change]) -> Iterator[DeployFinding]:
     """Node groups that would get a new image, or version, and something else."""
     for change in changes:
         if others := mixed_with_version(change):
@@ -203,7 +203,7 @@ def _mixed_updates(changes: list[Change]) -> Iterator[Finding]:
             )
 
 
-def _lost(changes: list[Change]) -> Iterator[Finding]:
+def _lost(changes: list[Change]) -> Iterator[DeployFinding]:
     """Resources whose contents go with them, or that are left outside of the stack."""
     for change in changes:
         if change.fate not in (Fate.REPLACED, Fate.MAYBE_REPLACED, Fate.REMOVED):
@@ -229,7 +229,7 @@ def _lost(changes: list[Change]) -> Iterator[Finding]:
 
 def _ended(
     changes: list[Change], stacks: Mapping[str, Stack], running: Running
-) -> Iterator[Finding]:
+) -> Iterator[DeployFinding]:
     """Jobs that run, or wait, on what changes."""
     for change in changes:
         physical = stacks[change.stack].physical_ids.get(change.logical_id, "")
@@ -306,7 +306,7 @@ def _when(effect: Effect) -> str:
     return f"of what runs now Batch ends {span} later what is still there"
 
 
-def _left_behind(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterator[Finding]:
+def _left_behind(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterator[DeployFinding]:
     """Stacks that no `cdk deploy` of this assembly touches."""
     for name in sorted(set(stacks) - set(assembly)):
         types = [entry["Type"] for entry in stacks[name].template.get("Resources", {}).values()]
@@ -331,8 +331,8 @@ def _why(change: Change) -> str:
     return ", ".join(change.reasons) or "another type"
 
 
-def _of_stack(kind: FindingKind, stack: str, message: str, remedy: str) -> Finding:
-    return Finding(
+def _of_stack(kind: FindingKind, stack: str, message: str, remedy: str) -> DeployFinding:
+    return DeployFinding(
         kind=kind, stack=stack, resource=None, resource_type=None, message=message, remedy=remedy
     )
 
@@ -344,8 +344,8 @@ def _of_change(
     remedy: str,
     *,
     jobs: tuple[TouchedJob, ...] = (),
-) -> Finding:
-    return Finding(
+) -> DeployFinding:
+    return DeployFinding(
         kind=kind,
         stack=change.stack,
         resource=change.logical_id,

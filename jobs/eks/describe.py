@@ -126,7 +126,7 @@ def _attempts(
     return tuple(past)
 
 
-def _gone(number: int, ending: Ending | None) -> Attempt:
+def _gone(number: int, ending: LauncherReport | None) -> Attempt:
     """An attempt without pods."""
     return Attempt(
         number=number,
@@ -296,14 +296,14 @@ def milliseconds(time: str | None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class LauncherReport:
     """The last that a launcher reported of an attempt."""
 
     exit_code: int
     reason: str
 
 
-Endings = Mapping[int, Ending]
+Endings = Mapping[int, LauncherReport]
 """Endings by the number of the attempt."""
 
 
@@ -331,7 +331,7 @@ class EndingReader:
         return known
 
 
-def read_endings(bucket: Bucket, run: str, job_id: str) -> dict[int, Ending]:
+def read_endings(bucket: Bucket, run: str, job_id: str) -> dict[int, LauncherReport]:
     """Read what the main node has left of each attempt, or the first of the others."""
     prefix = attempts_prefix(run, job_id)
     first: dict[int, int] = {}
@@ -339,10 +339,10 @@ def read_endings(bucket: Bucket, run: str, job_id: str) -> dict[int, Ending]:
         if match := _NAME.fullmatch(name):
             attempt, node = int(match["attempt"]), int(match["node"])
             first[attempt] = min(node, first.get(attempt, node))
-    found: dict[int, Ending] = {}
+    found: dict[int, LauncherReport] = {}
     for attempt, node in first.items():
         document = bucket.document(f"{prefix}{attempt}-node-{node}.json") or {}
         if isinstance(document.get("code"), int):
             reason = str(document.get("reason") or "")
-            found[attempt] = Ending(exit_code=document["code"], reason=reason)
+            found[attempt] = LauncherReport(exit_code=document["code"], reason=reason)
     return found

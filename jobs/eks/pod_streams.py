@@ -45,7 +45,7 @@ def run_in_pod(cluster: Cluster, pod: str, command: Sequence[str], *, limit_s: f
         raise Refusal(
             "pod-silent", f"{command[0]} in pod {pod} has not ended after {limit_s:g} s; try again"
         )
-    code, _ = ending(_last_message(socket))
+    code, _ = parse_status(_last_message(socket))
     return Finished(code=code, output=socket.read_channel(1).decode(errors="replace"))
 
 
@@ -60,7 +60,7 @@ def interact(cluster: Cluster, pod: str, command: Sequence[str]) -> int:
             socket.update(timeout=1)
             spoke |= _pass_on(socket)
         spoke |= _pass_on(socket)
-    code, said = ending(_last_message(socket))
+    code, said = parse_status(_last_message(socket))
     if code in _NOT_RUN and not said and not spoke:
         said = f"{command[0]}: exit code {code}; pod {pod} has no such program, or may not run it"
     if said:
@@ -88,7 +88,7 @@ def _open(cluster: Cluster, pod: str, command: Sequence[str], *, stdin: bool, tt
         )
 
 
-def ending(said: str) -> tuple[int, str]:
+def parse_status(said: str) -> tuple[int, str]:
     """Exit code of a command, and what is to be said of it, from the server's last message.
 
     That is a Status: Success, a failure whose cause is an exit code, or one that says why the

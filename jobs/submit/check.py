@@ -11,7 +11,7 @@ from jobs.deployment import Deployment
 from jobs.errors import Refusal
 from jobs.job import Job, JobRequest, compile_run, counted, flag_value
 from jobs.orchestrators import JobService
-from jobs.submit.resolve import Order, Submission
+from jobs.submit.resolve import Submission, SubmitOptions
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.eks import DEFAULT_IDLE_MINUTES
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
@@ -25,7 +25,7 @@ PREPARE = "prepare"
 """Workload whose jobs have no name of the user's, as a rule, but of what they make."""
 
 
-def check_order(order: Order) -> None:
+def check_order(order: SubmitOptions) -> None:
     """Refuse what needs no deployment to be refused."""
     check_size(order.workload, order.num_nodes)
     if order.compiles:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.bucket.objects import Bucket
-from jobs.bucket.training_run import Checkpoints, known_runs, read_checkpoints, read_run
+from jobs.bucket.training_run import CheckpointListing, known_runs, read_checkpoints, read_run
 from jobs.errors import Refusal
 from trainium_catalogue import contract
 from trainium_catalogue.parameters.data import CORPORA, DATASETS
@@ -29,7 +29,7 @@ class Inputs:
     """Every parameter: as given, as the run remembers it, or its default."""
     exists: bool = False
     """The run has begun before."""
-    checkpoints: Checkpoints | None = None
+    checkpoints: CheckpointListing | None = None
     dataset: Mapping[str, Any] = field(default_factory=dict)
     """Its manifest."""
 
@@ -142,7 +142,7 @@ def _runs(bucket: Bucket, run: str) -> str:
     return hint("runs", run, known_runs(bucket))
 
 
-def _steps(checkpoints: Checkpoints) -> str:
+def _steps(checkpoints: CheckpointListing) -> str:
     return "steps " + ", ".join(str(step) for step in checkpoints.steps)
 
 

@@ -9,7 +9,7 @@ from jobs.errors import Refusal
 from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compile_run, counted
 from jobs.output.console import confirm, is_asked_about, note
 from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
-from jobs.submit.resolve import Plan, Submission
+from jobs.submit.resolve import Submission, SubmissionPlan
 from trainium_catalogue.contract import ATTEMPTS
 from trainium_catalogue.instances import JOB_VCPUS
 from trainium_catalogue.parameters.allreduce import check_sweep
@@ -39,7 +39,7 @@ def planned(submission: Submission) -> Submission:
             remarks = tokenize_inputs(bucket, values)
         case "export":
             remarks = export_inputs(bucket, values)
-    return replace(submission, plan=Plan(lines=remarks))
+    return replace(submission, plan=SubmissionPlan(lines=remarks))
 
 
 def show_plan(submission: Submission) -> None:
@@ -87,7 +87,7 @@ def _check_values(
         raise Refusal("plan", f"--{error}") from None
 
 
-def _training_plan(submission: Submission, inputs: Inputs) -> Plan:
+def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
     """Every number that follows from model, batch and ranks; refuses what leaves a remainder."""
     values, num_ranks, run = inputs.values, submission.num_ranks, submission.request.run
     try:
@@ -129,7 +129,7 @@ def _training_plan(submission: Submission, inputs: Inputs) -> Plan:
         f"run {run}: {_standing(inputs, max_steps)}",
     )
     first = _compile_request(submission, inputs) if submission.order.compiles else None
-    return Plan(lines=lines, document=document, compile_request=first)
+    return SubmissionPlan(lines=lines, document=document, compile_request=first)
 
 
 def _switched_on(values: Mapping[str, Value]) -> Iterator[str]:

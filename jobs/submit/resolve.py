@@ -38,7 +38,7 @@ _WORD = re.compile(r"[a-z0-9-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class SubmitOptions:
     """A command line of ``submit``, read against the catalogue."""
 
     workload: Workload
@@ -59,7 +59,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SubmissionPlan:
     """The plan of a submission, for people and for programs."""
 
     lines: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Plan:
 class Submission:
     """An order on a deployment: handed from step to step, each of which adds what it has found."""
 
-    order: Order
+    order: SubmitOptions
     target: Deployment
     service: JobService
     """The place that the job goes to."""
@@ -85,7 +85,7 @@ class Submission:
     """Processes per node of a rehearsal, in place of the instance type's."""
     earlier: tuple[RunSummary, ...] = ()
     """Jobs that the run has had."""
-    plan: Plan = field(default_factory=Plan)
+    plan: SubmissionPlan = field(default_factory=SubmissionPlan)
 
     @property
     def num_ranks(self) -> int:
@@ -106,7 +106,7 @@ class Submission:
 
 
 def resolve(
-    order: Order, aws: Aws, deployment: str, *, processes_per_node: int | None
+    order: SubmitOptions, aws: Aws, deployment: str, *, processes_per_node: int | None
 ) -> Submission:
     """Find what the order names: the deployment, what runs the job there, and the request."""
     workload = order.workload

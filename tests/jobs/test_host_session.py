@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.batch.shell import find_host, session_command
+from jobs.batch.shell import find_instance, session_command
 from jobs.errors import Refusal
 from jobs.job import Job, JobKind, Shape
 from tests.jobs.conftest import Desk
@@ -58,7 +58,7 @@ def batch(container: Mapping[str, Any]) -> FakeBatch:
 
 def test_the_host_of_a_node_is_asked_of_its_cluster() -> None:
     ecs = FakeEcs()
-    host = find_host(batch({"containerInstanceArn": INSTANCE}), ecs, job(), 1)
+    host = find_instance(batch({"containerInstanceArn": INSTANCE}), ecs, job(), 1)
 
     assert host == "i-0abc"
     assert ecs.asked == {"cluster": "cluster-of-batch", "containerInstances": [INSTANCE]}
@@ -71,7 +71,7 @@ def test_the_host_of_a_node_is_asked_of_its_cluster() -> None:
 )
 def test_a_node_that_does_not_run_has_no_host(container: Mapping[str, Any], status: str) -> None:
     with pytest.raises(Refusal, match="a shell needs a node that is RUNNING"):
-        find_host(batch(container), FakeEcs(), job(status), 1)
+        find_instance(batch(container), FakeEcs(), job(status), 1)
 
 
 def test_a_session_is_a_shell_or_one_command() -> None:

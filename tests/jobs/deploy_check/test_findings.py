@@ -11,7 +11,7 @@ import pytest
 from jobs.deploy_check.account import ActiveJob, Stack
 from jobs.deploy_check.assembly import Assembly
 from jobs.deploy_check.changes import Update
-from jobs.deploy_check.findings import Finding, FindingKind, Running, find_all
+from jobs.deploy_check.findings import DeployFinding, FindingKind, Running, find_all
 from jobs.deploy_check.replacements import Replacements
 from jobs.job import RunSummary
 from tests.jobs.deploy_check.conftest import (
@@ -75,7 +75,7 @@ def findings(
     on_cluster: list[ActiveJob] | None = None,
     status: str = "UPDATE_COMPLETE",
     before: Mapping[str, frozenset[str]] | None = None,
-) -> list[Finding]:
+) -> list[DeployFinding]:
     stacks = {
         name: Stack(
             name=name,
@@ -119,7 +119,7 @@ def node_group(**properties: Any) -> Mapping[str, Json]:
     return {EKS: template({"Group": resource("AWS::EKS::Nodegroup", given)})}
 
 
-def only(found: list[Finding], kind: FindingKind) -> Finding:
+def only(found: list[DeployFinding], kind: FindingKind) -> DeployFinding:
     (finding,) = [finding for finding in found if finding.kind is kind]
     return finding
 

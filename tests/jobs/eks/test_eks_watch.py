@@ -9,7 +9,7 @@ import urllib.request
 
 import pytest
 
-from jobs.eks.pod_streams import ending
+from jobs.eks.pod_streams import parse_status
 from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
 from tests.support.limits import scaled
 
@@ -75,7 +75,7 @@ def test_a_program_that_the_pod_lacks_is_named(gang: EksDesk) -> None:
     ],
 )
 def test_a_command_that_was_not_run_to_its_end_says_why(said: str, code: int, text: str) -> None:
-    assert ending(said) == (code, text)
+    assert parse_status(said) == (code, text)
 
 
 def test_a_pod_that_does_not_run_has_no_shell(eks: EksDesk) -> None:

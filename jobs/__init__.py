@@ -1,1 +1,1 @@
-"""The desk's half: submit multi-node jobs to a deployment, watch them, stop them."""
+"""Command-line side: submits multi-node jobs to a deployment, watches them and stops them."""

@@ -1,16 +1,16 @@
-"""Entry point of `python -m jobs`, and of `trainium`, which `make setup` puts beside it."""
+"""Entry point of `python -m jobs`, and of `trainium`, which `make setup` installs."""
 
 import gc
 import sys
 
 _REFUSED = 2
-"""The code of ``jobs.errors``, which is not imported for every start."""
+"""Exit code of ``jobs.errors``, which is not imported on every start."""
 
 
 def main(prog_name: str = "python -m jobs") -> None:
-    """Run the command line; one line where what it needs is not installed."""
-    # The collector runs dozens of times while boto3 reads its service models, for nothing: a
-    # quarter of the processor time of a submission. Following, which lasts, turns it on again.
+    """Run the command line; print a single line if a package is not installed."""
+    # While boto3 reads its service models the collector would run dozens of times for nothing, a
+    # quarter of a submission's processor time. Following a job takes long and turns it on again.
     gc.disable()
     try:
         from jobs.cli import app

@@ -1,7 +1,7 @@
-"""Access to AWS: boto3's clients, made when first used.
+"""Access to AWS: boto3's clients, created on first use.
 
-The protocols name what the rest of the CLI uses of each client, so that a test can pass a
-small object instead.
+The protocols list what the rest of the CLI uses of each client, so that tests can pass small
+objects instead.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class Aws:
     """Clients of one session and region."""
 
     def __init__(self, region: str | None) -> None:
-        # Not before a command needs it: `--help` and `catalogue` are quick. boto3's own layer
-        # (resources, S3 transfers) only passes on to this session, and takes as long to import
-        # as the rest.
+        # Imported only when a command needs it, so that `--help` and `catalogue` stay fast. boto3's
+        # own layer (resources, S3 transfers) only delegates to this session, and takes as long to
+        # import as everything else.
         from botocore.session import Session
 
         self._session = Session()
@@ -140,26 +140,26 @@ class Aws:
         return client
 
     def batch_once(self) -> BatchClient:
-        """Client that never repeats a call by itself.
+        """Client that never retries by itself.
 
-        SubmitJob has no client token (API reference), so a repetition after a lost answer would
-        start a second job; ``jobs.batch.service`` looks for the first one before it repeats.
+        SubmitJob has no client token (API reference), so a retry after a lost answer would start a
+        second job; ``jobs.batch.service`` looks for the first one before it retries.
         """
         client: BatchClient = self._client("batch", mode="standard", attempts=1)
         return client
 
     def cloudformation(self) -> CloudFormationClient:
-        """Client for what is deployed."""
+        """Client for the deployed stacks."""
         client: CloudFormationClient = self._client("cloudformation", mode="standard", attempts=5)
         return client
 
     def s3(self) -> S3Client:
-        """Client for the bucket; pauses between attempts that suit large transfers."""
+        """Client for the bucket; its pauses between attempts suit large transfers."""
         client: S3Client = self._client("s3", mode="standard", attempts=6, connections=32)
         return client
 
     def logs(self) -> LogsClient:
-        """Client for log events; adaptive, since GetLogEvents has a low rate limit."""
+        """Client for log events; adaptive because GetLogEvents has a low rate limit."""
         client: LogsClient = self._client("logs", mode="adaptive", attempts=8)
         return client
 
@@ -174,22 +174,22 @@ class Aws:
         return client
 
     def ecs(self) -> EcsClient:
-        """Client that tells which instance a container is on."""
+        """Client that finds the instance of a container."""
         client: EcsClient = self._client("ecs", mode="standard", attempts=3)
         return client
 
     def ec2(self) -> Ec2Client:
-        """Client that tells the rules of a security group."""
+        """Client that reads the rules of security groups."""
         client: Ec2Client = self._client("ec2", mode="standard", attempts=3)
         return client
 
     def reading(self, service: str) -> Any:
-        """Client of any service, for probes, which only look."""
+        """Client of any service, for probes, which only read."""
         return self._client(service, mode="standard", attempts=4)
 
     @property
     def is_emulated(self) -> bool:
-        """True when calls go to something that is not AWS (AWS_ENDPOINT_URL)."""
+        """True if calls go to an endpoint other than AWS (AWS_ENDPOINT_URL)."""
         host = urlsplit(self.reading("sts").meta.endpoint_url).hostname or ""
         return not host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws"))
 
@@ -199,12 +199,12 @@ class Aws:
 
     @property
     def profile(self) -> str | None:
-        """The named profile in force, if one is."""
+        """The named profile in force, if any."""
         name = self._session.get_config_variable("profile")
         return str(name) if name else None
 
     def _check_region(self, region: str) -> None:
-        """Refuse a region that botocore does not know: its address would be anybody's."""
+        """Refuse a region unknown to botocore: its address could be anybody's."""
         known = {
             name
             for partition in self._session.get_available_partitions()

@@ -32,10 +32,10 @@ _SUBMIT_ARGV = "jobs.submit.argv"
 
 
 class JobsGroup(TyperGroup):
-    """Prints the document of a refusal before Typer says what is wrong, and exits with 2."""
+    """Prints a refusal's JSON document before Typer prints the error, and exits with 2."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep argv: what a command makes of it is lost when it refuses."""
+        """Keep argv: the parsed options are lost when a command refuses."""
         ctx.meta[_ARGV] = tuple(args)
         return super().parse_args(ctx, args)
 
@@ -44,7 +44,7 @@ class JobsGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except Exception as error:
-            # Errors of usage, by what only they have: Typer keeps their class to itself.
+            # Usage errors, recognised by attributes only they have: Typer keeps their class private
             said = getattr(error, "format_message", None)
             if said is not None and "--json" in ctx.meta[_ARGV]:
                 from jobs.output.documents import refused_document
@@ -54,10 +54,10 @@ class JobsGroup(TyperGroup):
 
 
 class SubmitCommand(TyperCommand):
-    """Shows a workload's own help when one is named before ``--help``."""
+    """Shows a workload's own help if one is named before ``--help``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep argv, which ``--help`` would otherwise end before it is read."""
+        """Keep argv, since ``--help`` ends parsing before it is read."""
         ctx.meta[_SUBMIT_ARGV] = tuple(args)
         return super().parse_args(ctx, args)
 
@@ -120,7 +120,7 @@ def main(
         str | None,
         typer.Option(
             "--region",
-            # boto3 knows AWS_DEFAULT_REGION and the profile; AWS_REGION it does not read.
+            # boto3 reads AWS_DEFAULT_REGION and the profile, but not AWS_REGION.
             envvar="AWS_REGION",
             help="AWS region of the deployment.",
             show_default="the profile's",
@@ -128,7 +128,7 @@ def main(
     ] = None,
     processes_per_node: Annotated[
         int | None,
-        # A rehearsal's nodes have fewer processes than the instance type; plans have to match.
+        # A rehearsal's nodes run fewer processes than the instance type; plans have to match.
         typer.Option("--processes-per-node", envvar=ENV_PROCESSES_PER_NODE, min=1, hidden=True),
     ] = None,
 ) -> None:
@@ -153,7 +153,7 @@ def main(
 app.command(
     "submit",
     cls=SubmitCommand,
-    # A workload's parameters are options as well, which only the catalogue knows.
+    # A workload's parameters are options too, but only the catalogue knows them.
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )(submit)
 

@@ -1,4 +1,4 @@
-"""A deployment as the CLI sees it: the SSM parameters that its stacks publish."""
+"""A deployment as the CLI sees it: the SSM parameters published by its stacks."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ _NAMES_PER_CALL = 10  # of GetParameters (Systems Manager API reference)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EksTarget:
-    """The cluster of a deployment, and what its jobs need to know of it."""
+    """The cluster of a deployment, and the facts its jobs need."""
 
     cluster: str
     namespace: str
     queue: str
-    """Volcano's."""
+    """Name of Volcano's queue."""
     node_group: str
     image: str
     job_time_limit_hours: float
     lustre_claim: str | None
-    """Claim of the file system; None where there is none."""
+    """Claim of the file system; None if there is none."""
     idle_minutes: int | None = None
-    """After which the node scaler takes an idle node away; None where nobody does."""
+    """Idle time after which the node scaler removes a node; None if nothing removes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,46 +69,46 @@ class Deployment:
     orchestrators: tuple[Orchestrator, ...]
     """The orchestrators that run jobs on nodes."""
     job_queue: str | None
-    """Queue of the nodes; None where Batch starts none, or its stack is not there."""
+    """Queue of the nodes; None if Batch starts none, or its stack does not exist."""
     cpu_job_queue: str
     compute_environment: str | None
     log_group: str
     job_time_limit_hours: float
     job_definition: str | None
-    """ARN of the job definition of the workload that was asked for, if any was."""
+    """ARN of the requested workload's job definition, if a workload was requested."""
     eks: EksTarget | None = None
     unusable: Mapping[Orchestrator, Refusal] = field(default_factory=dict)
     """Orchestrators whose stack publishes nothing, because it was destroyed or never came up."""
     vpc: str | None = None
-    """VPC of the nodes; None where an earlier checkout deployed, which did not publish it."""
+    """VPC of the nodes; None if deployed by an earlier checkout, which did not publish it."""
     default_security_group: str | None = None
-    """Default security group of that VPC, where the deployment knows it."""
+    """Default security group of that VPC, if the deployment knows it."""
     settings: Mapping[str, str] | None = None
-    """The ``-c`` settings it was deployed with; None where they are not known."""
+    """The ``-c`` settings it was deployed with; None if unknown."""
 
     @property
     def usable(self) -> tuple[Orchestrator, ...]:
-        """The orchestrators whose stacks are there."""
+        """The orchestrators whose stacks exist."""
         return tuple(item for item in self.orchestrators if item not in self.unusable)
 
     @property
     def queues(self) -> Mapping[str, Hardware]:
-        """The job queues, and what their jobs run on."""
+        """The job queues and the hardware behind each."""
         nodes = {} if self.job_queue is None else {self.job_queue: Hardware.TRAINIUM}
         return {**nodes, self.cpu_job_queue: Hardware.CPU}
 
     def cap_hours(self, orchestrator: Orchestrator) -> float:
-        """The longest time limit of an attempt."""
+        """Return the longest time limit of an attempt."""
         eks = self.eks if orchestrator is Orchestrator.EKS else None
         return self.job_time_limit_hours if eks is None else eks.job_time_limit_hours
 
     def redeploy(self, **changes: object) -> str:
-        """The line that deploys this again with ``changes``, in backticks."""
+        """Build the command that deploys this again with ``changes``, in backticks."""
         # Named always: the cdk.json of whoever pastes the line may say something else.
         known = {**_named(self.name), "instance_type": self.instance_type.name}
         if self.settings is not None:
             return f"`{cdk_deploy({**known, **self.settings, **changes})}`"
-        # An earlier checkout deployed, which kept no settings, or they are too many to keep.
+        # An earlier checkout kept no settings, or there are too many to keep.
         return (
             f"`{cdk_deploy({**known, **changes})}` and the other -c settings it was deployed with"
         )
@@ -117,7 +117,7 @@ class Deployment:
 def read_deployment(
     ssm: SsmClient, name: str, *, region: str | None, workload: str | None = None
 ) -> Deployment:
-    """Read the parameters of ``name``, and refuse what cannot be used."""
+    """Read the parameters of ``name``; refuse what cannot be used."""
     wanted = list(_NAMES)
     if workload is not None:
         wanted.append(contract.ssm_job_definition(workload))
@@ -179,7 +179,7 @@ def _parse(
     unusable: dict[Orchestrator, Refusal] = {}
 
     def part(orchestrator: Orchestrator, read: Callable[[], T]) -> T | None:
-        """Read what one orchestrator's stack publishes; a refusal waits until it is asked for."""
+        """Read what one orchestrator's stack publishes; a refusal waits until it is needed."""
         if orchestrator not in orchestrators:
             return None
         try:
@@ -241,7 +241,7 @@ def _parse(
 
 
 def _settings(values: Mapping[str, str]) -> dict[str, str] | None:
-    """Read the settings that were remembered; None where they are not known."""
+    """Read the saved settings; None if they are unknown."""
     try:
         kept = json.loads(values.get(contract.SSM_SETTINGS, "null"))
     except ValueError:
@@ -250,7 +250,7 @@ def _settings(values: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def missing_deployment(ssm: SsmClient, name: str, where: str) -> Refusal:
-    """The refusal where there is no deployment of that name."""
+    """Make the refusal for a deployment that does not exist."""
     parameter = contract.ssm_parameter(name, contract.SSM_CONTRACT_VERSION)
     others = _other_deployments(ssm)
     hint = f"; deployed here: {did_you_mean(name, others)}" if others else ""
@@ -263,7 +263,7 @@ def missing_deployment(ssm: SsmClient, name: str, where: str) -> Refusal:
 
 
 def _other_deployments(ssm: SsmClient) -> set[str]:
-    """Names of the deployments that exist; only a hint, so whatever goes wrong is no matter."""
+    """List the names of existing deployments; only a hint, so errors are ignored."""
     root = contract.ssm_root("").rstrip("/")
     names: set[str] = set()
     token: dict[str, str] = {}
@@ -283,7 +283,7 @@ def _other_deployments(ssm: SsmClient) -> set[str]:
 
 
 def deploy_command(name: str) -> str:
-    """The command that deploys under a name."""
+    """Build the command that deploys under a name."""
     return cdk_deploy(_named(name))
 
 
@@ -292,7 +292,7 @@ def _named(name: str) -> Mapping[str, str]:
 
 
 def cdk_deploy(settings: Mapping[str, object]) -> str:
-    """The command that deploys with these context keys."""
+    """Build the command that deploys with these context keys."""
     given = (f"trainium:{key}={value}" for key, value in settings.items())
     options = "".join(f" -c {shlex.quote(setting)}" for setting in given)
     return f"cdk deploy --all{options}"

@@ -67,17 +67,17 @@ def http_status(error: BaseException) -> int:
 
 
 def is_throttled(error: BaseException) -> bool:
-    """The call was turned away because of its rate: it did nothing, and may be repeated."""
+    """True if the call was throttled: it had no effect and may be repeated."""
     return error_code(error) in _THROTTLED or _status(error) == 429
 
 
 def is_denied(error: BaseException) -> bool:
-    """The caller may not make the call, on AWS or on the cluster."""
+    """True if the caller may not make the call, on AWS or on the cluster."""
     return error_code(error) in _DENIED or _status(error) == 403
 
 
 def is_ambiguous(error: BaseException) -> bool:
-    """Nobody can tell from ``error`` whether AWS carried the call out."""
+    """True if ``error`` leaves open whether AWS carried out the call."""
     from botocore import exceptions as aws
 
     if isinstance(error, aws.EndpointConnectionError | aws.ConnectTimeoutError):
@@ -87,9 +87,9 @@ def is_ambiguous(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """The same call may well work in a moment."""
+    """True if the same call may well succeed in a moment."""
     from botocore import exceptions as aws
-    from urllib3.exceptions import HTTPError  # what the Kubernetes client raises
+    from urllib3.exceptions import HTTPError  # raised by the Kubernetes client
 
     connection = aws.EndpointConnectionError | aws.ConnectionError | aws.HTTPClientError
     lost = isinstance(error, connection | HTTPError)
@@ -97,18 +97,18 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int:
-    """HTTP status of an answer of AWS or of the Kubernetes API."""
+    """Return the HTTP status of an answer from AWS or the Kubernetes API."""
     status = getattr(error, "status", None)
     return status if isinstance(status, int) else http_status(error)
 
 
 def as_refusal(error: BaseException, *, region: str | None) -> Refusal | None:
-    """Return a refusal as it is, an error of AWS as a refusal, None for anything else."""
+    """Return a refusal unchanged, an AWS error as a refusal, None for anything else."""
     return error if isinstance(error, Refusal) else from_aws(error, region=region)
 
 
 def from_aws(error: BaseException, *, region: str | None) -> Refusal | None:
-    """Turn an error of boto3 into a refusal; None when it is not AWS's."""
+    """Turn a boto3 error into a refusal; None if it does not come from AWS."""
     from botocore import exceptions as aws
 
     where = f" in {region}" if region else ""
@@ -185,7 +185,7 @@ def _from_response(error: Any, where: str) -> Refusal:
 
 
 def _first_line(message: str) -> str:
-    """The first line of AWS's message; a page of HTML comes from something in between."""
+    """Return the first line of AWS's message; an HTML page comes from a proxy or the like."""
     if message.lstrip().startswith("<"):
         return "the answer is a web page, so not AWS's; check --region and AWS_ENDPOINT_URL"
     return message.strip().partition("\n")[0].strip()

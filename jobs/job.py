@@ -16,17 +16,17 @@ from trainium_catalogue.workloads import Hardware, Value
 ENDED = frozenset({"SUCCEEDED", "FAILED"})
 ON_HOSTS = frozenset({"STARTING", "RUNNING"})
 LAUNCHERS_VERDICT = re.compile(r"^launch: exit [1-9]\d* \([^)]*\): ")
-"""Beginning of the last line in the log of a node that failed; the reason follows."""
+"""Start of the last log line of a failed node; the reason follows."""
 
 STOPPED = re.compile(r"stopped by (?P<user>.*) with jobs stop")
-"""The reason that `jobs stop` leaves at a job."""
+"""Reason that `jobs stop` records on a job."""
 COMPILE_TIME_LIMIT_HOURS = 6.0
-"""Time limit of a compile job, unless the training job's own is shorter."""
+"""Time limit of a compile job, unless the training job's is shorter."""
 ESTIMATE_NOTE = "estimate, list price; check your account"
 
 
 class JobKind(StrEnum):
-    """The kind of parts that a job consists of."""
+    """Kinds of parts that make up a job."""
 
     NODES = "nodes"
     """Nodes of a multi-node job."""
@@ -41,7 +41,7 @@ class JobKind(StrEnum):
         return "child" if self is JobKind.ARRAY else "node"
 
     def sized(self, count: int) -> str:
-        """Name a number of them."""
+        """Spell a number of parts."""
         if self is JobKind.CONTAINER:
             return "1 container"
         return f"array of {count}" if self is JobKind.ARRAY else counted(count, "node")
@@ -55,7 +55,7 @@ class Shape:
     size: int
 
     def part_ids(self, job_id: str) -> list[str]:
-        """Job ids of the nodes or children; none where the job is its own."""
+        """Return the job ids of the nodes or children; none if the job has no parts."""
         if self.kind is JobKind.CONTAINER:
             return []
         mark = ":" if self.kind is JobKind.ARRAY else "#"
@@ -74,15 +74,15 @@ class RunSummary:
     started_at_ms: int | None
     stopped_at_ms: int | None
     num_nodes: int | None
-    """Children of an array job, 1 of another CPU job; None where Batch does not say."""
+    """Children of an array job, 1 for another CPU job; None if Batch does not say."""
     hardware: Hardware
     orchestrator: Orchestrator = Orchestrator.BATCH
     exit_code: int | None = None
-    """Exit code of a container that has ended; None where the list does not say it."""
+    """Exit code of a container that has ended; None if the list lacks it."""
 
     @property
     def shape(self) -> Shape | None:
-        """Kind and size, where the list tells them."""
+        """Kind and size, if the list has them."""
         if self.num_nodes is None or (self.hardware is Hardware.CPU and self.num_nodes < 2):
             return None
         kind = JobKind.ARRAY if self.hardware is Hardware.CPU else JobKind.NODES
@@ -90,7 +90,7 @@ class RunSummary:
 
     @property
     def ended(self) -> bool:
-        """Nothing more will happen."""
+        """True if nothing more will happen."""
         return self.status in ENDED
 
 
@@ -102,18 +102,18 @@ class Attempt:
     """Counted from 1."""
     exit_code: int | None
     reason: str | None
-    """Reason of ECS or Kubernetes for the container's end; or the last line of a pod's launcher."""
+    """Reason of ECS or Kubernetes for the container's end, or the last line of a pod's launcher."""
     status_reason: str | None
-    """Reason of Batch for the attempt, or of Kubernetes for the pod."""
+    """Reason of Batch for the attempt's end, or of Kubernetes for the pod's."""
     log_stream: str | None
-    """In the log group; of a pod, its name."""
+    """Name in the log group; for a pod, the pod's name."""
     started_at_ms: int | None
     stopped_at_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One node of a multi-node job, one child of an array job, or the container of another."""
+    """One node of a multi-node job, one child of an array job, or another job's container."""
 
     index: int
     status: str
@@ -132,8 +132,8 @@ class Node:
 class Job:
     """A job with its nodes.
 
-    The status of a multi-node job is that of the main node (node 0). Batch keeps an array job
-    PENDING while its children run; here it has the status of the child that has come farthest.
+    A multi-node job has the status of its main node (node 0). Batch keeps an array job PENDING
+    while its children run; here it has the status of the child that is furthest along.
     """
 
     job_id: str
@@ -149,30 +149,30 @@ class Job:
     depends_on: tuple[str, ...]
     """Ids of jobs that have to succeed first."""
     max_attempts: int | None
-    """Limit of attempts; None where Batch does not say."""
+    """Limit of attempts; None if Batch does not say."""
     attempts: tuple[Attempt, ...]
-    """Attempts that ended."""
+    """Finished attempts."""
     nodes: tuple[Node, ...]
     orchestrator: Orchestrator = Orchestrator.BATCH
     command: tuple[str, ...] = ()
-    """Command of every node; empty where it is not known."""
+    """Command of every node; empty if unknown."""
 
     @property
     def ended(self) -> bool:
-        """Nothing more will happen."""
+        """True if nothing more will happen."""
         return self.status in ENDED
 
     @property
     def succeeded(self) -> bool:
-        """The main node exited with 0; of an array, every child."""
+        """True if the main node exited with 0; for an array, if every child did."""
         return self.status == "SUCCEEDED"
 
     @property
     def waits_unexplained(self) -> bool:
-        """True when somebody should look why it does not run.
+        """True if somebody should find out why it does not run.
 
-        Of a job on a cluster always: what its scheduler says is about pods and nodes, not about
-        what to do.
+        Always for a waiting job on a cluster: its scheduler's messages are about pods and nodes,
+        not about remedies.
         """
         if self.orchestrator is Orchestrator.EKS:
             return self.status in ("RUNNABLE", "STARTING")
@@ -180,17 +180,17 @@ class Job:
 
     @property
     def was_stopped(self) -> bool:
-        """True when it was ended with `jobs stop`."""
+        """True if it was ended with `jobs stop`."""
         return self.status == "FAILED" and bool(STOPPED.fullmatch(self.status_reason or ""))
 
     @property
     def num_nodes(self) -> int:
-        """Nodes, children, or 1."""
+        """Number of nodes or children, or 1."""
         return self.shape.size
 
     @property
     def ending(self) -> Attempt | None:
-        """The attempt that decided how the job ended, as far as it is known."""
+        """The attempt that decided how the job ended, if known."""
         if self.attempts:
             return self.attempts[-1]
         node = self.nodes[0] if self.nodes else None
@@ -201,7 +201,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """The meaning of a reason, and what to do about it."""
+    """Meaning and remedy of a reason."""
 
     pattern: str
     """Shell pattern of a ``statusReason`` or a container's ``reason``."""
@@ -216,7 +216,7 @@ class JobRequest:
     run: str
     workload: str
     num_nodes: int
-    """Nodes; of a CPU workload: children of an array job, or 1."""
+    """Nodes; for a CPU workload, children of an array job, or 1."""
     time_limit_hours: float
     deployment: str
     job_queue: str
@@ -230,16 +230,16 @@ class JobRequest:
     depends_on: tuple[str, ...] = ()
     """Ids of jobs that have to succeed first."""
     scales: bool = False
-    """On EKS: let the cluster get the nodes that are missing."""
+    """On EKS: let the cluster add missing nodes."""
 
     @property
     def time_limit_seconds(self) -> int:
-        """Batch's ``attemptDurationSeconds``: it applies to each attempt."""
+        """Batch's ``attemptDurationSeconds``, which applies to each attempt."""
         return round(self.time_limit_hours * 3600)
 
     @property
     def usd_at_time_limit(self) -> float:
-        """Estimate of one attempt that uses all its time."""
+        """Estimated price of one attempt that uses all of its time."""
         return self.num_nodes * self.time_limit_hours * self.usd_per_node_hour
 
     def command(self) -> list[str]:
@@ -256,12 +256,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def flag_value(value: Value) -> str:
-    """Spell a parameter as on a command line."""
+    """Spell a parameter's value as on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def valid_run_name(run: str) -> str:
-    """Refuse what cannot be a Batch job name and a prefix in the bucket."""
+    """Refuse a name that cannot be both a Batch job name and a prefix in the bucket."""
     if re.fullmatch(contract.RUN_NAME_PATTERN, run):
         return run
     nearest = re.sub(r"[^A-Za-z0-9_-]+", "-", run).lstrip("-_")[:100].rstrip("-_")
@@ -274,11 +274,11 @@ def valid_run_name(run: str) -> str:
 
 
 def compile_run(run: str) -> str:
-    """Name of the run that compiles for ``run``; refuses a name that would become too long."""
+    """Name the run that compiles for ``run``; refuse a name that would become too long."""
     return valid_run_name(f"{run}-compile")
 
 
 def find_explanation(table: Iterable[Explanation], reason: str | None) -> Explanation | None:
-    """The first explanation whose pattern matches a reason; None when the table has none."""
+    """Find the first explanation whose pattern matches a reason; None if none does."""
     found = (item for item in table if reason and fnmatchcase(reason, item.pattern))
     return next(found, None)

@@ -1,4 +1,4 @@
-"""The places where a deployment's jobs go behind one protocol, and which of them has a run."""
+"""One protocol for the services that run a deployment's jobs, and the search for a run in them."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ if TYPE_CHECKING:
 
 
 class JobService(Protocol):
-    """A place where jobs go: Batch or a cluster; a deployment has one or two."""
+    """A service where jobs go: Batch or a cluster. A deployment has one or two."""
 
     @property
     def orchestrator(self) -> Orchestrator:
-        """Which one this is."""
+        """The orchestrator behind the service."""
         ...
 
     @property
     def log_group(self) -> str:
-        """Log group of its jobs' lines; empty where they go with the pods."""
+        """Log group of its jobs; empty if the pods keep the logs."""
         ...
 
     def runs(self, run: str | None = None) -> list[RunSummary]:
-        """Its jobs, or those of one run, newest first."""
+        """List its jobs, or those of one run, newest first."""
         ...
 
     def describe(self, job_id: str, shape: Shape | None = None) -> Job | None:
-        """A job with its nodes; None when it is not known (any more)."""
+        """Describe a job with its nodes; None if it is unknown or no longer known."""
         ...
 
     def logs(self, *, follow: bool) -> LogsClient:
-        """Client that reads its jobs' lines."""
+        """Make the client that reads its jobs' logs."""
         ...
 
     def check(self, request: JobRequest) -> None:
-        """Refuse a request that this place would refuse, or carry out otherwise."""
+        """Refuse a request that this service would refuse, or carry out differently."""
         ...
 
     def check_place(self, request: JobRequest, note: Callable[[str], None]) -> None:
-        """Look, and refuse a job that could not begin, or whose nodes could not meet."""
+        """Check the service; refuse a job that could not start, or whose nodes could not meet."""
         ...
 
     def payload(self, request: JobRequest) -> dict[str, Any]:
-        """The request as ``submit`` sends it, for people to read first."""
+        """Return the request as ``submit`` sends it, for people to review first."""
         ...
 
     def submit(
         self, request: JobRequest, *, earlier: set[str], sleep: Callable[[float], None]
     ) -> str:
-        """Send it exactly once; returns the job's id."""
+        """Submit the request exactly once; return the job's id."""
         ...
 
     def stop(self, summary: RunSummary, reason: str) -> None:
@@ -67,32 +67,32 @@ class JobService(Protocol):
         ...
 
     def why_waiting(self, job: Job) -> Explanation | None:
-        """Explain why a job does not start although nobody gives a reason."""
+        """Explain why a job does not start if nothing gives a reason."""
         ...
 
     def waits_for(self, job: Job) -> Explanation | None:
-        """Name the jobs that have to succeed before this one begins, and how they stand."""
+        """Name the jobs that have to succeed before this one starts, and their states."""
         ...
 
 
 @dataclass(slots=True)
 class Services:
-    """The places that a command asks for runs: Batch first, then the cluster where there is one.
+    """The services that a command searches for runs: Batch first, then the cluster if there is one.
 
-    A cluster that does not answer hides no run of Batch: that is said once, and it is not asked
+    A cluster that does not answer must not hide Batch's runs: it is reported once and not asked
     again.
     """
 
     services: tuple[JobService, ...]
     note: Callable[[str], None]
-    """Says something to the user."""
+    """Prints a note to the user."""
     needed: Orchestrator = Orchestrator.BATCH
-    """The place that the command cannot do without, beside Batch."""
+    """The orchestrator, other than Batch, that the command cannot do without."""
     silent: dict[Orchestrator, Refusal] = field(default_factory=dict)
-    """Refusals of places that were not asked, or did not answer."""
+    """Refusals of services that were skipped or did not answer."""
 
     def runs(self, run: str | None = None) -> Iterator[tuple[JobService, RunSummary]]:
-        """The jobs of a run, or of all, place by place; a place is asked when it is its turn."""
+        """Yield the jobs of a run, or of all runs; each service is asked when its turn comes."""
         for service in self.services:
             if service.orchestrator in self.silent:
                 continue
@@ -105,26 +105,26 @@ class Services:
                 yield service, summary
 
     def find(self, run: str | None = None) -> tuple[JobService, RunSummary] | None:
-        """The newest job of a run, or of all; of a named run, one that has not ended first."""
+        """Find the newest job of a run, or of all; for a named run, prefer an unfinished one."""
         found: list[tuple[JobService, RunSummary]] = []
         for service, summary in self.runs(run):
             if run is not None and not summary.ended:
-                return service, summary  # the places after this one need not be asked
+                return service, summary  # the remaining services need not be asked
             found.append((service, summary))
         return max(found, key=lambda pair: pair[1].created_at_ms, default=None)
 
     def newest_first(self) -> list[RunSummary]:
-        """The jobs of all places."""
+        """List the jobs of all services, newest first."""
         found = [summary for _, summary in self.runs()]
         return sorted(found, key=lambda summary: summary.created_at_ms, reverse=True)
 
     def of(self, orchestrator: Orchestrator) -> JobService:
-        """The place of this kind."""
+        """Return the service of this kind."""
         (service,) = (item for item in self.services if item.orchestrator is orchestrator)
         return service
 
     def _silence(self, service: JobService, error: Exception) -> None:
-        """Note that the cluster does not answer; raise where the command needs it."""
+        """Note that the cluster does not answer; raise if the command needs it."""
         refusal = as_refusal(error, region=None)
         if refusal is None or service.orchestrator in (Orchestrator.BATCH, self.needed):
             raise error
@@ -139,7 +139,7 @@ def services_of(
     *,
     needed: Orchestrator = Orchestrator.BATCH,
 ) -> Services:
-    """Batch, which every deployment has for its CPU jobs, and the cluster where there is one."""
+    """Return Batch, which every deployment has for CPU jobs, and the cluster if there is one."""
     cluster = (Orchestrator.EKS,) if Orchestrator.EKS in target.orchestrators else ()
     places = (service_for(aws, target, on) for on in (Orchestrator.BATCH, *cluster))
     return Services(tuple(places), note, needed)
@@ -148,7 +148,7 @@ def services_of(
 def service_for(
     aws: Aws, target: Deployment, orchestrator: Orchestrator, *, submits: bool = False
 ) -> JobService:
-    """The place for a job; ``submits`` makes a client that repeats nothing by itself."""
+    """Return the service for a job; ``submits`` makes a client that retries nothing by itself."""
     if orchestrator is Orchestrator.BATCH:
         return BatchService(aws, target, once=submits)
     from jobs.eks.service import EksService
@@ -159,9 +159,9 @@ def service_for(
 def found_summary(
     services: Services, target: Deployment, run: str | None, *, others: Sequence[str] = ()
 ) -> tuple[JobService, RunSummary]:
-    """Find the run, or the newest one when none is named; refuse when there is none.
+    """Find the run, or the newest one if none is named; refuse if there is none.
 
-    ``others`` may be meant as well, beside the runs that have jobs.
+    ``others`` are further names that may have been meant, besides the runs with jobs.
     """
     found = services.find(run)
     if found is not None:
@@ -198,7 +198,7 @@ def check_node_index(node: int | None, shape: Shape) -> None:
 
 
 def unknown_run(run: str, others: Sequence[str], deployment: Deployment) -> Refusal:
-    """The refusal for a run that Batch does not know."""
+    """Make the refusal for a run that Batch does not know."""
     hint = f"; {did_you_mean(run, others)}" if others else ""
     return Refusal(
         "unknown-run",

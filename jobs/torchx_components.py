@@ -10,7 +10,7 @@ which know exit codes, and the checks before anything is spent) TorchX cannot: `
 restarts after a lost pod and after a mistake alike, so it is 0 unless given.
 """
 
-# No `from __future__ import annotations`: TorchX reads the annotations, as types.
+# No `from __future__ import annotations`: TorchX evaluates the annotations as types.
 import os
 import secrets
 import time
@@ -159,7 +159,7 @@ def _app(
     deployment: str,
     max_retries: int,
 ) -> specs.AppDef:
-    """Make the application; refuses what `jobs submit` would refuse without the bucket."""
+    """Build the application; refuse what `jobs submit` would refuse without the bucket."""
     wanted = known_workload(workload)
     run = valid_run_name(name or f"{workload}-{time.strftime('%Y%m%d-%H%M%S')}-{_suffix()}")
     check_run_label(run)

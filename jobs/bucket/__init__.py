@@ -1,1 +1,1 @@
-"""The deployment's bucket as the desk sees it: objects, transfers, and what runs left there."""
+"""The deployment's bucket as the CLI sees it: objects, transfers, and files left by runs."""

@@ -1,4 +1,4 @@
-"""Reading the deployment's bucket, and writing a small object to it."""
+"""Reading from the deployment's bucket, and writing small objects to it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """One bucket, by its name."""
+    """One bucket, identified by its name."""
 
     client: S3Client
     name: str
 
     def read(self, key: str) -> bytes | None:
-        """The object's bytes; None when there is no such object."""
+        """Read the object's bytes; None if there is no such object."""
         try:
             data: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
         except Exception as error:
@@ -39,7 +39,7 @@ class Bucket:
         return data
 
     def document(self, key: str) -> dict[str, Any] | None:
-        """The JSON object at ``key``; None when there is none, or something else."""
+        """Read the JSON object at ``key``; None if there is none, or something else."""
         data = self.read(key)
         if data is None:
             return None
@@ -50,12 +50,12 @@ class Bucket:
         return found if isinstance(found, dict) else None
 
     def write(self, key: str, data: bytes) -> str:
-        """Put an object; returns its address."""
+        """Put an object; return its address."""
         self.client.put_object(Bucket=self.name, Key=key, Body=data)
         return f"s3://{self.name}/{key}"
 
     def head(self, key: str, **kwargs: Any) -> dict[str, Any] | None:
-        """Read the metadata of an object; None when there is no such object."""
+        """Read the metadata of an object; None if there is no such object."""
         try:
             return dict(self.client.head_object(Bucket=self.name, Key=key, **kwargs))
         except Exception as error:
@@ -69,7 +69,7 @@ class Bucket:
         return bool(page.get("Contents"))
 
     def objects(self, prefix: str) -> Iterator[Found]:
-        """Every object below ``prefix``, by key."""
+        """Yield every object below ``prefix``, by key."""
         for page in self._pages(Prefix=prefix):
             for item in page.get("Contents", ()):
                 yield Found(key=item["Key"], size=int(item["Size"]))

@@ -1,4 +1,4 @@
-"""A training run as the bucket shows it: what it is, how far it came, which checkpoints it has."""
+"""A training run as its files in the bucket show it: settings, progress and checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainium_catalogue.workloads import Value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """``run.json``."""
+    """Contents of ``run.json``."""
 
     run: str
     workload: str
@@ -26,18 +26,18 @@ class CheckpointListing:
 
     uri: str
     steps: tuple[int, ...]
-    """Steps, from the oldest to the newest."""
+    """Steps, oldest to newest."""
     are_seen: bool = True
-    """False where they are in a folder of the nodes, which the desk does not see."""
+    """False if they are in a folder on the nodes, which the CLI cannot see."""
 
     @property
     def newest(self) -> int | None:
-        """Optimizer steps of the newest one."""
+        """Step of the newest one."""
         return self.steps[-1] if self.steps else None
 
 
 def read_run(bucket: Bucket, run: str) -> TrainingRun | None:
-    """The run of that name; None before its first job has begun."""
+    """Read the run of that name; None before its first job has started."""
     document = bucket.document(contract.run_key(run, contract.RUN_CONFIG))
     if document is None or "workload" not in document:
         return None
@@ -45,7 +45,7 @@ def read_run(bucket: Bucket, run: str) -> TrainingRun | None:
 
 
 def read_checkpoints(bucket: Bucket, run: str, values: Mapping[str, Any]) -> CheckpointListing:
-    """Which checkpoints of a run are complete, wherever its ``checkpoint-uri`` puts them."""
+    """List a run's complete checkpoints, wherever its ``checkpoint-uri`` puts them."""
     uri = str(values.get("checkpoint-uri", ""))
     where, prefix = bucket, contract.run_prefix(run, "checkpoints")
     if uri.startswith("/"):
@@ -64,10 +64,10 @@ def read_checkpoints(bucket: Bucket, run: str, values: Mapping[str, Any]) -> Che
 
 
 def read_status(bucket: Bucket, run: str) -> dict[str, Any] | None:
-    """``results/status.json``: how far training is.
+    """Read ``results/status.json``, the progress of training.
 
-    An attempt that goes on from a checkpoint knows of none until it has saved one of its own: its
-    ``last_checkpoint_step`` is then that of the newest complete one, without a time.
+    A resumed attempt reports no checkpoint until it has saved one of its own; until then its
+    ``last_checkpoint_step`` is that of the newest complete checkpoint, without a time.
     """
     status = bucket.document(contract.run_key(run, contract.RUN_STATUS))
     if status is None or status.get("last_checkpoint_step") is not None:
@@ -77,13 +77,13 @@ def read_status(bucket: Bucket, run: str) -> dict[str, Any] | None:
         return status
     try:
         step = read_checkpoints(bucket, run, stored.values).newest
-    except Exception:  # they may be in a bucket that only the nodes may read
+    except Exception:  # they may be in a bucket that only the nodes can read
         return status
     return {**status, "last_checkpoint_step": step}
 
 
 def known_runs(bucket: Bucket) -> list[str]:
-    """Names below ``runs/``."""
+    """List the names below ``runs/``."""
     return bucket.names(contract.RUNS_PREFIX)
 
 

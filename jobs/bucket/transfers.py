@@ -1,4 +1,4 @@
-"""Moving files to and from the bucket: in parts, many at a time, and only what differs."""
+"""Moving files to and from the bucket: in parts, in parallel, and only those that differ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLOCK_BYTES = 4 * 2**20
 
 
 class Direction(StrEnum):
-    """The direction in which files are moved."""
+    """Direction of a transfer."""
 
     UP = "upload"
     DOWN = "download"
@@ -39,11 +39,11 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferResult:
-    """The files of a transfer, by what was done with them."""
+    """The files of a transfer, by outcome."""
 
     moved: tuple[Item, ...]
     skipped: tuple[Item, ...]
-    """There already, with the same size and checksum."""
+    """Files already there, with the same size and checksum."""
 
 
 def move(
@@ -56,7 +56,7 @@ def move(
 ) -> TransferResult:
     """Move what is not there yet; every key begins with ``prefix``.
 
-    Ctrl-C ends parts that are under way and leaves no half file.
+    Ctrl-C cancels the parts in progress and leaves no partial file.
     """
     from boto3.s3.transfer import TransferConfig, create_transfer_manager
     from rich.console import Console
@@ -84,7 +84,7 @@ def move(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     ]
-    # Of what is not there at all, or with another size, S3 need not be asked for its checksum.
+    # Objects that are missing or differ in size need no request for their checksum.
     sizes = {found.key: found.size for found in bucket.objects(prefix)}
     moved: list[Item] = []
     skipped: list[Item] = []
@@ -129,7 +129,7 @@ def move(
 
 
 def files(items: Sequence[Item]) -> str:
-    """``1 file`` or ``2 files``."""
+    """Spell a number of files: ``1 file`` or ``2 files``."""
     return counted(len(items), "file")
 
 
@@ -144,7 +144,7 @@ def _start(
 
     subscribers = [ProgressCallbackInvoker(advance)]
     if direction is Direction.UP:
-        # A checksum of the whole, or of the parts, which tells later whether a file is the same.
+        # Checksum of the whole file or of its parts, which later tells whether a file is the same.
         extra = {"ChecksumAlgorithm": "CRC32"}
         return manager.upload(
             str(item.path), bucket.name, item.key, extra_args=extra, subscribers=subscribers
@@ -192,7 +192,7 @@ class _Crc32:
 
 
 def is_same(path: Path, bucket: Bucket, key: str) -> bool:
-    """Tell whether ``path`` holds the object's bytes; False where that is not known."""
+    """Tell whether ``path`` holds the object's bytes; False if unknown."""
     head = bucket.head(key, ChecksumMode="ENABLED")
     if head is None or not path.is_file() or path.stat().st_size != int(head["ContentLength"]):
         return False
@@ -200,7 +200,7 @@ def is_same(path: Path, bucket: Bucket, key: str) -> bool:
 
 
 def checksum_agrees(path: Path, bucket: Bucket, key: str, head: Mapping[str, Any]) -> bool | None:
-    """Compare checksums; None where S3 has none that can be recomputed."""
+    """Compare checksums; None if S3 has none that can be recomputed."""
     crc32 = head.get("ChecksumCRC32")
     if crc32:
         whole = "-" not in crc32
@@ -211,7 +211,7 @@ def checksum_agrees(path: Path, bucket: Bucket, key: str, head: Mapping[str, Any
         text = base64.b64encode(digest).decode()
         return bool(crc32 == (text if whole else f"{text}-{count}"))
     if head.get("ServerSideEncryption") not in (None, "AES256"):
-        return None  # the ETag is no MD5 then
+        return None  # then the ETag is not an MD5
     etag = str(head.get("ETag", "")).strip('"')
     whole = "-" not in etag
     part_bytes = 0 if whole else _part_bytes(bucket, key)
@@ -231,7 +231,7 @@ def _md5() -> _Digest:
 
 
 def _digest(path: Path, make: Any, part_bytes: int) -> tuple[bytes, int]:
-    """Checksum of the file, or of the checksums of its parts; and how many parts there are."""
+    """Return the file's checksum, or that of its parts' checksums, and the number of parts."""
     outer, count = make(), 0
     with path.open("rb") as file:
         if not part_bytes:

@@ -1,1 +1,1 @@
-"""What `cdk deploy` would end, replace or leave behind: an assembly beside the account."""
+"""Preview of `cdk deploy`: what it would end, replace or leave behind in the account."""

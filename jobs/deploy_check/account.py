@@ -1,4 +1,4 @@
-"""What is deployed, and which jobs run on it: everything here only reads."""
+"""Read-only view of the deployed stacks and the jobs running on them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from jobs.job import ON_HOSTS, RunSummary
 from trainium_catalogue.workloads import Hardware
 
 _GONE = "DELETE_COMPLETE"
-# REVIEW_IN_PROGRESS: a change set was made for it and not executed. What failed while it was made
-# is deleted by `cdk deploy`, which then creates it anew.
+# REVIEW_IN_PROGRESS: its change set was never executed. In the ROLLBACK states creation failed;
+# `cdk deploy` deletes such a stack and creates it again.
 _NEVER_CREATED = ("REVIEW_IN_PROGRESS", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
 _PER_CALL = 100  # ids of DescribeJobs (Batch API reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """A stack that is deployed."""
+    """A deployed stack."""
 
     name: str
     status: str
@@ -38,15 +38,15 @@ class ActiveJob:
 
     summary: RunSummary
     limit_s: float | None
-    """Of its attempt; None where it has none."""
+    """Time limit of its attempt; None if it has none."""
 
     @property
     def on_hosts(self) -> bool:
-        """It runs, or is about to."""
+        """True if it is running or about to run."""
         return self.summary.status in ON_HOSTS
 
     def seconds_left(self, now_s: float) -> float | None:
-        """Until its own time limit ends it; None where it has none."""
+        """Seconds until its own time limit ends it; None if it has none."""
         if self.limit_s is None:
             return None
         begun = self.summary.started_at_ms
@@ -54,7 +54,7 @@ class ActiveJob:
 
 
 def read_stacks(cloudformation: CloudFormationClient, deployment: str) -> dict[str, Stack]:
-    """Every stack of a deployment."""
+    """Read every stack of a deployment."""
     pattern = stack_pattern(deployment)
     return {
         name: Stack(
@@ -87,7 +87,7 @@ def _template(cloudformation: CloudFormationClient, stack: str) -> Template:
     except ValueError:
         import yaml  # the CDK CLI sends small templates as YAML
 
-        # Scalars stay text: a template's version would become a date.
+        # BaseLoader leaves scalars as text; otherwise a template's version would become a date.
         found = yaml.load(body, Loader=yaml.BaseLoader)
     return found
 
@@ -112,14 +112,14 @@ def _pages(call: Any, **kwargs: Any) -> Iterator[Mapping[str, Any]]:
 
 @dataclass(slots=True)
 class BatchJobs:
-    """Jobs of the queues that have not ended."""
+    """Unfinished jobs of the queues."""
 
     batch: BatchClient
     _queues: list[Mapping[str, Any]] | None = None
     _jobs: dict[str, list[ActiveJob]] = field(default_factory=dict)
 
     def of_environment(self, arn: str) -> list[ActiveJob]:
-        """Those of every queue in front of a compute environment."""
+        """List the jobs of every queue attached to a compute environment."""
         if self._queues is None:
             self._queues = list(self._all_queues())
         return [
@@ -130,9 +130,9 @@ class BatchJobs:
         ]
 
     def of_queue(self, queue: str) -> list[ActiveJob]:
-        """Those of one queue, newest first."""
+        """List the jobs of one queue, newest first."""
         if queue not in self._jobs:
-            # Which hardware only decides how sizes are read, and they are not shown.
+            # The hardware only determines how sizes are read, and no sizes are shown here.
             runs = list_runs(self.batch, {queue: Hardware.TRAINIUM})
             active = [run for run in runs if not run.ended]
             limits = self._limits([run.job_id for run in active])

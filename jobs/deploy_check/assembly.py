@@ -1,4 +1,4 @@
-"""A cloud assembly: what `cdk synth` wrote, and what `cdk deploy` is about to read."""
+"""A cloud assembly: the output of `cdk synth`, which `cdk deploy` is about to read."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ Template = Mapping[str, Any]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = ("app.py", "cdk.json", "stacks", "constructs", "docker", "training")
-"""What a template is made of, the image's build context included."""
+"""Sources of the templates, including the image's build context."""
 _STACK = "aws:cloudformation:stack"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """The stacks of one deployment, by their names, in the order of the manifest."""
+    """The stacks of one deployment by name, in manifest order."""
 
     folder: Path
     templates: Mapping[str, Template]
     before: Mapping[str, frozenset[str]]
-    """Stacks that `cdk deploy` updates before each stack, because it depends on them."""
+    """For each stack, the dependencies that `cdk deploy` updates first."""
     newer: str | None
-    """A source that was changed after the synthesis; None where the assembly is up to date."""
+    """A source changed since the synthesis; None if the assembly is up to date."""
 
     @property
     def synth_command(self) -> str:
-        """The command that renews it."""
+        """Command that regenerates the assembly."""
         output = "" if self.folder.name == "cdk.out" else f" --output {self.folder}"
         return f"cdk synth --quiet{output}"
 
 
 def stack_pattern(deployment: str) -> re.Pattern[str]:
-    """What stacks of a deployment are called: no other deployment's are called so.
+    """Pattern of a deployment's stack names, which matches no other deployment's.
 
-    The part is one word, so ``trainium-a-b-network`` is none of deployment ``a``.
+    The part is a single word, so ``trainium-a-b-network`` does not belong to deployment ``a``.
     """
     return re.compile(rf"trainium-{re.escape(deployment)}-[a-z]+")
 
@@ -48,7 +48,7 @@ def stack_pattern(deployment: str) -> re.Pattern[str]:
 def read_assembly(
     folder: Path, *, deployment: str, region: str | None, repository: Path = REPOSITORY
 ) -> Assembly:
-    """Read the stacks; refuse what is no assembly, or one of another deployment or region."""
+    """Read the stacks; refuse an invalid assembly and one of another deployment or region."""
     manifest = folder / "manifest.json"
     if not manifest.exists():
         raise Refusal(
@@ -91,7 +91,7 @@ def read_assembly(
 
 
 def _dependencies(artifacts: Mapping[str, Any], name: str) -> set[str]:
-    """Artifacts that one depends on, however far away."""
+    """Collect an artifact's direct and indirect dependencies."""
     found: set[str] = set()
     open_ends = [name]
     while open_ends:
@@ -103,7 +103,7 @@ def _dependencies(artifacts: Mapping[str, Any], name: str) -> set[str]:
 
 
 def newer_source(manifest: Path, *, repository: Path = REPOSITORY) -> str | None:
-    """The newest source that was changed after ``manifest`` was written."""
+    """Return the newest source changed after ``manifest`` was written."""
     written = manifest.stat().st_mtime
     newest, found = written, None
     for source in SOURCES:

@@ -1,8 +1,8 @@
-"""What an update changes: two sets of templates, and what follows from each difference.
+"""Differences between two sets of templates, and the changes that follow from them.
 
-A template says what refers to what, so a change has consequences: a subnet that is replaced gives
-another id to whoever names it, in its own stack or, through an export or a parameter of Systems
-Manager, in another one. The rules are applied until nothing more follows.
+Templates refer to each other's resources, so changes propagate: replacing a subnet changes its id
+for everything that refers to it, in the same stack or, through an export or an SSM parameter, in
+another one. The rules are applied until nothing more follows.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _SSM = re.compile(r"\{\{resolve:ssm:([^:}]+)")
 _SSM_PARAMETER = "AWS::SSM::Parameter"
 _NEW_WITH_EACH_UPDATE = {
     ("AWS::EC2::LaunchTemplate", "LatestVersionNumber"): "LaunchTemplateData",
-    # Another revision, whose number is a part of the ARN.
+    # Every update makes a new revision, whose number is part of the ARN.
     ("AWS::Batch::JobDefinition", None): None,
 }
-"""Attributes, or what Ref returns, that an update in place changes as well: of that property, or
-of any."""
+"""Attributes (None: the Ref value) that change on an update in place too, if the given property
+changes; None: if any does."""
 
 
 class Fate(StrEnum):
-    """What becomes of a resource."""
+    """The outcome of an update for one resource."""
 
     ADDED = "added"
     UPDATED = "updated"
@@ -41,7 +41,7 @@ class Fate(StrEnum):
 
 @dataclass(slots=True)
 class Change:
-    """One resource, and why it changes."""
+    """One resource that changes, and the reasons."""
 
     stack: str
     logical_id: str
@@ -50,18 +50,18 @@ class Change:
     old: Mapping[str, Any]
     new: Mapping[str, Any]
     paths: dict[Path, Certainty] = field(default_factory=dict)
-    """Properties that change, and how surely."""
+    """Properties that change, and how certainly."""
     replaces: set[Path] = field(default_factory=set)
-    """Those of them that CloudFormation replaces the resource for."""
+    """The subset that forces replacement."""
 
     @property
     def reasons(self) -> list[str]:
-        """The properties that decide, in words."""
+        """Names of the properties that decide its fate."""
         return sorted({".".join(part for part in path if part != "*") for path in self._deciding})
 
     @property
     def keeps_old(self) -> bool:
-        """The resource of today stays in the account when the stack lets go of it."""
+        """True if the old resource stays in the account after the stack drops it."""
         policy, entry = ("DeletionPolicy", self.old)
         if self.fate is not Fate.REMOVED:
             policy, entry = ("UpdateReplacePolicy", self.new)
@@ -69,7 +69,7 @@ class Change:
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """Those of the new template; of a resource that goes, the old one's."""
+        """Properties in the new template; for a removed resource, in the old one."""
         entry = self.old if self.fate is Fate.REMOVED else self.new
         found: Mapping[str, Any] = entry.get("Properties", {})
         return found
@@ -81,18 +81,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class ExportChange:
-    """An export that goes, or gets another value, and who imports it."""
+    """An export that is removed or changes its value, and the stacks that import it."""
 
     stack: str
     name: str
     removed: bool
     importers: tuple[str, ...]
     still_imported: bool
-    """Some of these import it after the update too."""
+    """True if any of them still imports it after the update."""
 
 
 class Update:
-    """The deployed stacks beside those of the assembly."""
+    """The update from the deployed stacks to those of the assembly."""
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class Update:
             continue
 
     def changes(self) -> list[Change]:
-        """Every resource that is not what it was."""
+        """Return every resource that changes."""
         return list(self._changes.values())
 
     def exports(self) -> list[ExportChange]:
-        """Exports in use that could not stay as they are: CloudFormation refuses to touch them."""
+        """Return the exports in use that would change, which CloudFormation refuses."""
         found = []
         for stack, new in self._both.items():
             kept = _exports(new)
@@ -124,7 +124,7 @@ class Update:
                 removed = name not in kept
                 importers = _importers(self._deployed, name)
                 if importers and (removed or self._exports.get(name)):
-                    # A stack that the assembly no longer has stays as it is.
+                    # Stacks missing from the assembly stay as they are.
                     after = _importers({**self._deployed, **self._both}, name)
                     found.append(
                         ExportChange(
@@ -159,7 +159,7 @@ class Update:
                 self._exports[name] = Certainty.YES
 
     def _mark(self, change: Change, path: Path, certainty: Certainty) -> bool:
-        """Note a property that changes; returns whether that is news."""
+        """Note a changed property; return True if that is news."""
         if change.paths.get(path, Certainty.NO) >= certainty:
             return False
         change.paths[path] = certainty
@@ -175,13 +175,13 @@ class Update:
     def _answer(self, change: Change, path: Path) -> Certainty:
         answer = self._replacements.of(change.resource_type, path)
         if change.resource_type == "AWS::Batch::ComputeEnvironment" and answer is Certainty.MAYBE:
-            # The condition, as CloudFormation documents it; left out it is true.
+            # CloudFormation documents this condition; it is true by default.
             replace = change.new.get("Properties", {}).get("ReplaceComputeEnvironment", True)
             return Certainty.YES if replace in (True, "true") else Certainty.NO
         return answer
 
     def _follow(self) -> bool:
-        """Apply the rules once; returns whether anything more followed."""
+        """Apply the rules once; return True if anything new followed."""
         news = False
         for stack, new in self._both.items():
             for logical_id, entry in new.get("Resources", {}).items():
@@ -201,7 +201,7 @@ class Update:
     def _note_changed_parameter(
         self, stack: str, logical_id: str, entry: Mapping[str, Any]
     ) -> bool:
-        """Note a parameter of Systems Manager whose value changes."""
+        """Note an SSM parameter whose value changes; return True if that is news."""
         change = self._changes.get((stack, logical_id))
         properties = entry.get("Properties", {})
         if entry["Type"] != _SSM_PARAMETER or not isinstance(properties.get("Name"), str):
@@ -212,7 +212,7 @@ class Update:
     def _affected(
         self, stack: str, value: Any, path: Path = ()
     ) -> Iterator[tuple[Path, Certainty]]:
-        """Properties whose value is another one because of what they refer to."""
+        """Yield the properties that change because of what they refer to."""
         if isinstance(value, Mapping) and not _is_intrinsic(value):
             for name, inner in value.items():
                 yield from self._affected(stack, inner, (*path, name))
@@ -223,7 +223,7 @@ class Update:
             yield path, certainty
 
     def _certainty(self, stack: str, value: Any) -> Certainty:
-        """How surely the value of an expression changes."""
+        """Return how certainly the value of an expression changes."""
         return max(
             (self._of_reference(stack, reference) for reference in _references(value)),
             default=Certainty.NO,
@@ -263,7 +263,7 @@ def _raise(values: dict[str, Certainty], name: str, certainty: Certainty) -> boo
 
 
 def _importers(templates: Mapping[str, Template], export: str) -> set[str]:
-    """Stacks that import an export."""
+    """Find the stacks that import an export."""
     return {
         stack
         for stack, template in templates.items()
@@ -272,7 +272,7 @@ def _importers(templates: Mapping[str, Template], export: str) -> set[str]:
 
 
 def _exports(template: Template) -> dict[str, Any]:
-    """Values of a template's exports, by name."""
+    """Collect the values of a template's exports by name."""
     outputs = template.get("Outputs", {}).values()
     return {
         output["Export"]["Name"]: output["Value"]
@@ -286,7 +286,7 @@ def _is_intrinsic(value: Mapping[str, Any]) -> bool:
 
 
 def _differences(old: Any, new: Any, path: Path = ()) -> Iterator[Path]:
-    """Paths at which two values differ; an expression is one value."""
+    """Yield the paths at which two values differ; an expression counts as one value."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         if not (_is_intrinsic(old) or _is_intrinsic(new)):
             for name in {**old, **new}:
@@ -299,13 +299,13 @@ def _differences(old: Any, new: Any, path: Path = ()) -> Iterator[Path]:
         for before, after in zip(old, new, strict=True):
             yield from _differences(before, after, (*path, "*"))
         return
-    # A template keeps "true" and true, or 1 and "1", apart; CloudFormation does not.
+    # JSON distinguishes "true" from true and "1" from 1; CloudFormation does not.
     if json.dumps(old, sort_keys=True).strip('"') != json.dumps(new, sort_keys=True).strip('"'):
         yield path
 
 
 def _references(value: Any) -> Iterator[tuple[str, ...]]:
-    """What an expression names: resources, exports, parameters of Systems Manager."""
+    """Yield the references in an expression: resources, exports, SSM parameters."""
     if isinstance(value, str):
         yield from (("ssm", name) for name in _SSM.findall(value))
     elif isinstance(value, list):

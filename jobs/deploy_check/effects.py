@@ -1,4 +1,4 @@
-"""What a change of a resource does to the jobs on it."""
+"""Effects of a resource's change on the jobs that use it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ QUEUE = "AWS::Batch::JobQueue"
 NODE_GROUP = "AWS::EKS::Nodegroup"
 CLUSTER = "AWS::EKS::Cluster"
 
-# AWS Batch User Guide, "Perform infrastructure updates" (infrastructure-updates.html): any of
-# these replaces the instances. A launch template's new version is a change of launchTemplate.
+# AWS Batch User Guide, "Perform infrastructure updates" (infrastructure-updates.html): changing any
+# of these replaces the instances. A new launch template version is a change of launchTemplate.
 INFRASTRUCTURE = frozenset(
     {
         "AllocationStrategy",
@@ -34,10 +34,10 @@ INFRASTRUCTURE = frozenset(
     }
 )
 DEFAULT_TIMEOUT_MINUTES = 30
-"""``jobExecutionTimeoutMinutes`` where none is set (Batch API reference, UpdatePolicy)."""
+"""Default of ``jobExecutionTimeoutMinutes`` (Batch API reference, UpdatePolicy)."""
 
-# EKS API reference, UpdateNodegroupVersion: these start new nodes; everything else of a node group
-# is UpdateNodegroupConfig's, which leaves its nodes alone but for their number.
+# EKS API reference: changes that go through UpdateNodegroupVersion start new nodes; all others go
+# through UpdateNodegroupConfig, which leaves the nodes alone except for their number.
 NEW_NODES = frozenset({"LaunchTemplate", "ReleaseVersion", "Version"})
 
 
@@ -46,19 +46,19 @@ _VERSIONS = frozenset({"ReleaseVersion", "Version"})
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """How jobs end, or may."""
+    """How jobs end, or may end."""
 
     what: str
     within_minutes: float
-    """Minutes that a running job still has; 0: none."""
+    """Minutes that a running job has left; 0: none."""
     waiting_too: bool = False
-    """Jobs that have not started end as well."""
+    """Ends jobs that have not started, too."""
     size: int | None = None
-    """Nodes that are left, where the update changes their number only."""
+    """Number of nodes left, if the update changes nothing but the number."""
 
 
 def effect_on_environment(change: Change) -> Effect | None:
-    """How the running jobs of a compute environment end; None when they do not."""
+    """Describe how a compute environment's running jobs end; None if they do not."""
     if change.fate in (Fate.REPLACED, Fate.REMOVED):
         return Effect(f"its instances end with it: it is {change.fate}", 0)
     changed = sorted(_infrastructure(path) for path in change.paths if _infrastructure(path))
@@ -73,7 +73,7 @@ def effect_on_environment(change: Change) -> Effect | None:
 
 
 def _infrastructure(path: Path) -> str:
-    """The setting that replaces the instances; empty where it does not."""
+    """Name the setting that replaces the instances; empty if the path is not one."""
     if path[0] != "ComputeResources":
         return ""
     if len(path) == 1:
@@ -82,14 +82,14 @@ def _infrastructure(path: Path) -> str:
 
 
 def effect_on_queue(change: Change) -> Effect | None:
-    """A queue that goes ends all its jobs (Batch API reference, DeleteJobQueue)."""
+    """Describe how a queue's removal ends all its jobs (Batch API reference, DeleteJobQueue)."""
     if change.fate in (Fate.REPLACED, Fate.REMOVED):
         return Effect(f"its jobs end with it: it is {change.fate}", 0, waiting_too=True)
     return None
 
 
 def effect_on_node_group(change: Change) -> Effect | None:
-    """How the pods of the Trainium nodes end; None for the cluster's own nodes."""
+    """Describe how the pods of the Trainium nodes end; None for the cluster's own nodes."""
     entry = change.old or change.new
     taints = entry.get("Properties", {}).get("Taints", ())
     if not any(taint.get("Key") == TAINT for taint in taints):
@@ -108,7 +108,7 @@ def effect_on_node_group(change: Change) -> Effect | None:
 
 
 def mixed_with_version(change: Change) -> list[str]:
-    """What CloudFormation refuses to change of a node group together with its image or version.
+    """List what CloudFormation refuses to change along with a node group's image or version.
 
     CloudFormation template reference, AWS::EKS::Nodegroup, ReleaseVersion and Version: no other
     property at the same time (aws/containers-roadmap issue 1258).
@@ -120,7 +120,7 @@ def mixed_with_version(change: Change) -> list[str]:
 
 
 def effect_on_cluster(change: Change) -> Effect | None:
-    """A cluster that goes takes everything in it along."""
+    """Describe how a cluster's removal ends everything in it."""
     if change.fate in (Fate.REPLACED, Fate.REMOVED):
         return Effect(f"all that is in it ends with it: it is {change.fate}", 0, waiting_too=True)
     return None

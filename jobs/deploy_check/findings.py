@@ -1,4 +1,4 @@
-"""What somebody should know before `cdk deploy`, from what changes and what runs."""
+"""Findings to read before `cdk deploy`, from what changes and what is running."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STATEFUL: Mapping[str, str] = {
     "AWS::EKS::Cluster": "every job, volume claim and object in it is gone",
     "AWS::Logs::LogGroup": "the log lines in it are gone",
 }
-"""Types whose contents do not come back, and what that means."""
+"""Types whose contents cannot be restored, and what losing them means."""
 
 COSTLY = (
     "AWS::EKS::Cluster",
@@ -47,16 +47,16 @@ COSTLY = (
 
 
 class FindingKind(StrEnum):
-    """What a finding is about, the gravest first."""
+    """Kinds of findings, most serious first."""
 
     REFUSED = "refused"
-    """The deployment would fail: AWS refuses it."""
+    """The deployment would fail, because AWS refuses it."""
     LOSES_DATA = "loses-data"
     ENDS_JOBS = "ends-jobs"
     STAYS = "stays"
-    """Something is left behind, and costs."""
+    """Something is left behind and keeps costing money."""
     UNKNOWN = "unknown"
-    """Could not be looked at."""
+    """Could not be checked."""
     GOES_ON = "goes-on"
     """Instances are replaced under running jobs, which have time to end by themselves."""
 
@@ -66,21 +66,21 @@ HARMLESS = frozenset({FindingKind.GOES_ON})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TouchedJob:
-    """A job on something that the deployment changes."""
+    """A job on a resource that the deployment changes."""
 
     run: str
     job_id: str
     status: str
     orchestrator: str
     within_minutes: float
-    """Until it is ended, after the update of its resource begins; 0: at once."""
+    """Minutes until it is ended, counted from the update of its resource; 0: at once."""
     minutes_left: float | None
-    """Until its own time limit; None where that is not known."""
+    """Minutes until its own time limit; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployFinding:
-    """One thing to know, and what to do."""
+    """One thing to know, and what to do about it."""
 
     kind: FindingKind
     stack: str
@@ -93,11 +93,11 @@ class DeployFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Who knows the jobs that run."""
+    """Sources of the running jobs."""
 
     batch: BatchJobs
     cluster: Callable[[], list[ActiveJob] | None]
-    """Jobs on the cluster that have not ended; None where it does not answer."""
+    """Unfinished jobs on the cluster; None if it does not answer."""
     now_s: float
 
 
@@ -109,7 +109,7 @@ def find_all(
     running: Running,
     replacements: Replacements,
 ) -> list[DeployFinding]:
-    """Every finding, the gravest first."""
+    """Find everything, most serious first."""
     changes = update.changes()
     found = [
         *_busy_stacks(stacks, assembly.templates),
@@ -125,7 +125,7 @@ def find_all(
 
 
 def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterator[DeployFinding]:
-    """Stacks that CloudFormation does not update in their present state."""
+    """Find stacks that CloudFormation cannot update in their present state."""
     for name in assembly:
         stack = stacks.get(name)
         if stack is None:
@@ -143,10 +143,10 @@ def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
 
 
 def _locked_exports(update: Update, assembly: Assembly) -> Iterator[DeployFinding]:
-    """Exports in use (CloudFormation User Guide, outputs: they cannot be removed or changed)."""
+    """Find exports in use, which cannot be removed or changed (CloudFormation User Guide)."""
     for export in update.exports():
         if not export.still_imported and assembly.before[export.stack] >= set(export.importers):
-            continue  # who imports it lets go of it first
+            continue  # its importers are updated first and drop it
         users = ", ".join(export.importers)
         done = "would be removed" if export.removed else "would get another value"
         gone = [name for name in export.importers if name not in assembly.templates]
@@ -167,13 +167,13 @@ def _locked_exports(update: Update, assembly: Assembly) -> Iterator[DeployFindin
 
 
 def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterator[DeployFinding]:
-    """Replaced resources whose name or addresses the old one still has: the new one comes first."""
+    """Find replacements that clash with the old name or addresses: the new resource comes first."""
     for change in changes:
         if change.fate is not Fate.REPLACED:
             continue
         names = replacements.names(change.resource_type)
         if change.resource_type == "AWS::EC2::Subnet":
-            # EC2 refuses a subnet whose range overlaps another one's (API, CreateSubnet).
+            # EC2 refuses a subnet whose range overlaps another's (API, CreateSubnet).
             names = ("VpcId", "CidrBlock")
         given = change.new.get("Properties", {})
         same = [name for name in names if name in given and (name,) not in change.paths]
@@ -190,7 +190,7 @@ def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterat
 
 
 def _mixed_updates(changes: list[Change]) -> Iterator[DeployFinding]:
-    """Node groups that would get a new image, or version, and something else."""
+    """Find node groups that would get a new image or version along with another change."""
     for change in changes:
         if others := mixed_with_version(change):
             yield _of_change(
@@ -204,7 +204,7 @@ def _mixed_updates(changes: list[Change]) -> Iterator[DeployFinding]:
 
 
 def _lost(changes: list[Change]) -> Iterator[DeployFinding]:
-    """Resources whose contents go with them, or that are left outside of the stack."""
+    """Find resources whose contents are lost, or that are left outside the stack."""
     for change in changes:
         if change.fate not in (Fate.REPLACED, Fate.MAYBE_REPLACED, Fate.REMOVED):
             continue
@@ -230,7 +230,7 @@ def _lost(changes: list[Change]) -> Iterator[DeployFinding]:
 def _ended(
     changes: list[Change], stacks: Mapping[str, Stack], running: Running
 ) -> Iterator[DeployFinding]:
-    """Jobs that run, or wait, on what changes."""
+    """Find running or waiting jobs on what changes."""
     for change in changes:
         physical = stacks[change.stack].physical_ids.get(change.logical_id, "")
         effect, jobs = None, None
@@ -275,7 +275,7 @@ def _ended(
 
 
 def _ends(job: ActiveJob, effect: Effect, jobs: list[ActiveJob], now_s: float) -> bool:
-    """Whether a job ends before it would by itself."""
+    """Tell whether a job is ended before it would end by itself."""
     if not job.on_hosts:
         return effect.waiting_too
     if effect.size is not None:
@@ -307,7 +307,7 @@ def _when(effect: Effect) -> str:
 
 
 def _left_behind(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterator[DeployFinding]:
-    """Stacks that no `cdk deploy` of this assembly touches."""
+    """Find stacks that no `cdk deploy` of this assembly touches."""
     for name in sorted(set(stacks) - set(assembly)):
         types = [entry["Type"] for entry in stacks[name].template.get("Resources", {}).values()]
         costly = [kind for kind in COSTLY if kind in types]
@@ -319,11 +319,11 @@ def _left_behind(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
 
 
 _KEEP = "give the -c settings that it was deployed with (orchestrators, say) and check again"
-"""For a stack that the assembly lacks: as likely as not a setting was forgotten."""
+"""Remedy for a stack that the assembly lacks: most likely a setting was forgotten."""
 
 
 def _destroy(stack: str) -> str:
-    # `cdk destroy` knows the stacks of the app, which no longer has this one.
+    # `cdk destroy` only knows the stacks of the app, which no longer has this one.
     return f"aws cloudformation delete-stack --stack-name {stack}"
 
 

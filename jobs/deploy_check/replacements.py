@@ -1,10 +1,10 @@
-"""Which properties CloudFormation replaces a resource for, as the CDK CLI itself knows it.
+"""Properties whose change makes CloudFormation replace a resource, as the CDK CLI knows them.
 
-The pinned CLI carries AWS's resource schemas and documentation as one database, which its own
-`cdk diff` judges by (github.com/cdklabs/awscdk-service-spec): the judge is the program that will
-deploy, and a new version of it brings newer rules. A change set of CloudFormation would know the
-values of parameters too, but needs the rights to create one in every stack and the templates
-uploaded, and this command changes nothing.
+The pinned CLI carries AWS's resource schemas and documentation as one database, which `cdk diff`
+uses (github.com/cdklabs/awscdk-service-spec): the program that deploys also judges, and a newer
+version brings newer rules. A CloudFormation change set would also know the values of parameters,
+but it needs uploaded templates and the right to create one in every stack, while this command
+changes nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from jobs.errors import Refusal
 
 DATABASE = REPOSITORY / "tools" / "cdk" / "node_modules" / "aws-cdk" / "db.json.gz"
 Path = tuple[str, ...]
-"""Names of properties from the outermost on; an element of a list is ``*``."""
+"""Property names, outermost first; a list element is ``*``."""
 _LISTS = ("array", "map")
 
 
 class Certainty(IntEnum):
-    """How sure something is."""
+    """Degree of certainty."""
 
     NO = 0
     MAYBE = 1
@@ -39,7 +39,7 @@ _ANSWERS = {"no": Certainty.NO, "maybe": Certainty.MAYBE, "yes": Certainty.YES}
 
 @dataclass(slots=True)
 class Replacements:
-    """The database."""
+    """The replacement rules in the CLI's database."""
 
     resources: Mapping[str, Mapping[str, Any]]
     """Resource types by name."""
@@ -48,7 +48,7 @@ class Replacements:
     _cache: dict[tuple[str, Path], Certainty] = field(default_factory=dict)
 
     def of(self, resource_type: str, path: Path) -> Certainty:
-        """Whether a change at ``path`` replaces the resource; NO for types that it lacks."""
+        """Tell whether a change at ``path`` replaces the resource; NO for unknown types."""
         key = (resource_type, path)
         if key not in self._cache:
             entity = self.resources.get(resource_type)
@@ -56,13 +56,13 @@ class Replacements:
         return self._cache[key]
 
     def names(self, resource_type: str) -> tuple[str, ...]:
-        """Properties by which a resource is known: two of them cannot have the same."""
+        """Properties that identify a resource: no two resources can share their values."""
         entity = self.resources.get(resource_type, {})
         properties = entity.get("properties", {})
         return tuple(name for name in entity.get("primaryIdentifier", ()) if name in properties)
 
     def conditional(self, resource_type: str) -> set[Path]:
-        """Every path of which the answer is MAYBE."""
+        """Every path whose answer is MAYBE."""
         entity = self.resources[resource_type]
         return {path for path, found in self._below(entity) if found is Certainty.MAYBE}
 
@@ -71,13 +71,13 @@ class Replacements:
         found = Certainty.NO
         for name in path:
             if name == "*" or current is None:
-                continue  # an element has its list's type; what has no properties ends here
+                continue  # an element has its list's type; untyped parts end here
             known = current.get("properties", {}).get(name)
             if known is None:
                 return found
             found = max(found, _ANSWERS[known.get("causesReplacement") or "no"])
             current = self._type(known["type"])
-        # Changed as a whole: something below it may be what matters.
+        # The path changes as a whole: something below it may force replacement.
         below = max((answer for _, answer in self._below(current or {})), default=Certainty.NO)
         return max(found, min(below, Certainty.MAYBE))
 

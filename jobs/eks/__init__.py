@@ -1,1 +1,1 @@
-"""Jobs on the cluster: TorchX makes Volcano jobs of them, and Kubernetes tells how they stand."""
+"""Jobs on the cluster: TorchX turns them into Volcano jobs, and Kubernetes reports their state."""

@@ -1,7 +1,7 @@
 """Access to the cluster: JSON in, JSON out, with the caller's own AWS credentials.
 
-No kubeconfig is read, so that a command goes to the deployment it names and to no other. A token is
-a presigned call of STS, as `aws eks get-token` makes it (kubernetes-sigs/aws-iam-authenticator,
+No kubeconfig is read, so a command reaches the deployment it names and no other. A token is a
+presigned STS call, made the way `aws eks get-token` does (kubernetes-sigs/aws-iam-authenticator,
 README, "API Authorization from Outside a Cluster").
 """
 
@@ -19,7 +19,7 @@ from jobs.errors import Refusal, error_code
 
 Json = dict[str, Any]
 _TOKEN_AGE_S = 600.0
-"""A token is good for 15 minutes; following lasts longer."""
+"""A token is valid for 15 minutes; following a job takes longer."""
 _TIMEOUT_S = (5, 30)
 MERGE_PATCH = "application/merge-patch+json"
 JOBS = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
@@ -30,7 +30,7 @@ EVENTS = "/api/v1/namespaces/{namespace}/events"
 SERVICES = "/api/v1/namespaces/{namespace}/services"
 NODES = "/api/v1/nodes"
 LIFETIME = timedelta(minutes=14)
-"""EKS takes a token for 15 minutes, whatever its signature says."""
+"""EKS accepts a token for 15 minutes, regardless of its signature's expiry."""
 _SIGNATURE_S = 60
 _CLUSTER_HEADER = "x-k8s-aws-id"
 _PREFIX = "k8s-aws-v1."
@@ -38,16 +38,16 @@ _PREFIX = "k8s-aws-v1."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """The address of the API server, and the certificate it is known by."""
+    """Address of the API server, and the certificate that identifies it."""
 
     name: str
     url: str
     certificate: str
-    """Certificate of the authority: base64 of PEM, as EKS gives it."""
+    """The authority's certificate: base64 of PEM, as EKS returns it."""
 
 
 def read_endpoint(aws: Aws, cluster: str) -> Endpoint:
-    """Ask EKS for the cluster; refuses when there is none, or none yet."""
+    """Ask EKS for the cluster; refuse if there is none, or none yet."""
     try:
         found = aws.eks().describe_cluster(name=cluster)["cluster"]
     except Exception as error:
@@ -78,7 +78,7 @@ class Cluster:
         self._api: Any = None
 
     def api(self) -> Any:
-        """The Kubernetes client's ApiClient, made when first used."""
+        """The Kubernetes client's ApiClient, created on first use."""
         if self._api is None:
             endpoint = read_endpoint(self._aws, self._name)
             from kubernetes.client import ApiClient, Configuration
@@ -105,11 +105,11 @@ class Cluster:
         return self.call("GET", path, query=query)
 
     def items(self, path: str, **query: str) -> list[Json]:
-        """Every object of a list."""
+        """List every object of a list."""
         return list(self.get(path, **query).get("items") or ())
 
     def pods_of(self, job_id: str) -> list[Json]:
-        """Pods of a Volcano job."""
+        """List the pods of a Volcano job."""
         return self.items(PODS, labelSelector=f"volcano.sh/job-name={job_id}")
 
     def call(
@@ -121,7 +121,7 @@ class Cluster:
         body: Json | None = None,
         content_type: str = "application/json",
     ) -> Json:
-        """One request; raises the client's ApiException, or urllib3's errors."""
+        """Make one request; raises the client's ApiException, or urllib3's errors."""
         with self.open(method, path, query=query, body=body, content_type=content_type) as answer:
             found: Json = json.loads(answer.read())
         return found
@@ -136,7 +136,7 @@ class Cluster:
         content_type: str = "application/json",
         timeout: tuple[float, float | None] = _TIMEOUT_S,
     ) -> Any:
-        """One request, whose answer is read by the caller."""
+        """Make one request and leave reading the answer to the caller."""
         from kubernetes.client.exceptions import ApiException
 
         api = self.api()
@@ -172,18 +172,18 @@ class refusing:
 
 
 def status_of(error: BaseException) -> int:
-    """HTTP status of an answer of the API server, 0 for anything else."""
+    """Return the HTTP status of the API server's answer, 0 for any other error."""
     status = getattr(error, "status", None)
     return status if isinstance(status, int) else 0
 
 
 def is_missing(error: BaseException) -> bool:
-    """There is no such object."""
+    """True if the object does not exist."""
     return status_of(error) == 404
 
 
 def from_kubernetes(error: BaseException) -> Refusal | None:
-    """Turn an error of the Kubernetes client into a refusal; None when it is not one."""
+    """Turn an error of the Kubernetes client into a refusal; None if it is not one."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -247,12 +247,12 @@ def _first_line(text: str) -> str:
 
 
 def make_token(aws: Aws, cluster: str) -> str:
-    """Sign a token for one cluster; nothing is sent."""
+    """Sign a token for one cluster; sends nothing."""
     client = aws.sts()
     events = client.meta.events
 
     def keep_cluster(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
-        # boto3 knows no such parameter of the call; it goes into the signed headers below.
+        # boto3 does not know this parameter of the call; it becomes a signed header below.
         context[_CLUSTER_HEADER] = params.pop(_CLUSTER_HEADER)
 
     def sign_cluster(request: Any, **_: Any) -> None:
@@ -270,7 +270,7 @@ def make_token(aws: Aws, cluster: str) -> str:
 
 
 def exec_credential(token: str, *, now: datetime) -> dict[str, Any]:
-    """Make the document that kubectl expects of a program that gives credentials."""
+    """Make the document that kubectl expects from a credential plugin."""
     expires = (now.astimezone(UTC) + LIFETIME).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "client.authentication.k8s.io/v1beta1",

@@ -1,7 +1,7 @@
-"""A Volcano job and its pods, described in the terms that the CLI has for jobs of Batch.
+"""A Volcano job and its pods, described in the CLI's terms for Batch jobs.
 
-Volcano deletes the pods of an attempt that another one follows, and nodes that are scaled away take
-theirs with them, logs included: how such attempts ended their launchers have left in the bucket.
+Volcano deletes the pods of an attempt before starting the next one, and pods disappear with nodes
+that are scaled away, logs included: the launchers' reports in the bucket tell how those ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainium_catalogue.workloads import Hardware
 
 Json = Mapping[str, Any]
 STOPPED_BY = "trainium/stopped-by"
-"""Annotation: who asked for the end."""
+"""Annotation: the user who asked to stop the job."""
 
 # Phases: volcano.sh/apis, batch/v1alpha1/job.go.
 _STATUSES = {
@@ -39,7 +39,7 @@ _STATUSES = {
 _NODE = re.compile(rf"-{kubernetes.TASK}-(\d+)-\d+$")
 EXHAUSTED = "no attempts left"
 RETRY_COUNT = "volcano.sh/job-retry-count"
-"""Annotation: restarts of the job before this pod, from 0."""
+"""Annotation: number of restarts of the job before this pod, from 0."""
 _POD_STATUSES = {
     "Pending": "STARTING",
     "Running": "RUNNING",
@@ -48,11 +48,11 @@ _POD_STATUSES = {
 }
 _NAME = re.compile(r"(?P<attempt>\d+)-node-(?P<node>\d+)\.json")
 _LOOK_AGAIN_S = 15.0
-"""The nodes of a main node that was killed notice and say so later than Volcano restarts them."""
+"""After the main node is killed, the other nodes report it only after Volcano's restart."""
 
 
 def summarize(job: Json) -> RunSummary:
-    """One line of a list of runs."""
+    """Make one line of a list of runs."""
     status = _status(job)
     return RunSummary(
         run=run_of(job),
@@ -74,15 +74,15 @@ def num_attempts_failed(job: Json) -> int:
 
 
 def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) -> Job:
-    """A job with its pods; ``endings`` tell of attempts whose pods are gone."""
+    """Describe a job with its pods; ``endings`` cover attempts whose pods are gone."""
     status = _status(job)
     by_index = {int(match[1]): pod for pod in pods if (match := _NODE.search(_name(pod)))}
     ended = status in ENDED
-    # Pods of the attempt before may still be ending.
+    # Pods of the previous attempt may still be terminating.
     coming = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     if status == "RUNNABLE" and any(pod["spec"].get("nodeName") for pod in coming):
         status = "STARTING"
-    # Pods that were deleted, of a job that was stopped or has no attempts left, ended as it did.
+    # Deleted pods of a job that was stopped or has no attempts left ended the way the job did.
     gone = status if ended else "RUNNABLE"
     nodes = tuple(node_of(index, by_index.get(index), gone) for index in range(_num_nodes(job)))
     after = (job["metadata"].get("annotations") or {}).get(kubernetes.AFTER)
@@ -107,7 +107,7 @@ def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) ->
 
 
 def _command(job: Json) -> tuple[str, ...]:
-    """Command of the pods."""
+    """Return the pods' command."""
     container = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
     return (*(container.get("command") or ()), *(container.get("args") or ()))
 
@@ -115,7 +115,7 @@ def _command(job: Json) -> tuple[str, ...]:
 def _attempts(
     job: Json, nodes: Sequence[Node], endings: Endings, *, ended: bool
 ) -> tuple[Attempt, ...]:
-    """Attempts that ended. The pods of earlier ones are gone, and may be those of the last."""
+    """List the finished attempts; pods of earlier ones are gone, and maybe those of the last."""
     restarts = _restarts(job)
     past = [_gone(number, endings.get(number)) for number in range(1, restarts + 1)]
     last = _deciding(nodes) if ended else None
@@ -127,7 +127,7 @@ def _attempts(
 
 
 def _gone(number: int, ending: LauncherReport | None) -> Attempt:
-    """An attempt without pods."""
+    """Describe an attempt without pods."""
     return Attempt(
         number=number,
         exit_code=ending.exit_code if ending else None,
@@ -144,14 +144,14 @@ def _restarts(job: Json) -> int:
 
 
 def _deciding(nodes: Sequence[Node]) -> Attempt | None:
-    """The pod that failed first: the others were ended because of it."""
+    """Choose the pod that failed first: the others were ended because of it."""
     ended = [node.last for node in nodes if node.last and node.last.stopped_at_ms is not None]
     failed = [attempt for attempt in ended if attempt.exit_code]
     return min(failed or ended, key=lambda attempt: attempt.stopped_at_ms or 0, default=None)
 
 
 def phase_of(job: Json) -> str | None:
-    """Volcano's phase; None until its controller has seen the job."""
+    """Return Volcano's phase; None until its controller has seen the job."""
     return ((job.get("status") or {}).get("state") or {}).get("phase")
 
 
@@ -174,12 +174,12 @@ def _reason(job: Json, status: str) -> str | None:
 
 
 def run_of(job: Json) -> str:
-    """Name of the run that a job belongs to."""
+    """Return the name of the job's run."""
     return str(_labels(job).get(kubernetes.LABEL_RUN) or _name(job))
 
 
 def _labels(job: Json) -> Json:
-    # Jobs of `torchx run` carry the labels on their pods only.
+    # Jobs of `torchx run` have the labels on their pods only.
     template = job["spec"]["tasks"][0]["template"].get("metadata") or {}
     return {**(template.get("labels") or {}), **(job["metadata"].get("labels") or {})}
 
@@ -189,10 +189,10 @@ def _num_nodes(job: Json) -> int:
 
 
 def _started(job: Json) -> int | None:
-    """Time at which the gang of the last attempt came to its nodes.
+    """Return the time at which the gang of the last attempt was placed on its nodes.
 
-    Volcano renews the time of the present phase's condition with every count of pods that changes
-    (1.15.1, syncJob): that of Running says when a first pod has ended, that of Pending stays.
+    Volcano renews the time of the current phase's condition whenever a pod count changes (1.15.1,
+    syncJob): Running's tells when the first pod ended, Pending's stays.
     """
     return None if _condition(job, "Running") is None else _condition(job, "Pending")
 
@@ -204,10 +204,10 @@ def _stopped(job: Json, status: str) -> int | None:
 
 
 def _condition(job: Json, phase: str) -> int | None:
-    """Time of the newest condition of a phase.
+    """Return the time of a phase's newest condition.
 
-    Volcano 1.15.1 keeps one of each; older ones append for ever, so that the first would be that
-    of an earlier attempt (volcano-sh/volcano, appendJobCondition).
+    Volcano 1.15.1 keeps one per phase; older versions keep appending, so the first one would belong
+    to an earlier attempt (volcano-sh/volcano, appendJobCondition).
     """
     for condition in reversed((job.get("status") or {}).get("conditions") or ()):
         if condition.get("status") == phase:
@@ -220,7 +220,7 @@ def _name(item: Json) -> str:
 
 
 def node_of(index: int, pod: Json | None, gone: str) -> Node:
-    """One node of a job; ``gone`` is the status of one whose pod is not there."""
+    """Describe one node of a job; ``gone`` is the status of a node without a pod."""
     if pod is None:
         return Node(index=index, status=gone, status_reason=None, attempts=())
     container: Json = next(iter(pod.get("status", {}).get("containerStatuses") or ()), {})
@@ -233,7 +233,7 @@ def node_of(index: int, pod: Json | None, gone: str) -> Node:
         exit_code=ended.get("exitCode"),
         reason=_container_reason(ended),
         status_reason=_pod_reason(pod),
-        # Pods of all attempts have one name; the log of this one is found by its uid.
+        # Pods of all attempts share a name; the uid identifies the log of this one.
         log_stream=f"{pod['metadata']['name']}/{pod['metadata'].get('uid', '')}"
         if started
         else None,
@@ -256,7 +256,7 @@ def _container_reason(ended: Json) -> str | None:
     # "Error" and "Completed" say no more than the exit code.
     if reason not in (None, "Error", "Completed"):
         return str(reason)
-    # Of a container that failed: the end of its log, whose last line is the launcher's verdict.
+    # The end of a failed container's log, whose last line is the launcher's verdict.
     lines = str(ended.get("message") or "").strip().splitlines()
     return LAUNCHERS_VERDICT.sub("", lines[-1]) if lines else None
 
@@ -268,7 +268,7 @@ def _pod_reason(pod: Json) -> str | None:
 
 
 def trouble(pods: Sequence[Json]) -> str | None:
-    """The reason why a pod does not run, as its scheduler or the kubelet puts it."""
+    """Explain why a pod does not run, in the words of its scheduler or the kubelet."""
     for pod in pods:
         status = pod.get("status", {})
         for container in status.get("containerStatuses") or ():
@@ -276,7 +276,7 @@ def trouble(pods: Sequence[Json]) -> str | None:
             if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
                 return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
         for condition in status.get("conditions") or ():
-            # Of the pods of a gang some could be placed; one that could not says why none is
+            # Some pods of a gang could be placed; the one that could not says why none was
             # (Volcano 1.15.1, pkg/scheduler/api/job_info.go, TaskSchedulingReason).
             is_held = condition.get("reason") != "Schedulable"
             if (
@@ -289,7 +289,7 @@ def trouble(pods: Sequence[Json]) -> str | None:
 
 
 def milliseconds(time: str | None) -> int | None:
-    """Kubernetes' time since the epoch."""
+    """Convert a Kubernetes time to milliseconds since the epoch."""
     if not time:
         return None
     return round(datetime.fromisoformat(time).timestamp() * 1000)
@@ -297,27 +297,27 @@ def milliseconds(time: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherReport:
-    """The last that a launcher reported of an attempt."""
+    """A launcher's last report on an attempt."""
 
     exit_code: int
     reason: str
 
 
 Endings = Mapping[int, LauncherReport]
-"""Endings by the number of the attempt."""
+"""Reports by attempt number."""
 
 
 @dataclass(slots=True)
 class EndingReader:
-    """Reads the endings of jobs, each once it is there."""
+    """Reads the launchers' reports of jobs, and keeps them."""
 
     bucket: Bucket
     _found: dict[str, tuple[float, Endings]] = field(default_factory=dict)
 
     def read(self, run: str, job_id: str, *, attempts: int) -> Endings:
-        """Endings of the first ``attempts`` attempts of a job, as far as they are known.
+        """Read the reports on a job's first ``attempts`` attempts, as far as there are any.
 
-        They only explain, so a bucket that does not answer explains nothing.
+        They are for explanations only, so an unavailable bucket is no error.
         """
         looked_at, known = self._found.get(job_id, (float("-inf"), {}))
         now = time.monotonic()
@@ -332,7 +332,7 @@ class EndingReader:
 
 
 def read_endings(bucket: Bucket, run: str, job_id: str) -> dict[int, LauncherReport]:
-    """Read what the main node has left of each attempt, or the first of the others."""
+    """Read the main node's report on each attempt, or else the report of the lowest node."""
     prefix = attempts_prefix(run, job_id)
     first: dict[int, int] = {}
     for name in bucket.names(prefix):

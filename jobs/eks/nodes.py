@@ -1,4 +1,4 @@
-"""The nodes of the cluster that jobs run on: how many there are, and asking for more or fewer."""
+"""The cluster's nodes that run jobs: counting them, and changing their number."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trainium_catalogue import kubernetes
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 
 _CHANGING = "UPDATING"
-# Of an instance that counts in its group's size, and can be terminated (Amazon EC2 Auto Scaling
-# user guide, instance lifecycle).
+# States of an instance that counts towards its group's size and can be terminated (Amazon EC2
+# Auto Scaling user guide, instance lifecycle).
 _PRESENT = ("InService", "Pending")
 
 
@@ -24,22 +24,22 @@ _PRESENT = ("InService", "Pending")
 class NodeGroup:
     """The node group as EKS describes it, and the Auto Scaling group behind it.
 
-    The latter knows the size: EKS's own number "can be out-of-date for short periods of time"
-    when it is changed there (Amazon EKS API reference, NodegroupScalingConfig).
+    The latter has the size: after a change there, EKS's own number "can be out-of-date for short
+    periods of time" (Amazon EKS API reference, NodegroupScalingConfig).
     """
 
     status: str
     wanted: int
     most: int
     troubles: tuple[str, ...]
-    """Reasons that keep it from having the nodes it wants."""
+    """Reasons why it does not have the nodes it wants."""
     scaling_group: str = ""
     instances: tuple[str, ...] = ()
-    """Those that are up or coming."""
+    """Instances that are running or starting."""
 
 
 def read_node_group(aws: Aws, deployment: Deployment) -> NodeGroup:
-    """Ask EKS, and EC2 Auto Scaling."""
+    """Read the group from EKS and EC2 Auto Scaling."""
     assert deployment.eks is not None
     found = aws.eks().describe_nodegroup(
         clusterName=deployment.eks.cluster, nodegroupName=deployment.eks.node_group
@@ -64,7 +64,7 @@ def read_node_group(aws: Aws, deployment: Deployment) -> NodeGroup:
 
 
 def add_nodes(aws: Aws, group: NodeGroup, num_nodes: int) -> None:
-    """Tell the group to have more nodes."""
+    """Raise the group's desired number of nodes."""
     assert num_nodes > group.wanted, "which nodes go is not for the group to choose"
     aws.autoscaling().set_desired_capacity(
         AutoScalingGroupName=group.scaling_group, DesiredCapacity=num_nodes
@@ -76,13 +76,13 @@ class Nodes:
     """The nodes of the deployment's instance type."""
 
     usable: int
-    """On which a pod of a job can be placed."""
+    """Number of nodes that can take a pod of a job."""
     remarks: tuple[str, ...]
     """Reasons why the others cannot be used."""
 
 
 def look_at_nodes(cluster: Cluster, deployment: Deployment) -> Nodes:
-    """Ask the cluster; a node counts once it is Ready and its device plugins have registered."""
+    """Count the usable nodes: those that are Ready and whose device plugins have registered."""
     selector = f"{kubernetes.NODE_LABEL}={deployment.instance_type.name}"
     wanted = {
         name: int(count)
@@ -96,7 +96,7 @@ def look_at_nodes(cluster: Cluster, deployment: Deployment) -> Nodes:
 
 
 def _remark(node: Json, wanted: Mapping[str, int]) -> str | None:
-    """Say why a node cannot be used; None when it can."""
+    """Explain why a node cannot be used; None if it can."""
     name = node["metadata"]["name"]
     if node.get("spec", {}).get("unschedulable"):
         return f"node {name} is cordoned"
@@ -110,7 +110,7 @@ def _remark(node: Json, wanted: Mapping[str, int]) -> str | None:
 
 
 def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> None:
-    """Refuse a job that is larger than what is there; the message has the command that helps."""
+    """Refuse a job that needs more nodes than are ready; the message says how to get them."""
     nodes = look_at_nodes(cluster, deployment)
     if nodes.usable >= num_nodes:
         return
@@ -126,7 +126,7 @@ def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> Non
 
 
 def scale_command(deployment: Deployment, num_nodes: int) -> str:
-    """The command that changes the number of nodes."""
+    """Build the command that changes the number of nodes."""
     chosen = "" if deployment.name == DEFAULT_DEPLOYMENT else f"--deployment {deployment.name} "
     region = f"--region {deployment.region} " if deployment.region else ""
     return f"python -m jobs {chosen}{region}scale --nodes {num_nodes}"
@@ -145,14 +145,14 @@ def check_scale(deployment: Deployment, num_nodes: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Progress of the group towards its size."""
+    """The group's progress towards its size."""
 
     ready: int
     group: NodeGroup
     remarks: tuple[str, ...] = ()
 
     def text(self, num_nodes: int) -> str:
-        """For a person."""
+        """Describe the progress for a person."""
         said = f"{self.ready} of {num_nodes} nodes are ready, the node group is {self.group.status}"
         return "; ".join((said, *self.group.troubles, *self.remarks))
 
@@ -166,14 +166,14 @@ def wait_for_nodes(
     sleep: Callable[[float], None],
     pause_s: float = 5.0,
 ) -> Iterator[Progress]:
-    """Yield what has changed until the number is reached; refuses when it takes too long."""
+    """Yield each change until the number is reached; refuse if that takes too long."""
     deadline = now() + limit_s
     last: Progress | None = None
     while True:
         try:
             progress = read()
         except Exception as error:
-            # One lost call of some hundreds is no reason to stop waiting for what EKS goes on with.
+            # One failed call in hundreds is no reason to stop waiting, since EKS carries on.
             if not errors.is_transient(error) or now() >= deadline:
                 raise
             sleep(pause_s)
@@ -193,6 +193,6 @@ def wait_for_nodes(
 
 
 def is_ready(node: Json) -> bool:
-    """Tell whether the node's kubelet says that it is ready."""
+    """Tell whether the kubelet reports the node as ready."""
     conditions = node.get("status", {}).get("conditions") or ()
     return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)

@@ -1,7 +1,7 @@
-"""Pods' logs, read as CloudWatch's streams are read: pages that begin where the last one ended.
+"""Pod logs behind the interface of CloudWatch's streams: pages that start where the last one ended.
 
-A follower keeps each pod's log open. Volcano deletes the pods of an attempt that failed at once,
-and a log that is only asked for from time to time would lose the last lines, which say why.
+A follower keeps each pod's log open. Volcano deletes the pods of a failed attempt at once, so
+polling the logs would miss the last lines, which tell the reason.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 from jobs.eks.cluster import PODS, Cluster, from_kubernetes, is_missing, status_of
 
 _WAIT_S = 5.0
-"""Between two tries to open a log."""
+"""Pause between two attempts to open a log."""
 _SILENCE_S = 300.0
-"""After so long without a byte the connection may be dead: it is opened again."""
+"""Silence after which the connection may be dead and is opened again."""
 
 
 @dataclass(slots=True)
 class _Tail:
-    """One pod's log, as far as it has come."""
+    """One pod's log as read so far."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
     is_over: bool = False
@@ -33,14 +33,14 @@ class _Tail:
     _with_known: int = 0
 
     def reopen(self) -> None:
-        """The next page begins with lines that were read before."""
+        """Prepare for a page that begins with lines already read."""
         self._known, self._with_known = self._newest, self._with_newest
 
     def take(self, line: str) -> None:
-        """A line with the time that the kubelet read it; one that was read before is left out."""
+        """Add a line with the kubelet's time stamp, unless it has already been read."""
         stamp, _, message = line.partition(" ")
-        # Stamps have nine digits of a second and one zone, so they sort as times do. Lines that
-        # are written together may have the same one.
+        # Stamps have nine fractional digits and one time zone, so they sort chronologically. Lines
+        # written together may share a stamp.
         if stamp < self._known:
             return
         if stamp == self._known and self._with_known:
@@ -52,7 +52,7 @@ class _Tail:
 
 
 class PodLogs:
-    """Stands where the client of CloudWatch Logs stands; a stream is ``<pod>/<uid>``."""
+    """Emulates the CloudWatch Logs client; a stream is ``<pod>/<uid>``."""
 
     def __init__(self, cluster: Cluster, *, follow: bool) -> None:
         self._cluster = cluster
@@ -61,7 +61,7 @@ class PodLogs:
         self._lock = threading.Lock()
 
     def get_log_events(self, **kwargs: Any) -> Mapping[str, Any]:
-        """Lines after the token, which is a count of lines."""
+        """Return the lines after the token, which is a count of lines."""
         stream = str(kwargs["logStreamName"])
         begin = int(kwargs.get("nextToken", "0"))
         with self._lock:
@@ -79,7 +79,7 @@ class PodLogs:
         try:
             self._read(stream, tail, follow=False)
         except Exception as error:
-            # The kubelet of one node does not answer; the others' lines are wanted all the more.
+            # The kubelet of one node does not answer; the others' lines matter all the more.
             said = from_kubernetes(error)
             if said is None or status_of(error) in (401, 403):
                 raise
@@ -93,8 +93,8 @@ class PodLogs:
             try:
                 self._read(stream, tail, follow=True)
             except Exception:
-                # Whatever it is, the pod's end or a lost connection: the follower asks the
-                # cluster about the job all the time and says what is wrong.
+                # The pod may have ended or the connection broken: the follower keeps asking the
+                # cluster about the job and reports what is wrong.
                 pause.wait(_WAIT_S)
 
     def _read(self, stream: str, tail: _Tail, *, follow: bool) -> None:
@@ -109,7 +109,7 @@ class PodLogs:
             with self._cluster.open("GET", path, query=query, timeout=(5, _SILENCE_S)) as answer:
                 for line in answer:
                     tail.take(line.decode(errors="replace").rstrip("\r\n"))
-            # The server ends a followed log when the container has ended, or after hours.
+            # The server ends a followed log when the container ends, or after some hours.
             tail.is_over = not follow or self._has_ended(name, uid)
         except Exception as error:
             if not is_missing(error):
@@ -127,6 +127,6 @@ def _now_ms() -> int:
 
 
 def _ms(stamp: str) -> int:
-    # fromisoformat reads six digits of a second, Kubernetes writes nine.
+    # fromisoformat accepts six fractional digits; Kubernetes writes nine.
     whole, _, fraction = stamp.rstrip("Z").partition(".")
     return round(datetime.fromisoformat(f"{whole}.{fraction[:6] or '0'}+00:00").timestamp() * 1000)

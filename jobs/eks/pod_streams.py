@@ -21,7 +21,7 @@ from jobs.errors import Refusal
 _STDIN, _ERROR, _RESIZE = 0, 3, 4
 _NOT_FOUND = 127
 _NOT_RUN = (126, _NOT_FOUND)
-"""Exit codes of shells and container runtimes for a program that did not start."""
+"""Exit codes of shells and container runtimes for a program that could not be started."""
 _LOST = 255
 """Exit code of ssh for a lost connection."""
 _OPENING = threading.Lock()
@@ -30,14 +30,14 @@ _CHUNK = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A command that has ended."""
+    """Result of a command."""
 
     code: int
     output: str
 
 
 def run_in_pod(cluster: Cluster, pod: str, command: Sequence[str], *, limit_s: float) -> Finished:
-    """Run a command that needs no terminal; 127 when the pod has no such program."""
+    """Run a command that needs no terminal; 127 if the pod has no such program."""
     socket = _open(cluster, pod, command, stdin=False, tty=False)
     socket.run_forever(timeout=limit_s)
     if socket.is_open():
@@ -50,7 +50,7 @@ def run_in_pod(cluster: Cluster, pod: str, command: Sequence[str], *, limit_s: f
 
 
 def interact(cluster: Cluster, pod: str, command: Sequence[str]) -> int:
-    """Run a command with this terminal, or with what is piped in; return its exit code."""
+    """Run a command on this terminal or with piped input; return its exit code."""
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     socket = _open(cluster, pod, command, stdin=True, tty=has_terminal)
     threading.Thread(target=_send_input, args=(socket,), daemon=True).start()
@@ -72,7 +72,7 @@ def _open(cluster: Cluster, pod: str, command: Sequence[str], *, stdin: bool, tt
     from kubernetes.client import CoreV1Api
     from kubernetes.stream import stream
 
-    # The client puts another function in place of the ApiClient's own for a moment.
+    # The client briefly replaces one of the ApiClient's own functions.
     with _OPENING:
         return stream(
             CoreV1Api(cluster.api()).connect_get_namespaced_pod_exec,
@@ -89,9 +89,9 @@ def _open(cluster: Cluster, pod: str, command: Sequence[str], *, stdin: bool, tt
 
 
 def parse_status(said: str) -> tuple[int, str]:
-    """Exit code of a command, and what is to be said of it, from the server's last message.
+    """Parse the server's last message into the command's exit code and the message to show.
 
-    That is a Status: Success, a failure whose cause is an exit code, or one that says why the
+    The message is a Status: success, a failure whose cause is an exit code, or the reason why the
     command could not be started (kubernetes/kubernetes, pkg/kubelet, remotecommand).
     """
     if not said.strip():
@@ -119,7 +119,7 @@ def _send_input(socket: Any) -> None:
 
 
 def _pass_on(socket: Any) -> bool:
-    """Show what has come; tells whether anything has."""
+    """Print pending output; return whether there was any."""
     spoke = False
     for channel, target in ((1, sys.stdout), (2, sys.stderr)):
         data = socket.read_channel(channel)
@@ -137,7 +137,7 @@ def _nothing() -> Iterator[None]:
 
 @contextmanager
 def _terminal(socket: Any) -> Iterator[None]:
-    """Every key goes to the pod, Ctrl-C too; a window that changes tells its size."""
+    """Send every key to the pod, including Ctrl-C, and report changes of the window size."""
     import termios
     import tty
 
@@ -159,7 +159,7 @@ def _terminal(socket: Any) -> Iterator[None]:
 
 
 def find_service_pod(cluster: Cluster, service: str) -> str | None:
-    """Name of a ready pod behind a service; None when there is no such service, or no pod."""
+    """Find a ready pod behind a service; None if there is no such service or pod."""
     try:
         selector = cluster.get(f"{SERVICES}/{service}")["spec"].get("selector") or {}
     except Exception as error:
@@ -175,7 +175,7 @@ def find_service_pod(cluster: Cluster, service: str) -> str | None:
 
 
 class Forwarder:
-    """Listens on loopback; every connection goes to a service's pod on a stream of its own."""
+    """Listens on loopback and forwards each connection to a service's pod on its own stream."""
 
     def __init__(
         self, cluster: Cluster, service: str, pod: str, pod_port: int, *, port: int
@@ -186,11 +186,11 @@ class Forwarder:
         self._pod_port = pod_port
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
-        # One first, so that a refusal is said now and not to a browser.
+        # Open one now, so that a refusal is shown here rather than to a browser.
         self._open().close()
 
     def serve(self) -> None:
-        """Accept connections, for ever."""
+        """Accept connections forever."""
         while True:
             connection, _ = self._listener.accept()
             threading.Thread(target=self._carry, args=(connection,), daemon=True).start()
@@ -199,7 +199,7 @@ class Forwarder:
         from kubernetes.client import CoreV1Api
         from kubernetes.stream import portforward
 
-        # The client puts another function in place of the ApiClient's own for a moment.
+        # The client briefly replaces one of the ApiClient's own functions.
         with _OPENING:
             return portforward(
                 CoreV1Api(self._cluster.api()).connect_get_namespaced_pod_portforward,
@@ -209,7 +209,7 @@ class Forwarder:
             )
 
     def _open_again(self) -> Any:
-        """A stream to the service's pod, which may be another one by now: nodes come and go."""
+        """Open a stream to the service's pod, looking the pod up again if its node is gone."""
         try:
             return self._open()
         except Exception:
@@ -224,7 +224,7 @@ class Forwarder:
             try:
                 stream = self._open_again()
             except Exception as error:
-                # Such as a pod that is gone: the page says so, and the browser may try again.
+                # The pod may be gone, for example: the page shows it, and the browser may retry.
                 text = f"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\n\r\n{error}\n"
                 connection.sendall(text.encode())
                 return

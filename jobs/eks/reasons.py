@@ -1,12 +1,12 @@
-"""The table of reasons that Kubernetes and Volcano give for a job that waits or has ended."""
+"""The reasons that Kubernetes and Volcano give for a job that waits or has ended."""
 
 from __future__ import annotations
 
 from jobs.job import Explanation
 
-# Texts of pods: kubernetes/kubernetes, pkg/kubelet (eviction, active_deadline, images, cm) and
-# pkg/scheduler/framework; of gangs: volcano-sh/volcano 1.15.1, pkg/scheduler/plugins (capacity,
-# proportion, overcommit). The first pattern that matches wins.
+# Pod messages: kubernetes/kubernetes, pkg/kubelet (eviction, active_deadline, images, cm) and
+# pkg/scheduler/framework; gang messages: volcano-sh/volcano 1.15.1, pkg/scheduler/plugins
+# (capacity, proportion, overcommit). The first matching pattern wins.
 CLUSTER_REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="OOMKilled*",

@@ -1,15 +1,15 @@
-"""A request as the Volcano job that TorchX makes of it: one role, one replica per node.
+"""A request as a Volcano job built with TorchX: one role, one replica per node.
 
-Its resources are explicit. TorchX's own ``aws_trn1.32xlarge`` asks for
-``aws.amazon.com/neurondevice``, which Neuron's device plugin has not offered since SDK 2.20, so its
-pods stay pending for ever (torchx/specs/named_resources_aws.py).
+Its resources are explicit: TorchX's own ``aws_trn1.32xlarge`` requests
+``aws.amazon.com/neurondevice``, which Neuron's device plugin has not offered since SDK 2.20, so
+those pods would stay pending forever (torchx/specs/named_resources_aws.py).
 
-``--compile`` makes two jobs. Volcano's ``dependsOn`` is between the tasks of one job; its
-JobFlow would make one job depend on another, but makes every job again that it no longer finds,
-also a finished one that was cleaned up (pkg/controllers/jobflow/jobflow_controller_action.go,
-deployJob). So the second job waits by itself: it is told which job compiles for it, and its
-launcher holds back until that has left its marker in the bucket. That needs no desk and no rights
-on the cluster, and nodes of a cluster are paid for whether they wait or not.
+``--compile`` makes two jobs. Volcano's ``dependsOn`` only relates the tasks of one job. Its JobFlow
+can make one job depend on another, but recreates every job that it no longer finds, even a finished
+one that was cleaned up (pkg/controllers/jobflow/jobflow_controller_action.go, deployJob). So the
+second job does the waiting: it is told which job compiles for it, and its launcher holds back until
+that job's marker is in the bucket. This needs no open terminal and no rights on the cluster, and
+the nodes of a cluster cost the same whether they wait or not.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ MAX_RUN_CHARACTERS = 63
 """Limit of a label's value (Kubernetes documentation, Labels and Selectors)."""
 _CLOSING_S = 30
 _SPARE_S = 3600
-"""To pull an image, to meet, and to end cleanly."""
+"""Time for pulling an image, rendezvous and a clean end."""
 _MAX_NAME_CHARACTERS = 36
-"""A host name of 63, less TorchX's suffix of up to 14 characters and ``-node-999-0``."""
-# A pod that requests no huge pages may have none, whatever the host holds: touching one is SIGBUS
-# (kubernetes/kubernetes issue 71233). libfabric takes them by default for a small gain
-# (fi_efa(7), FI_EFA_USE_HUGE_PAGE), and AWS's jobs for Trainium request none.
+"""Limit of a host name, 63, minus TorchX's suffix of up to 14 characters and ``-node-999-0``."""
+# A pod that requests no huge pages may use none, even if the host has some: touching one raises
+# SIGBUS (kubernetes/kubernetes issue 71233). libfabric uses them by default for a small gain
+# (fi_efa(7), FI_EFA_USE_HUGE_PAGE), and AWS's Trainium jobs request none.
 _HUGE_PAGES = {"FI_EFA_USE_HUGE_PAGE": "0"}
 _RESERVED = ",".join(str(port) for port in RESERVED_PORTS)
 _SHM = "dshm"
-"""Name that TorchX gives the volume at /dev/shm."""
+"""TorchX's name for the volume at /dev/shm."""
 Json = dict[str, Any]
 KEPT_S = 7 * 24 * 3600
-"""A job that has ended stays as long as Batch remembers one."""
+"""Time for which an ended job is kept, as long as Batch remembers one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class LaunchSpec:
     command: Sequence[str]
     num_nodes: int
     time_limit_s: int
-    """Time limit of one attempt; the launcher ends the job with it."""
+    """Time limit of one attempt, enforced by the launcher."""
     deployment: str
     region: str
     bucket: str
@@ -66,7 +66,7 @@ class LaunchSpec:
     image: str
     lustre_claim: str | None
     stop_grace_s: float = 90.0
-    """That the launcher gives its workers."""
+    """Grace period that the launcher gives its workers."""
     after_job: str | None = None
     """Job that compiles for this one."""
     scales: bool = False
@@ -74,7 +74,7 @@ class LaunchSpec:
 
     @property
     def name(self) -> str:
-        """The run as a name in the cluster: the job's Service begins with a letter (RFC 1035)."""
+        """Run name as a cluster name: the job's Service must begin with a letter (RFC 1035)."""
         plain = re.sub(r"[^a-z0-9]+", "-", self.run.lower()).strip("-")
         begun = plain if plain[:1].isalpha() else f"run-{plain}"
         return begun[:_MAX_NAME_CHARACTERS].rstrip("-")
@@ -96,22 +96,22 @@ class LaunchSpec:
 
     @property
     def grace_s(self) -> int:
-        """Seconds until the kubelet kills a pod that was told to end: later than the launcher."""
+        """Seconds until the kubelet kills a pod told to stop; longer than the launcher's grace."""
         return math.ceil(self.stop_grace_s) + _CLOSING_S
 
     @property
     def deadline_s(self) -> int:
         """Seconds until the kubelet ends a pod whose launcher has not ended it.
 
-        The kubelet counts from before the image is pulled, and while a job that compiles is waited
-        for; the launcher does not.
+        Unlike the launcher's limit, the kubelet's includes pulling the image and waiting for a
+        compile job.
         """
         waits_s = ATTEMPTS * COMPILE_TIME_LIMIT_HOURS * 3600 if self.after_job else 0
         return self.time_limit_s + round(waits_s) + _SPARE_S
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment that a job definition of Batch would hold."""
+        """Environment that a Batch job definition would contain."""
         lustre = {contract.ENV_LUSTRE: contract.LUSTRE_MOUNT} if self.lustre_claim else {}
         after = {contract.ENV_AFTER_JOB: self.after_job} if self.after_job else {}
         return {
@@ -129,7 +129,7 @@ class LaunchSpec:
 
 
 def launch_spec(request: JobRequest, deployment: Deployment) -> LaunchSpec:
-    """The job of a request that this deployment's cluster can run."""
+    """Build the spec of a job that this deployment's cluster can run."""
     assert deployment.eks is not None
     return LaunchSpec(
         run=request.run,
@@ -165,8 +165,8 @@ def check_run_label(run: str) -> None:
 def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
     """Build the torchx.specs.AppDef.
 
-    ``max_retries`` is TorchX's: it restarts after a mistake in a script as well. `jobs submit`
-    leaves it out and gives the job policies that know the launcher's exit codes.
+    ``max_retries`` is TorchX's and also restarts after a bug in a script. `jobs submit` leaves it
+    out and gives the job policies that know the launcher's exit codes.
     """
     from torchx.specs import AppDef, Resource, Role, VolumeMount, macros
     from torchx.specs.overlays import set_overlay
@@ -179,7 +179,7 @@ def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
         entrypoint=program,
         args=arguments,
         num_replicas=spec.num_nodes,
-        min_replicas=None,  # all of them: the job's minAvailable
+        min_replicas=None,  # all nodes: the job's minAvailable
         max_retries=max_retries,
         env={
             **spec.environment,
@@ -187,8 +187,8 @@ def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
             contract.ENV_JOB_ID: macros.app_id,
             contract.ENV_ATTEMPT: f"[FIELD_PATH]{kubernetes.RETRY_COUNT_FIELD}",
             contract.ENV_NODE_INDEX: macros.replica_id,
-            # The name of the variable, which Volcano's svc plugin fills on every node but the
-            # first: Volcano's index is the rank, and nobody has to look for rank 0.
+            # The variable's name. Volcano's svc plugin sets it on every node but the first;
+            # Volcano's index is the rank, so nobody has to look for rank 0.
             contract.ENV_MAIN_HOST_FROM: macros.rank0_env,
         },
         resource=Resource(
@@ -213,16 +213,16 @@ def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
 
 
 def _overlay(spec: LaunchSpec) -> dict[str, Any]:
-    """The parts of a pod that a Role cannot express."""
+    """Build the parts of a pod that a Role cannot express."""
     from torchx.specs.overlays import JOIN
 
     resources = dict(kubernetes.pod_resources(spec.instance_type))
     container = {
         "image": spec.image,
-        # TorchX writes MB where the catalogue has MiB, and requests less than it limits.
+        # TorchX writes MB where the catalogue has MiB, and requests less than its limits.
         "resources": {"limits": resources, "requests": resources},
         "securityContext": {"allowPrivilegeEscalation": False},
-        # `jobs status` shows the last line of a container that failed.
+        # `jobs status` shows the last line of a failed container.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     shm = {
@@ -232,26 +232,26 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
     return {
         "metadata": {"labels": spec.labels},
         "spec": {
-            # One container, whose name differs from replica to replica: the image is the key.
+            # There is one container, named differently in each replica, so the image is the key.
             JOIN("containers", on="image"): [container],
             JOIN("volumes", on="name"): [shm],
             "tolerations": [
                 {"key": kubernetes.TAINT, "operator": "Exists", "effect": "NoSchedule"}
             ],
             "serviceAccountName": kubernetes.service_account(spec.workload),
-            # Credentials come from EKS Pod Identity, which mounts a token of its own.
+            # Credentials come from EKS Pod Identity, which mounts its own token.
             "automountServiceAccountToken": False,
-            # Of a frozen launcher only. A pod that the kubelet ends exits as on a drained node, and
-            # Volcano would make another attempt: the time limit itself is the launcher's, which
+            # Only ends a frozen launcher. A pod ended by the kubelet exits as on a drained node, so
+            # Volcano would start another attempt; the launcher enforces the time limit itself and
             # exits with a code that ends the job.
             "activeDeadlineSeconds": spec.deadline_s,
             "terminationGracePeriodSeconds": spec.grace_s,
-            # The launcher must not be process 1, which is immune to its own container's signals:
-            # here that is the pod's pause, as Docker's init is on Batch.
+            # The launcher must not be process 1, which is immune to signals from its own container:
+            # process 1 is the pod's pause, as it is Docker's init on Batch.
             "shareProcessNamespace": True,
             "securityContext": {
                 "seccompProfile": {"type": "RuntimeDefault"},
-                # Of the pod's own network; one of the sysctls that Kubernetes calls safe.
+                # Applies to the pod's own network; Kubernetes counts it among the safe sysctls.
                 "sysctls": [{"name": "net.ipv4.ip_local_reserved_ports", "value": _RESERVED}],
             },
         },
@@ -259,11 +259,11 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
 
 
 def dry_run(spec: LaunchSpec, target: EksTarget) -> Any:
-    """TorchX's dry run, completed: ``request.resource`` is the job, ``schedule`` would send it."""
+    """Complete TorchX's dry run: ``request.resource`` is the job, ``schedule`` would send it."""
     from torchx.schedulers.kubernetes_scheduler import Opts, create_scheduler
 
     scheduler = create_scheduler("jobs")
-    # The API server validates what is sent to it; asking it beforehand would need the cluster.
+    # The API server validates the job on submission; doing so beforehand needs the cluster.
     options = Opts(queue=target.queue, namespace=target.namespace, validate_spec=False)
     info = scheduler.submit_dryrun(app_def(spec), options)
     info.request.resource = complete(_plain(info.request.resource), spec, target)
@@ -271,7 +271,7 @@ def dry_run(spec: LaunchSpec, target: EksTarget) -> Any:
 
 
 def complete(job: Json, spec: LaunchSpec, target: EksTarget) -> Json:
-    """Add what concerns the gang."""
+    """Add the settings of the gang."""
     metadata = {
         **job["metadata"],
         "namespace": target.namespace,
@@ -288,7 +288,7 @@ def complete(job: Json, spec: LaunchSpec, target: EksTarget) -> Json:
 
 
 def _plain(resource: Any) -> Json:
-    """The Kubernetes client's models as JSON."""
+    """Convert the Kubernetes client's models to JSON."""
     from torchx.schedulers.kubernetes_scheduler import sanitize_for_serialization
 
     plain = sanitize_for_serialization(resource)

@@ -1,8 +1,8 @@
-"""Having fewer nodes: idle ones are chosen, cordoned, looked at once more, and terminated.
+"""Scale-in: idle nodes are chosen, cordoned, checked again and terminated.
 
-A plain smaller number would leave the choice to the Auto Scaling group, which knows nothing of pods
-(Amazon EC2 Auto Scaling user guide, configure termination policies). The Cluster Autoscaler
-terminates chosen instances of managed node groups in the same way
+Just lowering the number would leave the choice to the Auto Scaling group, which knows nothing of
+pods (Amazon EC2 Auto Scaling user guide, configure termination policies). The Cluster Autoscaler
+also terminates chosen instances of managed node groups
 (github.com/kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/auto_scaling_groups.go).
 """
 
@@ -31,31 +31,31 @@ from trainium_catalogue.node_use import (
 
 ALL_PODS = "/api/v1/pods"
 QUIET_S = 3.0
-"""Between cordoning nodes and looking at them again: Volcano decides once a second on what it has
-seen before."""
+"""Pause between cordoning nodes and checking them again: Volcano decides once a second on what it
+saw before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """The instances of the group, and who uses them."""
+    """The group's instances and their users."""
 
     nodes: Mapping[str, str]
-    """Node by instance; one that has not joined has none."""
+    """Nodes by instance; an instance that has not joined has none."""
     runs: Mapping[str, tuple[str, ...]]
-    """Runs, or pods of others, by instance, of those that are in use."""
+    """Runs, or other pods, by instance; idle instances are left out."""
     open: frozenset[str]
-    """Nodes that take pods."""
+    """Nodes that accept pods."""
 
 
 def nodes_of_group(cluster: Cluster, deployment: Deployment) -> list[Json]:
-    """Nodes of the Trainium node group."""
+    """List the nodes of the Trainium node group."""
     assert deployment.eks is not None
     selector = f"{kubernetes.NODE_GROUP_LABEL}={deployment.eks.node_group}"
     return cluster.items(NODES, labelSelector=selector)
 
 
 def read_use(cluster: Cluster, deployment: Deployment) -> Use:
-    """Ask the cluster."""
+    """Read the nodes and their users from the cluster."""
     nodes = nodes_of_group(cluster, deployment)
     pods = pods_on_nodes(cluster)
     runs = {f"{p['metadata'].get('namespace')}/{p['metadata']['name']}": _run_of(p) for p in pods}
@@ -75,7 +75,7 @@ def read_use(cluster: Cluster, deployment: Deployment) -> Use:
 
 
 def pods_on_nodes(cluster: Cluster) -> list[Json]:
-    """Pods of all namespaces; of the jobs' own for somebody who may not see the others."""
+    """List the pods of all namespaces, or only the jobs' own if the caller may not see others."""
     try:
         return cluster.items(ALL_PODS)
     except Exception as error:
@@ -85,7 +85,7 @@ def pods_on_nodes(cluster: Cluster) -> list[Json]:
 
 
 def _run_of(pod: Json) -> str:
-    """Run of a pod, or its job where nobody named one; of somebody else's pod its own name."""
+    """Name the run of a pod, or else its job; for any other pod, the pod itself."""
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}
     run = labels.get(kubernetes.LABEL_RUN) or labels.get("volcano.sh/job-name")
@@ -94,18 +94,18 @@ def _run_of(pod: Json) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """The instances that a smaller number takes away."""
+    """The instances to remove for a smaller number of nodes."""
 
     never_came: int
-    """Instances that EC2 has not started yet."""
+    """Number of instances that EC2 has not started yet."""
     instances: tuple[str, ...]
 
 
 def choose(group: NodeGroup, use: Use, num_nodes: int, *, force: bool) -> Cut:
-    """Take what nobody uses: first what has not come, then idle nodes, with ``force`` any."""
+    """Choose what is removed: pending instances, then idle nodes, and with ``force`` busy ones."""
     excess = group.wanted - num_nodes
     never_came = min(excess, max(0, group.wanted - len(group.instances)))
-    # Not joined, idle, in use.
+    # Sorted: not joined, idle, in use.
     order = sorted(group.instances, key=lambda each: (each in use.runs, each in use.nodes))
     chosen = order[: excess - never_came]
     lost = [instance for instance in chosen if instance in use.runs]
@@ -121,7 +121,7 @@ def choose(group: NodeGroup, use: Use, num_nodes: int, *, force: bool) -> Cut:
 
 
 def idle_ones(group: NodeGroup, use: Use) -> Cut:
-    """Everything that nobody uses."""
+    """Choose everything that is unused."""
     return Cut(
         never_came=max(0, group.wanted - len(group.instances)),
         instances=tuple(each for each in group.instances if each not in use.runs),
@@ -139,7 +139,7 @@ def cut(
     force: bool,
     sleep: Callable[[float], None],
 ) -> None:
-    """Carry it out; refuses, and opens the nodes again, when a pod has come in between."""
+    """Remove the instances; refuse, and uncordon the nodes, if a pod has arrived meanwhile."""
     opened = [use.nodes[each] for each in parts.instances if use.nodes.get(each) in use.open]
     _cordon(cluster, opened, closed=True)
     if opened and not force:
@@ -164,10 +164,10 @@ def cut(
 def _give_up_waiting(
     aws: Aws, deployment: Deployment, group: NodeGroup, number: int
 ) -> tuple[str, ...]:
-    """Want ``number`` fewer of those that have not come; returns those that have come meanwhile.
+    """Request ``number`` fewer pending instances; return those that have started in the meantime.
 
-    The group is read again: for a number below what has come since, it would choose who goes, a
-    busy node as well (as in kubernetes/autoscaler issue 10147).
+    The group is read again: if the number fell below what has started since, the group would choose
+    what to remove, even a busy node (as in kubernetes/autoscaler issue 10147).
     """
     if not number:
         return ()
@@ -192,7 +192,7 @@ def patch_node(cluster: Cluster, name: str, changes: Json) -> None:
 
 
 def asking_jobs(cluster: Cluster, num_nodes: int, *, use: Use) -> Mapping[str, str]:
-    """Jobs, with their runs, for which the node scaler would raise the number again."""
+    """Find jobs, with their runs, for which the node scaler would raise the number again."""
     jobs = cluster.items(JOBS)
     runs = {job["metadata"]["name"]: run_of(job) for job in jobs}
     return {
@@ -216,14 +216,14 @@ def refuse_asking(jobs: Mapping[str, str], num_nodes: int) -> None:
 
 
 def withdraw(cluster: Cluster, jobs: Iterable[str]) -> None:
-    """Let jobs wait without asking for nodes."""
+    """Let jobs wait without requesting nodes."""
     changes = {"metadata": {"annotations": {kubernetes.SCALE: None}}}
     for job in jobs:
         cluster.call("PATCH", f"{JOBS}/{job}", body=changes, content_type=MERGE_PATCH)
 
 
 def try_idle_remark(cluster: Cluster, deployment: Deployment) -> str | None:
-    """``describe_idle`` of the nodes as they are; a remark is not worth the end of a command."""
+    """Call ``describe_idle`` on the current nodes; a failing remark must not end the command."""
     try:
         nodes = nodes_of_group(cluster, deployment)
     except Exception:
@@ -232,7 +232,7 @@ def try_idle_remark(cluster: Cluster, deployment: Deployment) -> str | None:
 
 
 def describe_idle(nodes: Sequence[Json], deployment: Deployment, *, now: datetime) -> str | None:
-    """Say how many nodes are idle and when the first goes; None when there is nothing to say."""
+    """Describe how many nodes are idle and when the first one goes; None if none is."""
     assert deployment.eks is not None
     minutes = deployment.eks.idle_minutes
     if minutes is None:
@@ -248,7 +248,7 @@ def describe_idle(nodes: Sequence[Json], deployment: Deployment, *, now: datetim
 
 
 def idle_documents(cluster: Cluster, deployment: Deployment) -> list[Json]:
-    """Idle nodes, each with the times of its end: empty where nobody takes them away."""
+    """List idle nodes with the times of their removal; empty if nothing removes them."""
     assert deployment.eks is not None
     minutes = deployment.eks.idle_minutes
     if minutes is None:
@@ -272,7 +272,7 @@ def _when(moment: datetime, now: datetime) -> str:
 
 
 def keep_idle(cluster: Cluster, deployment: Deployment) -> bool:
-    """Let idle nodes stay for another while; false when the caller may not change nodes."""
+    """Restart the idle time of idle nodes; return False if the caller may not change nodes."""
     for node in nodes_of_group(cluster, deployment):
         marks = (kubernetes.IDLE_SINCE, kubernetes.CORDONED_SINCE)
         found = [mark for mark in marks if marked_since(node, mark) is not None]

@@ -1,4 +1,4 @@
-"""The cluster as a place where jobs go."""
+"""The cluster as a service where jobs go."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ from trainium_catalogue.contract import Orchestrator
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts to create a job."""
 _YOUNGER_S = 2.0
-"""Later than the job that this one waits for: Volcano's scheduler lets the older of two jobs go
-first, and tells their ages by the second (pkg/scheduler/framework, JobOrderFn)."""
+"""Age difference from the job that this one waits for: Volcano's scheduler prefers the older of two
+jobs, and compares ages in seconds (pkg/scheduler/framework, JobOrderFn)."""
 _LOOKS = 20
 _LOOK_S = 0.25
 
@@ -80,7 +80,7 @@ class EksService:
         return self._cluster
 
     def runs(self, run: str | None = None) -> list[RunSummary]:
-        """Volcano jobs of the namespace, newest first; `torchx run`'s as well."""
+        """List the namespace's Volcano jobs, newest first, including those of `torchx run`."""
         with refusing():
             jobs = self.cluster().items(JOBS)
         found = [summarize(job) for job in jobs]
@@ -88,7 +88,7 @@ class EksService:
         return sorted(chosen, key=lambda summary: summary.created_at_ms, reverse=True)
 
     def describe(self, job_id: str, shape: Shape | None = None) -> Job | None:
-        """A job with its pods."""
+        """Describe a job with its pods."""
         try:
             job = self.cluster().get(f"{JOBS}/{job_id}")
         except Exception as error:
@@ -100,7 +100,7 @@ class EksService:
         return describe(job, self.cluster().pods_of(job_id), endings)
 
     def logs(self, *, follow: bool) -> LogsClient:
-        """The pods' logs, while the pods are there."""
+        """Read the pods' logs, while the pods exist."""
         return PodLogs(self.cluster(), follow=follow)
 
     def check(self, request: JobRequest) -> None:
@@ -108,20 +108,20 @@ class EksService:
         check_run_label(request.run)
 
     def check_place(self, request: JobRequest, note: Callable[[str], None]) -> None:
-        """Refuse a job that the ready nodes cannot hold, unless the cluster gets more."""
+        """Refuse a job that does not fit on the ready nodes, unless the cluster gets more."""
         if not request.scales:
             with refusing():
                 check_ready(self.cluster(), self.target, request.num_nodes)
 
     def payload(self, request: JobRequest) -> dict[str, Any]:
-        """The Volcano job."""
+        """Build the Volcano job."""
         resource: dict[str, Any] = self._dry_run(request).request.resource
         return resource
 
     def submit(
         self, request: JobRequest, *, earlier: set[str], sleep: Callable[[float], None]
     ) -> str:
-        """Create the job under the name it was given, so that asking again makes no second one."""
+        """Create the job under its given name, so that a repetition creates no second one."""
         job = self.payload(request)
         name = str(job["metadata"]["name"])
         if request.depends_on:
@@ -133,18 +133,18 @@ class EksService:
                     return name
                 except Exception as error:
                     if status_of(error) == 409:
-                        return name  # the answer to an earlier call was lost, the job was not
+                        return name  # an earlier call created the job, but its answer was lost
                     if wait_s is None or not errors.is_transient(error):
                         raise
                     sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 
     def stop(self, summary: RunSummary, reason: str) -> None:
-        """Abort the job, as `vcctl job suspend` does: its pods end, it stays to be looked at."""
+        """Abort the job, as `vcctl job suspend` does: its pods end, but the job remains."""
         abort(self.cluster(), summary.job_id, reason)
 
     def why_waiting(self, job: Job) -> Explanation | None:
-        """Look at the nodes and at who has them."""
+        """Look at the nodes and who uses them."""
         return why_waiting(self._view(), job)
 
     def waits_for(self, job: Job) -> Explanation | None:
@@ -173,7 +173,7 @@ class EksService:
 
 
 def abort(cluster: Cluster, job_id: str, reason: str) -> None:
-    """Have Volcano's controller end the pods of a job; ``reason`` stays on the job."""
+    """Have Volcano's controller end a job's pods; the job keeps the ``reason``."""
     path = f"{JOBS}/{job_id}"
     with refusing():
         note = {"metadata": {"annotations": {STOPPED_BY: reason}}}
@@ -183,11 +183,11 @@ def abort(cluster: Cluster, job_id: str, reason: str) -> None:
 
 
 def _see_it_aborted(cluster: Cluster, path: str) -> None:
-    """Abort a job between two attempts, where Volcano drops the command.
+    """Abort a job between two attempts, when Volcano drops the command.
 
-    In phase Restarting it carries out nothing but its own steps (Volcano 1.15.1,
-    pkg/controllers/job/state/restarting.go), and the run would go on. The phase itself it
-    takes from anybody: so does TorchX cancel a job.
+    In phase Restarting, Volcano only carries out its own steps (Volcano 1.15.1,
+    pkg/controllers/job/state/restarting.go), and the run would go on. But anyone may set the
+    phase itself; TorchX cancels jobs that way.
     """
     for _ in range(_LOOKS):
         phase = phase_of(cluster.get(path))
@@ -201,7 +201,7 @@ def _see_it_aborted(cluster: Cluster, path: str) -> None:
 
 
 def _command(job: Json) -> Json:
-    """A Command, which Volcano's controller carries out once (volcano.sh/apis, bus/v1alpha1)."""
+    """Build a Command, which Volcano's controller runs once (volcano.sh/apis, bus/v1alpha1)."""
     metadata = job["metadata"]
     owner = {
         "apiVersion": job["apiVersion"],

@@ -1,4 +1,4 @@
-"""The load of a run's nodes: neuron-monitor's report, or what the pods' processes use."""
+"""The load of a run's nodes: neuron-monitor's report, or the usage of the pods' processes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jobs.errors import Refusal
 
 NEURON_MONITOR = "neuron-monitor"
 PROCESSES = "processes"
-"""Used without neuron-monitor: processor time and memory of the pod's own processes."""
+"""Source without neuron-monitor: processor time and memory of the pod's own processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """One node, at one moment."""
+    """Usage of one node at one moment."""
 
     measured_by: str
     """``NEURON_MONITOR`` or ``PROCESSES``."""
@@ -28,15 +28,15 @@ class Usage:
     device_bytes: int | None = None
     """Memory of the devices that runtimes have taken."""
     cpu_percent: float | None = None
-    """Share of all vCPUs of the host; of processes: 100 is one vCPU."""
+    """Share of all the host's vCPUs; for processes, 100 is one vCPU."""
     memory_bytes: int | None = None
-    """Memory in use on the host; of processes: their resident sets."""
+    """Memory in use on the host; for processes, their resident sets."""
     errors: tuple[str, ...] = ()
-    """Parts of its report that neuron-monitor could not read."""
+    """Errors in parts of the report that neuron-monitor could not read."""
 
 
 def parse_neuron_monitor(line: str) -> Usage:
-    """Read one report of neuron-monitor; ``ValueError`` when it is none.
+    """Parse one report of neuron-monitor; ``ValueError`` if it is not one.
 
     Groups may be missing, null or carry an error (Neuron documentation, Neuron Monitor User
     Guide, "The JSON output format").
@@ -52,7 +52,7 @@ def parse_neuron_monitor(line: str) -> Usage:
         groups = runtime.get("report") or {}
         counters = _group(groups, "neuroncore_counters", errors)
         for core, values in (counters.get("neuroncores_in_use") or {}).items():
-            # Runtimes that share a core each have a part of it.
+            # Runtimes that share a core each account for part of it.
             percents[core] = percents.get(core, 0.0) + float(
                 (values or {}).get("neuroncore_utilization") or 0.0
             )
@@ -73,7 +73,7 @@ def parse_neuron_monitor(line: str) -> Usage:
 
 
 def parse_processes(line: str) -> Usage:
-    """Read what ``PROCESS_SCRIPT`` prints."""
+    """Parse the output of ``PROCESS_SCRIPT``."""
     found = json.loads(line)
     return Usage(
         measured_by=PROCESSES,
@@ -103,8 +103,8 @@ def _busy(usage: Mapping[str, Any]) -> float | None:
     return round(sum(float(value) for value in average.values()), 2)
 
 
-# Standard library only, for it runs in the pod. Processes of the pod are known by the job and the
-# node in their environment: in a container these are all, on a laptop they are some of many.
+# Standard library only, because it runs in the pod. Processes belong to the pod if the job and node
+# in their environment match: in a container that is all of them, on a laptop some of many.
 PROCESS_SCRIPT = """
 import json, os, time
 names = b"TRAINIUM_JOB_ID", b"TRAINIUM_NODE_INDEX"
@@ -145,7 +145,7 @@ _PROCESSES = ("python", "-c", PROCESS_SCRIPT)
 
 
 def usage_of(cluster: Cluster, pod: str) -> Usage:
-    """One pod's node; its processes where the pod has no neuron-monitor."""
+    """Measure one pod's node, or the pod's processes if it has no neuron-monitor."""
     found = run_in_pod(cluster, pod, _MONITOR, limit_s=_LIMIT_S)
     if found.code == 0 and found.output.strip():
         return parse_neuron_monitor(found.output.splitlines()[0])
@@ -160,7 +160,7 @@ def usage_of(cluster: Cluster, pod: str) -> Usage:
 
 
 def usage_of_all(cluster: Cluster, pods: Mapping[int, str]) -> dict[int, Usage]:
-    """Usage of every node, asked at the same time."""
+    """Measure every node at the same time."""
     from concurrent.futures import ThreadPoolExecutor
 
     cluster.api()

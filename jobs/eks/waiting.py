@@ -1,8 +1,8 @@
 """Explain why a job on the cluster does not run: nodes are missing, taken, lost or not ready.
 
-Of a gang that it does not let in Volcano writes no more than an event (1.15.1, pkg/scheduler/
-plugins/capacity and proportion, JobEnqueueable), of pods that it may not create as well
-(FailedCreate), and the kubelet of volumes that it cannot mount (FailedMount).
+There is nothing but an event when Volcano does not admit a gang (1.15.1, pkg/scheduler/plugins/
+capacity and proportion, JobEnqueueable) or may not create pods (FailedCreate), and when the
+kubelet cannot mount volumes (FailedMount).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from trainium_catalogue import kubernetes
 Json = Mapping[str, Any]
 _HELD = ("Unschedulable", "FailedCreate", "PluginError", "PVCError", "PodGroupError")
 _ON_NODES = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Failed", "BackOff")
-# Of every gang that waits, as often as the scheduler looks: it only counts the pods.
+# Volcano repeats this for every waiting gang in each cycle, and it only counts the pods.
 _NO_NEWS = "tasks in gang unschedulable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The cluster and its jobs, as an explanation looks at them."""
+    """The cluster and its jobs, as needed to explain a waiting job."""
 
     aws: Aws
     target: Deployment
@@ -39,14 +39,14 @@ class ClusterView:
 
 
 def why_waiting(view: ClusterView, job: Job) -> Explanation | None:
-    """Return the first thing that is wrong, or what usually is."""
+    """Return the first problem found, or the usual one."""
     if job.status == "STARTING":
         return _not_started(view, job)
     return waits_for(view, job) or _leaving(view, job) or _no_room(view, job) or _held(view, job)
 
 
 def _no_room(view: ClusterView, job: Job) -> Explanation | None:
-    """Nodes that are missing, or that another run has."""
+    """Explain that nodes are missing, or used by another run."""
     target = view.target
     nodes = look_at_nodes(view.cluster, target)
     if nodes.usable < job.num_nodes:
@@ -86,7 +86,7 @@ def asks_for_nodes(view: ClusterView, job_id: str) -> bool:
 
 
 def _held(view: ClusterView, job: Job) -> Explanation:
-    """Volcano's own words for why a gang is not placed, or has no pods."""
+    """Quote Volcano's reason why a gang is not placed or has no pods."""
     gang = _gang(view.cluster, job.job_id)
     said = None if gang is None else unschedulable(gang)
     if said is not None:
@@ -125,9 +125,9 @@ def _not_started(view: ClusterView, job: Job) -> Explanation | None:
 
 
 def _leaving(view: ClusterView, job: Job) -> Explanation | None:
-    """A pod of the attempt before that cannot go, since its node does not answer.
+    """Explain that a pod of the previous attempt cannot go because its node does not answer.
 
-    The next one has its name, so the gang waits for it.
+    The next pod has the same name, so the gang waits for it.
     """
     leaving = [
         pod for pod in view.cluster.pods_of(job.job_id) if "deletionTimestamp" in pod["metadata"]
@@ -152,7 +152,7 @@ def _leaving(view: ClusterView, job: Job) -> Explanation | None:
 
 
 def waits_for(view: ClusterView, job: Job) -> Explanation | None:
-    """Which job compiles for this one, and how it stands."""
+    """Name the job that compiles for this one, and its status."""
     for job_id in job.depends_on:
         other = view.describe(job_id)
         if other is not None and not other.succeeded:
@@ -164,7 +164,7 @@ def waits_for(view: ClusterView, job: Job) -> Explanation | None:
 
 
 def _gang(cluster: Cluster, job_id: str) -> Json | None:
-    """PodGroup of a job; None while it has none."""
+    """Read a job's PodGroup; None while it has none."""
     try:
         uid = cluster.get(f"{JOBS}/{job_id}")["metadata"]["uid"]
         return cluster.get(f"{POD_GROUPS}/{job_id}-{uid}")
@@ -175,7 +175,7 @@ def _gang(cluster: Cluster, job_id: str) -> Json | None:
 
 
 def _said(meaning: str, remedy: str) -> Explanation:
-    """Explain with the cluster's own message, and the remedy that is known for it."""
+    """Explain with the cluster's own message, adding its known remedy."""
     known = find_explanation(CLUSTER_REASONS, meaning)
     return _found(meaning, remedy if known is None else f"{known.meaning}: {known.remedy}")
 
@@ -185,7 +185,7 @@ def _found(meaning: str, remedy: str) -> Explanation:
 
 
 def unschedulable(gang: Json) -> str | None:
-    """Volcano's own words for why the pods of a PodGroup are not placed."""
+    """Return Volcano's reason why a PodGroup's pods are not placed."""
     for condition in reversed((gang.get("status") or {}).get("conditions") or ()):
         if condition.get("type") == "Unschedulable" and condition.get("status") == "True":
             return str(condition.get("message"))
@@ -193,12 +193,12 @@ def unschedulable(gang: Json) -> str | None:
 
 
 def why_held(cluster: Cluster, *names: str) -> str | None:
-    """The newest reason for which a job has no pods."""
+    """Return the newest reason why a job has no pods."""
     return _newest(_events(cluster, names), _HELD)
 
 
 def why_not_started(cluster: Cluster, *pods: str) -> str | None:
-    """The newest reason for which pods that have a node do not run."""
+    """Return the newest reason why pods on a node do not run."""
     return _newest(_events(cluster, pods), _ON_NODES)
 
 
@@ -222,7 +222,7 @@ def _newest(events: Iterable[Json], reasons: Iterable[str]) -> str | None:
 
 
 def _time(event: Json) -> int:
-    # Recorders of events.k8s.io write eventTime, the others lastTimestamp.
+    # Recorders of events.k8s.io write eventTime; the others write lastTimestamp.
     series = event.get("series") or {}
     times = event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime")
     return max(milliseconds(time) or 0 for time in times)

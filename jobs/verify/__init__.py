@@ -1,1 +1,1 @@
-"""Claims about AWS and the hardware: where they are listed, probed and recorded."""
+"""Claims about AWS and the hardware: their list, their probes, and the record of the results."""

@@ -1,4 +1,4 @@
-"""The claims about AWS and its hardware, as docs/claims.toml lists them."""
+"""The claims about AWS and its hardware that docs/claims.toml lists."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Claim:
     claim: str
     evidence: str
     open: str = ""
-    """What only an account or hardware can tell; empty where nothing is open."""
+    """Part that only an account or hardware can settle; empty if nothing is open."""
     probe: tuple[Place, ...] = ()
-    """Where the probe of this id runs."""
+    """Places where the probe of this id runs."""
     why: str = ""
-    """Why no probe tells; beside a probe, what it leaves open."""
+    """Reason why no probe settles it; with a probe, the part that stays open."""
 
 
 @cache
 def read_claims() -> tuple[Claim, ...]:
-    """Every claim, in the order of the document."""
+    """Read every claim, in document order."""
     rows = tomllib.loads(SOURCE.read_text(encoding="utf-8"))["claim"]
     return tuple(
         Claim(**{**row, "probe": tuple(Place(word) for word in row.get("probe", ()))})

@@ -1,4 +1,4 @@
-"""The record of a verification: findings of nodes and desk joined, and the rows they make."""
+"""The record of a verification: joined findings of nodes and desk, and the rows built from them."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ _WORST_FIRST = (State.CRASHED, State.RED, State.GREEN, State.NOT_RUN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A claim that a probe may settle, or that is open without one."""
+    """A claim that a probe may settle, or that is open without a probe."""
 
     claim: Claim
     state: str
-    """Of its probe, or ``no probe``."""
+    """State of its probe, or ``no probe``."""
     seen: str
     expected: str
 
     @property
     def is_bad(self) -> bool:
-        """Somebody has to look."""
+        """True if somebody has to look."""
         return self.state in (State.RED, State.CRASHED)
 
 
 def key_of(run: str, name: str = RECORD) -> str:
-    """Where a run's record lies in the bucket."""
+    """Key of a run's record in the bucket."""
     return f"{run_prefix(run, 'results')}{name}"
 
 
 def parse_record(data: bytes, where: str) -> Record:
-    """Read a record; refuses what is none, and what was changed after it was written."""
+    """Parse a record; refuse anything else, and a record changed after it was written."""
     try:
         document = json.loads(data)
     except ValueError:
@@ -80,7 +80,7 @@ def parse_record(data: bytes, where: str) -> Record:
 
 
 def read_record(place: str, bucket: Bucket | None) -> Record:
-    """The record in a file, at an address or key of the bucket, or of a run."""
+    """Read the record in a file, at an address or key of the bucket, or of a run."""
     path = Path(place)
     if path.is_file():
         return parse_record(path.read_bytes(), place)
@@ -113,10 +113,10 @@ def joined(
     run: str | None,
     job_id: str | None,
 ) -> dict[str, Any]:
-    """One record of what nodes and desk found.
+    """Join the findings of nodes and desk into one record.
 
-    Some probes have to look while the job runs: what an ``earlier`` record of the same job knows,
-    and this time was not to be seen, is kept.
+    Some probes can only look while the job runs: findings of an ``earlier`` record of the same job
+    are kept if they could not be repeated this time.
     """
     same_job = earlier is not None and earlier["job_id"] == (nodes["job_id"] if nodes else job_id)
     known = _by_id(earlier) if earlier is not None and same_job else {}
@@ -150,7 +150,7 @@ def _by_id(record: Record) -> dict[tuple[str, Place], Finding]:
 
 
 def rows_of(record: Record, claims: Sequence[Claim] | None = None) -> list[Row]:
-    """A row for every claim that has a probe or is open."""
+    """Make a row for every claim that has a probe or is open."""
     found = _by_id(record)
     rows = []
     for claim in read_claims() if claims is None else claims:
@@ -172,7 +172,7 @@ def _row(claim: Claim, findings: Sequence[Finding | None]) -> Row:
 
 
 def counts(rows: Iterable[Row]) -> dict[str, int]:
-    """How many rows ended how, the states in a fixed order."""
+    """Count the rows by state, in a fixed order."""
     counted = {str(state): 0 for state in (*State, NO_PROBE)}
     for row in rows:
         counted[row.state] += 1
@@ -180,5 +180,5 @@ def counts(rows: Iterable[Row]) -> dict[str, int]:
 
 
 def is_good(rows: Iterable[Row]) -> bool:
-    """Nothing is red or crashed."""
+    """True if no row is red or crashed."""
     return not any(row.is_bad for row in rows)

@@ -1,7 +1,7 @@
-"""Probes that look from the desk whether claims hold: read-only calls, and what jobs have left."""
+"""Probes that check claims from the desk: with read-only calls, and from what jobs left behind."""
 
 from jobs.verify.probes import account, cluster, hosts, network, runs
 from jobs.verify.probes.desk import PROBES, Desk
 
-# The modules are imported for what they register.
+# Importing the modules registers their probes.
 __all__ = ["PROBES", "Desk", "account", "cluster", "hosts", "network", "runs"]

@@ -1,4 +1,4 @@
-"""What EC2, ECR, IAM and Service Quotas say of the account and of what is deployed."""
+"""Claims about the account and deployment, checked with EC2, ECR, IAM and Service Quotas."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EKS_ROLES = {
 
 @PROBES.probe("instance-figures")
 def instance_figures(desk: Desk) -> Seen:
-    """EC2 describes the instance type as the catalogue does, and sells it in its zones."""
+    """EC2 describes the instance type as the catalogue does, and offers it in the listed zones."""
     wanted, ec2 = desk.target.instance_type, desk.client("ec2")
     found = ec2.describe_instance_types(InstanceTypes=[wanted.name])["InstanceTypes"][0]
     network = found["NetworkInfo"]
@@ -60,7 +60,7 @@ def _figures(vcpus: int, memory: int, cards: int, efa: int, zones: list[str]) ->
 
 @PROBES.probe("dated-ami-parameter", needs=("AWS", "Batch"))
 def dated_ami(desk: Desk) -> Seen:
-    """The parameter of the pinned host image exists and holds the id of an image."""
+    """The SSM parameter of the pinned host image exists and holds an image id."""
     name = desk.release.ecs_ami_ssm_parameter
     found = desk.client("ssm").get_parameters(Names=[name])["Parameters"]
     value = str(found[0]["Value"]) if found else "no such parameter"
@@ -69,7 +69,7 @@ def dated_ami(desk: Desk) -> Seen:
 
 @PROBES.probe("vcpu-quota", needs=("AWS",))
 def quota(desk: Desk) -> Seen:
-    """The quota holds as many nodes as the deployment may start."""
+    """The quota covers as many nodes as the deployment may start."""
     answer = desk.client("service-quotas").get_service_quota(
         ServiceCode="ec2", QuotaCode=_TRAINIUM_QUOTA
     )
@@ -84,7 +84,7 @@ def quota(desk: Desk) -> Seen:
 
 @PROBES.probe("service-linked-roles", needs=("AWS",))
 def service_linked_roles(desk: Desk) -> Seen:
-    """The services have made their own roles."""
+    """The services have created their service-linked roles."""
     pages = desk.client("iam").get_paginator("list_roles")
     found = {
         role["RoleName"]
@@ -143,7 +143,7 @@ def bert_tar(desk: Desk) -> Seen:
 
 
 def size_of(url: str) -> int | None:
-    """Bytes of a public object; None where it is not to be had."""
+    """Size of a public object in bytes; None if it cannot be read."""
     try:
         request = urllib.request.Request(url, method="HEAD")
         with urllib.request.urlopen(request, timeout=10) as answer:

@@ -1,4 +1,4 @@
-"""What EKS and the cluster's API say of the parts that a deployment puts there."""
+"""Claims about the deployment's cluster, checked with EKS and the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SCALER = "node-scaler"
 """Its namespace, and its Deployment."""
 _HERE = ("EKS",)
 _ON_AWS = ("AWS", "EKS")
-"""What the emulator of the cluster lacks."""
+"""Needs that the emulated cluster does not meet."""
 
 
 def _cluster(desk: Desk) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def _cluster(desk: Desk) -> dict[str, Any]:
 
 
 def _ready(item: Json) -> tuple[int, int]:
-    """Pods that are ready, and those there should be, of a DaemonSet or Deployment."""
+    """Count the ready pods, and the desired ones, of a DaemonSet or Deployment."""
     status = item.get("status", {})
     if "desiredNumberScheduled" in status:
         return int(status.get("numberReady", 0)), int(status["desiredNumberScheduled"])
@@ -43,7 +43,7 @@ def _ready(item: Json) -> tuple[int, int]:
 
 
 def _object(desk: Desk, path: str) -> Json:
-    """An object of the cluster; an empty one where there is none."""
+    """Read an object of the cluster; an empty one if it does not exist."""
     try:
         return desk.cluster.get(path)
     except Exception as error:
@@ -67,7 +67,7 @@ def _all_ready(name: str, item: Json) -> Seen:
 
 @PROBES.probe("device-plugin-driver", "device-plugin-without-imds", needs=_HERE)
 def device_plugin(desk: Desk) -> Seen:
-    """Every node offers all its chips and EFA interfaces."""
+    """Every node offers all of its chips and EFA interfaces."""
     nodes = look_at_nodes(desk.cluster, desk.target)
     if not nodes.usable and not nodes.remarks:
         raise Missing("a Trainium node in the cluster")
@@ -80,7 +80,7 @@ def device_plugin(desk: Desk) -> Seen:
 
 @PROBES.probe("node-group-version-with-cluster", needs=_HERE)
 def versions(desk: Desk) -> Seen:
-    """Cluster and node group have the same version of Kubernetes."""
+    """Cluster and node group run the same version of Kubernetes."""
     cluster, group = _cluster(desk)["version"], desk.node_group["version"]
     return Seen(ok=cluster == group, seen=f"{cluster} and {group}", expected="the same twice")
 
@@ -97,7 +97,7 @@ def _scaling_group(desk: Desk) -> dict[str, Any]:
 
 @PROBES.probe("scale-in-by-instance", needs=_ON_AWS)
 def sizes_agree(desk: Desk) -> Seen:
-    """EKS and EC2 Auto Scaling name the same number of nodes."""
+    """EKS and EC2 Auto Scaling report the same number of nodes."""
     wanted = int(desk.node_group["scalingConfig"]["desiredSize"])
     found = int(_scaling_group(desk)["DesiredCapacity"])
     return Seen(
@@ -125,7 +125,7 @@ def node_scaler(desk: Desk) -> Seen:
 
 @PROBES.probe("add-on-versions", needs=_ON_AWS)
 def add_ons(desk: Desk) -> Seen:
-    """Every add-on is active, without an issue of its health."""
+    """Every add-on is active and reports no health issues."""
     eks, shown, bad = desk.client("eks"), [], []
     for name in eks.list_addons(clusterName=desk.eks.cluster)["addons"]:
         addon = eks.describe_addon(clusterName=desk.eks.cluster, addonName=name)["addon"]
@@ -137,7 +137,7 @@ def add_ons(desk: Desk) -> Seen:
 
 @PROBES.probe("vpc-cni-addresses", needs=_ON_AWS)
 def addresses(desk: Desk) -> Seen:
-    """The network plug-in runs with the targets that the subnet's arithmetic counts on."""
+    """The network plug-in runs with the targets that the subnet sizes assume."""
     item = _object(desk, _DAEMON_SET.format(of="kube-system", name="aws-node"))
     containers = item.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [{}])
     env = {pair["name"]: pair.get("value") for pair in containers[0].get("env", ())}
@@ -151,7 +151,7 @@ def addresses(desk: Desk) -> Seen:
 
 @PROBES.probe("vpc-cni-pod-identity", needs=_ON_AWS)
 def cni_identity(desk: Desk) -> Seen:
-    """The plug-in has its association, and is ready on every node."""
+    """The plug-in has its pod identity association and is ready on every node."""
     associations = desk.client("eks").list_pod_identity_associations(
         clusterName=desk.eks.cluster, namespace="kube-system", serviceAccount="aws-node"
     )["associations"]
@@ -166,7 +166,7 @@ def cni_identity(desk: Desk) -> Seen:
 
 @PROBES.probe("add-ons-at-hop-limit-1", needs=_ON_AWS)
 def daemon_sets(desk: Desk) -> Seen:
-    """Every DaemonSet beside jobs is ready on each of its nodes."""
+    """Every system DaemonSet is ready on each of its nodes."""
     found = desk.cluster.items(_DAEMON_SETS)
     states = {item["metadata"]["name"]: _ready(item) for item in found}
     placed = {name: state for name, state in states.items() if state[1]}
@@ -181,7 +181,7 @@ def daemon_sets(desk: Desk) -> Seen:
 
 @PROBES.probe("pod-memory-fits", needs=_ON_AWS)
 def pod_memory(desk: Desk) -> Seen:
-    """A job's request and those of a node's other pods are within what the node offers."""
+    """The requests of a job and of a node's other pods fit into what the node offers."""
     selector = f"{NODE_LABEL}={desk.target.instance_type.name}"
     nodes = desk.cluster.items(NODES, labelSelector=selector)
     if not nodes:
@@ -203,7 +203,7 @@ def pod_memory(desk: Desk) -> Seen:
 
 
 def mebibytes(quantity: str) -> float:
-    """A quantity of memory as Kubernetes writes it (its documentation, resource units)."""
+    """Parse a quantity of memory in Kubernetes notation (its documentation, resource units)."""
     for suffix, factor in _UNITS.items():
         if quantity.endswith(suffix):
             return float(quantity.removesuffix(suffix)) * factor / 2**20
@@ -223,7 +223,7 @@ def volcano_chart(desk: Desk) -> Seen:
 
 
 def index_of(url: str) -> str:
-    """A public text."""
+    """Fetch a public text."""
     with urllib.request.urlopen(url, timeout=30) as answer:
         return str(answer.read().decode())
 
@@ -235,7 +235,7 @@ def index_of(url: str) -> str:
     needs=_HERE,
 )
 def recovery(desk: Desk) -> Seen:
-    """Neuron's problem detector runs in the namespace that the stack made for it."""
+    """Neuron's problem detector runs in the namespace that the stack created for it."""
     pods = desk.cluster.items(_PODS.format(of=_HEALTH))
     if not pods:
         raise Missing(f"pods in {_HEALTH}, which run on Trainium nodes")
@@ -271,7 +271,7 @@ def second_zone(desk: Desk) -> Seen:
 
 @PROBES.probe("kubectl-functions", needs=_HERE)
 def charts(desk: Desk) -> Seen:
-    """What only the stack's functions could put there is there: Volcano's kind of job."""
+    """Volcano's kind of job exists, which only the stack's functions could have installed."""
     try:
         found = len(desk.cluster.items(JOBS))
     except Exception as error:
@@ -292,14 +292,14 @@ def private_endpoint(desk: Desk) -> Seen:
 
 @PROBES.probe("tensorboard-as-nobody", needs=_HERE)
 def tensorboard(desk: Desk) -> Seen:
-    """TensorBoard's pod is ready, with the user and the file system that it was given."""
+    """TensorBoard's pod is ready with the user and file system it was given."""
     path = _DEPLOYMENT.format(of=desk.eks.namespace, name="tensorboard")
     return _all_ready("tensorboard", _object(desk, path))
 
 
 @PROBES.probe("neuron-monitor-driver", "top-reads-monitor", needs=("EKS", "a run of verify"))
 def monitor(desk: Desk) -> Seen:
-    """neuron-monitor reports from a pod that runs, and its report is understood."""
+    """neuron-monitor reports from a running pod, and its report can be parsed."""
     from jobs.eks.usage import usage_of
 
     assert desk.job is not None

@@ -1,4 +1,4 @@
-"""What the probes of the desk look at: the account, the deployment, its jobs and its bucket."""
+"""The desk's view for its probes: the account, the deployment, its jobs and its bucket."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from trainium_catalogue.releases import NeuronRelease, find_release
 
 _NEWEST_JOBS = 20
 _MOST_RUNS = 200
-"""That are looked into; a run costs a few requests."""
+"""Limit of the runs examined, since each costs a few requests."""
 
 
 @dataclass
 class Desk:
-    """The deployment, seen by whoever runs the command; nothing here is changed."""
+    """A read-only view of the deployment, with the caller's credentials."""
 
     aws: Aws
     target: Deployment
     services: Services
-    """Where its jobs are."""
+    """Orchestrators that run its jobs."""
     job: Job | None = None
-    """Of the run of ``verify``, while Batch or the cluster still knows it."""
+    """Job of the ``verify`` run, while Batch or the cluster still knows it."""
     _clients: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def client(self, service: str) -> Any:
-        """A boto3 client; a probe calls nothing but Describe, Get, Head and List."""
+        """A boto3 client; probes only call Describe, Get, Head and List."""
         if service not in self._clients:
             self._clients[service] = self.aws.reading(service)
         return self._clients[service]
 
     @property
     def there(self) -> frozenset[str]:
-        """What a probe may need and finds here."""
+        """The needs of probes that are met here."""
         facts = {
             "AWS": not self.aws.is_emulated,
             "Batch": self.target.compute_environment is not None,
@@ -55,17 +55,17 @@ class Desk:
 
     @property
     def bucket(self) -> Bucket:
-        """The deployment's."""
+        """The deployment's bucket."""
         return Bucket(client=self.client("s3"), name=self.target.bucket)
 
     @property
     def release(self) -> NeuronRelease:
-        """What the deployment runs."""
+        """The Neuron release that the deployment runs."""
         return find_release(self.target.neuron_release)
 
     @property
     def eks(self) -> EksTarget:
-        """The cluster's names."""
+        """The cluster's names; Missing without a cluster."""
         if self.target.eks is None:
             raise Missing("EKS")
         return self.target.eks
@@ -88,7 +88,7 @@ class Desk:
 
     @property
     def resources(self) -> Mapping[str, Any]:
-        """What the environment starts, and with which settings."""
+        """The environment's compute resources."""
         found: Mapping[str, Any] = self.environment.get("computeResources") or {}
         return found
 
@@ -102,7 +102,7 @@ class Desk:
 
     @cached_property
     def subnets(self) -> list[Mapping[str, Any]]:
-        """Those of the nodes."""
+        """Subnets of the nodes."""
         ids = (
             self.resources.get("subnets")
             if self.target.compute_environment is not None
@@ -114,7 +114,7 @@ class Desk:
 
     @cached_property
     def hosts(self) -> list[Mapping[str, Any]]:
-        """Instances of the nodes, newest first; EC2 shows one for about an hour after its end."""
+        """Instances of the nodes, newest first; EC2 shows one for about an hour after it ended."""
         pages = self.client("ec2").describe_instances(
             Filters=[
                 {"Name": f"tag:{TAG_DEPLOYMENT}", "Values": [self.target.name]},
@@ -128,7 +128,7 @@ class Desk:
 
     @property
     def running_hosts(self) -> list[Mapping[str, Any]]:
-        """Those that run now."""
+        """Hosts running now."""
         found = [host for host in self.hosts if host["State"]["Name"] == "running"]
         if not found:
             raise Missing("a host that runs now")
@@ -136,11 +136,11 @@ class Desk:
 
     @cached_property
     def consoles(self) -> dict[str, str]:
-        """What the hosts printed while they started, by instance id."""
+        """Console output of the hosts' boot, by instance id."""
         found = {}
         for host in self.hosts:
             said = self.client("ec2").get_console_output(InstanceId=host["InstanceId"])
-            # The end of it only, on some types and times; EC2 keeps 64 KB.
+            # Only the end of it on some types and at some times; EC2 keeps 64 KB.
             if text := said.get("Output"):
                 found[str(host["InstanceId"])] = str(text)
         if not found:
@@ -162,7 +162,7 @@ class Desk:
 
     @cached_property
     def statuses(self) -> dict[str, dict[str, Any]]:
-        """How far each training run came."""
+        """Status of each training run."""
         found = {run: read_status(self.bucket, run) for run in self.runs}
         return {run: status for run, status in found.items() if status}
 
@@ -172,7 +172,7 @@ class Desk:
 
 
 def _missing(error: Exception) -> str | None:
-    """What is missing, of an error that says nothing about the claim."""
+    """Name what is missing if an error says nothing about the claim."""
     if is_denied(error):
         return f"permission for {getattr(error, 'operation_name', None) or 'the cluster'}"
     if isinstance(error, Refusal):

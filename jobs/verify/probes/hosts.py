@@ -1,4 +1,4 @@
-"""What EC2 knows of the hosts: their interfaces, their reservation, and what they printed."""
+"""Claims about the hosts, checked with EC2: interfaces, reservations and console output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _slot(interface: Mapping[str, Any]) -> tuple[int, int]:
 
 @PROBES.probe("secondary-card-device-index")
 def device_index(desk: Desk) -> Seen:
-    """Every secondary card's interface has device index 1 on a host that runs."""
+    """On a running host, every secondary card's interface has device index 1."""
     host = desk.running_hosts[0]
     secondary = sorted(slot for slot in map(_slot, host["NetworkInterfaces"]) if slot[0] > 0)
     if not secondary:
@@ -39,7 +39,7 @@ def device_index(desk: Desk) -> Seen:
 
 @PROBES.probe("efa-only-interfaces")
 def efa_only(desk: Desk) -> Seen:
-    """EFA-only interfaces are there and have no address."""
+    """EFA-only interfaces are attached and have no address."""
     interfaces = [
         interface
         for interface in desk.running_hosts[0]["NetworkInterfaces"]
@@ -56,7 +56,7 @@ def efa_only(desk: Desk) -> Seen:
 
 
 def _task_interfaces(desk: Desk) -> list[Mapping[str, Any]]:
-    """Those of one host that ECS attached for a task, whose ARN describes them."""
+    """Interfaces of one host that ECS attached for a task; their description is the task's ARN."""
     for host in desk.running_hosts:
         found = [
             interface
@@ -70,7 +70,7 @@ def _task_interfaces(desk: Desk) -> list[Mapping[str, Any]]:
 
 @PROBES.probe("task-interface-slot", needs=("Batch",))
 def task_interface(desk: Desk) -> Seen:
-    """The task's interface is the second one of card 0."""
+    """The task's interface is the second one on card 0."""
     slots = sorted(map(_slot, _task_interfaces(desk)))
     return Seen(
         ok=slots == [(0, 1)],
@@ -81,7 +81,7 @@ def task_interface(desk: Desk) -> Seen:
 
 @PROBES.probe("task-interface-groups", needs=("Batch",))
 def task_groups(desk: Desk) -> Seen:
-    """The task's interface has the environment's groups, or the default one where it has none."""
+    """The task's interface has the environment's groups, or the default group if it has none."""
     found = {
         (group["GroupId"], group["GroupName"])
         for interface in _task_interfaces(desk)
@@ -115,7 +115,7 @@ def reservation(desk: Desk) -> Seen:
 
 @PROBES.probe("batch-reservation", needs=("Batch",))
 def reservation_in_group(desk: Desk) -> Seen:
-    """A host is in the reservation, and in the placement group of the environment."""
+    """A host is in the reservation and in the environment's placement group."""
     host = desk.hosts[0]
     reserved = host.get("CapacityReservationId")
     if not reserved:
@@ -131,7 +131,7 @@ def reservation_in_group(desk: Desk) -> Seen:
 
 @PROBES.probe("batch-tags-hosts", needs=("Batch",))
 def host_tags(desk: Desk) -> Seen:
-    """A host has the tags that its environment gives, its name among them."""
+    """A host has the tags that its environment gives, including its name."""
     wanted = desk.resources.get("tags") or {}
     found = {tag["Key"]: tag["Value"] for tag in desk.hosts[0].get("Tags", ())}
     return Seen(
@@ -147,7 +147,7 @@ def _tags(tags: Mapping[str, str]) -> str:
 
 @PROBES.probe("shutdown-terminates", needs=("Batch",))
 def shutdown_behaviour(desk: Desk) -> Seen:
-    """A host that shuts itself down is terminated, and not kept as a stopped one."""
+    """A host that shuts itself down is terminated, not kept as a stopped one."""
     host = desk.running_hosts[0]["InstanceId"]
     answer = desk.client("ec2").describe_instance_attribute(
         InstanceId=host, Attribute="instanceInitiatedShutdownBehavior"
@@ -158,7 +158,7 @@ def shutdown_behaviour(desk: Desk) -> Seen:
 
 @PROBES.probe("ami-driver", needs=("Batch",))
 def image_driver(desk: Desk) -> Seen:
-    """The boot found a driver that fits, and had none to install."""
+    """The boot found a suitable driver and had none to install."""
     text = _console_with(desk, _READY)
     other = _OTHER_DRIVER.search(text)
     ready = _READY.search(text)

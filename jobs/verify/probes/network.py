@@ -1,4 +1,4 @@
-"""The two planes, zones, endpoints and file system that a deployment has made."""
+"""Claims about a deployment's network planes, zones, endpoints and file system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainium_catalogue.zones import ZONES
 
 
 def _environment(desk: Desk, *, with_groups: bool) -> Seen:
-    """Whether Batch made the environment, with groups of its own or without."""
+    """Check that Batch created the environment, with or without security groups of its own."""
     groups = desk.resources.get("securityGroupIds") or []
     if bool(groups) is not with_groups:
         kind = "without" if with_groups else "with"
@@ -28,13 +28,13 @@ def _environment(desk: Desk, *, with_groups: bool) -> Seen:
 
 @PROBES.probe("environment-without-groups", needs=("AWS", "Batch"))
 def without_groups(desk: Desk) -> Seen:
-    """Batch takes the environment of a type with EFA, which names no groups."""
+    """Batch accepts the environment of a type with EFA, which names no groups."""
     return _environment(desk, with_groups=False)
 
 
 @PROBES.probe("environment-with-groups", needs=("AWS", "Batch"))
 def with_groups(desk: Desk) -> Seen:
-    """Batch takes the environment of a type without EFA, which names its groups."""
+    """Batch accepts the environment of a type without EFA, which names its groups."""
     return _environment(desk, with_groups=True)
 
 
@@ -68,7 +68,7 @@ def default_group(desk: Desk) -> Seen:
 
 @PROBES.probe("self-rule-no-duplicate", needs=("AWS", "Batch"))
 def self_rules(desk: Desk) -> Seen:
-    """The default group has the rule of TCP from itself as well, which the stack states."""
+    """The default group also has the rule for TCP from itself that the stack declares."""
     group = _default_group(desk)
     kinds = sorted(
         str(rule["IpProtocol"])
@@ -82,7 +82,7 @@ def self_rules(desk: Desk) -> Seen:
 
 @PROBES.probe("egress-rule-replaces", needs=("AWS", "Batch"))
 def egress_rule(desk: Desk) -> Seen:
-    """The default group no longer lets everything out to everywhere."""
+    """The default group no longer allows all outbound traffic to everywhere."""
     open_rules = [
         rule
         for rule in _default_group(desk).get("IpPermissionsEgress", ())
@@ -117,7 +117,7 @@ def endpoint_zones(desk: Desk) -> Seen:
 
 @PROBES.probe("planned-zones-seen", needs=("AWS",))
 def planned_zones(desk: Desk) -> Seen:
-    """The account sees every zone that a new VPC has a subnet in."""
+    """The account sees every zone in which a new VPC has a subnet."""
     found = desk.client("ec2").describe_availability_zones()["AvailabilityZones"]
     seen = {str(zone["ZoneId"]) for zone in found}
     planned = ZONES[desk.target.region]
@@ -129,7 +129,7 @@ def planned_zones(desk: Desk) -> Seen:
 
 
 def _other_zone(desk: Desk) -> str:
-    """The zone of the nodes, where it is not the first of the region's list."""
+    """Return the zone of the nodes; Missing if it is the first in the region's list."""
     zone = str(desk.subnets[0]["AvailabilityZoneId"])
     if zone == ZONES[desk.target.region][0]:
         raise Missing("nodes in another zone than the region's first")
@@ -147,14 +147,14 @@ def _succeeded(desk: Desk, zone: str, what: str) -> Seen:
 
 @PROBES.probe("ways-out-across-zones", needs=("AWS", "a run of verify"))
 def ways_out(desk: Desk) -> Seen:
-    """A node in another zone than the ways out got its image, its log and the bucket."""
+    """A node in a different zone from the ways out got its image, its log and the bucket."""
     zone = _other_zone(desk)
     return _succeeded(desk, zone, f"ways out in {ZONES[desk.target.region][0]}")
 
 
 @PROBES.probe("lustre-across-zones", needs=("AWS", "a run of verify"))
 def lustre_across_zones(desk: Desk) -> Seen:
-    """A node in another zone than the file system mounted it, or preflight had refused it."""
+    """A node in a different zone from the file system mounted it, or preflight had refused it."""
     zone, systems = _other_zone(desk), _file_systems(desk)
     if not systems:
         raise Missing("a file system of the deployment (lustre_gib)")
@@ -162,7 +162,7 @@ def lustre_across_zones(desk: Desk) -> Seen:
 
 
 def _file_systems(desk: Desk) -> list[dict[str, Any]]:
-    """Those that the deployment's stacks have made."""
+    """List the file systems created by the deployment's stacks."""
     prefix = f"trainium-{desk.target.name}-"
     return [
         system
@@ -177,7 +177,7 @@ def _file_systems(desk: Desk) -> list[dict[str, Any]]:
 
 @PROBES.probe("file-system-goes-last", needs=("AWS",))
 def no_file_system_left(desk: Desk) -> Seen:
-    """A deployment that mounts none has none that costs."""
+    """A deployment without a file system has none left that costs money."""
     name = ssm_parameter(desk.target.name, SSM_LUSTRE)
     found = desk.client("ssm").get_parameters(Names=[name])["Parameters"]
     if not found or found[0]["Value"] != NO_LUSTRE:
@@ -188,10 +188,10 @@ def no_file_system_left(desk: Desk) -> Seen:
 
 @PROBES.probe("fsx-port-rules-first")
 def file_system(desk: Desk) -> Seen:
-    """The deployment's file system was made, so its groups had their rules in time."""
+    """The deployment's file system was created, so its groups had their rules in time."""
     found = _file_systems(desk)
     if not found:
         raise Missing("a file system of the deployment (lustre_gib)")
     state = str(found[0]["Lifecycle"])
-    # UPDATING is a state of a file system that works.
+    # UPDATING is a state of a working file system.
     return Seen(ok=state in ("AVAILABLE", "UPDATING"), seen=state, expected="AVAILABLE")

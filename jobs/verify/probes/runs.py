@@ -1,4 +1,4 @@
-"""What jobs of the deployment show after the fact: their ends, and what they left in the bucket."""
+"""Claims about jobs, checked after the fact: how they ended and what they left in the bucket."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from trainium_catalogue.probing import Missing, Seen
 _METRICS_NAMESPACE = "Trainium/Training"
 _PUBLISHED_MFU = 0.308
 _TOGETHER_S = 120
-"""Noticed within a minute, then a grace for the workers and the agent's own time."""
+"""Detection takes up to a minute; then come the workers' grace period and the agent's own time."""
 _DATA_PARALLEL = ("bert", "bert-tiny", "mnist")
 
 
 def _multi_node(jobs: list[Job]) -> list[Job]:
-    """Multi-node jobs of Batch: those of the cluster say nothing of claims about Batch."""
+    """Select Batch's multi-node jobs: jobs on the cluster prove nothing about Batch."""
     on_batch = (job for job in jobs if job.orchestrator is Orchestrator.BATCH)
     return [job for job in on_batch if job.shape.kind is JobKind.NODES]
 
 
 def _verify_on_batch(desk: Desk) -> Job:
-    """The run of verify, if it was on several nodes of Batch."""
+    """Return the verify run, if it ran on several Batch nodes."""
     assert desk.job is not None
     for job in _multi_node([desk.job]):
         if job.num_nodes > 1:
@@ -43,7 +43,7 @@ def _verify_on_batch(desk: Desk) -> Job:
 
 @PROBES.probe("child-description", needs=("Batch", "a run of verify"))
 def child(desk: Desk) -> Seen:
-    """A child is described by ``<job id>#<index>``, and has a log stream."""
+    """A child is described by ``<job id>#<index>`` and has a log stream."""
     job = _verify_on_batch(desk)
     name = f"{job.job_id}#1"
     found = desk.client("batch").describe_jobs(jobs=[name])["jobs"]
@@ -72,7 +72,7 @@ def children_after_main(desk: Desk) -> Seen:
 
 
 def _retries(jobs: list[Job]) -> Iterator[tuple[Job, Attempt, bool]]:
-    """Attempts that failed by an exit code of ours, and whether another one followed."""
+    """Yield attempts that failed with an exit code of ours, and whether another one followed."""
     for job in jobs:
         most = job.max_attempts or ATTEMPTS
         for position, attempt in enumerate(job.attempts):
@@ -84,7 +84,7 @@ def _retries(jobs: list[Job]) -> Iterator[tuple[Job, Attempt, bool]]:
 
 @PROBES.probe("retry-by-exit-code", needs=("Batch",))
 def retry(desk: Desk) -> Seen:
-    """Attempts were repeated after the codes that say so, and after no other."""
+    """Attempts were retried after the codes that ask for it, and after no others."""
     seen = [
         (job, attempt.exit_code, followed, attempt.exit_code in RETRIED)
         for job, attempt, followed in _retries(_multi_node(desk.jobs))
@@ -108,7 +108,7 @@ def retry(desk: Desk) -> Seen:
 
 @PROBES.probe("failure-model-on-device", needs=("AWS",))
 def nodes_end_together(desk: Desk) -> Seen:
-    """After a failure on one node all others ended as well, soon."""
+    """After a failure on one node, all others soon ended too."""
     for job in desk.jobs:
         if job.shape.kind is not JobKind.NODES or job.num_nodes < 2:
             continue
@@ -134,7 +134,7 @@ def nodes_end_together(desk: Desk) -> Seen:
 
 @PROBES.probe("hosts-in-vain", needs=("Batch",))
 def hosts_in_vain(desk: Desk) -> Seen:
-    """The watch over the queue cancelled a job that no host took."""
+    """The queue watcher cancelled a job that no host took."""
     for job in desk.jobs:
         if (job.status_reason or "").startswith(HOSTS_IN_VAIN_REASON):
             return Seen(
@@ -147,7 +147,7 @@ def hosts_in_vain(desk: Desk) -> Seen:
 
 @PROBES.probe("same-hosts-on-retry", needs=("Batch",))
 def same_hosts(desk: Desk) -> Seen:
-    """The attempts of a job were on the same container instances."""
+    """All attempts of a job ran on the same container instances."""
     for job in _multi_node(desk.jobs):
         if len(job.attempts) < 2:
             continue
@@ -199,7 +199,7 @@ def mnist(desk: Desk) -> Seen:
 
 @PROBES.probe("pass-bar")
 def pass_bar(desk: Desk) -> Seen:
-    """An all-reduce of the published size on the published nodes is as fast as published."""
+    """An all-reduce of the published size and number of nodes is as fast as published."""
     for run in desk.runs:
         document = desk.result(run, "all-reduce.json") or {}
         bar = document.get("bar") or {}
@@ -213,9 +213,9 @@ def pass_bar(desk: Desk) -> Seen:
 
 
 def _trained(desk: Desk, workload: str) -> tuple[str, dict[str, Any]]:
-    """A run of that workload that made steps on the device, and its status."""
+    """Find a run of the workload that made steps on the device, and its status."""
     for run, status in desk.statuses.items():
-        # On CPUs there is no utilization.
+        # Runs on CPUs report no utilization.
         if status.get("workload") == workload and status.get("mfu") is not None:
             return run, status
     raise Missing(f"a run of {workload} that made steps on the device")
@@ -235,7 +235,7 @@ def llama_memory(desk: Desk) -> Seen:
 
 @PROBES.probe("xla-without-nxd", needs=("AWS",))
 def without_nxd(desk: Desk) -> Seen:
-    """A model that is trained without NxD came to its end on the device."""
+    """A model trained without NxD ran on the device without failing."""
     for workload in _DATA_PARALLEL:
         try:
             run, status = _trained(desk, workload)
@@ -260,7 +260,7 @@ def _made_steps(run: str, status: dict[str, Any]) -> Seen:
 
 @PROBES.probe("throughput")
 def throughput(desk: Desk) -> Seen:
-    """Model FLOPs utilization of Llama-2-7B beside the published figure."""
+    """Llama-2-7B reaches the published model FLOPs utilization."""
     run, status = _trained(desk, "llama2-7b")
     found = float(status["mfu"])
     return Seen(
@@ -272,7 +272,7 @@ def throughput(desk: Desk) -> Seen:
 
 @PROBES.probe("upload-beside-training")
 def upload(desk: Desk) -> Seen:
-    """Each checkpoint of a Llama-2-7B was complete before the next one began."""
+    """Each Llama-2-7B checkpoint was complete before the next one began."""
     run, _ = _trained(desk, "llama2-7b")
     data = desk.bucket.read(run_key(run, TRAIN_METRICS)) or b""
     events = [json.loads(line) for line in data.splitlines() if line.strip()]

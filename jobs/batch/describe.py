@@ -11,12 +11,12 @@ from jobs.job import ENDED, Attempt, Job, JobKind, Node, Shape
 from trainium_catalogue import contract
 
 _DESCRIBE_LIMIT = 100  # jobs of one DescribeJobs call (API reference)
-# From the latest to the earliest; what some children of an array job do, the job does.
+# Furthest along first: an array job takes the first status that any child has.
 _AS_CHILDREN = ("RUNNING", "STARTING", "RUNNABLE")
 
 
 def describe_job(batch: BatchClient, job_id: str, *, shape: Shape | None = None) -> Job | None:
-    """Read a job and its nodes; ``shape``, where known, saves a call."""
+    """Read a job and its nodes; a known ``shape`` saves a call."""
     if shape is None:
         parents = batch.describe_jobs(jobs=[job_id])["jobs"]
         if not parents:
@@ -75,7 +75,7 @@ def _job(detail: Mapping[str, Any], parts: Sequence[Mapping[str, Any] | None], s
 
 
 def _command(detail: Mapping[str, Any]) -> tuple[str, ...]:
-    """The container's command, as SubmitJob overrode the job definition's."""
+    """Return the container's command, as SubmitJob overrode the job definition's."""
     ranges = (detail.get("nodeProperties") or {}).get("nodeRangeProperties") or [{}]
     container = ranges[0].get("container") or detail.get("container") or {}
     return tuple(container.get("command") or ())
@@ -99,7 +99,7 @@ def _node(index: int, detail: Mapping[str, Any], of_job: Sequence[Attempt]) -> N
 def _current_attempt(
     detail: Mapping[str, Any], known: Sequence[Attempt], of_job: Sequence[Attempt]
 ) -> Attempt | None:
-    """The attempt that ``container`` shows, unless it is listed among the attempts already."""
+    """Return the attempt shown by ``container``, unless the attempts already include it."""
     container = detail.get("container") or {}
     stream = container.get("logStreamName")
     if not stream or any(attempt.log_stream == stream for attempt in known):
@@ -116,11 +116,11 @@ def _current_attempt(
 
 
 def _number(item: Mapping[str, Any], known: int, of_job: Sequence[Attempt]) -> int:
-    """Number of a node's attempt.
+    """Return the number of a node's attempt.
 
-    A child that never started in one attempt of the job has fewer attempts than the job, so
-    counting is not enough: what started after the job's k-th attempt had stopped is of a later
-    one.
+    A child that never started in one of the job's attempts has fewer attempts than the job, so
+    counting is not enough: what started after the job's k-th attempt had stopped belongs to a
+    later one.
     """
     started = item.get("startedAt")
     if started is None:
@@ -145,7 +145,7 @@ def _attempt(item: Mapping[str, Any], number: int) -> Attempt:
 
 
 def array_status(said: str, children: Mapping[str, int]) -> str:
-    """The status of an array job: ``children`` counts theirs."""
+    """Return the status of an array job; ``children`` counts its children by status."""
     if said in ENDED:
         return said
     return next((status for status in _AS_CHILDREN if children.get(status)), said)

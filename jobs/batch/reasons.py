@@ -1,13 +1,13 @@
-"""The table of reasons that Batch and ECS give for a job that waits or has ended."""
+"""The reasons that Batch and ECS give for a job that waits or has ended."""
 
 from __future__ import annotations
 
 from jobs.job import Explanation
 from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
 
-# Texts of Batch: user guide "Jobs stuck in a RUNNABLE status", "Job timeouts", "Automated job
-# retries" and the JobDetail type of the API reference. Texts of containers: ECS developer guide,
-# "Stopped tasks error codes". The first pattern that matches wins.
+# Batch messages: user guide "Jobs stuck in a RUNNABLE status", "Job timeouts", "Automated job
+# retries" and the JobDetail type of the API reference. Container messages: ECS developer guide,
+# "Stopped tasks error codes". The first matching pattern wins.
 REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="*CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY*",

@@ -1,9 +1,9 @@
-"""A request as Batch's SubmitJob takes it, and what Batch would refuse or could not run.
+"""A request as arguments of Batch's SubmitJob, and checks of what Batch would refuse or not run.
 
-Tasks of multi-node jobs carry the VPC's default security group: Batch lets nobody name another
-beside EFA interfaces (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html), and accounts that
-follow a benchmark take that group's rules away (Security Hub EC2.2, AWS Config
-vpc-default-security-group-closed). Nodes would start, cost, and never meet.
+Tasks of multi-node jobs carry the VPC's default security group: with EFA interfaces, Batch accepts
+no other (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html). Accounts that follow a benchmark
+strip that group of its rules (Security Hub EC2.2, AWS Config vpc-default-security-group-closed),
+so nodes would start, cost money, and never connect.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from trainium_catalogue import contract
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Hardware
 
 MAX_OVERRIDE_CHARACTERS = 8192
-"""Limit of ECS for the overrides of one task (RunTask API reference, ``overrides``)."""
+"""ECS's limit for the overrides of one task (RunTask API reference, ``overrides``)."""
 MAX_PAYLOAD_BYTES = 30 * 1024
-"""Limit of Batch for SubmitJob (Batch user guide, service quotas)."""
+"""Batch's limit for SubmitJob (Batch user guide, service quotas)."""
 (_STOP_GRACE,) = (item for item in LAUNCH_PARAMETERS if item.name == "stop-grace-s")
 Rule = Mapping[str, Any]
 
 _PORTS = (1024, 65535)
-"""Launchers and workers listen on ports of their own and on whatever the kernel gives them."""
+"""Launchers and workers listen on ports of their own and on any that the kernel assigns."""
 _ANYWHERE = "0.0.0.0/0"
 
 
 def submit_arguments(request: JobRequest) -> dict[str, Any]:
-    """Arguments of SubmitJob."""
+    """Build the arguments of SubmitJob."""
     return {
         "jobName": request.run,
         "jobQueue": request.job_queue,
@@ -55,7 +55,7 @@ def submit_arguments(request: JobRequest) -> dict[str, Any]:
 
 def _overrides(request: JobRequest) -> dict[str, Any]:
     if request.hardware is Hardware.CPU:
-        # An array has 2 children at least (Batch user guide, array jobs).
+        # An array has at least 2 children (Batch user guide, array jobs).
         size = request.num_nodes
         array = {"arrayProperties": {"size": size}} if size > 1 else {}
         return {"containerOverrides": _container_overrides(request), **array}
@@ -63,7 +63,7 @@ def _overrides(request: JobRequest) -> dict[str, Any]:
         "nodeOverrides": {
             "numNodes": request.num_nodes,
             "nodePropertyOverrides": [
-                # The job definition's one node range is open, so that it stretches.
+                # The job definition's only node range is open-ended, so it stretches.
                 {"targetNodes": "0:", "containerOverrides": _container_overrides(request)}
             ],
         }
@@ -78,7 +78,7 @@ def _container_overrides(request: JobRequest) -> dict[str, Any]:
 
 
 def check_grace(request: JobRequest) -> None:
-    """Refuse a grace that ECS, whose limit is the hosts' and the same for all jobs, would cut."""
+    """Refuse a grace period that ECS would cut short: its limit is set per host, for all jobs."""
     asked = float(request.parameters.get(_STOP_GRACE.name, _STOP_GRACE.default))
     most = float(_STOP_GRACE.default)
     if asked > most:
@@ -91,7 +91,7 @@ def check_grace(request: JobRequest) -> None:
 
 
 def check_length(request: JobRequest) -> None:
-    """Refuse parameters that Batch or ECS would refuse for their length."""
+    """Refuse parameters too long for Batch or ECS."""
     length = len(json.dumps(_container_overrides(request), separators=(",", ":")))
     if length > MAX_OVERRIDE_CHARACTERS:
         raise Refusal(
@@ -109,12 +109,12 @@ def check_length(request: JobRequest) -> None:
 
 
 class Admits(StrEnum):
-    """Verdict on one direction: does a group let its members reach each other?"""
+    """Verdict on whether a group lets its members reach each other, in one direction."""
 
     YES = "yes"
     NO = "no"
     SOME_ADDRESSES = "some addresses"
-    """Ranges that may hold the nodes' subnet, which is not known here."""
+    """Address ranges that may contain the nodes' subnet, which is not known here."""
 
 
 def check_default_group(
@@ -125,7 +125,7 @@ def check_default_group(
 ) -> None:
     """Refuse a multi-node Batch job whose tasks could not reach each other.
 
-    What cannot be looked at is said in one line, and the job goes on.
+    If the group cannot be read, a note says so and the job goes on.
     """
     if request.hardware is Hardware.CPU or request.num_nodes < 2 or target.vpc is None:
         return
@@ -133,7 +133,7 @@ def check_default_group(
     try:
         group = _find(client(), target.vpc)
     except Exception as error:
-        # A check that protects must not stop what would work: whatever AWS or the way there says.
+        # A protective check must not block a job that would work, whatever error it meets.
         reason = error_code(error) or type(error).__name__
         note(f"{unknown} ({reason} of ec2:DescribeSecurityGroups): it must admit itself on TCP")
         return
@@ -189,7 +189,7 @@ def _check_rules(target: Deployment, group: Rule, note: Callable[[str], None]) -
 
 
 def admits_itself(group_id: str, rules: Sequence[Rule]) -> Admits:
-    """Tell whether the rules of one direction let all that a job needs pass to the group itself."""
+    """Tell whether one direction's rules let everything a job needs pass to the group itself."""
     wide = [rule for rule in rules if _is_wide(rule)]
     for rule in wide:
         groups = {pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())}
@@ -217,5 +217,5 @@ def _remedy(group_id: str, region: str, direction: str) -> str:
     itself = f"'IpProtocol=tcp,FromPort=0,ToPort=65535,UserIdGroupPairs=[{{GroupId={group_id}}}]'"
     https = " 'IpProtocol=tcp,FromPort=443,ToPort=443,IpRanges=[{CidrIp=0.0.0.0/0}]'"
     rules = itself + (https if direction == "out" else "")
-    # In quotes, because a shell such as zsh takes brackets for a pattern.
+    # Quoted, because shells such as zsh treat brackets as a pattern.
     return f"{start} --group-id {group_id} --ip-permissions {rules}"

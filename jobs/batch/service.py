@@ -1,4 +1,4 @@
-"""Batch as a place where jobs go: listed, submitted exactly once, stopped."""
+"""Batch as a service where jobs go: listing, submitting exactly once, stopping."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
-"""Pauses between attempts; ListJobs shows a new job within a moment, not at once."""
+"""Pauses between attempts; ListJobs shows a new job after a moment, not at once."""
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class BatchService:
     aws: Aws
     target: Deployment
     once: bool = False
-    """Submit with one client for all calls, which never repeats one by itself."""
+    """Use one client for all submit calls, which never retries by itself."""
     _client: BatchClient | None = None
 
     @property
@@ -42,23 +42,23 @@ class BatchService:
 
     @property
     def log_group(self) -> str:
-        """The deployment's log group, which all its jobs share."""
+        """The deployment's log group, shared by all its jobs."""
         return self.target.log_group
 
     def runs(self, run: str | None = None) -> list[RunSummary]:
-        """Jobs of the queues, newest first."""
+        """List the queues' jobs, newest first."""
         return list_runs(self._batch(), self.target.queues, run=run)
 
     def describe(self, job_id: str, shape: Shape | None = None) -> Job | None:
-        """A job with its nodes."""
+        """Describe a job with its nodes."""
         return describe_job(self._batch(), job_id, shape=shape)
 
     def logs(self, *, follow: bool) -> LogsClient:
-        """CloudWatch Logs."""
+        """Make a client of CloudWatch Logs."""
         return self.aws.logs()
 
     def check(self, request: JobRequest) -> None:
-        """Refuse what the hosts would cut short, or Batch would not take."""
+        """Refuse what the hosts would cut short, or Batch would not accept."""
         check_grace(request)
         check_length(request)
 
@@ -67,7 +67,7 @@ class BatchService:
         check_default_group(self.aws.ec2, self.target, request, note)
 
     def payload(self, request: JobRequest) -> dict[str, Any]:
-        """Arguments of SubmitJob."""
+        """Build the arguments of SubmitJob."""
         return submit_arguments(request)
 
     def submit(
@@ -78,7 +78,7 @@ class BatchService:
         return submit_once(request, self._batch(), earlier=earlier, sleep=sleep)
 
     def stop(self, summary: RunSummary, reason: str) -> None:
-        """Call TerminateJob, which also cancels what has not started."""
+        """Call TerminateJob, which also cancels jobs that have not started."""
         self._batch().terminate_job(jobId=summary.job_id, reason=reason)
 
     def why_waiting(self, job: Job) -> Explanation | None:
@@ -98,8 +98,8 @@ class BatchService:
 def list_runs(
     batch: BatchClient, queues: Mapping[str, Hardware], *, run: str | None = None
 ) -> list[RunSummary]:
-    """List the jobs of the queues, or those of one run; newest first."""
-    # One filter returns the jobs of every status; without a filter Batch lists RUNNING ones only.
+    """List the queues' jobs, or those of one run; newest first."""
+    # A filter returns jobs of every status; without one, Batch lists RUNNING jobs only.
     wanted = (
         {"name": "AFTER_CREATED_AT", "values": ["0"]}
         if run is None
@@ -110,7 +110,7 @@ def list_runs(
         for queue, hardware in queues.items()
         for page in _pages(batch, jobQueue=queue, filters=[wanted])
         for item in page["jobSummaryList"]
-        # Batch compares names without case. The children of an array are not runs.
+        # Batch compares names case-insensitively. The children of an array are not runs.
         if (run is None or item["jobName"] == run) and ":" not in item["jobId"]
     ]
     return sorted(found, key=lambda summary: summary.created_at_ms, reverse=True)
@@ -152,10 +152,10 @@ def submit_once(
     earlier: Collection[str] = (),
     sleep: Callable[[float], None],
 ) -> str:
-    """Submit and return the job id; repeats only when no job can have come of the last call.
+    """Submit and return the job id; retry only if the last call cannot have created a job.
 
-    ``batch`` must not retry by itself (``Aws.batch_once``). ``earlier`` holds the ids of the
-    jobs that this run had before.
+    ``batch`` must not retry by itself (``Aws.batch_once``). ``earlier`` holds the ids of the run's
+    previous jobs.
     """
     for wait_s in WAITS_S:
         try:
@@ -166,7 +166,7 @@ def submit_once(
                 raise
             sleep(wait_s)
             if ambiguous:
-                # The answer was lost, perhaps not the job: look before asking again.
+                # The answer was lost, but perhaps not the job: look before trying again.
                 queue = {request.job_queue: request.hardware}
                 for summary in list_runs(batch, queue, run=request.run):
                     if summary.job_id not in earlier:

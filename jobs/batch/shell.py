@@ -15,7 +15,7 @@ PROGRAMS = ("aws", "session-manager-plugin")
 
 
 def find_instance(batch: BatchClient, ecs: EcsClient, job: Job, node: int) -> str:
-    """Id of the instance that a node of a running job is on."""
+    """Return the id of the instance that a node of a running job is on."""
     part = (job.shape.part_ids(job.job_id) or [job.job_id])[node]
     described = batch.describe_jobs(jobs=[part])["jobs"]
     arn = ((described[0].get("container") or {}) if described else {}).get("containerInstanceArn")
@@ -34,7 +34,7 @@ def find_instance(batch: BatchClient, ecs: EcsClient, job: Job, node: int) -> st
 def check_session(
     instances: ManagedInstancesClient, deployment: Deployment, instance_id: str
 ) -> None:
-    """Refuse a host that takes no sessions."""
+    """Refuse a host that accepts no sessions."""
     wanted = [{"Key": "InstanceIds", "Values": [instance_id]}]
     known = instances.describe_instance_information(Filters=wanted)["InstanceInformationList"]
     if any(item.get("PingStatus") == "Online" for item in known):
@@ -47,7 +47,7 @@ def check_session(
 
 
 def session_command(instance_id: str, region: str, command: Sequence[str]) -> list[str]:
-    """Build the command line of the AWS CLI that opens a session."""
+    """Build the AWS CLI command that opens a session."""
     argv = ["aws", "ssm", "start-session", "--region", region, "--target", instance_id]
     if not command:
         return argv
@@ -57,7 +57,7 @@ def session_command(instance_id: str, region: str, command: Sequence[str]) -> li
 
 
 def missing_programs(argv: Sequence[str], missing: Sequence[str]) -> Refusal:
-    """The refusal where a session cannot be started."""
+    """Make the refusal for a session that cannot be started."""
     return Refusal(
         "no-session-manager",
         f"{' and '.join(missing)} is not installed here; install the AWS CLI with its Session "

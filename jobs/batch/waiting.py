@@ -1,4 +1,4 @@
-"""Explain why a job waits although Batch says nothing: look at queue and compute environment."""
+"""Explain why a job waits when Batch gives no reason: look at queue and compute environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.job import Explanation, Job, JobKind
 
 
 def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explanation:
-    """Return the first thing that is wrong, or what usually is."""
+    """Return the first problem found, or the usual one."""
     on_cpu = job.shape.kind is not JobKind.NODES
     queue_name = deployment.cpu_job_queue if on_cpu else deployment.job_queue
     assert queue_name is not None
@@ -46,7 +46,7 @@ def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explana
 
 
 def waits_for(batch: BatchClient, job: Job) -> Explanation | None:
-    """Which jobs have to succeed before this one starts, and how they stand."""
+    """Name the jobs that have to succeed before this one starts, and their states."""
     described = batch.describe_jobs(jobs=list(job.depends_on))["jobs"]
     if not described:
         return None

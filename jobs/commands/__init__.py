@@ -1,1 +1,1 @@
-"""One verb per file; what is heavy is imported when the verb runs."""
+"""One command per file; slow imports happen only when it runs."""

@@ -1,4 +1,4 @@
-"""`jobs catalogue`: what can be deployed and what can be run."""
+"""`jobs catalogue`: what can be deployed and run."""
 
 from dataclasses import asdict
 from typing import Any

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jobs.deploy_check.findings import DeployFinding
 
 EXIT_FOUND = 1
-"""There is something to read first."""
+"""Exit code if there are findings to read before deploying."""
 
 
 @command
@@ -92,7 +92,7 @@ def check_deploy(
 
 
 def _jobs_on_cluster(aws: Aws, given: Globals) -> "list[ActiveJob] | None":
-    """Jobs on the deployment's cluster that have not ended; None when it does not answer."""
+    """List unfinished jobs on the deployment's cluster; None if it does not answer."""
     from jobs.deploy_check.account import ActiveJob
     from jobs.deployment import read_deployment
     from jobs.eks.service import EksService
@@ -110,7 +110,7 @@ def _jobs_on_cluster(aws: Aws, given: Globals) -> "list[ActiveJob] | None":
 
 
 def _actions(planned: "Assembly", stacks: "dict[str, Stack]", update: "Update") -> dict[str, str]:
-    """Tell what becomes of each stack."""
+    """Name the outcome for each stack."""
     changed = {change.stack for change in update.changes()}
     actions = {
         name: "create" if name not in stacks else "update" if name in changed else "unchanged"
@@ -173,7 +173,7 @@ def _show(
     if found:
         table = Table(show_lines=True)
         for heading in ("finding", "where", "what happens", "what to do"):
-            # Names are there to be copied: none is cut where the terminal is narrow.
+            # Names are there to be copied, so none is truncated on a narrow terminal.
             table.add_column(heading, overflow="fold")
         for finding in found:
             where = [finding.stack, finding.resource, finding.resource_type]

@@ -30,7 +30,7 @@ from trainium_catalogue import contract
 from trainium_catalogue.suggest import did_you_mean
 
 RECEIPT = "export.json"
-"""Written last by the export workload: step, and the files with their sizes."""
+"""Written last by the export workload: the step, and the files with their sizes."""
 
 
 @command
@@ -82,7 +82,7 @@ def download(
 def download_document(
     deployment: Deployment, planned: "Download", outcome: TransferResult | None, *, to: Path
 ) -> Document:
-    """Make the document of ``download --json``; without an outcome nothing was downloaded."""
+    """Make the document of ``download --json``; without an outcome, nothing was downloaded."""
     return {
         **transfer_document(deployment, planned.prefix, planned.items, outcome),
         "run": planned.run,
@@ -102,12 +102,12 @@ class Download:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of the files."""
         return sum(item.size for item in self.items)
 
 
 def planned_download(bucket: Bucket, run: str, to: Path) -> Download:
-    """Look at what there is to fetch; refuses an export that is missing or not complete."""
+    """Plan the download; refuse an export that is missing or incomplete."""
     prefix = f"{contract.EXPORT_PREFIX}{run}/"
     found = list(bucket.objects(prefix))
     receipt = bucket.document(prefix + RECEIPT)
@@ -129,7 +129,7 @@ def planned_download(bucket: Bucket, run: str, to: Path) -> Download:
 
 
 def check_target(to: Path, download: Download) -> None:
-    """Refuse a folder that cannot be written to, or that has too little room."""
+    """Refuse a folder that is not writable or has too little space."""
     if to.exists() and not to.is_dir():
         raise Refusal("target", f"--to {to} is a file; name a folder")
     nearest = next(folder for folder in (to.absolute(), *to.absolute().parents) if folder.exists())
@@ -146,7 +146,7 @@ def check_target(to: Path, download: Download) -> None:
 
 
 def check_arrived(bucket: Bucket, moved: Iterable[Item]) -> None:
-    """Refuse what has arrived with another size or checksum than the bucket's."""
+    """Refuse files whose size or checksum differs from the bucket's."""
     wrong = []
     for item in moved:
         head = bucket.head(item.key, ChecksumMode="ENABLED") or {}

@@ -1,4 +1,4 @@
-"""`jobs kubeconfig` and `jobs token`: let kubectl and torchx into the deployment's cluster."""
+"""`jobs kubeconfig` and `jobs token`: access to the deployment's cluster for kubectl and torchx."""
 
 import os
 import shlex
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _DEFAULT = "~/.kube/config"
 Json = dict[str, Any]
 _ROOT = Path(__file__).resolve().parents[2]
-"""The folder of `python -m jobs`, for kubectl may be called in any."""
+"""Folder to run `python -m jobs` in, since kubectl may be called from any."""
 
 
 @command
@@ -108,12 +108,12 @@ def token(
 
 
 def context_name(deployment: Deployment) -> str:
-    """Name of context, cluster and user."""
+    """Build the name shared by context, cluster and user."""
     return f"trainium-{deployment.name}"
 
 
 def entries(deployment: Deployment, endpoint: "Endpoint", aws: Aws) -> Json:
-    """The kubeconfig of one deployment."""
+    """Build a deployment's kubeconfig entries."""
     assert deployment.eks is not None
     name = context_name(deployment)
     cluster = {"server": endpoint.url}
@@ -135,7 +135,7 @@ def entries(deployment: Deployment, endpoint: "Endpoint", aws: Aws) -> Json:
         "contexts": [
             {
                 "name": name,
-                # torchx lists and watches in the context's namespace.
+                # torchx lists and watches jobs in the context's namespace.
                 "context": {
                     "cluster": name,
                     "user": name,
@@ -148,7 +148,7 @@ def entries(deployment: Deployment, endpoint: "Endpoint", aws: Aws) -> Json:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
-    """``old`` with the entries of ``new``, which replace those of the same names."""
+    """Return ``old`` with the entries of ``new``, which replace those with the same names."""
     result: Json = {**old, **{key: value for key, value in new.items() if isinstance(value, str)}}
     for section in ("clusters", "users", "contexts"):
         names = {item["name"] for item in new[section]}
@@ -158,9 +158,9 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
 
 
 def write(path: Path, new: Mapping[str, Any]) -> str | None:
-    """Merge into the file, which only its owner may read; refuses one that is no kubeconfig.
+    """Merge into the file, readable only by its owner; refuse a file that is not a kubeconfig.
 
-    Returns the context that was current before.
+    Returns the previous current context.
     """
     import yaml
 
@@ -176,7 +176,7 @@ def write(path: Path, new: Mapping[str, Any]) -> str | None:
             f"{path} is no kubeconfig, and would be lost; give another with --kubeconfig",
         )
     before = old.get("current-context") or None
-    # A link, as to a folder that is kept elsewhere, stays one.
+    # A symbolic link, to a dotfiles folder for example, stays one.
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")

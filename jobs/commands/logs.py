@@ -1,4 +1,4 @@
-"""`jobs logs`: what the nodes print, merged by time."""
+"""`jobs logs`: the nodes' output, merged by time."""
 
 from typing import Annotated
 

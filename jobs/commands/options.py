@@ -1,4 +1,4 @@
-"""The frame of every command: its options, its exit codes and how it refuses."""
+"""The frame of every command: its options, exit codes and refusals."""
 
 import functools
 import sys
@@ -39,7 +39,7 @@ class Globals:
     deployment: str = DEFAULT_DEPLOYMENT
     region: str | None = None
     processes_per_node: int | None = None
-    """Processes per node of a rehearsal, in place of the instance type's."""
+    """Processes per node of a rehearsal, instead of the instance type's."""
 
 
 def chosen(context: typer.Context, deployment: str | None, region: str | None) -> Globals:
@@ -65,7 +65,7 @@ def _open(given: Globals) -> tuple[Aws, Deployment]:
 
 
 def command(function: Callable[P, int]) -> Callable[P, None]:
-    """Give a command its exit code, and turn refusals and AWS's errors into one message."""
+    """Give a command its exit code, and turn refusals and AWS errors into one message."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -94,7 +94,7 @@ def command(function: Callable[P, int]) -> Callable[P, None]:
 
 
 def refuse(refusal: errors.Refusal, *, as_json: bool) -> int:
-    """Say why, on standard error, and return the exit code."""
+    """Print the reason to standard error, and return the exit code."""
     if as_json:
         from jobs.output.documents import refused_document
 
@@ -119,7 +119,7 @@ def eks_deployment(given: Globals, what: str) -> tuple[Aws, Deployment, EksTarge
 
 def eks_service(given: Globals, what: str) -> "EksService":
     """Open the deployment's cluster."""
-    from jobs.eks.service import EksService  # commands for Batch do without
+    from jobs.eks.service import EksService  # not needed by commands for Batch
 
     aws, target, _ = eks_deployment(given, what)
     return EksService(aws, target)

@@ -1,4 +1,4 @@
-"""`jobs scale`: how many nodes the cluster has."""
+"""`jobs scale`: the number of nodes in the cluster."""
 
 import time
 from datetime import UTC, datetime
@@ -107,13 +107,13 @@ def scale(
 
 
 def _take_away(service: "EksService", nodes: int, *, force: bool, change: str) -> None:
-    """Have fewer nodes: idle ones, unless the user insists."""
+    """Remove nodes: idle ones, unless the user insists."""
     from jobs.eks import scale_in
     from jobs.eks.nodes import read_node_group
 
     cluster, target = service.cluster(), service.target
     use = scale_in.read_use(cluster, target)
-    # After the pods: an instance that has joined since then is nobody's yet.
+    # Read after the pods: an instance that has joined since then is still unused.
     group = read_node_group(service.aws, target)
     asking = scale_in.asking_jobs(cluster, nodes, use=use)
     if not force:
@@ -127,7 +127,7 @@ def _take_away(service: "EksService", nodes: int, *, force: bool, change: str) -
 
 
 def _keep(service: "EksService") -> None:
-    """Count the idle time of what is there from now."""
+    """Restart the idle time of the existing nodes."""
     from jobs.eks.scale_in import keep_idle
 
     if not keep_idle(service.cluster(), service.target):
@@ -135,7 +135,7 @@ def _keep(service: "EksService") -> None:
 
 
 def _show(service: "EksService", *, as_json: bool) -> int:
-    """The nodes there are, who uses them, and when idle ones go."""
+    """Show the nodes, who uses them, and when idle ones go."""
     from jobs.eks.nodes import look_at_nodes, read_node_group
     from jobs.eks.scale_in import describe_idle, nodes_of_group, read_use
 

@@ -45,7 +45,7 @@ def shell(
     aws, target = opened(context, deployment, region)
     service, job = found_job(services_of(aws, target, note), target, run)
     check_node_index(node, job.shape)
-    from jobs.eks.service import EksService  # commands for Batch do without
+    from jobs.eks.service import EksService  # not needed by commands for Batch
 
     if isinstance(service, EksService):
         return _in_pod(service, job, node, words or ["bash"])
@@ -53,7 +53,7 @@ def shell(
 
 
 def running_pod(job: Job, node: int) -> str:
-    """Name of a node's pod; refuses one that does not run."""
+    """Return the name of a node's pod; refuse one that is not running."""
     found = job.nodes[node]
     if found.name is None or found.status != "RUNNING":
         raise Refusal(

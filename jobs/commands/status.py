@@ -1,4 +1,4 @@
-"""`jobs status`: how one run stands, node by node, and how far its training is."""
+"""`jobs status`: the state of one run, node by node, and the progress of its training."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _PLOT_HEIGHT = 16
 _MOST_TICKS = 6
 _VALIDATION_MARKER = "o"
 _OLD_S = 60.0
-"""Training renews its status every few seconds; an older one deserves a remark."""
+"""Training renews its status every few seconds; an older status deserves a remark."""
 
 
 @command
@@ -79,11 +79,11 @@ def status(
 def _found(
     services: Services, target: Deployment, bucket: Bucket, run: str | None
 ) -> tuple[JobService | None, Job | None, dict[str, Any] | None]:
-    """The newest job of the run, and how far its training is."""
+    """Find the newest job of the run, and the progress of its training."""
     try:
         service, job = found_job(services, target, run)
     except Refusal as refusal:
-        # Jobs are kept for 7 days, the bucket keeps the run, and so it does when a cluster goes.
+        # Jobs are kept for 7 days; the bucket keeps the run, even when the cluster is gone.
         unknown = refusal.code == "unknown-run" or services.silent
         training = read_status(bucket, run) if run and unknown else None
         if training is None:
@@ -120,7 +120,7 @@ def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -
 
 
 def _show_idle(console: Any, service: JobService) -> None:
-    """Say when idle nodes of the cluster go."""
+    """Print when idle nodes of the cluster will go."""
     from jobs.eks.scale_in import try_idle_remark
     from jobs.eks.service import EksService
 
@@ -141,7 +141,7 @@ def _plot(console: Any, bucket: Bucket, run: str) -> None:
 
 
 def describe_training(status: Mapping[str, Any], *, job_id: str | None, now: datetime) -> str:
-    """Step, loss, speed, time left and last checkpoint."""
+    """Describe step, loss, speed, time left and last checkpoint."""
     step, most = int(status.get("step") or 0), int(status.get("max_steps") or 0)
     part = f" ({step / most:.1%})" if most else ""
     first = [f"{status.get('state')}: step {step:,} of {most:,}{part}"]
@@ -170,7 +170,7 @@ def describe_training(status: Mapping[str, Any], *, job_id: str | None, now: dat
 
 
 def loss_plot(metrics: bytes, *, width: int) -> str | None:
-    """The loss curve as text, ``width`` characters wide; None without two logged steps."""
+    """Plot the loss as text, ``width`` characters wide; None without two logged steps."""
     losses = losses_of(metrics)
     if len(losses) < 2:
         return None
@@ -193,14 +193,14 @@ def loss_plot(metrics: bytes, *, width: int) -> str | None:
 
 
 def _step_ticks(steps: Sequence[int]) -> list[int]:
-    """Steps to mark on the axis: a few whole ones, evenly apart."""
+    """Choose steps to mark on the axis: a few integers, evenly spaced."""
     first, last = steps[0], steps[-1]
     apart = max(1, -(-(last - first) // _MOST_TICKS))
     return list(range(first, last + 1, apart))
 
 
 def losses_of(metrics: bytes, *, event: str = "step", field: str = "loss") -> dict[int, float]:
-    """Loss by step; of a step that a later attempt made again, the later one."""
+    """Read the loss by step; for a step repeated by a later attempt, the later value."""
     losses: dict[int, float] = {}
     for line in metrics.decode(errors="replace").splitlines():
         try:
@@ -208,7 +208,7 @@ def losses_of(metrics: bytes, *, event: str = "step", field: str = "loss") -> di
             if document["event"] == event:
                 losses[int(document["step"])] = float(document[field])
         except (KeyError, TypeError, ValueError):
-            continue  # half a line, or a loss that is not finite
+            continue  # a partial line, or a loss that is not finite
     return dict(sorted(losses.items()))
 
 

@@ -77,7 +77,7 @@ def _announcement(summary: RunSummary) -> str:
 
 
 def _say_what_holds_it(service: JobService, summary: RunSummary) -> None:
-    """Batch cancels a job that waits for others when those have ended (API, CancelJob)."""
+    """Name the jobs it waits for: Batch cancels it only after they end (API, CancelJob)."""
     job = service.describe(summary.job_id, summary.shape)
     for held_by in job.depends_on if job is not None else ():
         other = service.describe(held_by)
@@ -112,5 +112,5 @@ def _report(job: Job, grace_s: float, *, bucket: str) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # no name for this user id, as in some containers
+    except (KeyError, OSError):  # the user id has no name, as in some containers
         return "somebody"

@@ -131,7 +131,7 @@ def submit(
         dry_run=dry_run,
         as_json=as_json,
     )
-    check_order(order)  # what needs no network is refused first
+    check_order(order)  # refused first, because it needs no network
     submission = resolve(
         order, Aws(given.region), given.deployment, processes_per_node=given.processes_per_node
     )

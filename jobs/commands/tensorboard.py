@@ -1,4 +1,4 @@
-"""`jobs tensorboard`: the curves of a run in a browser, nothing of it public."""
+"""`jobs tensorboard`: a run's curves in a browser, without making anything public."""
 
 import importlib.util
 import json
@@ -90,7 +90,7 @@ def tensorboard(
                 }
             )
         if browser:
-            # A browser of the terminal would wait for the page, which waits for this to return.
+            # A terminal browser would wait for the page, which is only served after this returns.
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
     try:
@@ -105,8 +105,8 @@ def tensorboard(
 
 
 def _page_url(port: int, run: str | None) -> str:
-    """Address of the page with the loss on top, and with ``run`` only where there are others."""
-    # TensorBoard opens two of its groups of charts, and that of the loss may not be among them.
+    """Build the page's URL, with the loss pinned and, if given, only the curves of ``run``."""
+    # TensorBoard opens two of its chart groups, which may not include the loss.
     asked = {"pinnedCards": json.dumps([{"plugin": "scalars", "tag": LOSS_SCALAR}])}
     if run is not None:
         asked["runFilter"] = f"^{run}/"
@@ -114,19 +114,19 @@ def _page_url(port: int, run: str | None) -> str:
 
 
 def _check_known(aws: Aws, target: Deployment, bucket: Bucket, run: str) -> None:
-    """Refuse a run that nobody knows; of one whose jobs are forgotten the bucket has the logs."""
+    """Refuse an unknown run; the bucket has the logs of one whose jobs are forgotten."""
     if bucket.has(run_key(run, "")):
         return
     try:
         found_summary(services_of(aws, target, note), target, run, others=known_runs(bucket))
     except Refusal as refusal:
-        # A cluster that does not answer is no reason to doubt the name.
+        # An unavailable cluster is no reason to doubt the name.
         if refusal.code == "unknown-run":
             raise
 
 
 def _forwarder(aws: Aws, target: Deployment, port: int) -> "Forwarder | None":
-    """A port to the cluster's TensorBoard; None where there is none, or none that can be had."""
+    """Forward a port to the cluster's TensorBoard; None if there is none or it is unavailable."""
     if Orchestrator.EKS not in target.orchestrators:
         return None
     from jobs.eks.cluster import refusing
@@ -153,7 +153,7 @@ def _serve_here(bucket: Bucket, run: str, port: int, announce: Callable[[], None
 
     check_installed()
     with tempfile.TemporaryDirectory(prefix="tensorboard-") as name:
-        # A folder of the run's name, which the page shows.
+        # The folder is named after the run, because the page shows the name.
         folder = Path(name)
         if not copy_logs(bucket, run, folder / run):
             raise no_logs_refusal(bucket, run)
@@ -170,7 +170,7 @@ def _serve_here(bucket: Bucket, run: str, port: int, announce: Callable[[], None
 
 
 def check_installed() -> None:
-    """Refuse where there is no TensorBoard."""
+    """Refuse if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise Refusal(
             "no-tensorboard",
@@ -180,7 +180,7 @@ def check_installed() -> None:
 
 
 def copy_logs(bucket: Bucket, run: str, folder: Path) -> int:
-    """Fetch what is new or has grown; returns how many files the run has."""
+    """Fetch new or grown files; return the run's number of files."""
     prefix = run_prefix(run, "logs")
     number = 0
     for found in bucket.objects(prefix):
@@ -192,14 +192,14 @@ def copy_logs(bucket: Bucket, run: str, folder: Path) -> int:
         if data is None:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        # TensorBoard may be reading it: events are only ever appended.
+        # TensorBoard may be reading the file, and events are only ever appended.
         with target.open("r+b" if target.exists() else "wb") as file:
             file.write(data)
     return number
 
 
 def no_logs_refusal(bucket: Bucket, run: str) -> Refusal:
-    """The refusal for a run that has logged nothing."""
+    """Make the refusal for a run that has logged nothing."""
     return Refusal(
         "no-logs",
         f"run {run} has no TensorBoard logs in s3://{bucket.name}/{run_prefix(run, 'logs')}; "
@@ -208,8 +208,8 @@ def no_logs_refusal(bucket: Bucket, run: str) -> Refusal:
 
 
 def free_port(wanted: int | None) -> int:
-    """The port that is asked for, else TensorBoard's own, else any; refuses a taken one."""
-    import socket  # not for every start of the CLI, as below
+    """Find a port: the requested one, else TensorBoard's default, else any; refuse a taken one."""
+    import socket  # imported late, as below, to keep the CLI's start fast
 
     for port in (SERVICE_PORT, 0) if wanted is None else (wanted,):
         with socket.socket() as probe:

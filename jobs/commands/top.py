@@ -115,7 +115,7 @@ def _show(job: Job, usage: "dict[int, Usage]") -> None:
         )
     console = Console()
     console.print(table)
-    # Below it: in the table it would be cut on a narrow terminal.
+    # Below the table, because a narrow terminal would cut it off.
     if any(found.measured_by != NEURON_MONITOR for found in usage.values()):
         console.print("processes: those of the pod, where there is no neuron-monitor")
     for node, found in sorted(usage.items()):

@@ -104,7 +104,7 @@ def _size(num_bytes: int) -> str:
 def upload_document(
     deployment: Deployment, planned: "Upload", outcome: TransferResult | None
 ) -> Document:
-    """Make the document of ``upload --json``; without an outcome nothing was uploaded."""
+    """Make the document of ``upload --json``; without an outcome, nothing was uploaded."""
     return {
         **transfer_document(deployment, planned.prefix, planned.items, outcome),
         "kind": planned.kind,
@@ -115,7 +115,7 @@ def upload_document(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """Files, and what they are together."""
+    """Files to upload, and the kind of input they make up."""
 
     kind: str
     """``tokenizer`` or ``corpus``."""
@@ -125,16 +125,16 @@ class Upload:
     """Prefix of its objects in the bucket."""
     items: tuple[Item, ...]
     left_out: tuple[str, ...] = ()
-    """Files of the folder that are no text."""
+    """Files of the folder that are not text."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of the files."""
         return sum(item.size for item in self.items)
 
 
 def planned_upload(path: Path, name: str | None) -> Upload:
-    """Look at what is to be uploaded; refuses what `tokenize` could not read."""
+    """Plan the upload; refuse what `tokenize` could not read."""
     if not path.exists():
         raise Refusal("no-such-path", f"there is no {path}; name a file or a folder that exists")
     if path.is_dir():
@@ -157,7 +157,7 @@ def planned_upload(path: Path, name: str | None) -> Upload:
 
 
 def is_tokenizer_name(name: str) -> bool:
-    """``tokenizer.model``, ``tokenizer.json`` and their like."""
+    """Recognise ``tokenizer.model``, ``tokenizer.json`` and the like."""
     return name.endswith(".model") or re.fullmatch(r"tokenizer.*\.json", name) is not None
 
 
@@ -213,7 +213,7 @@ def _folder(path: Path, name: str) -> Upload:
     items, left_out = [], []
     for file in sorted(path.rglob("*")):
         relative = file.relative_to(path)
-        # Hidden files and markers such as _SUCCESS are no text and no mistake.
+        # Hidden files and markers such as _SUCCESS are neither text nor mistakes.
         if not file.is_file() or any(part.startswith((".", "_")) for part in relative.parts):
             continue
         if is_text_name(file.name) and not is_tokenizer_name(file.name):
@@ -270,7 +270,7 @@ def _suffixes() -> str:
 
 
 def _begins_as_sentencepiece(head: bytes) -> bool:
-    """A ModelProto begins with its first piece, whose first field is its text.
+    """Recognise a ModelProto, which begins with its first piece, whose first field is its text.
 
     (google/sentencepiece, sentencepiece_model.proto: field 1 of either, length-delimited.)
     """

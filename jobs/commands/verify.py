@@ -1,4 +1,4 @@
-"""`jobs verify`: which claims about AWS and the hardware hold, as far as it was looked."""
+"""`jobs verify`: which claims about AWS and the hardware hold, as far as they were checked."""
 
 import json
 from collections.abc import Sequence
@@ -113,7 +113,7 @@ def _stored(given: Globals, place: str) -> Record:
 
 def _look(given: Globals, run: str | None) -> tuple[Record, Record | None]:
     """Run the desk's probes, join them with what the run's nodes found, and write the record."""
-    # Not before they are needed: other commands do not pay for them.
+    # Imported late, so that other commands do not pay for them.
     from jobs.verify.probes import PROBES, Desk
 
     aws = Aws(given.region)
@@ -186,7 +186,7 @@ def _read(bucket: Bucket, run: str | None, name: str | None = None) -> Record | 
 
 
 def interesting(rows: Sequence[Row], earlier: Record | None) -> list[Row]:
-    """Choose what failed, and what was seen otherwise than in the record before."""
+    """Choose failed claims, and those whose result differs from the earlier record."""
     before = {} if earlier is None else {row.claim.id: row.state for row in rows_of(earlier)}
     return [row for row in rows if row.is_bad or before.get(row.claim.id, row.state) != row.state]
 
@@ -223,14 +223,14 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
-    """Put the rows that need attention first, then keep the order of the document."""
+    """Put the rows that need attention first; otherwise keep document order."""
     order = [str(state) for state in _FIRST]
     rank = {state: index for index, state in enumerate(order)}
     return sorted(rows, key=lambda row: rank.get(row.state, len(order)))
 
 
 def table(rows: Sequence[Row]) -> "Table":
-    """One line a claim, with its words."""
+    """Build a table with one line per claim, in its own words."""
     from rich.table import Table
     from rich.text import Text
 
@@ -248,7 +248,7 @@ def table(rows: Sequence[Row]) -> "Table":
 
 
 def markdown(record: Record, rows: Sequence[Row]) -> str:
-    """A block to paste into an issue: what was looked at in full, the rest folded."""
+    """Build a block to paste into an issue: checked claims in full, the rest folded."""
     looked = [row for row in ordered(rows) if row.state in _COLOURS]
     others = [row for row in rows if row.state not in _COLOURS]
     lines = [f"### Verification: {title(record)}", "", f"{summary(rows)}."]
@@ -272,7 +272,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
 
 def _cell(text: str) -> str:
     parts = " ".join(text.split()).replace("|", "\\|").split("`")
-    # Between backticks an entity would be shown as it is typed.
+    # Between backticks, an HTML entity would be shown as typed.
     return "`".join(
         part if number % 2 else part.replace("<", "&lt;") for number, part in enumerate(parts)
     )

@@ -89,7 +89,7 @@ def _nodes(item: Workload) -> str:
 
 
 def parameters_table(title: str, parameters: tuple[Parameter, ...]) -> Table:
-    """Parameters as `submit` takes them."""
+    """Build a table of parameters as `submit` takes them."""
     table = _table(title, ["parameter", "default", "meaning"])
     for item in parameters:
         table.add_row(f"--{item.name}", _default(item), item.help)
@@ -107,7 +107,7 @@ def _default(item: Parameter) -> str:
 def _table(title: str, text: list[str], numbers: list[str] | None = None) -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left")
     for index, heading in enumerate(text):
-        # Names stay whole: they are what one copies.
+        # Names are not truncated, since people copy them.
         table.add_column(heading, no_wrap=index == 0)
     for heading in numbers or []:
         table.add_column(heading, justify="right")

@@ -1,4 +1,4 @@
-"""Words for a person at the terminal: remarks, commands to come back with, and questions."""
+"""Output for a person at the terminal: remarks, commands to come back with, and questions."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 from trainium_catalogue.workloads import Hardware
 
 ASK_FROM_USD = 10
-"""Price at its time limit from which a CPU job is asked about: half an hour of a Trainium node."""
+"""Price at the time limit above which a CPU job is confirmed: half an hour of a Trainium node."""
 
 
 def timestamp(milliseconds: int | None) -> str:
-    """Local date and time."""
+    """Format a time as local date and time."""
     if not milliseconds:
         return ""
     return f"{datetime.fromtimestamp(milliseconds / 1000, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def duration(seconds: float) -> str:
-    """``45 s``, ``3 min 5 s`` or ``2 h 10 min``."""
+    """Format a duration: ``45 s``, ``3 min 5 s`` or ``2 h 10 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -39,46 +39,46 @@ def duration(seconds: float) -> str:
 
 
 def print_document(document: dict[str, Any]) -> None:
-    """Print the one document of ``--json``."""
+    """Print the single document of ``--json``."""
     typer.echo(json.dumps(document, indent=2))
 
 
 def note(text: str) -> None:
-    """Say something to a person: on standard error, so that output can be piped."""
+    """Print a note to standard error, so that output can be piped."""
     typer.echo(text, err=True)
 
 
 def exit_code(job: Job) -> int:
-    """1 when the job ended and did not succeed, else 0."""
+    """Return 1 if the job ended without success, else 0."""
     return errors.EXIT_JOB_FAILED if job.ended and not job.succeeded else errors.EXIT_OK
 
 
 def follow_command(deployment: Deployment, run: str) -> str:
-    """The command that follows a run again."""
+    """Build the command that follows a run again."""
     return f"{cli_command(deployment)} logs {run} --follow"
 
 
 def status_command(deployment: Deployment, run: str) -> str:
-    """The command that says how a run stands, or ended."""
+    """Build the command that shows a run's status or end."""
     return f"{cli_command(deployment)} status {run}"
 
 
 def cli_command(deployment: Deployment) -> str:
-    """`python -m jobs` with the options that find the deployment."""
+    """Build `python -m jobs` with the options that select the deployment."""
     name = "" if deployment.name == DEFAULT_DEPLOYMENT else f" --deployment {deployment.name}"
     region = f" --region {deployment.region}" if deployment.region else ""
     return f"python -m jobs{name}{region}"
 
 
 def is_asked_about(requests: Iterable[JobRequest]) -> bool:
-    """Tell whether jobs take Trainium nodes, or may cost ``ASK_FROM_USD`` or more together."""
+    """Tell whether jobs use Trainium nodes, or may together cost ``ASK_FROM_USD`` or more."""
     jobs = list(requests)
     takes_nodes = any(job.hardware is not Hardware.CPU for job in jobs)
     return takes_nodes or sum(job.usd_at_time_limit for job in jobs) >= ASK_FROM_USD
 
 
 def confirm(what: str, *, question: str, declined: str) -> None:
-    """Ask on the terminal; refuse without one, or with any answer but yes."""
+    """Ask on the terminal; refuse if there is none, or on any answer but yes."""
     if not sys.stdin.isatty():
         raise Refusal(
             "not-confirmed",

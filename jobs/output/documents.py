@@ -102,7 +102,7 @@ def stop_document(
 
 
 def refused_document(code: str, message: str) -> Document:
-    """Make the document of a refusal, with ``--json``."""
+    """Make the document of a refusal under ``--json``."""
     return {"refused": code, "message": message}
 
 

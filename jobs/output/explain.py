@@ -1,4 +1,4 @@
-"""Explanations in plain words of why a job waits or ended: reasons first, then exit codes."""
+"""Plain explanations of why a job waits or ended: reasons first, then exit codes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from jobs.job import Explanation, find_explanation
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
 KNOWN_REASONS = (*REASONS, *CLUSTER_REASONS)
-# What Batch writes when a container simply ended: the exit code says the rest.
+# Written by Batch when a container simply ended: the exit code says the rest.
 _NO_NEWS = ("Essential container in task exited*", "Task stopped by user*")
 
 
 def explain_reason(reason: str | None) -> Explanation | None:
-    """Find the meaning of a reason; None when the table has nothing to say."""
+    """Find the meaning of a reason; None if the table has none."""
     return find_explanation(KNOWN_REASONS, reason)
 
 
 def explain_exit(exit_code: int | None) -> Explanation | None:
-    """Find the meaning of a node's exit code; None when there is none."""
+    """Find the meaning of a node's exit code; None if there is none."""
     if exit_code is None:
         return None
     try:
@@ -42,7 +42,7 @@ def explain_exit(exit_code: int | None) -> Explanation | None:
 
 
 def explain(*, exit_code: int | None, reasons: Iterable[str | None]) -> Explanation | None:
-    """Explain an ending: what Batch or ECS say first, then the exit code."""
+    """Explain an ending: reasons of Batch or ECS first, then the exit code."""
     for reason in reasons:
         found = explain_reason(reason)
         if found is not None:

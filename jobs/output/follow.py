@@ -1,4 +1,4 @@
-"""Following a job: what happens to it and what its nodes print, as a stream of events."""
+"""Following a job: changes of its state and the output of its nodes, as a stream of events."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from trainium_catalogue.contract import Orchestrator
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusChanged:
-    """The job has another status, or there is another reason for it."""
+    """The job's status or its reason has changed."""
 
     status: str
     reason: str | None
     explanation: Explanation | None = None
-    """Which jobs it waits for, if any."""
+    """The jobs it waits for, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
-    """An attempt is over and another one is made."""
+    """An attempt is over and another one follows."""
 
     attempt: Attempt
     max_attempts: int | None
@@ -32,14 +32,14 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptBegan:
-    """The nodes of attempt 2 or later begin to print."""
+    """The nodes of the second or a later attempt start printing."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StillWaiting:
-    """The job waits for hosts, or to start on them, for a while."""
+    """The job has been waiting for hosts, or to start on them, for a while."""
 
     seconds: float
     explanation: Explanation | None
@@ -50,14 +50,14 @@ class StillWaiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """AWS, or the cluster, does not answer for now; the follower goes on."""
+    """AWS or the cluster does not answer at the moment; the follower goes on."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The job is over and every line has been given."""
+    """The job is over and every line has been delivered."""
 
     job: Job
 
@@ -67,7 +67,7 @@ Event = StatusChanged | AttemptEnded | AttemptBegan | StillWaiting | Trouble | L
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """Time, as a parameter."""
+    """Time as a parameter."""
 
     now: Callable[[], float]
     """Seconds since the epoch."""
@@ -76,20 +76,20 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Intervals of asking AWS, and limits of waiting."""
+    """Polling intervals and time limits."""
 
     running_s: float = 1.0
-    """Between two rounds while nodes print."""
+    """Pause between two rounds while nodes print."""
     waiting_max_s: float = 8.0
-    """Between two rounds while nothing changes before the job runs."""
+    """Pause between two rounds while nothing changes before the job runs."""
     calls_per_second: float = 10.0
-    """GetLogEvents allows 25 a second for the account and region (CloudWatch Logs quotas)."""
+    """GetLogEvents allows 25 per second for the account and region (CloudWatch Logs quotas)."""
     quiet_s: float = 3.0
-    """After the end: for the last lines to become readable."""
+    """Wait after the end until the last lines become readable."""
     children_s: float = 60.0
-    """After the end: for child nodes that still stop, so that their exit codes are known."""
+    """Wait after the end for child nodes still stopping, to learn their exit codes."""
     old_s: float = 60.0
-    """Seconds after which nothing more is written of what has ended."""
+    """Seconds after an end in which more log lines may arrive."""
     still_waiting_s: tuple[float, float] = (120.0, 600.0)
     """First and later remarks while a job waits without a reason."""
     give_up_s: float = 300.0
@@ -101,7 +101,7 @@ class Follower:
     """Follows one job to its end."""
 
     describe: Callable[[str, Shape | None], Job | None]
-    """Reads the job by its id; the shape, where known, saves a call."""
+    """Reads the job by its id; a known shape saves a call."""
     streams: Streams
     job_id: str
     clock: Clock
@@ -122,7 +122,7 @@ class Follower:
     _ended_seen: float = 0.0
 
     def events(self) -> Iterator[Event]:
-        """Yield what happens; the last event is ``Ended``."""
+        """Yield events; the last one is ``Ended``."""
         self._since = self.clock.now()
         self._interval_s = self.pace.running_s
         while True:
@@ -151,7 +151,7 @@ class Follower:
             troubles.append(error)
             return None
         if job is None:
-            # DescribeJobs may lag behind SubmitJob for a moment.
+            # DescribeJobs may briefly lag behind SubmitJob.
             troubles.append(
                 errors.Refusal("unknown-job", f"job {self.job_id} is not known (any more)")
             )
@@ -163,9 +163,9 @@ class Follower:
         if not job.ended:
             self._saw_it_live = True
         if not self._saw_it_live:
-            return  # history: the lines and Ended tell it in order
+            return  # already past: the lines and Ended show it in order
         for attempt in job.attempts[self._attempts_ended :]:
-            # The last attempt of a job that ended is told by Ended.
+            # Ended reports the last attempt of a job that has ended.
             if not (job.ended and attempt.number == len(job.attempts)):
                 yield AttemptEnded(
                     attempt=attempt,
@@ -199,12 +199,12 @@ class Follower:
     def _ask(why: Callable[[Job], Explanation | None], job: Job) -> Explanation | None:
         try:
             return why(job)
-        except Exception:  # a remark is not worth the end of following
+        except Exception:  # a remark must not end the following
             return None
 
     def _printed(self, line: LogLine) -> Iterator[Event]:
         is_array = self._shape is not None and self._shape.kind is JobKind.ARRAY
-        # The children of an array are retried one by one; the labels of their lines say so.
+        # An array's children are retried one by one, and their line labels show it.
         if line.attempt > self._attempt_printed and not is_array:
             self._attempt_printed = line.attempt
             yield AttemptBegan(number=line.attempt)
@@ -219,14 +219,14 @@ class Follower:
         if self._trouble_since is None:
             self._trouble_since = now
         self._trouble_rounds += 1
-        # One lost call is everyday, and a throttled one is only waited out.
+        # A single failed call is normal, and a throttled one only needs waiting.
         if self._trouble_rounds == 2 and not all(errors.is_throttled(e) for e in troubles):
             yield Trouble(message=" ".join(str(troubles[0]).split()))
         if now - self._trouble_since >= self.pace.give_up_s:
             raise troubles[0]
 
     def _is_quiet(self, job: Job) -> bool:
-        """Tell whether the last line has been read, as far as one can know."""
+        """Tell whether the last line has been read, as far as can be known."""
         if not job.ended:
             return False
         if self.streams.phase is Phase.LIVE:

@@ -1,4 +1,4 @@
-"""A job on the screen: log lines with node labels, remarks, and following it to its end."""
+"""A job on the screen: labelled log lines, remarks, and following to the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _GO_ON = "submit it again to go on"
 
 
 class Screen:
-    """The terminal: standard output for lines of nodes, standard error for remarks."""
+    """The terminal: standard output for the nodes' lines, standard error for remarks."""
 
     def __init__(self, *, part: str = "node", lines_to: TextIO | None = None) -> None:
         self._part = part
@@ -61,12 +61,12 @@ class Screen:
             text = Text(f"{label} ", style=_COLOURS[line.node % len(_COLOURS)])
             self._lines.print(text.append_text(Text.from_ansi(line.message)))
         else:
-            # A pipe or a file gets what the node wrote, unchanged.
+            # A pipe or file gets the node's output unchanged.
             self._lines_to.write(f"{label} {line.message}\n")
             self._lines_to.flush()
 
     def remark(self, text: str) -> None:
-        """Say something about the job."""
+        """Print a remark about the job."""
         self._remarks.print(Text(f"{datetime.now():%H:%M:%S} ", style="dim").append(text))
 
     def table(self, table: Table) -> None:
@@ -75,7 +75,7 @@ class Screen:
 
 
 def node_label(line: LogLine, part: str = "node") -> str:
-    """``node 1 |`` or ``child 1 |``, with the attempt when it is not the first."""
+    """Build the label ``node 1 |`` or ``child 1 |``, with the attempt unless it is the first."""
     attempt = f", attempt {line.attempt}" if line.attempt > 1 else ""
     return f"{part} {line.node}{attempt} |"
 
@@ -83,7 +83,7 @@ def node_label(line: LogLine, part: str = "node") -> str:
 def describe_event(
     event: StatusChanged | AttemptEnded | AttemptBegan | StillWaiting | Trouble,
 ) -> str:
-    """One remark about what happened."""
+    """Describe an event in one remark."""
     match event:
         case StatusChanged(status=status, reason=reason, explanation=waits):
             found = waits or explain(exit_code=None, reasons=(reason,))
@@ -104,7 +104,7 @@ def describe_event(
 
 
 def describe_ending(attempt: Attempt) -> str:
-    """Say how an attempt ended."""
+    """Describe how an attempt ended."""
     parts = [] if attempt.exit_code is None else [f"exit code {attempt.exit_code}"]
     reasons = attempt.status_reason, attempt.reason
     parts += [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
@@ -115,11 +115,11 @@ def describe_ending(attempt: Attempt) -> str:
 
 
 def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
-    """The last sentence about a run; ``cause`` is its launcher's own, where it is known."""
+    """Build the final sentence about a run; ``cause`` is its launcher's own, if known."""
     if job.succeeded:
         success = f"run {job.run} succeeded{_took(job, ' after')}"
         if job.shape.kind is not JobKind.NODES:
-            # Data and export jobs write none, and say in their log what they made and where.
+            # Data and export jobs write none; their log says what they made and where.
             return success
         return f"{success}; results are in s3://{bucket}/{run_prefix(job.run, 'results')}"
     if not job.ended:
@@ -131,22 +131,22 @@ def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
     said += [str(reason) for reason in dict.fromkeys((*reasons, cause)) if is_news(reason)]
     found = explain(exit_code=code, reasons=reasons)
     if found and code in RETRIED and found == explain_exit(code):
-        # What the table tells of such a code is that another attempt follows: none does any more.
+        # The table says of such a code that another attempt follows, but none will any more.
         said += [] if cause else [found.meaning]
         said.append("no attempt is left; when the cause is gone, submit the run again to go on")
     elif found:
         said += [found.meaning, found.remedy]
     if job.was_stopped:
-        # Whatever codes its nodes ended with then: that was asked for.
+        # The nodes' exit codes do not matter then: stopping was requested.
         return f"run {job.run} was {job.status_reason}{_took(job, ', after')}; {_GO_ON}"
     failed = f"run {job.run} failed{_took(job, ' after')}"
     return f"{failed}: {'; '.join(said) or _NO_REASON.format(job.orchestrator.who)}"
 
 
 def describe_status(job: Job, waiting: Explanation | None) -> str:
-    """Say where a job stands, and why it waits."""
+    """Describe a job's state, and why it waits."""
     of = f" of {job.max_attempts}" if job.max_attempts else ""
-    # The children of an array are retried one by one: the table shows their attempts.
+    # An array's children are retried one by one: the table shows their attempts.
     is_array = job.shape.kind is JobKind.ARRAY
     attempt = "" if job.ended or is_array else f", attempt {len(job.attempts) + 1}{of}"
     size = job.shape.kind.sized(job.num_nodes)
@@ -164,7 +164,7 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
 
 
 def _took(job: Job, word: str) -> str:
-    """Say how long it ran; of several attempts, the last one."""
+    """Describe how long it ran; after several attempts, how long the last one did."""
     if job.started_at_ms is None or job.stopped_at_ms is None:
         return ""
     last = f" of attempt {len(job.attempts)}" if len(job.attempts) > 1 else ""
@@ -181,11 +181,11 @@ def watch(
     keep_lines: bool = False,
     part: str = "node",
 ) -> tuple[Job, list[LogLine]]:
-    """Show a run until it ends; ``part`` is what its nodes are called.
+    """Show a run until it ends; ``part`` is the word for its nodes.
 
-    With ``keep_lines`` standard output stays free for a document.
+    With ``keep_lines``, standard output stays free for a document.
     """
-    gc.enable()  # off for the sake of a quick start; see jobs/__main__.py
+    gc.enable()  # off for a quick start; see jobs/__main__.py
     screen = Screen(part=part, lines_to=sys.stderr if keep_lines else sys.stdout)
     kept: list[LogLine] = []
     causes: dict[tuple[int, int], str] = {}
@@ -205,7 +205,7 @@ def watch(
                 screen.table(node_table(event.job))
                 ending = event.job.ending
                 cause = causes.get((0, ending.number)) if ending else None
-                # Of an array it is the child that failed which decides.
+                # For an array, the failed child decides.
                 cause = cause if part == "node" else None
                 screen.remark(verdict(event.job, bucket=deployment.bucket, cause=cause))
                 return event.job, kept
@@ -223,7 +223,7 @@ def watch(
 
 
 def existing_lines(service: JobService, job: Job, *, only_node: int | None) -> list[LogLine]:
-    """Read what has been printed so far, sorted by time."""
+    """Read the lines printed so far, sorted by time."""
     logs = service.logs(follow=False)
     streams = Streams(logs=logs, log_group=service.log_group, only_node=only_node)
     return streams.read_all(job)

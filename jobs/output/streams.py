@@ -17,7 +17,7 @@ _PAGES_PER_READ = 20  # so that one chatty node does not starve the others
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line that a node printed."""
+    """One line printed by a node."""
 
     timestamp_ms: int
     node: int
@@ -27,19 +27,19 @@ class LogLine:
 
 @dataclass(slots=True, kw_only=True)
 class LogStream:
-    """One node's stream of one attempt, and how far it has been read."""
+    """One node's stream in one attempt, and the position read so far."""
 
     name: str
     node: int
     attempt: int
     caught_up: bool = False
-    """The last read came to the end of what there was, which may be nothing."""
+    """True if the last read reached the end of the stream, which may be empty."""
     _token: str | None = None
 
     def read_into(self, merger: Merger, logs: LogsClient, log_group: str) -> None:
-        """Hand everything new to ``merger``.
+        """Pass everything new to ``merger``.
 
-        The token moves together with the lines of its page, so an error between two pages
+        The token advances along with the lines of its page, so an error between two pages
         (throttling, a lost connection) neither loses nor repeats any.
         """
         self.caught_up = False
@@ -74,7 +74,7 @@ class LogStream:
                 logGroupName=log_group, logStreamName=self.name, startFromHead=True, **token
             )
         except Exception as error:
-            # Batch names the stream when the task starts; CloudWatch has it with its first line.
+            # Batch names the stream when the task starts; CloudWatch creates it with its first line.
             if error_code(error) == "ResourceNotFoundException":
                 return None
             raise
@@ -82,10 +82,10 @@ class LogStream:
 
 @dataclass(slots=True)
 class Merger:
-    """Merges lines by time while they arrive.
+    """Merges lines by time as they arrive.
 
-    A line is held for one round of reading, so that lines of other nodes that are older but were
-    read later still come before it. Lines of one stream never overtake each other.
+    A line is held for one round of reading, so that older lines of other nodes that are read later
+    still come first. Lines of one stream never overtake each other.
     """
 
     _held: list[tuple[int, int, int, LogLine]] = field(default_factory=list)
@@ -94,14 +94,14 @@ class Merger:
     _count: int = 0
 
     def add(self, line: LogLine, *, stream: str) -> None:
-        """Take a line, in the order of its stream."""
+        """Add a line, in the order of its stream."""
         order_ms = max(line.timestamp_ms, self._newest_ms.get(stream, line.timestamp_ms))
         self._newest_ms[stream] = order_ms
         self._count += 1
         heapq.heappush(self._held, (order_ms, line.node, self._count, line))
 
     def end_round(self) -> Iterator[LogLine]:
-        """Give the lines that were held for a round, and what is older than they are."""
+        """Release the lines held for a round, and any older ones."""
         horizon_ms = self._horizon_ms
         self._horizon_ms = max((entry[0] for entry in self._held), default=None)
         if horizon_ms is None:
@@ -110,20 +110,20 @@ class Merger:
             yield heapq.heappop(self._held)[3]
 
     def flush(self) -> Iterator[LogLine]:
-        """Give everything."""
+        """Release everything."""
         while self._held:
             yield heapq.heappop(self._held)[3]
 
 
 class Phase(Enum):
-    """The streams that a round reads."""
+    """Streams that a round reads."""
 
     LIVE = "live"
-    """The newest attempt and the one before it; older streams were read to their end."""
+    """The newest attempt and the previous one; older streams have been read to the end."""
     SETTLING = "settling"
-    """Everything, for lines may still come."""
+    """All streams, since lines may still arrive."""
     LAST = "last"
-    """Only what the round before could not read to its end."""
+    """Only the streams that the previous round could not read to the end."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class Streams:
     _streams: dict[str, LogStream] = field(default_factory=dict)
 
     def note(self, job: Job) -> None:
-        """Take over the streams that the nodes of ``job`` have by now."""
+        """Add the streams that the nodes of ``job`` have by now."""
         for node in job.nodes:
             if self.only_node is not None and node.index != self.only_node:
                 continue
@@ -149,7 +149,7 @@ class Streams:
                     )
 
     def in_use(self) -> list[LogStream]:
-        """Streams that the next round reads."""
+        """List the streams that the next round reads."""
         newest = max((stream.attempt for stream in self._streams.values()), default=1)
         return [
             stream
@@ -182,5 +182,5 @@ class Streams:
 
     @property
     def caught_up(self) -> bool:
-        """Everything that exists has been read to its end."""
+        """True if everything that exists has been read to the end."""
         return all(stream.caught_up for stream in self._streams.values())

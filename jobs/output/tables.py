@@ -1,4 +1,4 @@
-"""Tables that a person reads: the nodes of a job, the runs of a deployment."""
+"""Tables for people: the nodes of a job, the runs of a deployment."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trainium_catalogue.workloads import Hardware
 
 _STATUS_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
 _BORDERS = 3
-"""Characters beside each column."""
+"""Characters taken up by a column's borders."""
 _REASON = 24
-"""Characters in which a reason reads well."""
+"""Characters needed for a readable reason."""
 
 
 def node_table(job: Job) -> Table:
-    """Nodes, attempts and how each ended; of attempts whose pods are gone, how the job's did."""
+    """Show nodes, attempts and how each ended; for attempts without pods, how the job's ended."""
     table = Table()
     for heading in (job.shape.kind.part, "attempt", "status", "exit code", "reason"):
         table.add_column(heading, justify="left" if heading in ("status", "reason") else "right")
@@ -30,7 +30,7 @@ def node_table(job: Job) -> Table:
             table.add_row("all", str(attempt.number), *_ending("FAILED", attempt))
     silent = {(node.status, node.status_reason) for node in job.nodes if not node.attempts}
     if job.ended and len(silent) == 1 and not any(node.attempts for node in job.nodes):
-        # Such as those of a job that was stopped, whose pods are gone: one row says it of all.
+        # Pods may be gone, as after a stop: then one row covers all nodes.
         ((status, reason),) = silent
         if reason or not job.attempts:
             table.add_row("all", "", _status(status), "", reason or job.status_reason or "")
@@ -45,10 +45,10 @@ def node_table(job: Job) -> Table:
 
 
 def runs_table(runs: Sequence[RunSummary], *, width: int) -> tuple[Table, list[str]]:
-    """The runs of a deployment, and the columns that ``width`` characters have no room for.
+    """Show a deployment's runs; return also the columns that do not fit into ``width``.
 
-    Names are what one copies: rather than cut one, columns are left out; only a name that does
-    not fit by itself is folded.
+    Names are there to be copied, so columns are left out before a name is cut; only a name that is
+    too long by itself is folded.
     """
     columns: dict[str, list[str | Text]] = {
         "run": [run.run for run in runs],
@@ -80,7 +80,7 @@ def runs_table(runs: Sequence[RunSummary], *, width: int) -> tuple[Table, list[s
 
 
 def reason_of(run: RunSummary) -> str:
-    """Say why a run waits or failed, as far as the list knows."""
+    """Give the reason why a run waits or failed, as far as the list knows it."""
     if is_news(run.status_reason):
         return str(run.status_reason)
     found = explain_exit(run.exit_code) if run.status == "FAILED" else None
@@ -88,7 +88,7 @@ def reason_of(run: RunSummary) -> str:
 
 
 def _width(columns: dict[str, list[str | Text]]) -> int:
-    """Characters of a table, at least."""
+    """Return the minimum width of a table in characters."""
     cells = (
         min(longest, _REASON) if heading == "reason" else longest
         for heading, values in columns.items()
@@ -115,7 +115,7 @@ def _ending(status: str, attempt: Attempt) -> tuple[Text, str, str]:
 
 
 def _why(attempt: Attempt) -> str:
-    """Say why an attempt ended, without its exit code."""
+    """Give the reason why an attempt ended, without its exit code."""
     reasons = attempt.status_reason, attempt.reason
     said = [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
     found = explain(exit_code=attempt.exit_code, reasons=reasons)

@@ -1,4 +1,4 @@
-"""Checks before anything is spent: each is one message with its remedy."""
+"""Checks before anything is spent; each fails with one message and its remedy."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from trainium_catalogue.workloads import Hardware, Value, Workload, find_workloa
 MAX_ARRAY_SIZE = 10_000
 """Children of an array job (Batch user guide, array jobs)."""
 MIN_TIME_LIMIT_HOURS = 60 / 3600
-"""Batch's least ``attemptDurationSeconds`` is 60 (API reference, JobTimeout)."""
+"""Batch's minimum ``attemptDurationSeconds`` is 60 (API reference, JobTimeout)."""
 PREPARE = "prepare"
-"""Workload whose jobs have no name of the user's, as a rule, but of what they make."""
+"""Workload whose jobs are usually named after what they make, not by the user."""
 
 
 def check_order(order: SubmitOptions) -> None:
-    """Refuse what needs no deployment to be refused."""
+    """Refuse what can be refused without a deployment."""
     check_size(order.workload, order.num_nodes)
     if order.compiles:
         check_compile(order.workload, order.parameters, order.run)
 
 
 def check(submission: Submission) -> Submission:
-    """Refuse what the deployment cannot run, or runs already in another way; find earlier jobs."""
+    """Refuse what the deployment cannot run or already runs differently; find earlier jobs."""
     order, target, request = submission.order, submission.target, submission.request
     if order.compiles:
         check_cache(target.neuron_release)
@@ -46,7 +46,7 @@ def check(submission: Submission) -> Submission:
     if order.compiles:
         submission.service.check(replace(request, run=compile_run(request.run)))
     if order.dry_run:
-        return submission  # it submits nothing: there is nothing to look for
+        return submission  # nothing is submitted, so there is nothing to look for
     if order.is_named:  # a generated name is new
         earlier = tuple(summary for _, summary in submission.places.runs(request.run))
         submission = replace(submission, earlier=earlier)
@@ -91,7 +91,7 @@ def check_size(workload: Workload, num_nodes: int) -> None:
 
 
 def check_compile(workload: Workload, parameters: Mapping[str, Value], run: str) -> None:
-    """Refuse ``--compile`` where there is nothing to compile, or nothing to compile for."""
+    """Refuse ``--compile`` if there is nothing to compile, or nothing to compile for."""
     if workload.preset is None:
         raise Refusal(
             "nothing-to-compile",
@@ -107,7 +107,7 @@ def check_compile(workload: Workload, parameters: Mapping[str, Value], run: str)
 
 
 def check_cache(neuron_release: str) -> None:
-    """Refuse ``--compile`` where what is compiled stays on a node that is gone afterwards."""
+    """Refuse ``--compile`` if the compiled graphs would stay on a node that is gone afterwards."""
     release = NEURON_RELEASES.get(neuron_release)
     if release is not None and release.backend is TorchBackend.TORCH_NEURON:
         raise Refusal(
@@ -118,7 +118,7 @@ def check_cache(neuron_release: str) -> None:
 
 
 def check_release(request: JobRequest, *, follows: bool) -> None:
-    """Refuse ``--release`` where there is nothing to give up, or nobody to do it."""
+    """Refuse ``--release`` if there is nothing to release, or nobody to do it."""
     if request.orchestrator is Orchestrator.BATCH:
         raise Refusal(
             "nothing-to-release",
@@ -133,7 +133,7 @@ def check_release(request: JobRequest, *, follows: bool) -> None:
 
 
 def check_scales(request: JobRequest, target: Deployment) -> None:
-    """Refuse ``--scale`` where nobody gets nodes, or somebody does so anyway."""
+    """Refuse ``--scale`` if nothing adds nodes, or something does so anyway."""
     if request.orchestrator is Orchestrator.BATCH:
         raise Refusal(
             "nothing-to-scale",
@@ -196,7 +196,7 @@ def _check_hours(deployment: Deployment, workload: Workload, request: JobRequest
 def check_same(job: Job, request: JobRequest) -> None:
     """Refuse a submission that would not get what it asks for.
 
-    Parameters that were not given now are those of the job.
+    Parameters not given now keep the job's values.
     """
     found = list(_differences(job, request))
     if found:
@@ -209,7 +209,7 @@ def check_same(job: Job, request: JobRequest) -> None:
 
 
 def check_alone(service: JobService, request: JobRequest) -> None:
-    """Refuse to prepare what another run prepares: both would write, and pay for, the same."""
+    """Refuse to prepare what another run is preparing: both would write, and pay for, the same."""
     if request.workload != PREPARE:
         return
     dataset = request.parameters["dataset"]
@@ -235,7 +235,7 @@ def _differences(job: Job, request: JobRequest) -> Iterator[str]:
         yield f"on {counted(job.num_nodes, 'node')}, not {request.num_nodes}"
     its = _flags(job.command)
     if not its:
-        return  # not known, or none was given: that of a resumed run says nothing
+        return  # unknown, or none given, as for a resumed run
     defaults = {item.name: item.default for item in find_workload(request.workload).parameters}
     for name, value in request.parameters.items():
         wanted = flag_value(value)
@@ -247,7 +247,7 @@ def _differences(job: Job, request: JobRequest) -> Iterator[str]:
 
 
 def _flags(command: Sequence[str]) -> dict[str, str]:
-    """Read the flags of a command as ``JobRequest.command`` makes it."""
+    """Read the flags of a command built by ``JobRequest.command``."""
     return {
         word.removeprefix("--"): value
         for word, value in itertools.pairwise(command)

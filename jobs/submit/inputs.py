@@ -1,4 +1,4 @@
-"""Inputs of a workload in the bucket: looked up, and refused, before anything is spent."""
+"""A workload's inputs in the bucket: looked up, and refused, before anything is spent."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import Value, Workload
 
 PACKED = "packed"
-"""Kind of the datasets that tokenize makes; the others come from prepare."""
+"""Kind of datasets made by tokenize; all others come from prepare."""
 _SAME = {"seq-len": "seq_len", "max-predictions": "max_predictions"}
-"""Parameter to what the dataset says, where they have to be equal."""
+"""Parameters, and the dataset fields they must equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Findings in the bucket about a training run."""
+    """Facts in the bucket about a training run."""
 
     values: Mapping[str, Value]
-    """Every parameter: as given, as the run remembers it, or its default."""
+    """Every parameter: as given, as stored with the run, or its default."""
     exists: bool = False
-    """The run has begun before."""
+    """True if the run has started before."""
     checkpoints: CheckpointListing | None = None
     dataset: Mapping[str, Any] = field(default_factory=dict)
-    """Its manifest."""
+    """The dataset's manifest."""
 
 
 def training_inputs(
@@ -72,7 +72,7 @@ def training_inputs(
 
 
 def tokenize_inputs(bucket: Bucket, values: Mapping[str, Value]) -> tuple[str, ...]:
-    """Check that corpus and tokenizer are in the bucket, where they are named and not addressed."""
+    """Check that a corpus and tokenizer given by name are in the bucket."""
     tokenizer, corpus = str(values["tokenizer"]), str(values["input"])
     if _is_name(tokenizer) and bucket.head(contract.TOKENIZERS_PREFIX + tokenizer) is None:
         there = bucket.names(contract.TOKENIZERS_PREFIX)
@@ -90,7 +90,7 @@ def tokenize_inputs(bucket: Bucket, values: Mapping[str, Value]) -> tuple[str, .
 
 
 def export_inputs(bucket: Bucket, values: Mapping[str, Value]) -> tuple[str, ...]:
-    """Check that the run to export has the checkpoint that is asked for."""
+    """Check that the run to export has the requested checkpoint."""
     run, step = str(values["run"]), int(values["step"])
     stored = read_run(bucket, run)
     if stored is None:
@@ -128,7 +128,7 @@ def _check_corpus(bucket: Bucket, name: str) -> None:
             f"there is no corpus {name!r}: {hint('corpora', name, there)}; put it "
             f"there with {make}",
         )
-    # Written last. A folder that somebody uploaded under such a name has no such part either.
+    # Written last; a folder uploaded by hand under such a name lacks this part too.
     is_prepared = name in CORPORA and bucket.head(f"{prefix}part-00000.jsonl.gz") is not None
     if is_prepared and bucket.head(prefix + contract.DATASET_MANIFEST) is None:
         raise Refusal(
@@ -153,7 +153,7 @@ def _is_name(value: str) -> bool:
 def find_dataset(
     bucket: Bucket, name: str, workload: Workload, values: Mapping[str, Value]
 ) -> dict[str, Any]:
-    """Manifest of a dataset that the workload can train on with these parameters; or refuse."""
+    """Find the manifest of a dataset the workload can train on with these parameters, or refuse."""
     prefix = f"{contract.DATASETS_PREFIX}{name}/"
     manifest = bucket.document(prefix + contract.DATASET_MANIFEST)
     if manifest is None:
@@ -210,7 +210,7 @@ def _check_fit(name: str, manifest: Mapping[str, Any], values: Mapping[str, Valu
             "model's own tokenizer",
         )
     for parameter, fact in _SAME.items():
-        # Packed tokens are cut to any length; the shards of BERT are made for one.
+        # Packed tokens can be cut to any length; BERT's shards are made for one.
         if fact not in manifest and manifest.get("kind", PACKED) == PACKED:
             continue
         if parameter in values and (has := _fact(name, manifest, fact)) != values[parameter]:
@@ -254,7 +254,7 @@ def _fact(name: str, manifest: Mapping[str, Any], fact: str) -> int:
 
 
 def hint(what: str, name: str, there: list[str]) -> str:
-    """The name that was probably meant, or all that there are; ``what`` is their plural."""
+    """Suggest the name probably meant, or list all of them; ``what`` is their plural."""
     if not there:
         return f"the bucket has no {what}"
     meant = did_you_mean(name, there)
@@ -262,10 +262,10 @@ def hint(what: str, name: str, there: list[str]) -> str:
 
 
 def listed(what: str, there: list[str]) -> str:
-    """All names that there are; ``what`` is their plural."""
+    """List all existing names; ``what`` is their plural."""
     return f"{what} in the bucket: {', '.join(there)}" if there else f"the bucket has no {what}"
 
 
 def _with_defaults(workload: Workload, given: Mapping[str, Value]) -> dict[str, Value]:
-    """Every parameter of the workload itself."""
+    """Fill in the defaults of the workload's own parameters."""
     return {item.name: given.get(item.name, item.default) for item in workload.parameters}

@@ -20,7 +20,7 @@ from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Hardware, Value
 
 
 def planned(submission: Submission) -> Submission:
-    """Look at the bucket and do the arithmetic; refuses what would fail on the nodes."""
+    """Read the bucket and do the arithmetic; refuse what would fail on the nodes."""
     order, bucket, run = submission.order, submission.bucket, submission.request.run
     workload, given = order.workload, order.parameters
     if workload.trains:
@@ -43,7 +43,7 @@ def planned(submission: Submission) -> Submission:
 
 
 def show_plan(submission: Submission) -> None:
-    """Say what will run, what follows from its parameters and what it may cost."""
+    """Print what will run, what follows from its parameters and what it may cost."""
     request, target, plan = submission.request, submission.target, submission.plan
     first = plan.compile_request
     lines = [_job_line(submission), *plan.lines]
@@ -68,7 +68,7 @@ def show_plan(submission: Submission) -> None:
 
 
 def ask(submission: Submission) -> None:
-    """Ask before jobs that cost; refuse without an answer, or with a no."""
+    """Ask before jobs that cost money; refuse without an answer, or on a no."""
     if is_asked_about(submission.requests):
         confirm(
             f"a job of {_size(submission)}",
@@ -80,7 +80,7 @@ def ask(submission: Submission) -> None:
 def _check_values(
     rule: Callable[[Mapping[str, Value], int], object], values: Mapping[str, Value], num_ranks: int
 ) -> None:
-    """Refuse parameters that contradict each other, or a degree that the ranks do not allow."""
+    """Refuse parameters that contradict each other, or a degree that does not fit the ranks."""
     try:
         rule(values, num_ranks)
     except ValueError as error:
@@ -88,7 +88,7 @@ def _check_values(
 
 
 def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
-    """Every number that follows from model, batch and ranks; refuses what leaves a remainder."""
+    """Derive every number from model, batch and ranks; refuse what leaves a remainder."""
     values, num_ranks, run = inputs.values, submission.num_ranks, submission.request.run
     try:
         plan = TrainingPlan.from_values(values, num_ranks)
@@ -133,7 +133,7 @@ def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
 
 
 def _switched_on(values: Mapping[str, Value]) -> Iterator[str]:
-    """Name what a run does beside training on whole sequences."""
+    """Name what a run does besides training on whole sequences."""
     if values.get("document-masks"):
         yield "document masks: a token attends to its own document only"
     if every := values.get("eval-every"):
@@ -163,7 +163,7 @@ def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
     run = compile_run(request.run)
     launch = {item.name for item in LAUNCH_PARAMETERS}
     parameters: dict[str, Value] = {
-        # All of them, for what an earlier compile job of this name remembers is not to matter.
+        # Pass all of them: values stored by an earlier compile job of this name must not matter.
         **{
             name: inputs.values[name]
             for name in ("dataset", *GRAPH_PARAMETERS)

@@ -1,4 +1,4 @@
-"""A command line becomes a submission: parameters, deployment, orchestrator, request."""
+"""From a command line to a submission: parameters, deployment, orchestrator, request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OWN_OPTIONS = (
     *("on", "release", "scale"),
     *("deployment", "region", "help"),
 )
-"""Options of ``submit`` itself; no workload has a parameter of such a name."""
+"""Options of ``submit`` itself; no workload has a parameter of the same name."""
 _WORD = re.compile(r"[a-z0-9-]+")
 
 
@@ -43,10 +43,10 @@ class SubmitOptions:
 
     workload: Workload
     parameters: dict[str, Value]
-    """Parameters that are given; defaults are not among them."""
+    """Parameters given by the user, without defaults."""
     run: str
     is_named: bool
-    """The user chose the name, so there may be such a run already."""
+    """True if the user chose the name, so that such a run may already exist."""
     num_nodes: int
     on: Orchestrator | None
     time_limit_hours: float | None
@@ -60,47 +60,47 @@ class SubmitOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionPlan:
-    """The plan of a submission, for people and for programs."""
+    """The plan of a submission, for people and programs."""
 
     lines: tuple[str, ...] = ()
     document: Mapping[str, Any] | None = None
-    """``plan`` of ``submit --json``; None where there is nothing to derive."""
+    """``plan`` in the output of ``submit --json``; None if there is nothing to derive."""
     compile_request: JobRequest | None = None
-    """Submitted first; the other one depends on it."""
+    """Request to submit first; the other one depends on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """An order on a deployment: handed from step to step, each of which adds what it has found."""
+    """Submit options applied to a deployment; each step of `submit` adds what it finds."""
 
     order: SubmitOptions
     target: Deployment
     service: JobService
-    """The place that the job goes to."""
+    """The service that will run the job."""
     places: Services
-    """The places that may have the run already."""
+    """The services that may already have the run."""
     bucket: Bucket
     request: JobRequest
     processes_per_node: int | None
-    """Processes per node of a rehearsal, in place of the instance type's."""
+    """Processes per node of a rehearsal, instead of the instance type's."""
     earlier: tuple[RunSummary, ...] = ()
-    """Jobs that the run has had."""
+    """Earlier jobs of the run."""
     plan: SubmissionPlan = field(default_factory=SubmissionPlan)
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the job; a rehearsal has other processes on a node than the instance type."""
+        """Ranks of the job; a rehearsal has another number of processes per node."""
         on_node = self.processes_per_node or self.target.instance_type.processes_per_node
         return self.request.num_nodes * on_node
 
     @property
     def going_on(self) -> RunSummary | None:
-        """The job of this run that has not ended."""
+        """The unfinished job of this run."""
         return next((summary for summary in self.earlier if not summary.ended), None)
 
     @property
     def requests(self) -> tuple[JobRequest, ...]:
-        """The requests to send, the compile job first."""
+        """The requests to send, compile job first."""
         first = self.plan.compile_request
         return (self.request,) if first is None else (first, self.request)
 
@@ -108,7 +108,7 @@ class Submission:
 def resolve(
     order: SubmitOptions, aws: Aws, deployment: str, *, processes_per_node: int | None
 ) -> Submission:
-    """Find what the order names: the deployment, what runs the job there, and the request."""
+    """Find what the options name: the deployment, the service for the job, and the request."""
     workload = order.workload
     target = read_deployment(aws.ssm(), deployment, region=aws.region, workload=workload.name)
     orchestrator = chosen_orchestrator(target, workload, order.on)
@@ -143,7 +143,7 @@ def request_for(
     orchestrator: Orchestrator,
     scales: bool = False,
 ) -> JobRequest:
-    """Build the request, with the deployment's queue, price and limit; nothing is checked yet."""
+    """Build the request with the deployment's queue, price and limit; checks nothing yet."""
     on_cpu = workload.hardware is Hardware.CPU
     queue = deployment.cpu_job_queue if on_cpu else deployment.job_queue
     definition = deployment.job_definition
@@ -152,7 +152,7 @@ def request_for(
         queue, definition = deployment.eks.queue, None
     assert queue is not None
     if time_limit_hours is None:
-        # A default must not be refused: the deployment's cap simply shortens it.
+        # A default must not be refused, so the deployment's cap simply shortens it.
         time_limit_hours = min(workload.time_limit_hours, deployment.cap_hours(orchestrator))
     return JobRequest(
         run=run,
@@ -175,7 +175,7 @@ def request_for(
 def chosen_orchestrator(
     deployment: Deployment, workload: Workload, asked: Orchestrator | None
 ) -> Orchestrator:
-    """Choose what runs the workload: --on, or the only one there is, or Batch."""
+    """Choose the orchestrator: --on, or the only one there is, or Batch."""
     if workload.hardware is Hardware.CPU:
         if asked is Orchestrator.EKS:
             raise Refusal(
@@ -186,7 +186,7 @@ def chosen_orchestrator(
         return Orchestrator.BATCH
     there = deployment.orchestrators
     if asked is None:
-        # Of two, Batch; one whose stack was destroyed is refused only where nothing else is left.
+        # Batch is preferred. A destroyed stack is refused only if no other orchestrator is left.
         candidates = deployment.usable or there
         asked = Orchestrator.BATCH if Orchestrator.BATCH in candidates else candidates[0]
     if asked not in there:
@@ -203,7 +203,7 @@ def chosen_orchestrator(
 
 
 def known_workload(name: str) -> Workload:
-    """Look the workload up; refuse an unknown one."""
+    """Look up the workload; refuse an unknown one."""
     try:
         return find_workload(name)
     except ValueError as error:
@@ -211,7 +211,7 @@ def known_workload(name: str) -> Workload:
 
 
 def run_name(name: str | None, workload: Workload) -> str:
-    """The run's name, checked, or one that is new: workload and time."""
+    """Return the run's checked name, or a new one made of workload and time."""
     if name is not None:
         return valid_run_name(name)
     return f"{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -222,8 +222,8 @@ def parsed_parameters(
 ) -> dict[str, Value]:
     """Read ``--name value`` and ``--set name=value`` against the catalogue.
 
-    Refuses unknown names, wrong values, a parameter given twice and one that must be given and
-    is not.
+    Refuses unknown names, wrong values, a parameter given twice and a required one that is
+    missing.
     """
     known = {parameter.name: parameter for parameter in (*workload.parameters, *LAUNCH_PARAMETERS)}
     values: dict[str, Value] = {}
@@ -251,7 +251,7 @@ def parsed_parameters(
 def _flags(
     workload: Workload, known: Mapping[str, Parameter], argv: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
-    """Split ``--name value`` and ``--name=value``; a boolean may stand alone and is then true."""
+    """Split ``--name value`` and ``--name=value``; a boolean flag without a value is true."""
     rest = list(argv)
     while rest:
         word = rest.pop(0)
@@ -287,7 +287,7 @@ def _settings(workload: Workload, assignments: Sequence[str]) -> Iterator[tuple[
 
 
 def _meant(parameter: Parameter, text: str) -> str:
-    """The nearest of a parameter's choices, where it takes nothing but some."""
+    """Suggest the closest of a parameter's choices, if it has a fixed set."""
     choices = (parameter.pattern or "").split("|")
     if not all(_WORD.fullmatch(choice) for choice in choices):
         return ""
@@ -296,7 +296,7 @@ def _meant(parameter: Parameter, text: str) -> str:
 
 
 def _kebab(name: str) -> str:
-    # `max_bytes` is what one would type after reading Python; both are meant.
+    # `max_bytes` is accepted too: it is what one would type after reading Python.
     return name.replace("_", "-")
 
 

@@ -1,4 +1,4 @@
-"""The end of `submit`: the compile job, the job itself, following, the document."""
+"""The last steps of `submit`: the compile job, the job itself, following, the JSON document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
 
 
 def show(submission: Submission) -> int:
-    """Print what would be sent: one payload, or a list of both in their order."""
+    """Print what would be sent: one payload, or a list of both in order."""
     if submission.plan.compile_request is not None:
         submission = _depending(submission, _SHOWN_IN_A_DRY_RUN)
     if submission.order.as_json:
@@ -33,7 +33,7 @@ def show(submission: Submission) -> int:
 
 
 def join(submission: Submission, going_on: RunSummary) -> int:
-    """Submit nothing: the run is there, wherever it is."""
+    """Submit nothing, because the run already exists."""
     note(
         f"run {going_on.run} is {going_on.status} already, job {going_on.job_id}: nothing was "
         "submitted"
@@ -43,7 +43,7 @@ def join(submission: Submission, going_on: RunSummary) -> int:
 
 
 def send(submission: Submission) -> int:
-    """Submit what is planned, the compile job first, and see to its end."""
+    """Submit the plan, compile job first, and finish the command."""
     service, first = submission.service, submission.plan.compile_request
     compile_id = None
     if first is not None:
@@ -59,7 +59,7 @@ def _depending(submission: Submission, compile_id: str) -> Submission:
 
 
 def _send_first(service: JobService, request: JobRequest) -> str:
-    """Submit the compile job, or find the one that is running already."""
+    """Submit the compile job, or find the one that is already running."""
     earlier = service.runs(request.run)
     going_on = next((summary for summary in earlier if not summary.ended), None)
     if going_on is not None:
@@ -69,7 +69,7 @@ def _send_first(service: JobService, request: JobRequest) -> str:
 
 
 def _send(service: JobService, request: JobRequest, *, earlier: set[str]) -> str:
-    """Submit one job and return its id; ``earlier`` are the ids that the run had before."""
+    """Submit one job and return its id; ``earlier`` holds the ids of the run's previous jobs."""
     try:
         job_id = service.submit(request, earlier=earlier, sleep=time.sleep)
     except KeyboardInterrupt:
@@ -90,9 +90,9 @@ def _finish(
     compile_id: str | None = None,
     status_before: str | None = None,
 ) -> int:
-    """Follow when asked to, print the document when asked to; return the exit code.
+    """Follow and print the document if requested; return the exit code.
 
-    ``status_before`` is that of a job that was submitted earlier.
+    ``status_before`` is the status of a job that had been submitted earlier.
     """
     order = submission.order
     try:
@@ -122,7 +122,7 @@ def _finish(
 def _follow(
     submission: Submission, job_id: str, service: JobService, compile_id: str | None
 ) -> Job:
-    from jobs.output.screen import watch  # rich is not needed before
+    from jobs.output.screen import watch  # rich is only needed here
 
     target, request, quiet = submission.target, submission.request, submission.order.as_json
     first = submission.plan.compile_request
@@ -143,7 +143,7 @@ def _release_command(service: JobService) -> str:
 
 
 def _release(service: JobService) -> None:
-    """Give idle nodes up when the job has ended, unless another run still needs them."""
+    """Release idle nodes when the job has ended, unless another run still needs them."""
     from jobs.eks import scale_in
     from jobs.eks.cluster import refusing
     from jobs.eks.nodes import read_node_group

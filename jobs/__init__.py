@@ -1,1 +1,1 @@
-"""Command-line side: submits multi-node jobs to a deployment, watches them and stops them."""
+"""Command-line client that submits multi-node jobs to a deployment, watches and stops them."""

@@ -185,7 +185,7 @@ def _from_response(error: Any, where: str) -> Refusal:
 
 
 def _first_line(message: str) -> str:
-    """Return the first line of AWS's message; an HTML page comes from a proxy or the like."""
+    """Return the first line of AWS's message, or say that a web page came instead."""
     if message.lstrip().startswith("<"):
         return "the answer is a web page, so not AWS's; check --region and AWS_ENDPOINT_URL"
     return message.strip().partition("\n")[0].strip()

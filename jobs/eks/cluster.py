@@ -19,7 +19,7 @@ from jobs.errors import Refusal, error_code
 
 Json = dict[str, Any]
 _TOKEN_AGE_S = 600.0
-"""A token is valid for 15 minutes; following a job takes longer."""
+"""Age at which a token is renewed: it is valid for 15 minutes, and following takes longer."""
 _TIMEOUT_S = (5, 30)
 MERGE_PATCH = "application/merge-patch+json"
 JOBS = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"

@@ -209,7 +209,7 @@ class Forwarder:
             )
 
     def _open_again(self) -> Any:
-        """Open a stream to the service's pod, looking the pod up again if its node is gone."""
+        """Open a stream to the service's pod, finding it again if it has moved to another node."""
         try:
             return self._open()
         except Exception:

@@ -45,7 +45,7 @@ _SHM = "dshm"
 """TorchX's name for the volume at /dev/shm."""
 Json = dict[str, Any]
 KEPT_S = 7 * 24 * 3600
-"""Time for which an ended job is kept, as long as Batch remembers one."""
+"""Time for which an ended job is kept: the same as on Batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

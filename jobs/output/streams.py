@@ -74,7 +74,7 @@ class LogStream:
                 logGroupName=log_group, logStreamName=self.name, startFromHead=True, **token
             )
         except Exception as error:
-            # Batch names the stream when the task starts; CloudWatch creates it with its first line.
+            # Batch names the stream when the task starts; CloudWatch creates it on its first line.
             if error_code(error) == "ResourceNotFoundException":
                 return None
             raise

@@ -43,7 +43,7 @@ def join(submission: Submission, going_on: RunSummary) -> int:
 
 
 def send(submission: Submission) -> int:
-    """Submit the plan, compile job first, and finish the command."""
+    """Submit the planned jobs, compile job first, and finish the command."""
     service, first = submission.service, submission.plan.compile_request
     compile_id = None
     if first is not None:

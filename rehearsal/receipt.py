@@ -37,7 +37,7 @@ SUBSTITUTE_BASE = "the real base image: the Dockerfile was built on Debian packa
 
 @dataclass(slots=True, kw_only=True)
 class NodeAttempt:
-    """One node of one attempt, as DescribeJobs tells it."""
+    """One node of one attempt, as DescribeJobs reports it."""
 
     node: int
     attempt: int
@@ -59,7 +59,7 @@ class Size:
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class RunRecord:
     """One submitted job."""
 
     run: str
@@ -68,7 +68,7 @@ class Run:
     expected: str
     seen: str
     differences: list[str]
-    """Everything that ended otherwise than the failure model says; empty is good."""
+    """Everything that ended differently from what the failure model says; empty is good."""
     job_id: str | None
     status: str
     status_reason: str | None
@@ -81,7 +81,7 @@ class Run:
 
 
 @dataclass(slots=True, kw_only=True)
-class StepRecord:
+class CommandRecord:
     """A command that was run."""
 
     name: str
@@ -92,7 +92,7 @@ class StepRecord:
 
     @property
     def problem(self) -> str | None:
-        """The difference between its end and the expected one, if there is one."""
+        """Difference between the actual and the expected exit code, if any."""
         if self.exit_code == self.expected_exit_code:
             return None
         return f"{self.command}: ended with {self.exit_code} instead of {self.expected_exit_code}"
@@ -100,7 +100,7 @@ class StepRecord:
 
 @dataclass(slots=True, kw_only=True)
 class TrainingAttempt:
-    """The optimizer steps of one attempt that count; what it lost is in the next one's."""
+    """The optimizer steps of one attempt that count; lost ones belong to the next attempt."""
 
     attempt: int
     steps: list[int]
@@ -108,7 +108,7 @@ class TrainingAttempt:
 
 
 @dataclass(slots=True, kw_only=True)
-class Check:
+class ReceiptCheck:
     """Something that must be true after training."""
 
     name: str
@@ -118,23 +118,23 @@ class Check:
 
 @dataclass(slots=True, kw_only=True)
 class Training:
-    """Training on Batch: from text to an exported model, over the loss of a node."""
+    """Training on Batch: from text to an exported model, surviving the loss of a node."""
 
-    steps: list[StepRecord]
-    run: Run
+    steps: list[CommandRecord]
+    run: RunRecord
     killed_after: int
     """The step in the log after which a node was killed."""
     resumed_from: int | None
     attempts: list[TrainingAttempt]
     tokens_per_second: float | None
     """Median over all steps."""
-    checks: list[Check]
+    checks: list[ReceiptCheck]
     figure: str
-    """File of the loss curve."""
+    """File that shows the loss curve."""
 
     @property
     def problems(self) -> list[str]:
-        """Everything that is not as it must be."""
+        """Everything that went wrong."""
         found = [step.problem for step in self.steps if step.problem]
         found += [f"{self.run.run}: {text}" for text in self.run.differences]
         found += [f"not so: {check.name} ({check.detail})" for check in self.checks if not check.ok]
@@ -151,27 +151,27 @@ class Chart:
     version: str
     namespace: str
     uninstalled: bool = False
-    """True if destroy asked for its end."""
+    """True if destroy asked for its removal."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ClusterTraining:
-    """On the cluster: a training on one node, and one on two over the loss of a pod."""
+    """Training on the cluster: on one node, and on two nodes, surviving the loss of a pod."""
 
-    steps: list[StepRecord] = field(default_factory=list)
-    runs: list[Run] = field(default_factory=list)
+    steps: list[CommandRecord] = field(default_factory=list)
+    runs: list[RunRecord] = field(default_factory=list)
     killed_after: int | None = None
     """The step in the log after which a pod was killed."""
     resumed_from: int | None = None
     attempts: list[TrainingAttempt] = field(default_factory=list)
     """Attempts of the run that lost a pod."""
-    checks: list[Check] = field(default_factory=list)
+    checks: list[ReceiptCheck] = field(default_factory=list)
     figure: str | None = None
-    """File of the loss curve."""
+    """File that shows the loss curve."""
 
     @property
     def problems(self) -> list[str]:
-        """Everything that is not as it must be."""
+        """Everything that went wrong."""
         return [
             *(step.problem for step in self.steps if step.problem),
             *(f"{run.run}: {text}" for run in self.runs for text in run.differences),
@@ -208,20 +208,20 @@ class Image:
     dockerfile_sha256: str
     context_files: list[str]
     built: bool
-    """True if it was really built, on a substitute base image."""
+    """True if it was really built, though on a substitute base image."""
 
 
 @dataclass(slots=True, kw_only=True)
 class FirstResult:
-    """The first result: deployed, an all-reduce, destroyed, nothing left."""
+    """The first result: deploy, run an all-reduce, destroy, nothing left."""
 
     seconds: float
-    """Since the start."""
+    """Time since the start."""
     stacks: int
     leftovers: list[Item]
 
-    def line(self, runs: list[Run]) -> str:
-        """The result in one line."""
+    def line(self, runs: list[RunRecord]) -> str:
+        """Summarize the result in one line."""
         good = [run for run in runs if not run.differences]
         nodes = {end.node for run in runs for end in run.nodes}
         left = ", ".join(item.id for item in self.leftovers)
@@ -234,7 +234,7 @@ class FirstResult:
 
 @dataclass(slots=True, kw_only=True)
 class Receipt:
-    """Everything, in the order in which it is found."""
+    """All findings, in the order in which they are made."""
 
     settings: Settings
     started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -249,12 +249,12 @@ class Receipt:
     seeded: list[dict[str, str]] = field(default_factory=list)
     environment_extras: dict[str, str] = field(default_factory=dict)
     first_result: FirstResult | None = None
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RunRecord] = field(default_factory=list)
     training: Training | None = None
     cluster: ClusterTraining | None = None
     charts: list[Chart] = field(default_factory=list)
     proven_empty: bool = False
-    """True if the account was looked at after destroy; else an empty list says nothing."""
+    """True if the account was checked after destroy; otherwise an empty list proves nothing."""
     expected_left: list[Expected] = field(default_factory=list)
     leftovers: list[Item] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -285,7 +285,7 @@ class Receipt:
 
     @property
     def unproven(self) -> list[str]:
-        """List what this rehearsal cannot say about AWS."""
+        """List what this rehearsal cannot prove about AWS."""
         built = self.image is not None and self.image.built
         has_looked = self.cluster is None or DRAWN in (c.name for c in self.cluster.checks)
         return [
@@ -296,7 +296,7 @@ class Receipt:
         ]
 
     def to_document(self) -> dict[str, Any]:
-        """Return what is written to the file and printed with ``--json``."""
+        """Return the document that is written to the file and printed with ``--json``."""
         document = asdict(self)
         return {
             "version": VERSION,
@@ -312,7 +312,7 @@ class Receipt:
 
 
 def recorded_image(entries: list[Entry], *, built: bool) -> Image | None:
-    """The pushed image and the build behind it, from the fake docker's record."""
+    """Read the pushed image and the build behind it from the emulated docker's record."""
     builds = [entry for entry in entries if entry["command"] == "build"]
     pushes = [entry for entry in entries if entry["command"] == "push"]
     if not builds or not pushes:

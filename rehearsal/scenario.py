@@ -1,7 +1,8 @@
-"""The scenario of a rehearsal: a first result within a minute, then both halves, each with proof.
+"""The scenario of a rehearsal: a first result within a minute, then both halves.
 
-First what every job on Batch needs is deployed, runs an all-reduce, and is destroyed; then
+First, what every job on Batch needs is deployed, runs an all-reduce and is destroyed. Then
 everything is deployed, trains on Batch and on the cluster at the same time, and is destroyed.
+Each part proves that nothing is left.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from trainium_emulators import docker_cli
 
 @dataclass(slots=True, kw_only=True)
 class Rehearsal:
-    """One server and one deployment; ``receipt`` grows with every phase."""
+    """A rehearsal on one server with one deployment; ``receipt`` grows with every phase."""
 
     settings: Settings
     folder: Folder
@@ -44,7 +45,7 @@ class Rehearsal:
     progress: Progress
     receipt: Receipt
     nodes: containers.ContainerNodes | None = None
-    """Image that the nodes run in; without one they are processes."""
+    """Image that the nodes run in; without one, nodes are processes."""
     _server: ServerProcess | None = None
     _aws: Aws | None = None
     _assembly: cdk.Assembly | None = None
@@ -55,17 +56,17 @@ class Rehearsal:
     _bin: Path = field(default_factory=lambda: Path(sys.executable).parent)
 
     def go(self, *, jobs: bool, stay: Callable[[], None] | None) -> None:
-        """Go through the whole scenario; without jobs only deploy and destroy.
+        """Run the whole scenario; without jobs, only deploy and destroy.
 
         Args:
-            jobs: Whether to run what the settings ask for.
-            stay: Waits, with everything deployed, before it is destroyed.
+            jobs: True to run what the settings ask for.
+            stay: Called once everything is deployed; destroy follows when it returns.
         """
         self.start()
         workloads = set(self.settings.workloads) if jobs else set()
         rest = workloads - {ALL_REDUCE}
         if ALL_REDUCE in workloads:
-            # Alone, with all that was asked for: what is deployed next comes on top.
+            # Alone, but with all settings: what is deployed next is added to it.
             only = self._before_cluster() if rest else None
             with self._destroyed(only):
                 self.deploy(only)
@@ -84,12 +85,12 @@ class Rehearsal:
                 stay()
 
     def start(self) -> None:
-        """Start the server, and prepare what goes to AWS."""
+        """Start the server, and prepare the deployment."""
         executable = cdk.executable(self._bin)
         self._environment = self._desk(aws=None)
         if self.settings.containers:
             with self._phase("image (the first one takes minutes)"):
-                # pip keeps the user's settings: it may need a mirror.
+                # Keep the user's settings for pip: it may need a mirror.
                 self.nodes = containers.build(self.folder, self._environment, self.progress.detail)
         with self._phase("server and synth"):
             self._server = self._start_server()
@@ -133,7 +134,7 @@ class Rehearsal:
         self.write_environment()
 
     def _before_cluster(self) -> tuple[str, ...]:
-        """The stacks without the cluster's, which takes longest."""
+        """Return the stacks other than the cluster's, which takes the longest."""
         assert self._assembly is not None
         return tuple(name for name in self._assembly.stacks if not name.endswith("-eks"))
 
@@ -157,7 +158,7 @@ class Rehearsal:
                     self.progress.note(f"{name}: " + "; ".join(record.differences))
 
     def _tell_first(self, only: tuple[str, ...] | None) -> None:
-        """Say what the first minute has shown, before the rest goes on."""
+        """Report the first result before the rest starts."""
         assert self._assembly is not None
         self.receipt.first_result = first = FirstResult(
             seconds=round(time.monotonic() - self._begin, 2),
@@ -214,18 +215,18 @@ class Rehearsal:
 
     @contextmanager
     def _destroyed(self, only: tuple[str, ...] | None) -> Iterator[None]:
-        """Destroy afterwards what was deployed within, also after jobs that could not be run."""
+        """Destroy on exit whatever was deployed inside, even if jobs could not be run."""
         try:
             yield
         except cdk.StepFailed as failure:
             if not self._is_up:
                 raise
-            # A job that failed to be followed is no reason not to see whether destroy works.
+            # Even when a job could not be followed, find out whether destroy works.
             self.receipt.errors.append(str(failure))
         self.destroy(only)
 
     def destroy(self, only: tuple[str, ...] | None = None) -> None:
-        """Destroy all stacks, or some, and look at what is left."""
+        """Destroy all stacks, or some of them, and look for leftovers."""
         assert self._aws is not None and self._server is not None
         with self._phase("destroy"):
             command = cdk.destroy_command(
@@ -247,7 +248,7 @@ class Rehearsal:
         return self._server is not None and self._server.alive
 
     def close(self) -> None:
-        """End the server and its nodes; what the account held was in its memory."""
+        """Stop the server and its nodes; the account existed only in the server's memory."""
         if self._server is not None:
             self._server.stop()
             self.receipt.seeded = [
@@ -259,11 +260,11 @@ class Rehearsal:
             path.unlink(missing_ok=True)
 
     def write_environment(self) -> None:
-        """A file to source in another terminal, to be the user of this account."""
+        """Write a file to source in another terminal, in order to use this account there."""
         assert self._aws is not None
         names = (*endpoint_environment(self._aws), "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         lines = [f"export {name}={self._environment[name]}\n" for name in names]
-        # The plan of a training run counts ranks.
+        # The plan for a training run depends on the number of ranks.
         processes = self.settings.processes_of.get(batch.WORKLOAD, self.settings.processes_per_node)
         lines.append(f"export {ENV_PROCESSES_PER_NODE}={processes}\n")
         if "eks" in self.settings.orchestrators:

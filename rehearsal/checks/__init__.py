@@ -1,1 +1,1 @@
-"""Checks of what the steps left: endings, training, pages, leftovers."""
+"""Checks of the results of the steps: endings, training, pages, leftovers."""

@@ -1,4 +1,4 @@
-"""Looks at TensorBoard's page in a real headless browser: is a run's curve drawn there?"""
+"""Checks in a real headless browser that TensorBoard's page draws a run's curve."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from rehearsal.deployment.state import ROOT
 from trainium_catalogue.contract import LOSS_SCALAR
 
 LIMIT_S = 60.0
-"""For a curve to appear, after its page has been loaded."""
+"""Time for a curve to appear once its page has loaded."""
 _START_S = 180.0
-"""For the browser to start and to load pages, on a machine that does much else."""
+"""Time for the browser to start and load pages on a busy machine."""
 LOOK = ROOT / "tools" / "browser" / "look.mjs"
 _CHROMIUM = LOOK.parent / "node_modules" / ".chromium"
 
 
 def is_installed() -> bool:
-    """Tell whether there is a browser: set-up brings one for the tests alone."""
+    """Tell whether there is a browser: only the set-up for tests installs one."""
     return _CHROMIUM.is_dir()
 
 
 class BrowserError(RuntimeError):
-    """The browser does not start, or cannot open the page."""
+    """Raised when the browser does not start, or cannot open the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A run in the card of a scalar, as the page shows it."""
+    """A run's curve in a scalar's card, as the page shows it."""
 
     card: bool
-    """True if the page has a card of the scalar, for whatever run."""
+    """True if the page has a card for the scalar, whatever the run."""
     value: float | None
-    """Value of the last step in the card's table, with three or four digits; None: not in it."""
+    """Value at the last step in the card's table, to three or four digits; None if absent."""
     step: int | None
     width: int
     """Width of the chart in pixels."""
     columns: int
-    """Number of pixel columns that have the run's colour somewhere from top to bottom."""
+    """Number of pixel columns in which the run's colour appears."""
     first_height: float | None = None
-    """Height of the curve above the bottom of the chart in its first column, in pixels."""
+    """Height of the curve above the chart's bottom in the curve's first column, in pixels."""
     last_height: float | None = None
 
     @property
     def has_curve(self) -> bool:
-        """Tell whether a line of the run's colour goes through most of the chart."""
+        """Tell whether a line in the run's colour spans most of the chart."""
         return 2 * self.columns > self.width
 
     @property
@@ -74,20 +74,20 @@ def look(
     picture: Path | None = None,
     script: Path = LOOK,
 ) -> list[dict[str, Chart]]:
-    """The card of a scalar on each page, by run.
+    """Read a scalar's card on each page, by run.
 
-    A page is done as soon as it has the first run's curve, at the latest after ``limit_s``.
+    A page is done as soon as it shows the first run's curve, or after ``limit_s``.
 
     Args:
         addresses: Time-series pages of TensorBoards.
-        runs: First parts of the names that TensorBoard gives to the runs' folders.
+        runs: Prefixes of the names that TensorBoard gives the runs' folders.
         tag: Name of the scalar.
-        limit_s: Seconds that a loaded page has for the curve.
-        picture: PNG file for what the first page looked like.
-        script: What drives the browser that lies beside it.
+        limit_s: Seconds to wait for the curve on a loaded page.
+        picture: PNG file for a screenshot of the first page.
+        script: Script that drives the browser installed beside it.
 
     Raises:
-        BrowserError: With what the browser said.
+        BrowserError: With the browser's own message.
     """
     asked = {
         "addresses": list(addresses),

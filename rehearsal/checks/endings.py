@@ -1,4 +1,4 @@
-"""The faults that can be injected, and how the failure model says that each must end."""
+"""The faults that can be injected, and the ending that the failure model expects of each."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.suggest import did_you_mean
 
 PARAMETER = "/rehearsal/next-fault"
-"""SSM parameter that the emulator takes the next fault from."""
+"""SSM parameter from which the emulator takes the next fault."""
 
 ALL = "all"
 NO_CAPACITY = "no-capacity"
 
-# Division of the queue's RUNNABLE time limit: an hour becomes three seconds.
+# Divisor of the queue's RUNNABLE time limit: an hour becomes three seconds.
 RUNNABLE_CLOCK = 1200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """The ending that a run must have."""
+class ExpectedEnding:
+    """The way a run is expected to end."""
 
     exit_codes: tuple[int | None, ...]
-    """Codes of the main node by attempt; None where it may be any, or is not known."""
+    """Exit codes of the main node by attempt; None where any is allowed, or it is not known."""
     status: str
     jobs_exit_code: int
     """Exit code of ``python -m jobs submit --follow``."""
@@ -33,9 +33,9 @@ class Ending:
     """Part of the job's status reason."""
 
     @property
-    def on_cluster(self) -> Ending:
-        """The ending on a cluster, where Volcano ends the pods of an attempt as soon as one has
-        failed: whether the main node has told how its attempt ended depends on who was faster."""
+    def on_cluster(self) -> ExpectedEnding:
+        """The ending on a cluster, where Volcano ends an attempt's pods as soon as one fails: it is
+        a race whether the main node still reports how its attempt ended."""
         return replace(self, exit_codes=(*(None for _ in self.exit_codes[1:]), self.exit_codes[-1]))
 
 
@@ -45,18 +45,18 @@ class Fault:
 
     kind: str
     summary: str
-    ending: Ending
+    ending: ExpectedEnding
     parameters: tuple[str, ...] = ()
     """Passed to ``jobs submit --set``."""
     armed: bool = True
-    """True if the emulator injects it; otherwise the parameters do."""
+    """True if the emulator injects it; otherwise the parameters cause it."""
 
 
-SUCCESS = Ending(exit_codes=(ExitCode.OK,), status="SUCCEEDED", jobs_exit_code=0)
+SUCCESS = ExpectedEnding(exit_codes=(ExitCode.OK,), status="SUCCEEDED", jobs_exit_code=0)
 
 
-def _retried(code: ExitCode) -> Ending:
-    return Ending(exit_codes=(code, ExitCode.OK), status="SUCCEEDED", jobs_exit_code=0)
+def _retried(code: ExitCode) -> ExpectedEnding:
+    return ExpectedEnding(exit_codes=(code, ExitCode.OK), status="SUCCEEDED", jobs_exit_code=0)
 
 
 _FAULTS = (
@@ -78,7 +78,7 @@ _FAULTS = (
     Fault(
         kind="error-in-workload",
         summary="rank 1 raises a Python error",
-        ending=Ending(exit_codes=(ExitCode.WORKLOAD,), status="FAILED", jobs_exit_code=1),
+        ending=ExpectedEnding(exit_codes=(ExitCode.WORKLOAD,), status="FAILED", jobs_exit_code=1),
         parameters=("inject-error-rank=1",),
         armed=False,
     ),
@@ -90,7 +90,7 @@ _FAULTS = (
     Fault(
         kind=NO_CAPACITY,
         summary="no instance can be had",
-        ending=Ending(
+        ending=ExpectedEnding(
             exit_codes=(),
             status="FAILED",
             jobs_exit_code=1,
@@ -102,7 +102,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType({fault.kind: fault for fault in _
 
 
 def find_faults(names: Iterable[str]) -> tuple[str, ...]:
-    """Kinds to inject, each once; ``all`` stands for every one."""
+    """Return the kinds to inject without duplicates; ``all`` stands for every one."""
     kinds: dict[str, None] = {}
     for name in names:
         if name == ALL:
@@ -115,14 +115,14 @@ def find_faults(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def differences(
-    ending: Ending,
+    ending: ExpectedEnding,
     *,
     exit_codes: Sequence[int | None],
     status: str,
     jobs_exit_code: int,
     reasons: Iterable[str | None],
 ) -> list[str]:
-    """List everything that ended otherwise than it must."""
+    """List everything that ended differently from what is expected."""
     found = []
     wanted = ending.exit_codes
     if len(exit_codes) != len(wanted) or any(
@@ -140,8 +140,8 @@ def differences(
     return found
 
 
-def describe(ending: Ending) -> str:
-    """Short form for a table: exit codes, then the job's status."""
+def describe(ending: ExpectedEnding) -> str:
+    """Format an ending for a table: exit codes, then the job's status."""
     return f"{_codes(ending.exit_codes)} {ending.status}"
 
 

@@ -1,4 +1,4 @@
-"""Lists what is in the account and in the cluster, to prove that destroy left nothing."""
+"""Lists what is in the account and the cluster, to prove that destroy left nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH_SERVICE_ROLE = "AWSServiceRoleForBatch"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Item:
-    """One resource of the account."""
+    """One resource in the account."""
 
     service: str
     kind: str
@@ -28,7 +28,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A resource that is rightly there after destroy."""
+    """A resource that is meant to remain after destroy."""
 
     item: Item
     why: str
@@ -36,13 +36,13 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A call that lists the resources of one kind."""
+    """A call that lists all resources of one kind."""
 
     service: str
     kind: str
     operation: str
     ids: str
-    """JMESPath of the ids in the answer."""
+    """JMESPath of the ids in the response."""
     arguments: tuple[tuple[str, Any], ...] = ()
 
 
@@ -52,7 +52,7 @@ _LIVE_NAT_GATEWAYS = "NatGateways[?State!='deleted'].NatGatewayId"
 _ACTIVE = (("status", "ACTIVE"),)
 _OURS = "Roles[?!starts_with(Path, '/aws-service-role/')].RoleName"
 _SERVICE_LINKED = "Roles[?starts_with(Path, '/aws-service-role/')].RoleName"
-# The emulator lists the thousands of parameters that AWS publishes as if they were the account's.
+# The emulator lists thousands of parameters published by AWS as if the account owned them.
 _OUR_PARAMETERS = {
     "Key": "Name",
     "Option": "BeginsWith",
@@ -140,7 +140,7 @@ _IN_EVERY_CLUSTER = frozenset(
 
 
 def take_inventory(aws: Aws) -> frozenset[Item]:
-    """Everything that the services in use hold, and everything that carries the tag."""
+    """List everything in the services that are used, and everything that carries the tag."""
     found = {item for listing in LISTINGS for item in _list(aws, listing)}
     repositories = [item.id for item in found if item.kind == "repository"]
     return frozenset(
@@ -156,7 +156,7 @@ def take_inventory(aws: Aws) -> frozenset[Item]:
 def compare(
     *, before: Iterable[Item], after: Iterable[Item], toolkit: Iterable[str]
 ) -> tuple[list[Expected], list[Item]]:
-    """Part what is new into expected and left over.
+    """Split new resources into expected ones and leftovers.
 
     Args:
         before: The account before anything was deployed.
@@ -174,7 +174,7 @@ def compare(
 
 
 def toolkit_resources(aws: Aws) -> frozenset[str]:
-    """Physical ids of what ``cdk bootstrap`` made, as its own stack lists them."""
+    """Return the physical ids of what ``cdk bootstrap`` created, as listed by its stack."""
     pages = aws.client("cloudformation").get_paginator("list_stack_resources")
     return frozenset(
         resource["PhysicalResourceId"]
@@ -185,7 +185,7 @@ def toolkit_resources(aws: Aws) -> frozenset[str]:
 
 
 def count_resources(aws: Aws, stack: str) -> int:
-    """Number of resources of a stack."""
+    """Count the resources of a stack."""
     pages = aws.client("cloudformation").get_paginator("list_stack_resources")
     return sum(len(page["StackResourceSummaries"]) for page in pages.paginate(StackName=stack))
 
@@ -193,7 +193,7 @@ def count_resources(aws: Aws, stack: str) -> int:
 def _why_expected(item: Item, bootstrap: frozenset[str]) -> str | None:
     if item == Item("cloudformation", "stack", TOOLKIT_STACK):
         return "the stack of cdk bootstrap, which all apps of an account share"
-    # An image would be in the repository, not of the bootstrap: images are never expected.
+    # An image would be in the bootstrap's repository but not made by it: never expected.
     if item.kind != "image" and item.id in bootstrap:
         return "made by cdk bootstrap"
     if item in _IN_EVERY_CLUSTER:
@@ -224,7 +224,7 @@ def _images(aws: Aws, repository: str) -> Iterable[str]:
 
 
 def _clusters(aws: Aws) -> Iterable[str]:
-    """Clusters that Batch made for its compute environments; deleted ones are INACTIVE."""
+    """ECS clusters that Batch created for its environments; deleted ones are INACTIVE."""
     ecs = aws.client("ecs")
     arns = [
         arn for page in ecs.get_paginator("list_clusters").paginate() for arn in page["clusterArns"]
@@ -261,7 +261,7 @@ _ANSWER_LIMIT_S = 30.0
 
 
 def take_cluster_inventory(endpoint: str | None) -> frozenset[Item]:
-    """All objects of these kinds; none where no cluster was made."""
+    """List all objects of these kinds; none where no cluster was created."""
     if endpoint is None:
         return frozenset()
     return frozenset(

@@ -1,4 +1,4 @@
-"""Looks at what `jobs tensorboard` shows, through the address that it names."""
+"""Checks what `jobs tensorboard` shows at the address it prints."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rehearsal.deployment.state import ROOT
 from trainium_catalogue.contract import LOSS_SCALAR
 
 DRAWN = "a headless browser finds the loss curve on its page"
-"""Check that only a machine with a browser makes."""
+"""Check that is only made on a machine with a browser."""
 LIMIT_S = 90.0
-"""A TensorBoard that was started with the cluster takes a while to read a new run."""
+"""Timeout: a TensorBoard that was started with the cluster takes a while to read a new run."""
 _STOP_LIMIT_S = 20.0
 _URL = re.compile(r"http://127\.0\.0\.1:\d+/[^\s(]*")
 
 
 def look(command: Sequence[str], run: str, *, log: Path, environment: Mapping[str, str]) -> int:
-    """Run the command until its page has the run, look at it, end it with Ctrl-C; its exit code."""
+    """Run the command until its page shows the run, end it with Ctrl-C, return its exit code."""
     with log.open("w", encoding="utf-8") as record:
         process = subprocess.Popen(
             command,
@@ -53,7 +53,7 @@ def look(command: Sequence[str], run: str, *, log: Path, environment: Mapping[st
 
 
 def drawn(log: Path, run: str) -> str:
-    """Describe what a headless browser finds on the page that the log names; save its picture."""
+    """Describe what a headless browser finds on the page the log names; save a screenshot."""
     url = url_in(log.read_text(encoding="utf-8"))
     assert url is not None
     try:
@@ -64,19 +64,19 @@ def drawn(log: Path, run: str) -> str:
 
 
 def url_in(output: str) -> str | None:
-    """The page that the command names, once it does."""
+    """Return the address that the command prints, once it does."""
     # The line is folded to the width of a terminal.
     found = _URL.search(output.replace("\n", ""))
     return found and found[0]
 
 
 def seen(output: str, run: str) -> str:
-    """Describe a run on the page that the output names; empty as long as it has nothing."""
+    """Describe a run on the page that the output names; empty until there is something."""
     url = url_in(output)
     if url is None:
         return ""
     try:
-        # Loopback: never through a proxy of the user's.
+        # Loopback: never go through the user's proxy.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(f"{url.partition('?')[0]}data/plugin/scalars/tags", timeout=5) as answer:
             tags: dict[str, Any] = json.load(answer)

@@ -1,4 +1,4 @@
-"""Reads back what a training run left in the bucket, and holds it against the plan."""
+"""Reads back what a training run left in the bucket, and checks it against the plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 
 from rehearsal.deployment.aws import Aws
 from rehearsal.deployment.state import DEPLOYMENT
-from rehearsal.receipt import Check, TrainingAttempt
+from rehearsal.receipt import ReceiptCheck, TrainingAttempt
 from trainium_catalogue import contract
 from trainium_catalogue.probing import RECORD, State
 
@@ -21,28 +21,28 @@ Json = dict[str, Any]
 _LOGGED = re.compile(r"training: step (\d+) of \d+: loss (\S+),")
 _BAD = (State.RED, State.CRASHED)
 _ENDS = 5
-"""Steps at either end whose mean loss is compared."""
+"""Number of steps at each end of the run whose mean losses are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The plan of a run: its steps, its saves, and when a node is killed."""
+    """The plan for a run: its steps, its saves, and when a node is killed."""
 
     max_steps: int
     save_every: int
     killed_after: int
     eval_every: int = 0
-    """0: nothing is held out."""
+    """0: no text is held out."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """The run as it went."""
+    """The run as it actually went."""
 
     attempts: list[TrainingAttempt] = field(default_factory=list)
     resumed_from: int | None = None
     tokens_per_second: float | None = None
-    checks: list[Check] = field(default_factory=list)
+    checks: list[ReceiptCheck] = field(default_factory=list)
 
 
 def gather(aws: Aws, *, run: str, log: Path, download: Path, plan: Wanted) -> Found:
@@ -75,31 +75,31 @@ def gather_training(aws: Aws, *, run: str, log: Path, plan: Wanted) -> Found:
     return found
 
 
-def judge_finished(aws: Aws, run: str, *, step: int | None = None) -> Check:
-    """The run's own status says so, at the step that it was meant to reach."""
+def judge_finished(aws: Aws, run: str, *, step: int | None = None) -> ReceiptCheck:
+    """Check that the run's own status says it finished, at the step it was meant to reach."""
     text = _Bucket(aws).text(contract.run_key(run, contract.RUN_STATUS))
     status = json.loads(text or "{}")
-    return Check(
+    return ReceiptCheck(
         name="the run's status says that it finished",
         ok=status.get("state") == "finished" and step in (None, status.get("step")),
         detail=f"{status.get('state')} at step {status.get('step')}",
     )
 
 
-def judge_probes(aws: Aws, run: str) -> Check:
-    """Every probe that means something without hardware found what it should; none crashed."""
+def judge_probes(aws: Aws, run: str) -> ReceiptCheck:
+    """Check that every probe that is meaningful without hardware passed, and none crashed."""
     return judge_record(_Bucket(aws).text(f"{contract.run_prefix(run, 'results')}{RECORD}"))
 
 
-def judge_record(text: str) -> Check:
-    """Judge a record of probes; those that need hardware or an account were not run."""
+def judge_record(text: str) -> ReceiptCheck:
+    """Judge a record of probes; those that need hardware or an account are not run."""
     findings = json.loads(text)["findings"] if text else []
     states = [finding["state"] for finding in findings]
     bad = [f"{f['id']} {f['state']}: {f['seen']}" for f in findings if f["state"] in _BAD]
     summary = (
         f"{states.count(State.GREEN)} green, {states.count(State.NOT_RUN)} need hardware or AWS"
     )
-    return Check(
+    return ReceiptCheck(
         name="probes that need no hardware are green, and none crashed",
         ok=State.GREEN in states and not bad,
         detail="; ".join([summary, *bad]),
@@ -107,7 +107,7 @@ def judge_record(text: str) -> Check:
 
 
 def attempts(events: Sequence[Json]) -> list[TrainingAttempt]:
-    """Steps and losses, by the attempt that made them; repeated steps count where they count."""
+    """Group steps and losses by attempt; a repeated step belongs to the attempt that counts."""
     made: dict[int, dict[int, float]] = {}
     for event in events:
         if event["event"] == "step":
@@ -120,8 +120,10 @@ def attempts(events: Sequence[Json]) -> list[TrainingAttempt]:
     ]
 
 
-def judge_steps(events: Sequence[Json], plan: Wanted, *, resumed_from: int | None) -> list[Check]:
-    """Every step once, the right continuation, and a loss that fell."""
+def judge_steps(
+    events: Sequence[Json], plan: Wanted, *, resumed_from: int | None
+) -> list[ReceiptCheck]:
+    """Check that every step counts once, the run resumed at the right step, and the loss fell."""
     steps = [event for event in events if event["event"] == "step"]
     numbers = [event["step"] for event in steps]
     losses = [event["loss"] for event in sorted(steps, key=lambda event: event["step"])]
@@ -129,18 +131,18 @@ def judge_steps(events: Sequence[Json], plan: Wanted, *, resumed_from: int | Non
     last = _mean(losses[-_ENDS:])
     complete = (plan.killed_after // plan.save_every) * plan.save_every
     return [
-        Check(
+        ReceiptCheck(
             name="every step was made, and counts once",
             ok=numbers == list(range(1, plan.max_steps + 1)),
             detail=f"{len(numbers)} lines, {len(set(numbers))} steps of {plan.max_steps}",
         ),
-        Check(
+        ReceiptCheck(
             name="the second attempt continued from the newest complete checkpoint",
             ok=resumed_from == complete,
             detail=f"killed after step {plan.killed_after}, continued from step {resumed_from}, "
             f"the save before was of step {complete}",
         ),
-        Check(
+        ReceiptCheck(
             name="the loss fell",
             ok=last < first,
             detail=f"mean of the first {_ENDS} steps {first:.3f}, of the last {last:.3f}",
@@ -148,7 +150,7 @@ def judge_steps(events: Sequence[Json], plan: Wanted, *, resumed_from: int | Non
     ]
 
 
-def judge_validation(events: Sequence[Json], plan: Wanted) -> Check:
+def judge_validation(events: Sequence[Json], plan: Wanted) -> ReceiptCheck:
     """Check that held-out text was evaluated after the right steps, and that its loss fell."""
     found = [(e["step"], e["val_loss"]) for e in events if e["event"] == "evaluation"]
     summary = [
@@ -156,46 +158,46 @@ def judge_validation(events: Sequence[Json], plan: Wanted) -> Check:
     ]
     wanted = sorted({*range(plan.eval_every, plan.max_steps + 1, plan.eval_every), plan.max_steps})
     losses = [loss for _, loss in found]
-    return Check(
+    return ReceiptCheck(
         name="the validation loss was computed, and fell",
         ok=[step for step, _ in found] == wanted and None not in losses and losses[-1] <= losses[0],
         detail=", ".join(summary) or "none",
     )
 
 
-def judge_repeated(log: str) -> Check:
-    """Steps that both attempts made have the same loss, to the last digit that is logged."""
+def judge_repeated(log: str) -> ReceiptCheck:
+    """Check that steps made by both attempts have the same loss, to the last logged digit."""
     seen: dict[int, list[str]] = {}
     for step, loss in _LOGGED.findall(log):
         seen.setdefault(int(step), []).append(loss)
     repeated = {step: losses for step, losses in seen.items() if len(losses) > 1}
     other = {step: losses for step, losses in repeated.items() if len(set(losses)) > 1}
-    return Check(
+    return ReceiptCheck(
         name="steps that were made twice have the same loss twice",
         ok=bool(repeated) and not other,
         detail=f"differing: {other}" if other else f"steps {_span(repeated)}",
     )
 
 
-def judge_marker(text: str, sizes: dict[str, int], plan: Wanted) -> Check:
-    """The last checkpoint's marker names every file, with its size."""
+def judge_marker(text: str, sizes: dict[str, int], plan: Wanted) -> ReceiptCheck:
+    """Check that the last checkpoint's marker lists every file with its size."""
     marker = json.loads(text) if text else {}
     named = {name: entry["bytes"] for name, entry in marker.get("files", {}).items()}
     there = {name: size for name, size in sizes.items() if name != contract.CHECKPOINT_MARKER}
-    return Check(
+    return ReceiptCheck(
         name="the last checkpoint is complete",
         ok=bool(named) and named == there and marker.get("step") == plan.max_steps,
         detail=f"step {marker.get('step')}, {len(there)} files, {sum(there.values()):,} bytes",
     )
 
 
-def judge_export(download: Path) -> Check:
-    """The model is at the desk, in Hugging Face's layout."""
+def judge_export(download: Path) -> ReceiptCheck:
+    """Check that the model is on this machine, in Hugging Face's layout."""
     weights = sorted(download.rglob("*.safetensors"))
     config = next(iter(sorted(download.rglob("config.json"))), None)
     kind = json.loads(config.read_text(encoding="utf-8")).get("model_type") if config else None
     total = sum(path.stat().st_size for path in weights)
-    return Check(
+    return ReceiptCheck(
         name="the exported model was downloaded",
         ok=kind == "llama" and total > 0,
         detail=f"{kind}, {len(weights)} files of weights, {total:,} bytes",
@@ -214,7 +216,7 @@ class _Bucket:
         return str(self.aws.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"])
 
     def text(self, key: str) -> str:
-        """An object, or nothing."""
+        """Return an object's text, or an empty string if there is none."""
         try:
             body = self.aws.client("s3").get_object(Bucket=self.name, Key=key)["Body"].read()
         except ClientError:
@@ -222,7 +224,7 @@ class _Bucket:
         return str(body.decode())
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Bytes of every object below ``prefix``, by the rest of its key."""
+        """Return the size of every object below ``prefix``, by the rest of its key."""
         pages = self.aws.client("s3").get_paginator("list_objects_v2")
         return {
             entry["Key"].removeprefix(prefix): entry["Size"]

@@ -51,7 +51,7 @@ from rehearsal.steps.jobs import ALL_REDUCE
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
-# Destroy takes seconds; a node that is being stopped may take its grace.
+# Destroy takes seconds; a node being stopped may use its whole grace period.
 DOWN_LIMIT_S = 300.0
 
 app = typer.Typer(
@@ -146,7 +146,7 @@ def down(folder: FolderPath = FOLDER) -> None:
 
 
 def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, stay: bool) -> int:
-    """Go through all phases; whatever happens, nothing keeps running and a receipt is written."""
+    """Run all phases; whatever happens, leave nothing running and write a receipt."""
     console = Console(stderr=as_json, highlight=False)
     try:
         refuse_second(folder)
@@ -196,7 +196,7 @@ def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, 
 
 
 def _stay(rehearsal: Rehearsal) -> None:
-    """Wait for Ctrl-C or ``down``; both are the ordinary end of this."""
+    """Wait for Ctrl-C or ``down``, the two ordinary ways to end."""
     settings, folder, note = rehearsal.settings, rehearsal.folder, rehearsal.progress.note
     environment = _short(folder.environment)
     cluster = (

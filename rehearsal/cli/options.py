@@ -1,4 +1,4 @@
-"""The options of the command line, and their check."""
+"""The options of the command line, and their validation."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def check(
     addresses: str,
     path: str,
 ) -> Settings:
-    """Return what was asked for; raise ``ValueError`` for what cannot be.
+    """Return the settings that were asked for; raise ``ValueError`` if they are not possible.
 
     Args:
-        path: The user's PATH, where tools for containers are looked for.
+        path: The user's PATH, searched for container tools.
     """
     if quick and (workloads or faults or orchestrators not in (None, "batch")):
         raise Refused("--quick is an all-reduce on Batch; leave the other choices out, or --quick")
@@ -132,7 +132,7 @@ def check(
 
 
 def usual_time(settings: Settings) -> str:
-    """Say what a rehearsal is going to do, and how long that takes on two idle cores."""
+    """Describe what a rehearsal will do, and how long that takes on two idle cores."""
     first = "deploy, all-reduce, destroy: usually within a minute"
     if set(settings.workloads) == {ALL_REDUCE}:
         return f"{first}; about 10 s for every fault" if settings.faults else first
@@ -142,19 +142,19 @@ def usual_time(settings: Settings) -> str:
 
 
 def processes_of() -> dict[str, int]:
-    """Processes per node of workloads that are to show more than one."""
+    """Return the processes per node of the workloads that demonstrate more than one."""
     models = dict.fromkeys(PRESETS, batch.PROCESSES_PER_NODE)
     return {**models, **cluster.PROCESSES_OF}
 
 
 def for_visitors(settings: Settings) -> Settings:
-    """Every workload with as many processes: environment.sh gives the CLI one number."""
+    """Give every workload the same number of processes: environment.sh sets only one number."""
     alike = dict.fromkeys(settings.processes_of, batch.PROCESSES_PER_NODE)
     return replace(settings, processes_of=alike)
 
 
 def _orchestrators(text: str) -> tuple[str, ...]:
-    """Each once, in the order in which they are rehearsed."""
+    """Return each orchestrator once, in the order in which they are rehearsed."""
     words = ORCHESTRATORS if text == "both" else [word.strip() for word in text.split(",")]
     for word in words:
         if word not in ORCHESTRATORS:
@@ -166,7 +166,7 @@ def _orchestrators(text: str) -> tuple[str, ...]:
 def _workloads(
     workloads: list[str] | None, faults: list[str] | None, known: list[str]
 ) -> tuple[str, ...]:
-    """Choose what to run; faults alone are injected into all-reduce jobs."""
+    """Choose what to run; faults without a workload are injected into all-reduce jobs."""
     for name in workloads or ():
         if name not in known:
             raise Refused(f"--workload {name} is not rehearsed; {did_you_mean(name, known)}")

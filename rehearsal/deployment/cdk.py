@@ -1,4 +1,4 @@
-"""The pinned CDK CLI as a process: the commands, and what the synthesised app says of itself."""
+"""The pinned CDK CLI as a process: its commands, and the assembly that it synthesises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Command = tuple[str, ...]
 
 
 class StepFailed(RuntimeError):
-    """A command ended with an error; the message is its last words and where the rest is."""
+    """Raised when a command fails; the message has its last lines and the path of its log."""
 
 
 def executable(bin_folder: Path) -> Path:
@@ -29,16 +29,16 @@ def executable(bin_folder: Path) -> Path:
 
 
 def version() -> str:
-    """The CLI's version, read from its package rather than asked for a second."""
+    """The CLI's version, read from its package: asking the CLI would take a second."""
     package = ROOT / "tools" / "cdk" / "node_modules" / "aws-cdk" / "package.json"
     return str(json.loads(package.read_text(encoding="utf-8"))["version"])
 
 
 def context(settings: Settings) -> dict[str, str]:
-    """The context of a rehearsal: all that differs from a deployment to AWS."""
+    """The CDK context of a rehearsal: all that differs from a deployment to AWS."""
     cluster = {
         "trainium:eks_admin_arns": f"arn:aws:iam::{ACCOUNT}:role/rehearsal",
-        # Addresses of documentation (RFC 5737): the rehearsal's API server is on loopback.
+        # Documentation addresses (RFC 5737): the rehearsal's API server is on loopback.
         "trainium:eks_endpoint_cidrs": "192.0.2.0/24",
     }
     return {
@@ -46,7 +46,7 @@ def context(settings: Settings) -> dict[str, str]:
         "trainium:deployment": DEPLOYMENT,
         "trainium:instance_type": settings.instance_type,
         "trainium:max_nodes": str(settings.nodes),
-        # Destroy must leave nothing; the default keeps the bucket.
+        # Destroy must leave nothing; by default the bucket is kept.
         "trainium:retain_data": "false",
         **(cluster if "eks" in settings.orchestrators else {}),
     }
@@ -61,7 +61,8 @@ def synth_command(cdk: Path, *, assembly: Path, context: Mapping[str, str]) -> C
 def shell_functions(settings: Settings) -> str:
     """Shell functions for a visitor, in place of `cdk synth` and `cdk deploy`.
 
-    With the keys that are deployed, which a change adds to, and moto's method (`deploy_command`).
+    They use the context of the deployment, to which a change adds, and the deployment method for
+    moto (`deploy_command`).
     """
     keys = " ".join(f"-c {quote(f'{key}={value}')}" for key, value in context(settings).items())
     deploy = "--all --app cdk.out --method=direct --require-approval never"
@@ -72,9 +73,9 @@ def shell_functions(settings: Settings) -> str:
 
 
 def bootstrap_command(cdk: Path, *, assembly: Path, region: str) -> Command:
-    """Prepare the account as a user does, once per account and region.
+    """Bootstrap the account as a user does, once per account and region.
 
-    Without ``--app`` the CLI would synthesise once more, into the folder that users work with.
+    Without ``--app`` the CLI would synthesise again, into the user's own output folder.
     """
     return (str(cdk), "bootstrap", f"aws://{ACCOUNT}/{region}", "--app", str(assembly))
 
@@ -108,7 +109,7 @@ class Assembly:
 
 
 def read_assembly(folder: Path) -> Assembly:
-    """Ask the manifest where the app wants to go and what its stacks are called."""
+    """Read the app's target account and region and its stacks' names from the manifest."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     stacks = {
         name: artifact["environment"]
@@ -122,7 +123,7 @@ def read_assembly(folder: Path) -> Assembly:
 
 
 def write_fake_docker(path: Path, *, record: Path) -> None:
-    """Make the one file that CDK_DOCKER can name out of a module and its options."""
+    """Wrap a module and its options in a script, as CDK_DOCKER can only name a file."""
     path.write_text(
         "#!/bin/sh\n"
         "# A fake docker while `python -m rehearsal` deploys; see the module.\n"
@@ -142,9 +143,9 @@ def run(
     on_start: Callable[[subprocess.Popen[str]], None] = lambda process: None,
     codes: tuple[int, ...] | None = (0,),
 ) -> int:
-    """Run a command with its output in ``log``; raise with its last words if it fails.
+    """Run a command with its output in ``log``; raise with its last lines if it fails.
 
-    ``codes`` are those of success; None: the caller judges.
+    ``codes`` are the exit codes of success; None leaves the judgement to the caller.
     """
     last: list[str] = []
     with (

@@ -1,8 +1,7 @@
 """Builds the real Dockerfile on a substitute base image, so that nodes can run as containers.
 
-The Neuron base image has more than 10 GB; the substitute is Debian, Python and CPU torch. Without
-a daemon: buildah builds (``--isolation chroot``: no privileges beyond a chroot are needed), podman
-runs.
+The Neuron base image is over 10 GB; the substitute is Debian, Python and CPU torch. No daemon is
+needed: buildah builds (``--isolation chroot`` needs no privileges beyond a chroot), podman runs.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from rehearsal.deployment.state import ROOT, Folder, Refused
 
 TOOLS = ("podman", "buildah", "debootstrap")
 SUITE = "bookworm"
-# Of the suite; the wheels are fetched for it, whatever Python runs this.
+# Python of the Debian suite; wheels are fetched for it, whatever Python runs this.
 PYTHON_VERSION = "3.11"
 PACKAGES = ("ca-certificates", "python3", "python3-pip")
 REQUIREMENTS = Path("docker") / "neuron" / "requirements.txt"
-# What the Neuron base image brings along, the substitute must too.
+# The substitute must provide what the Neuron base image does.
 BASE_PACKAGES = REQUIREMENTS.with_name("base-packages.txt")
 IMAGE = "localhost/trainium-rehearsal:latest"
-# RUNs of a chroot build have the host's network, but the substitute brings its wheels along.
+# RUN steps in a chroot build share the host's network, yet the substitute has its own wheels.
 BASE_DOCKERFILE = """\
 FROM scratch
 ADD rootfs.tar /
@@ -49,12 +48,12 @@ class ContainerNodes:
 
 
 def missing_tools(path: str) -> list[str]:
-    """Tools that containers need and that are not on ``path``."""
+    """List the tools that containers need but ``path`` lacks."""
     return [tool for tool in TOOLS if shutil.which(tool, path=_with_sbin(path)) is None]
 
 
 def refuse_without_tools(path: str) -> None:
-    """Say what to install."""
+    """Raise ``Refused`` with what to install, if a tool is missing."""
     if missing := missing_tools(path):
         raise Refused(
             f"--containers needs {', '.join(missing)}, not found here; "
@@ -64,7 +63,7 @@ def refuse_without_tools(path: str) -> None:
 
 
 def base_name(*lists: str) -> str:
-    """Name of the substitute; another name when anything in it changes, as the lists tell."""
+    """Name of the substitute, which changes whenever its lists of contents change."""
     recipe = "\n".join([SUITE, *PACKAGES, BASE_DOCKERFILE, *lists])
     return f"localhost/trainium-stand-in:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
@@ -72,17 +71,17 @@ def base_name(*lists: str) -> str:
 def build(
     folder: Folder, environment: Mapping[str, str], on_line: Callable[[str], None]
 ) -> ContainerNodes:
-    """Build the substitute unless it is there, then the product's image on it."""
+    """Build the substitute unless it exists, then the product's image on top."""
     place = folder.path / "containers"
     place.mkdir(parents=True, exist_ok=True)
-    # debootstrap and runc live in sbin, which is on root's path only.
+    # debootstrap and runc are in sbin, which is only on root's path.
     full = {**environment, "PATH": _with_sbin(environment["PATH"])}
 
     def run(name: str, *command: str, codes: tuple[int, ...] = (0,)) -> int:
         log = folder.log(f"containers-{name}")
         return cdk.run(command, log=log, environment=full, on_line=on_line, codes=codes)
 
-    # Without local version: the general index has "2.13.0", PyTorch's own "2.13.0+cpu".
+    # Without the local version: the general index has "2.13.0", PyTorch's has "2.13.0+cpu".
     torch = importlib.metadata.version("torch").partition("+")[0]
     lists = (REQUIREMENTS, BASE_PACKAGES, Path("constraints.txt"))
     base = base_name(torch, *((ROOT / path).read_text(encoding="utf-8") for path in lists))
@@ -120,7 +119,7 @@ def _build_base(place: Path, base: str, *, torch: str, run: Callable[..., int]) 
 
 
 def _engine(place: Path, path: str) -> Path:
-    """Podman, with runc where it is found: crun fails on hybrid cgroups."""
+    """Return podman, with runc if available: crun fails on hybrid cgroups."""
     runtime = shutil.which("runc", path=path)
     option = f" --runtime '{runtime}'" if runtime else ""
     engine = place / "podman"

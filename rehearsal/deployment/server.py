@@ -1,4 +1,4 @@
-"""Starts the server beside this process, listens to what it tells, and ends it."""
+"""Starts the server beside this process, listens to its events, and stops it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rehearsal.deployment.state import ROOT, Folder
 
 Event = dict[str, Any]
 START_LIMIT_S = 60.0
-# The server stops the nodes before it ends.
+# The server stops its nodes before it exits.
 STOP_LIMIT_S = 30.0
 _PR_SET_PDEATHSIG = 1
 
@@ -37,11 +37,11 @@ class ServerProcess:
     kubernetes: str | None = None
     """Address of the Kubernetes API server, once there is a cluster."""
     charts: dict[str, Event] = field(default_factory=dict)
-    """The last that was said of each Helm release."""
+    """The latest event of each Helm release."""
     _ready: queue.Queue[str | None] = field(default_factory=queue.Queue)
 
     def wait_ready(self, folder: Folder) -> str:
-        """Wait for the address; raise with the server's last words if it ends instead."""
+        """Wait for the address; raise with the server's last output if it exits instead."""
         try:
             endpoint = self._ready.get(timeout=START_LIMIT_S)
         except queue.Empty:
@@ -58,7 +58,7 @@ class ServerProcess:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """End the server and the nodes it runs."""
+        """Stop the server and the nodes it runs."""
         for number, limit_s in ((signal.SIGTERM, STOP_LIMIT_S), (signal.SIGKILL, STOP_LIMIT_S)):
             if not self.alive:
                 return
@@ -69,7 +69,7 @@ class ServerProcess:
                 continue
 
     def listen(self) -> None:
-        """Read events until the server ends."""
+        """Read events until the server exits."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             try:
@@ -85,7 +85,7 @@ class ServerProcess:
             elif event.get("event") == "helm-release":
                 self.charts[event["release"]] = event
             elif event.get("event") == "node-started":
-                # A node's own address differs from node to node; the first one's is shown.
+                # Each node has its own address; the first one's is shown.
                 self.environment_extras = event["environment"] | self.environment_extras
             self.on_event(event)
         self._ready.put(None)
@@ -99,7 +99,7 @@ def server_command(
     runnable_clock: float = 1.0,
     containers: ContainerNodes | None = None,
 ) -> tuple[str, ...]:
-    """The server's command line."""
+    """Return the server's command line."""
     command = [sys.executable, "-m", "trainium_emulators.aws.server", "--port", "0"]
     command += ["--processes-per-node", str(processes_per_node), "--addresses", addresses]
     for name, number in (processes_of or {}).items():
@@ -119,7 +119,7 @@ def start_server(
     environment: Mapping[str, str],
     on_event: Callable[[Event], None],
 ) -> ServerProcess:
-    """Start the server; it ends when this process does, however that ends."""
+    """Start the server; it ends with this process, however that ends."""
     with folder.server_log.open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
@@ -138,15 +138,15 @@ def start_server(
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """For the child, between fork and exec: ask Linux for a signal at the parent's death."""
+    """Ask Linux, in the child between fork and exec, for a signal when the parent dies."""
     if not sys.platform.startswith("linux"):
         return None
-    libc = ctypes.CDLL(None)  # loaded before the fork: nothing may be imported after it
+    libc = ctypes.CDLL(None)  # loaded before the fork: nothing may be imported after the fork
     return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def wait_until(condition: Callable[[], bool], *, limit_s: float, step_s: float = 0.2) -> bool:
-    """Wait until ``condition`` is true; false if it is not within ``limit_s``."""
+    """Wait until ``condition`` holds; return False if it does not within ``limit_s``."""
     end = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > end:

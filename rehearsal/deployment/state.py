@@ -1,4 +1,4 @@
-"""The settings of a rehearsal, its files, and the one that is up."""
+"""The settings and files of a rehearsal, and the state of the one that is up."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DEPLOYMENT = "default"
 
 
 class Refused(ValueError):
-    """The user asked for something that cannot be; nothing was started."""
+    """Raised when the user asks for something impossible; nothing has been started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The options of the command line, checked."""
+    """The validated options of the command line."""
 
     orchestrators: tuple[str, ...] = ("batch",)
     """Orchestrators of the nodes: batch, eks or both."""
@@ -37,12 +37,12 @@ class Settings:
     """``key=value``, passed to ``jobs submit --set``."""
     containers: bool
     addresses: str
-    """First three parts of the nodes' addresses."""
+    """First three octets of the nodes' addresses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """The files of a rehearsal; a new one replaces those of the last."""
+    """The files of a rehearsal; a new rehearsal replaces those of the last."""
 
     path: Path
 
@@ -68,7 +68,7 @@ class Folder:
 
     @property
     def kubeconfig(self) -> Path:
-        """For the emulated cluster, so that nobody's own file is touched."""
+        """Kubeconfig for the emulated cluster, so that the user's own file stays untouched."""
         return self.path / "kubeconfig"
 
     @property
@@ -96,12 +96,12 @@ class State:
 
     pid: int
     started: str
-    """Start time of the process, so that another process of the same id is not mistaken for it."""
+    """Start time of the process, to recognise a reused process id."""
     endpoint: str | None = None
 
     @classmethod
     def here(cls, endpoint: str | None = None) -> State:
-        """This process."""
+        """Return the state of a rehearsal that is run by this process."""
         return cls(pid=os.getpid(), started=_start_time(os.getpid()) or "", endpoint=endpoint)
 
     @property
@@ -113,7 +113,7 @@ class State:
 
 
 def load_state(folder: Folder) -> State | None:
-    """The rehearsal that is up in ``folder``, or None."""
+    """Return the rehearsal that is up in ``folder``, or None."""
     try:
         state = State(**json.loads(folder.state.read_text(encoding="utf-8")))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
@@ -122,7 +122,7 @@ def load_state(folder: Folder) -> State | None:
 
 
 def refuse_second(folder: Folder) -> None:
-    """Two rehearsals in one folder would overwrite each other's files."""
+    """Refuse a second rehearsal in a folder: both would overwrite each other's files."""
     if (state := load_state(folder)) is not None:
         raise Refused(
             f"a rehearsal is up in {folder.path} (process {state.pid}); "
@@ -131,11 +131,11 @@ def refuse_second(folder: Folder) -> None:
 
 
 def _start_time(pid: int) -> str | None:
-    """Start time of a process, in the kernel's own ticks; without /proc only that it exists."""
+    """Start time of a process in kernel ticks; without /proc, only whether it exists."""
     try:
-        # Fields after the command name, which may hold spaces: proc(5), fields 3 and 22.
+        # Fields after the command name, which may contain spaces: proc(5), fields 3 and 22.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        # A zombie has ended, also where its parent never asks how.
+        # A zombie has ended, even if its parent never reaps it.
         return None if fields[0] == "Z" else fields[19]
     except FileNotFoundError:
         if Path("/proc/self/stat").exists():

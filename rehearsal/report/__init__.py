@@ -1,1 +1,1 @@
-"""Everything that a person sees of a rehearsal, while it runs and at its end."""
+"""Everything that a user sees of a rehearsal, during the run and at the end."""

@@ -14,7 +14,7 @@ _COLOURS = ("#2563eb", "#ea580c", "#16a34a")
 
 def text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
     """Draw the curve in text, without colours."""
-    import plotext  # only who looks at a curve needs it
+    import plotext  # imported only when a curve is drawn
 
     figure = plotext.figure
     figure.clear()
@@ -23,7 +23,7 @@ def text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
     for number, attempt in enumerate(attempts):
         signal = figure.signal(attempt.steps, attempt.losses, marker=_MARKERS[number % 3])
         figure.draw(signal.label(f"attempt {attempt.attempt}"))
-    # Where a falling curve is not; relative: to the rulers.
+    # Top right, where a falling curve leaves room; relative: in the axes' coordinates.
     last = max((step for attempt in attempts for step in attempt.steps), default=0)
     highest = max((loss for attempt in attempts for loss in attempt.losses), default=0.0)
     figure.legend(relative=True, x=last, y=highest, ha="right", va="top")
@@ -32,7 +32,7 @@ def text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
 
 
 def write_svg(path: Path, attempts: Sequence[TrainingAttempt]) -> None:
-    """Write the curve as a figure, unless there is nothing to show."""
+    """Write the curve as an SVG figure, unless there is nothing to show."""
     points = [
         point for attempt in attempts for point in zip(attempt.steps, attempt.losses, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Shows a rehearsal while it runs."""
+"""Shows the progress of a rehearsal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DETAIL_WIDTH = 56
 
 
 class Progress:
-    """Phases as they go by; on a terminal with a spinner and the last line of the tool at work."""
+    """Prints the phases; on a terminal, with a spinner and the running tool's last line."""
 
     def __init__(self, console: Console, *, show_nodes: bool = False) -> None:
         self._console = console
@@ -31,7 +31,7 @@ class Progress:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Show a phase while it runs, maybe beside others, and a line when it ended."""
+        """Show a phase while it runs, possibly beside others, and print a line when it ends."""
         self._running.append(phase.name)
         self._show()
         try:
@@ -49,12 +49,12 @@ class Progress:
             )
 
     def detail(self, line: str) -> None:
-        """Show what the tool at work said last."""
-        # The text may hold square brackets that are no markup.
+        """Show the last line of the running tool."""
+        # The text may contain square brackets that are not markup.
         self._show(Text.from_ansi(line).plain[:_DETAIL_WIDTH])
 
     def _show(self, words: str = "") -> None:
-        """Show every phase that runs, on a terminal."""
+        """Show every running phase, on a terminal."""
         with self._lock:
             if self._status is None and self._running and self._console.is_terminal:
                 self._status = self._console.status("")
@@ -66,11 +66,11 @@ class Progress:
                 self._status.update(Text.assemble(" | ".join(self._running), (f"  {words}", "dim")))
 
     def note(self, text: str) -> None:
-        """Say something that stays."""
+        """Print a line that stays on the screen."""
         self._console.print(Text(text))
 
     def event(self, event: dict[str, Any]) -> None:
-        """Show what a person needs who wants to hurt a node: its process and its address."""
+        """Print what a user needs to break a node: its process id and its address."""
         match event.get("event"):
             case "job-submitted":
                 self._sizes[event["job_id"]] = event["num_nodes"]

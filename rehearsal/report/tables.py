@@ -1,4 +1,4 @@
-"""The tables that a person sees at the end."""
+"""The tables that a user sees at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rehearsal.receipt import Check, Receipt, Run
+from rehearsal.receipt import Receipt, ReceiptCheck, RunRecord
 from rehearsal.report import curve
 
 
@@ -27,7 +27,7 @@ def show(receipt: Receipt, console: Console) -> None:
         _left(receipt),
     ):
         if table.row_count:
-            # A title of the table's own would be folded to the table's width.
+            # The table's own title would be wrapped to the table's width.
             title, table.title = table.title, None
             console.print(Text(f"\n{title}", "bold"), table, sep="\n", end="")
     _extras(receipt, console)
@@ -81,7 +81,7 @@ def _runs(receipt: Receipt) -> Table:
     return table
 
 
-def _ends(run: Run) -> Table:
+def _ends(run: RunRecord) -> Table:
     nodes = sorted({end.node for end in run.nodes})
     table = _table(
         f"Nodes of {run.run} ({run.summary}): exit code and seconds",
@@ -102,7 +102,7 @@ def _end(end: Any) -> Text:
     return Text.assemble((code, "green" if end.exit_code == 0 else "red"), (seconds, "dim"))
 
 
-def _sizes(run: Run) -> Table:
+def _sizes(run: RunRecord) -> Table:
     names = ("bytes", "p50 us", "p99 us", "algbw GiB/s", "busbw GiB/s")
     table = _table(f"All-reduce of {run.run} on CPU; says nothing of EFA", *names, numbers=names)
     for size in run.sizes:
@@ -124,7 +124,7 @@ def _training(receipt: Receipt, console: Console) -> tuple[Table, ...]:
     for step in training.steps:
         table.add_row(step.command, f"{step.seconds:.1f}")
     if any(attempt.steps for attempt in training.attempts):
-        # Printed here, before the tables that speak of it.
+        # Printed here, before the tables that refer to it.
         console.print(Text(f"\nLoss of {training.run.run}; also in {training.figure}", "bold"))
         console.print(Text(curve.text(training.attempts, width=console.width)), soft_wrap=True)
     return table, _ends(training.run), _checks(training.checks)
@@ -146,7 +146,7 @@ def _cluster(receipt: Receipt, console: Console) -> tuple[Table, ...]:
     return table, *(_ends(run) for run in cluster.runs), _checks(cluster.checks)
 
 
-def _checks(checks: list[Check]) -> Table:
+def _checks(checks: list[ReceiptCheck]) -> Table:
     table = _table("What it proves", "must be so", "", "found")
     for check in checks:
         mark = Text("ok", "green") if check.ok else Text("WRONG", "bold red")

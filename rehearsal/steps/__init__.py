@@ -1,1 +1,1 @@
-"""The commands that both halves of a rehearsal run, as tables, and what runs them."""
+"""The commands of both halves of a rehearsal, as tables, and the code that runs them."""

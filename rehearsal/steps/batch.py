@@ -1,4 +1,4 @@
-"""The steps on Batch: from text to an exported model, over the loss of a node."""
+"""The steps on Batch: from text to an exported model, surviving the loss of a node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROCESSES_PER_NODE = 2
 """With 2 nodes: tensor parallel 2 x data parallel 2."""
 RUN = "tiny"
 PROBED = "probed"
-"""Run of verify, whose probes look whether they can look."""
+"""Name of the run of verify, whose probes check whether they can probe."""
 CORPUS = "aws-api-docs"
 DATASET = "aws-api-docs-128"
 TOKENIZER = "tokenizer.model"
@@ -30,10 +30,10 @@ MAX_NODES = 2
 MAX_STEPS = 24
 SAVE_EVERY = 6
 KILLED_AFTER = 11
-"""The node is killed when this step is in the log: well after a save, well before the next."""
+"""Step in the log at which the node is killed: well after a save, well before the next."""
 DOCUMENTS = 400
 HELD_OUT = "0.05"
-"""Part of them: the default would be two documents."""
+"""Share of the documents; the default would be two documents."""
 PARAMETERS = {
     "max-steps": str(MAX_STEPS),
     "save-every": str(SAVE_EVERY),
@@ -44,11 +44,11 @@ PARAMETERS = {
     "eval-every": "8",
     "eval-sequences": "16",
 }
-"""Small: what is shown is that training goes on, not that the model learns much."""
+"""Small: the point is that training continues, not that the model learns much."""
 
 
 def chains(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Chain, ...]:
-    """Every command, as a user types it."""
+    """Return every command, as a user types it."""
     nodes, training = num_nodes(settings), flags(parameters(settings))
     prepare = f"jobs submit prepare --dataset {CORPUS} --max-documents {DOCUMENTS}"
     tokenize = f"jobs submit tokenize --input {CORPUS} --tokenizer {TOKENIZER} --dataset {DATASET}"
@@ -60,7 +60,7 @@ def chains(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Chai
             prepare=f"{prepare} --yes --follow",
             tokenize=f"{tokenize} --validation-fraction {HELD_OUT} --yes --follow",
         ),
-        # Nothing needs it, and it needs nothing: it fills the time in which text is prepared.
+        # Independent of the others: it uses the time in which text is prepared.
         _chain(
             "verify",
             verify=f"jobs submit verify --nodes {nodes} --name {PROBED} --yes --follow",
@@ -90,7 +90,7 @@ def _chain(name: str, *, after: str | None = None, **lines: str) -> Chain:
 
 
 def num_nodes(settings: Settings) -> int:
-    """Nodes that train."""
+    """Number of nodes that train."""
     return min(MAX_NODES, settings.nodes)
 
 
@@ -109,7 +109,7 @@ def tokenizer_model(folder: Folder) -> Path:
 
 
 def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> Training:
-    """Run every command, and say how training went."""
+    """Run every command, and report how training went."""
     download = folder.path / "checkpoint"
     with armed(aws, run=RUN, kind=fault_kind(settings), after=KILLED_AFTER):
         runner.run(chains(settings, tokenizer=tokenizer_model(folder), download=download))

@@ -1,4 +1,4 @@
-"""The steps on the cluster: nodes, a run looked into, two trainings, a lost pod, idle nodes."""
+"""The steps on the cluster: nodes, an inspected run, two trainings, a lost pod, idle nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rehearsal.checks import training as evidence
 from rehearsal.checks.tensorboard import DRAWN
 from rehearsal.deployment.aws import Aws
 from rehearsal.deployment.state import DEPLOYMENT, Folder, Settings
-from rehearsal.receipt import Check, ClusterTraining
+from rehearsal.receipt import ClusterTraining, ReceiptCheck
 from rehearsal.report import curve
 from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
 from rehearsal.steps.runner import Chain, Runner, Step, flags, step
@@ -21,26 +21,26 @@ WORKLOADS = ("mnist", "bert-tiny")
 MNIST, BERT, BUSY, BIG = "mnist", "bert", "busy", "too-big"
 """Names of the runs."""
 PROBED = "probed-pods"
-"""Run of verify."""
+"""Name of the run of verify."""
 PROCESSES_OF = {"mnist": 2, "bert-tiny": 1}
-"""Processes per node: data parallel in a pod, and over pods."""
+"""Processes per node: data parallelism within a pod, and across pods."""
 NODES = 2
 """Nodes of the run that loses a pod."""
 SLOW, _FAST = 4, 600
-"""Factors by which idle time passes faster. The default of 30 minutes becomes 7 minutes, longer
-than any pause of the scenario, and 3 seconds at its end."""
+"""Factors by which idle time is sped up. The default of 30 minutes becomes 7 minutes, longer
+than any pause in the scenario, and 3 seconds at its end."""
 _TRAINIUM_NODES = "trainium/nodes=trainium"
 DIGITS, TEXT = "digits", "bert-tiny"
 """Datasets."""
 GROUP = 3
-"""Nodes that the group is scaled to: both trainings go on at the same time."""
+"""Nodes that the group is scaled to: both trainings run at the same time."""
 TOO_MANY = 4
-"""Nodes of the gang that waits for more than there are; the deployment may have as many."""
+"""Nodes of the gang that waits for more than there are, within the deployment's maximum."""
 _ENDLESS = ("iterations=1000000", "seconds-per-size=600", "total-seconds=600", "max-bytes=1024")
 MAX_STEPS = 24
 SAVE_EVERY = 6
 KILLED_AFTER = 11
-"""The pod is killed when this step is in the log: well after a save, well before the next."""
+"""Step in the log at which the pod is killed: well after a save, well before the next."""
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
     "mnist": {"require-accuracy": "true"},
     "bert-tiny": {
@@ -62,7 +62,7 @@ def parameters(settings: Settings) -> dict[str, dict[str, str]]:
 
 
 def data() -> tuple[Step, ...]:
-    """Steps that prepare what the trainings read; they need no nodes, and no order."""
+    """Steps that prepare what the trainings read; they need no nodes, in any order."""
     return tuple(
         step(f"prepare {dataset}", f"jobs submit prepare --dataset {dataset} --yes --follow")
         for dataset in (DIGITS, TEXT)
@@ -70,7 +70,7 @@ def data() -> tuple[Step, ...]:
 
 
 def nodes(instance_type: str, number: int) -> tuple[Step, ...]:
-    """Nodes that are there."""
+    """Steps that bring up nodes."""
     ready = rf"(?s)( Ready [^\n]*{instance_type}.*){{{number}}}"
     return (
         step("scale up", f"jobs scale --nodes {number} --yes"),
@@ -83,7 +83,7 @@ def nodes(instance_type: str, number: int) -> tuple[Step, ...]:
 
 
 def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
-    """The two runs; the second has its graphs compiled by a job of its own, and loses a pod."""
+    """Steps of the two runs; the second has a job of its own to compile graphs, and loses a pod."""
     return (
         step(
             MNIST,
@@ -106,11 +106,11 @@ def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
 
 
 def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Step, ...]:
-    """Steps that look at the runs, as users, kubectl and TorchX do.
+    """Steps that inspect the runs, as users, kubectl and TorchX do.
 
     Args:
         job_ids: Names of the Volcano jobs, by run.
-        with_browser: Look at TensorBoard's page as well.
+        with_browser: Also look at TensorBoard's page.
     """
     drawn = {DRAWN: r"draws a curve of \d+ pixels"} if with_browser else {}
     bert, mnist = job_ids[BERT], job_ids[MNIST]
@@ -189,7 +189,7 @@ def probing() -> tuple[Step, ...]:
 
 
 def clock(name: str, factor: int) -> Step:
-    """Let idle time pass faster; it is another process of the node scaler that goes on."""
+    """Speed up idle time; this replaces the node scaler's process."""
     return step(
         name,
         f"kubectl -n {kubernetes.SCALER} set env deployment/{kubernetes.SCALER} "
@@ -199,7 +199,7 @@ def clock(name: str, factor: int) -> Step:
 
 
 def end() -> tuple[Step, ...]:
-    """Nodes cost money, and nobody is there to give them up."""
+    """Steps that show idle nodes being removed without anyone asking: idle nodes cost money."""
     return (
         clock("let time pass", _FAST),
         step("idle nodes", f"kubectl wait --for=delete nodes -l {_TRAINIUM_NODES} --timeout=600s"),
@@ -224,7 +224,7 @@ def end() -> tuple[Step, ...]:
 
 
 def refused() -> Step:
-    """A submission before there are nodes."""
+    """Step that submits a job before there are nodes."""
     return step(
         "refused",
         f"jobs submit all-reduce --on eks --nodes {NODES} --yes",
@@ -234,7 +234,7 @@ def refused() -> Step:
 
 
 def watched() -> tuple[Step, ...]:
-    """A run that goes on until it is stopped, seen from inside."""
+    """Steps that inspect a run from inside until they stop it."""
     endless = " ".join(f"--set {pair}" for pair in _ENDLESS)
     hello = 'echo "node $TRAINIUM_NODE_INDEX of $TRAINIUM_NUM_NODES of $TRAINIUM_RUN"'
     return (
@@ -283,7 +283,7 @@ def watched() -> tuple[Step, ...]:
 
 
 def too_big() -> tuple[Step, ...]:
-    """A gang for which there are too few nodes, which only `submit` would have refused."""
+    """Steps of a gang for which there are too few nodes, which only `submit` would refuse."""
     queue = f"queue={kubernetes.QUEUE},namespace={kubernetes.NAMESPACE}"
     return (
         step(
@@ -316,10 +316,10 @@ def too_big() -> tuple[Step, ...]:
 
 
 def before_training(settings: Settings) -> tuple[Chain, ...]:
-    """Chains that the trainings need, and a run that is looked into meanwhile."""
+    """Chains that the trainings need, and a run that is inspected meanwhile."""
     digits, text = data()
     looks = (
-        # Lets kubectl and TorchX in.
+        # Gives kubectl and TorchX access.
         step("kubeconfig", "jobs kubeconfig"),
         clock("clock", SLOW),
         refused(),
@@ -334,7 +334,7 @@ def before_training(settings: Settings) -> tuple[Chain, ...]:
 
 
 def trainings(settings: Settings) -> tuple[Chain, ...]:
-    """Both, each as soon as it can be, and a gang too big beside them."""
+    """Chains of both trainings, each started as early as possible, beside a gang too big to fit."""
     before = before_training(settings)
     digits, text, nodes_there = (chain.name for chain in before)
     mnist, bert = training(parameters(settings))
@@ -347,7 +347,7 @@ def trainings(settings: Settings) -> tuple[Chain, ...]:
 
 
 def afterwards(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Chain, ...]:
-    """Chains after the trainings: looks at the runs, probes, and the end of idle nodes."""
+    """Chains after the trainings: inspections of the runs, probes, and the end of idle nodes."""
     looks = [
         Chain(name=step.name, steps=(step,))
         for step in watching(job_ids, with_browser=with_browser)
@@ -361,12 +361,12 @@ def afterwards(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Chain
 
 
 def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> ClusterTraining:
-    """Run every command, and say how it went."""
+    """Run every command, and report how it went."""
     with armed(aws, run=BERT, kind="kill-child", after=KILLED_AFTER):
         trained = runner.run(trainings(settings))
     result = ClusterTraining(steps=runner.steps, checks=runner.checks)
     for name in (MNIST, BERT):
-        # A refused one has left no job.
+        # A refused submission leaves no job.
         if (step := runner.step(name)) is not None and step.exit_code in (0, 1):
             fault = "kill-child" if name == BERT else None
             result.runs.append(ended_run(runner, name, run=name, fault=fault, on_cluster=True))
@@ -398,6 +398,6 @@ def _look(
     curve.write_svg(figure, found.attempts)
     result.figure = str(figure)
     result.checks += [
-        *(Check(name=f"{BERT}: {c.name}", ok=c.ok, detail=c.detail) for c in found.checks),
+        *(ReceiptCheck(name=f"{BERT}: {c.name}", ok=c.ok, detail=c.detail) for c in found.checks),
         evidence.judge_finished(aws, MNIST),
     ]

@@ -1,4 +1,4 @@
-"""Submits jobs through `python -m jobs`, as a user does, and reads back how they ended."""
+"""Submits jobs through `python -m jobs`, as a user would, and reads back how they ended."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal.checks.endings import FAULTS, PARAMETER, SUCCESS, Ending, describe, differences
+from rehearsal.checks.endings import (
+    FAULTS,
+    PARAMETER,
+    SUCCESS,
+    ExpectedEnding,
+    describe,
+    differences,
+)
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import Aws
 from rehearsal.deployment.state import DEPLOYMENT, ROOT, Folder, Settings
-from rehearsal.receipt import NodeAttempt, Run, Size
+from rehearsal.receipt import NodeAttempt, RunRecord, Size
 from rehearsal.steps.runner import Runner
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, find_workload
 
-# Small enough for a laptop, long enough for a fault to find the workers at work.
+# Small enough for a laptop, long enough for a fault to hit while the workers are running.
 ALL_REDUCE = "all-reduce"
 DEFAULTS: dict[str, dict[str, str]] = {
     ALL_REDUCE: {
@@ -33,12 +40,12 @@ DEFAULTS: dict[str, dict[str, str]] = {
     }
 }
 LAUNCH_DEFAULTS = {"peer-timeout-s": "10", "join-timeout-s": "120", "stop-grace-s": "5"}
-# A fault's first attempt waits for these, and nothing slow is expected of its second.
+# The first attempt of a fault waits for these; nothing in its second is expected to be slow.
 FAULT_DEFAULTS = {"peer-timeout-s": "5", "hang-limit-s": "60", "max-bytes": "1048576"}
 
 
 def own_parameters(pairs: Iterable[str], workload: str) -> dict[str, str]:
-    """Those of ``key=value`` that a workload has; the rest is another one's."""
+    """Select the ``key=value`` pairs that a workload has; the rest belong to other workloads."""
     known = {p.name for p in (*find_workload(workload).parameters, *LAUNCH_PARAMETERS)}
     given = dict(pair.split("=", 1) for pair in pairs)
     return {name: value for name, value in given.items() if name in known}
@@ -56,7 +63,7 @@ def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
 
 
 def submit_command(settings: Settings, *, run: str, fault: str | None) -> tuple[str, ...]:
-    """The user's own command, with every parameter."""
+    """Return the command that a user would type, with every parameter."""
     pairs = [word for pair in parameters(settings, fault) for word in ("--set", pair)]
     return (
         *(sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, "submit", ALL_REDUCE),
@@ -73,7 +80,7 @@ def submit(
     folder: Folder,
     environment: Mapping[str, str],
     on_line: Callable[[str], None],
-) -> Run:
+) -> RunRecord:
     """Arm the fault if there is one, submit, follow to the end, read the outcome."""
     begin = time.monotonic()
     is_armed = fault is not None and FAULTS[fault].armed
@@ -99,7 +106,7 @@ def submit(
 
 @contextmanager
 def armed(aws: Aws, *, run: str, kind: str, after: int | None = None) -> Iterator[None]:
-    """Ask the emulator to hit the first attempt of a run: at work, or after a step of training."""
+    """Arm a fault for a run's first attempt: once it is running, or after a training step."""
     fault = {"kind": kind, "run": run}
     if after is not None:
         fault["after"] = f"training: step {after} "
@@ -108,15 +115,15 @@ def armed(aws: Aws, *, run: str, kind: str, after: int | None = None) -> Iterato
     try:
         yield
     finally:
-        # A fault that no job took would be left over.
+        # A fault that no job took would stay armed.
         with suppress(ClientError):
             ssm.delete_parameter(Name=name)
 
 
 def ended_run(
     runner: Runner, step: str, *, run: str, fault: str | None, on_cluster: bool = False
-) -> Run:
-    """Read how the job of a step ended, as ``jobs status`` says."""
+) -> RunRecord:
+    """Read how the job of a step ended, from ``jobs status``."""
     record = runner.step(step)
     if record is None:
         problems = [known.problem for known in runner.steps if known.problem]
@@ -141,12 +148,12 @@ def judge(
     sizes: list[Size] | None,
     seconds: float,
     on_cluster: bool = False,
-) -> Run:
-    """Compare what ``jobs status --json`` says with what must be.
+) -> RunRecord:
+    """Compare the output of ``jobs status --json`` with the expected ending.
 
     ``sizes`` is None for a workload that measures none.
     """
-    ending: Ending = SUCCESS if fault is None else FAULTS[fault].ending
+    ending: ExpectedEnding = SUCCESS if fault is None else FAULTS[fault].ending
     if on_cluster:
         ending = ending.on_cluster
     exit_codes = [attempt["exit_code"] for attempt in status["attempts"]]
@@ -168,10 +175,10 @@ def judge(
         found.append("the job succeeded without a result in the bucket")
     if any(not size.correct for size in sizes or ()):
         found.append("the result holds a wrong sum")
-    seen = Ending(
+    seen = ExpectedEnding(
         exit_codes=tuple(exit_codes), status=status["status"], jobs_exit_code=jobs_exit_code
     )
-    return Run(
+    return RunRecord(
         run=run,
         fault=fault,
         summary="no fault" if fault is None else FAULTS[fault].summary,
@@ -190,7 +197,7 @@ def judge(
 
 
 def job_status(run: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """``jobs status --json``."""
+    """Run ``jobs status --json``."""
     command = (sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, "status", run, "--json")
     done = subprocess.run(command, cwd=ROOT, env=dict(environment), capture_output=True, text=True)
     try:
@@ -223,7 +230,7 @@ def _seconds(attempt: dict[str, Any]) -> float | None:
 
 
 def _sizes(aws: Aws, run: str, workload: str) -> list[Size]:
-    """The sweep, from the result file in the deployment's bucket."""
+    """Read the sweep from the result file in the deployment's bucket."""
     name = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
     bucket = aws.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
     key = f"{contract.run_prefix(run, 'results')}{workload}.json"

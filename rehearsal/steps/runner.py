@@ -1,4 +1,4 @@
-"""Runs steps, the commands of a user, in chains beside each other, and keeps what they said."""
+"""Runs steps, which are a user's commands, in parallel chains, and keeps their output."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from rehearsal.checks import tensorboard
 from rehearsal.deployment import cdk
 from rehearsal.deployment.binaries import kubectl
 from rehearsal.deployment.state import DEPLOYMENT, Folder
-from rehearsal.receipt import Check, StepRecord
+from rehearsal.receipt import CommandRecord, ReceiptCheck
 from trainium_catalogue import contract
 
 _AT_A_TIME = 4
-"""Commands of a half that run beside each other: a follower mostly waits for its job."""
+"""Commands of one half that run in parallel; a command with --follow mostly waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One command of a user, how it must end, and what it must say."""
+    """One user command, its expected exit code, and the output it must contain."""
 
     name: str
     program: str = "jobs"
     """``jobs``, ``kubectl`` or ``torchx``."""
     argv: tuple[str, ...]
-    """After the program."""
+    """Arguments after the program."""
     processes: int | None = None
-    """Per node, where the command counts ranks."""
+    """Processes per node, where the command counts ranks."""
     until_seen: str = ""
-    """Run that TensorBoard has to show before the command is interrupted."""
+    """Run that TensorBoard must show before the command is interrupted."""
     exit_code: int = 0
     says: Mapping[str, str] = field(default_factory=dict)
-    """Checks by name, with the regular expression that must be in the output for each."""
+    """Checks by name, each with the regular expression that the output must match."""
 
     @property
     def shown(self) -> str:
@@ -51,7 +51,7 @@ class Step:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The command as it is started."""
+        """The command as it is executed."""
         match self.program:
             case "jobs":
                 return (sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, *self.argv)
@@ -63,25 +63,25 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Steps that are run one after the other, up to the first that ends otherwise than it must."""
+    """Steps run one after another, up to the first with an unexpected ending."""
 
     name: str
     steps: tuple[Step, ...]
     after: tuple[str, ...] = ()
-    """Chains of the same table that must have ended well before."""
+    """Chains of the same table that must have succeeded before."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Ended:
-    """A chain that was run, or left out because of another one."""
+    """A chain that was run, or skipped because of another one."""
 
     well: bool
-    steps: list[StepRecord] = field(default_factory=list)
-    checks: list[Check] = field(default_factory=list)
+    steps: list[CommandRecord] = field(default_factory=list)
+    checks: list[ReceiptCheck] = field(default_factory=list)
 
 
 class Runner:
-    """Runs the chains of one half, each as soon as those that it needs have ended."""
+    """Runs the chains of one half, each as soon as the chains it depends on have ended."""
 
     def __init__(
         self,
@@ -102,12 +102,12 @@ class Runner:
         self._room = threading.Semaphore(_AT_A_TIME)
         self._processes: list[subprocess.Popen[str]] = []
         self._stopped = False
-        self.steps: list[StepRecord] = []
+        self.steps: list[CommandRecord] = []
         """Steps that were run, in the order of the tables, whichever was faster."""
-        self.checks: list[Check] = []
+        self.checks: list[ReceiptCheck] = []
 
     def run(self, chains: Sequence[Chain]) -> bool:
-        """Run a table of chains; whether every step ended as it must."""
+        """Run a table of chains; return True if every step ended as expected."""
         running: dict[str, Future[_Ended]] = {}
         with ThreadPoolExecutor(max_workers=len(chains)) as pool:
             for chain in chains:
@@ -123,17 +123,17 @@ class Runner:
         return all(chain.well for chain in ended)
 
     def stop(self) -> None:
-        """End every command: a signal to this process alone ends none of those it started."""
+        """Terminate every command: a signal to this process alone does not reach its children."""
         self._stopped = True
         for process in self._processes:
             process.terminate()
 
-    def step(self, name: str) -> StepRecord | None:
+    def step(self, name: str) -> CommandRecord | None:
         """Return the record of a step, if it was run."""
         return next((record for record in self.steps if record.name == name), None)
 
     def log(self, step: str) -> Path:
-        """The file that has the output of a step."""
+        """Return the file that holds a step's output."""
         return self._folder.log(f"{self._half}-{step.replace(' ', '-')}")
 
     def _chain(self, chain: Chain, needed: Iterable[Future[_Ended]]) -> _Ended:
@@ -156,7 +156,7 @@ class Runner:
                     break
         return ended
 
-    def _run(self, step: Step) -> tuple[StepRecord, list[Check]]:
+    def _run(self, step: Step) -> tuple[CommandRecord, list[ReceiptCheck]]:
         begin = time.monotonic()
         log = self.log(step.name)
         environment = dict(self.environment)
@@ -171,11 +171,11 @@ class Runner:
                 environment=environment,
                 on_line=self._on_line,
                 on_start=self._processes.append,
-                # Whatever it is, it goes into the receipt.
+                # Whatever the error, it goes into the receipt.
                 codes=None,
             )
         said = log.read_text(encoding="utf-8")
-        record = StepRecord(
+        record = CommandRecord(
             name=step.name,
             command=step.shown,
             exit_code=code,
@@ -183,17 +183,17 @@ class Runner:
             seconds=round(time.monotonic() - begin, 2),
         )
         return record, [
-            Check(name=name, ok=bool(re.search(pattern, said)), detail=step.shown)
+            ReceiptCheck(name=name, ok=bool(re.search(pattern, said)), detail=step.shown)
             for name, pattern in step.says.items()
         ]
 
 
 def step(name: str, line: str, **more: Any) -> Step:
-    """A step, from the line that a user types; of this project's own CLI it is ``jobs ...``."""
+    """Make a step from the line that a user types; this project's own CLI is ``jobs ...``."""
     program, *argv = shlex.split(line)
     return Step(name=name, program=program, argv=tuple(argv), **more)
 
 
 def flags(parameters: Mapping[str, str]) -> str:
-    """Options of a command, as a user types them."""
+    """Format the options of a command, as a user types them."""
     return shlex.join(word for name, value in parameters.items() for word in (f"--{name}", value))

@@ -18,7 +18,7 @@ from rehearsal.checks.endings import FAULTS
 from rehearsal.checks.leftovers import Item, compare
 from rehearsal.deployment.state import Folder
 from rehearsal.deployment.state import Settings as Asked
-from rehearsal.receipt import NO_BROWSER, Check, ClusterTraining, Receipt
+from rehearsal.receipt import NO_BROWSER, ClusterTraining, Receipt, ReceiptCheck
 from rehearsal.steps import cluster as cluster_steps
 from rehearsal.steps.jobs import judge
 from rehearsal.steps.runner import Chain, Runner, Step
@@ -222,7 +222,7 @@ def test_a_rehearsal_without_a_browser_says_what_it_did_not_see() -> None:
     assert NO_BROWSER not in receipt.unproven
     receipt.cluster = ClusterTraining()
     assert NO_BROWSER in receipt.unproven
-    receipt.cluster.checks.append(Check(name=tensorboard.DRAWN, ok=True, detail=""))
+    receipt.cluster.checks.append(ReceiptCheck(name=tensorboard.DRAWN, ok=True, detail=""))
 
     assert NO_BROWSER not in receipt.unproven
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rehearsal.checks.leftovers import Expected, Item
 from rehearsal.deployment.state import Folder, Settings, State, load_state
-from rehearsal.receipt import Image, NodeAttempt, Phase, Receipt, Run, Size, Stack
+from rehearsal.receipt import Image, NodeAttempt, Phase, Receipt, RunRecord, Size, Stack
 from rehearsal.report import tables as report
 
 SCHEMA = json.loads(
@@ -60,8 +60,8 @@ def finished(**changes: object) -> Receipt:
     return receipt
 
 
-def run(**changes: object) -> Run:
-    record = Run(
+def run(**changes: object) -> RunRecord:
+    record = RunRecord(
         run="rehearsal-1",
         fault=None,
         summary="no fault",

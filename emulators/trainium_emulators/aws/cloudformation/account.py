@@ -69,7 +69,7 @@ def _names(resource: Any) -> set[str]:
     return {value for value in (*own, *values) if isinstance(value, str)}
 
 
-def refuse(
+def refuse_resource(
     logical_id: str,
     kind: str,
     properties: Properties,

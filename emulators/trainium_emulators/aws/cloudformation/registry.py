@@ -27,7 +27,7 @@ from trainium_emulators.aws.cloudformation import (
     stacks,
     storage,
 )
-from trainium_emulators.aws.cloudformation.account import refuse, refuse_template
+from trainium_emulators.aws.cloudformation.account import refuse_resource, refuse_template
 from trainium_emulators.aws.cloudformation.contributions import (
     AccountRegion,
     After,
@@ -141,7 +141,7 @@ def _create(
     for other in depends_on(resource_json):
         _ = resources_map[other]
     resolved = resolved_properties(resource_json, resources_map)
-    refuse(logical_id, kind, resolved, place)
+    refuse_resource(logical_id, kind, resolved, place)
     properties = copy.deepcopy(resolved)
     if kind in BEFORE:
         BEFORE[kind](properties, place)
@@ -212,7 +212,7 @@ def _update(
     place = AccountRegion(account_id=account_id, region=region_name)
     old = resources_map._parsed_resources[logical_id]
     resolved = resolved_properties(resource_json, resources_map)
-    refuse(logical_id, kind, resolved, place, previous=old.rehearsal_resolved)
+    refuse_resource(logical_id, kind, resolved, place, previous=old.rehearsal_resolved)
     properties = copy.deepcopy(resolved)
     if kind in BEFORE:
         BEFORE[kind](properties, place)

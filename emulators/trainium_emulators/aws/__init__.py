@@ -1,1 +1,1 @@
-"""AWS on loopback: moto, and what moto lacks."""
+"""AWS on loopback: moto, plus what moto lacks."""

@@ -1,7 +1,7 @@
-"""Makes moto's S3 fail on request: errors, throttling and slow answers.
+"""Makes moto's S3 fail on request: errors, throttling and slow responses.
 
-Armed over HTTP at ``/rehearsal/s3-faults``: POST adds one fault, GET shows all with their hits,
-DELETE takes all away. A fault is JSON: ``{"kind": "slow-down", "share": 0.3, "seconds": 20,
+Armed over HTTP at ``/rehearsal/s3-faults``: POST adds one fault, GET lists all with their hits,
+DELETE removes all. A fault is JSON: ``{"kind": "slow-down", "share": 0.3, "seconds": 20,
 "keys": "runs/*/checkpoints/*"}``.
 """
 
@@ -36,24 +36,24 @@ _BODY = 1 << 20
 
 @dataclass(slots=True, kw_only=True)
 class S3Fault:
-    """A fault that hits a share of the requests for some keys, for a while."""
+    """A fault that affects a share of the requests for some keys, for a limited time."""
 
     kind: str
     share: float = 1.0
     seconds: float = 60.0
     keys: str = "*"
-    """Pattern of keys, in which ``*`` stands for any text."""
+    """Pattern for keys, in which ``*`` matches any text."""
     methods: str = "GET PUT POST HEAD DELETE"
     delay_s: float = 1.0
-    """Delay of a slow answer."""
+    """Delay of a slow response."""
     limit: int = 0
-    """Requests to hit at most (0: no limit)."""
+    """Maximum number of requests to hit (0: no limit)."""
     hits: int = 0
     ends_s: float = 0.0
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], *, now_s: float) -> "S3Fault":
-        """Read the JSON by which it is armed; ``ValueError`` says what is wrong."""
+        """Read the JSON that arms a fault; ``ValueError`` says what is wrong with it."""
         known = {entry.name for entry in fields(cls)} - {"hits", "ends_s"}
         if unknown := sorted(set(given) - known):
             raise ValueError(f"{', '.join(unknown)} is unknown; a fault has {sorted(known)}")
@@ -66,7 +66,7 @@ class S3Fault:
         return fault
 
     def concerns(self, method: str, key: str, *, now_s: float) -> bool:
-        """Tell whether the fault may hit a request."""
+        """Tell whether the fault applies to a request."""
         return (
             now_s < self.ends_s
             and (not self.limit or self.hits < self.limit)
@@ -76,14 +76,14 @@ class S3Fault:
 
 
 class S3Faults:
-    """A WSGI application in front of moto's."""
+    """WSGI middleware in front of moto's application."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
         self._faults: list[S3Fault] = []
         self._lock = threading.Lock()
         self._conditions = threading.Lock()
-        # The same draws in every rehearsal, in the order in which requests come.
+        # Seeded: every rehearsal makes the same draws, in the order of its requests.
         self._random = random.Random(0)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -95,7 +95,7 @@ class S3Faults:
         elif fault is not None:
             return _refuse(fault, environ, start_response)
         if environ.get("HTTP_IF_NONE_MATCH") or environ.get("HTTP_IF_MATCH"):
-            # moto looks and writes in two steps, S3 in one.
+            # moto checks and writes in two steps, S3 in one.
             with self._conditions:
                 return self._application(environ, start_response)
         return self._application(environ, start_response)
@@ -133,13 +133,13 @@ class S3Faults:
 
 
 def _is_s3(environ: Environ) -> bool:
-    """Requests are signed for a service; S3's may also carry the signature in their query."""
+    """Tell by its signature whether a request is for S3; S3 also allows it in the query."""
     signature = environ.get("HTTP_AUTHORIZATION", "") + environ.get("QUERY_STRING", "")
     return "/s3/aws4_request" in unquote(signature)
 
 
 def _key(environ: Environ) -> str:
-    """Key of the object: the path, without the bucket where that is not in the host's name."""
+    """Return the object's key: the path, minus the bucket if the host name does not contain it."""
     path = str(environ["PATH_INFO"]).lstrip("/")
     host = environ.get("HTTP_HOST", "").partition(":")[0]
     has_bucket = host.endswith(".localhost")
@@ -152,7 +152,7 @@ def _body(environ: Environ) -> bytes:
 
 def _refuse(fault: S3Fault, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
     status, code, message = _ERRORS[fault.kind]
-    # A client that still sends would see a broken connection instead of the answer.
+    # A client that is still sending would see a broken connection instead of the response.
     left = int(environ.get("CONTENT_LENGTH") or 0)
     while left > 0 and (read := environ["wsgi.input"].read(min(left, _BODY))):
         left -= len(read)

@@ -34,15 +34,15 @@ from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import Engine
 
 AMI = "ami-0e1e2e3e4e5e6e7e8"
-"""Id of every public host image."""
+"""Image id used for every public host image."""
 
 
 def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
-    """Publish what AWS publishes: the ids of the dated host images."""
+    """Publish the ids of the dated host images, as AWS does."""
     names = sorted({release.ecs_ami_ssm_parameter for release in NEURON_RELEASES.values()})
     for region in regions:
         for name in names:
-            # Only AWS may write below /aws, so not through the API.
+            # Not through the API: only AWS may write below /aws.
             parameter = Parameter(
                 account_id=account_id,
                 name=name,
@@ -61,13 +61,13 @@ def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
 
 
 def take_anywhere(run: str) -> NodeFault | None:
-    """The fault that is armed for a run, in whichever region, once."""
+    """Take the fault that is armed for a run in any region, once."""
     backends = ssm_backends[DEFAULT_ACCOUNT_ID].values()
     return next(filter(None, (take_fault(backend, run) for backend in backends)), None)
 
 
 def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmulator:
-    """Start the Kubernetes cluster, whose pods run as Batch's nodes do, on the same files."""
+    """Start the Kubernetes cluster; pods run like Batch's nodes, on the same files."""
     cluster = kubernetes.serve(
         kubernetes.EmulatorSettings(
             aws_endpoint=settings.endpoint,
@@ -85,7 +85,7 @@ def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmu
 
 
 def options(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trainium_emulators.aws.server", description=__doc__
     )
@@ -104,9 +104,9 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve until SIGTERM or the parent's end."""
+    """Serve until SIGTERM or the parent's exit."""
     given = options(argv)
-    # No container engine: nodes are ours to run, and the one Lambda has a model.
+    # No container engine: we run the nodes, and the only Lambda function has a model.
     default_user_config["lambda"] = {"use_docker": False}
     registry.install()
     settings: list[NodeSettings] = []
@@ -151,6 +151,6 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    # All has ended in order; to take moto's objects apart takes Python seconds more.
+    # Everything has shut down; letting Python free moto's objects would take seconds more.
     sys.stdout.flush()
     os._exit(0)

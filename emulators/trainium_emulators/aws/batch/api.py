@@ -1,4 +1,4 @@
-"""Answers Batch's job API from the scheduler; moto's runs no multi-node jobs."""
+"""Serves Batch's job API from the scheduler; moto's cannot run multi-node jobs."""
 
 import copy
 import json
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 def install(scheduler: JobScheduler) -> None:
-    """Answer the job calls of every region from ``scheduler``."""
+    """Serve the job calls of every region from ``scheduler``."""
 
     def submit(self: BatchResponse) -> str:
         return json.dumps(_submit(self, scheduler))
@@ -77,7 +77,7 @@ def _refuse(request: BatchResponse, on: str, properties: dict[str, Any]) -> None
 
 
 def _own_id(job_id: str) -> str:
-    """Id of the whole job, from its own id, a node's id or an ARN."""
+    """Return the id of the whole job from its own id, a node's id or an ARN."""
     return job_id.rpartition("/")[2].partition("#")[0]
 
 
@@ -143,7 +143,7 @@ def _job(request: BatchResponse, definition: Any, common: dict[str, Any]) -> Bat
 
 
 def _dependencies(given: list[dict[str, str]], scheduler: JobScheduler) -> tuple[str, ...]:
-    """Ids of the jobs that must succeed first."""
+    """Return the ids of the jobs that must succeed first."""
     for entry in given:
         if "type" in entry:
             raise ClientException("the rehearsal does not understand types of dependencies")
@@ -165,7 +165,7 @@ def _describe(scheduler: JobScheduler, wanted: Iterable[str]) -> Iterable[dict[s
 
 
 def _list(request: BatchResponse, scheduler: JobScheduler) -> dict[str, Any]:
-    """Filters replace the status, as the API reference says; newest first."""
+    """List jobs, newest first; filters override the status (API reference)."""
     parent = request._get_param("multiNodeJobId")
     if parent is not None:
         job = scheduler.get(_own_id(parent))
@@ -181,7 +181,7 @@ def _list(request: BatchResponse, scheduler: JobScheduler) -> dict[str, Any]:
     queue = request.batch_backend.get_job_queue(request._get_param("jobQueue"))
     if queue is None:
         raise ClientException(f"Job queue {request._get_param('jobQueue')} does not exist")
-    # Children of an array are listed by their parent only.
+    # Children of an array are only listed under their parent.
     jobs = [
         job
         for job in reversed(scheduler.jobs())
@@ -221,7 +221,7 @@ class InvalidOverride(ValueError):
 
 
 def _range(text: str, num_nodes: int) -> range:
-    """``0:3``, ``2:`` or ``:1`` as node indexes, or one number."""
+    """Parse node indexes from ``0:3``, ``2:``, ``:1`` or one number."""
     start, colon, end = text.partition(":")
     first = int(start or 0)
     if not colon:
@@ -230,7 +230,7 @@ def _range(text: str, num_nodes: int) -> range:
 
 
 def node_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any]) -> Json:
-    """Node properties of the job, one container per node index under ``nodes``.
+    """Return the job's node properties, with one container per node index under ``nodes``.
 
     AWS Batch user guide, multi-node parallel jobs: the number of nodes can only change when a
     range has an open upper bound, and the ranges must cover all nodes.
@@ -260,14 +260,14 @@ def node_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any])
 
 
 def container_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any]) -> Json:
-    """Container properties of the job: the definition's, with the overrides of its submission."""
+    """Return the job's container properties: the definition's, with the submission's overrides."""
     properties = copy.deepcopy(dict(definition))
     _apply(properties, overrides)
     return properties
 
 
 def _apply(container: Json, given: Mapping[str, Any]) -> None:
-    # Where nodes are processes, what they may have of a host says nothing.
+    # Resource requirements are accepted but mean nothing where nodes are processes.
     unknown = set(given) - {"command", "environment", "resourceRequirements"}
     if unknown:
         raise InvalidOverride(f"the rehearsal does not understand overrides of {sorted(unknown)}")

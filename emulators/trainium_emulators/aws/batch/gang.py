@@ -2,8 +2,8 @@
 
 AWS Batch user guide, multi-node parallel jobs: the main node starts first, children after it runs;
 the job has the main node's status; when the main node ends the children are stopped; a child that
-ends changes nothing; only the main node's failure leads to a retry. A job of one container is a
-gang of one. Retries follow its chapter "Automated job retries": rules of ``evaluateOnExit`` are
+ends changes nothing; only the main node's failure leads to a retry. A single-container job is a
+gang of one. Retries follow the chapter "Automated job retries": rules of ``evaluateOnExit`` are
 read in order, a rule applies when all of its patterns match, and what matches no rule is retried.
 """
 
@@ -33,10 +33,10 @@ from trainium_emulators.nodes.node import Engine, NodeProcess
 _LOCK = threading.Lock()
 CONTAINER_EXITED = "Essential container in task exited"
 HOST_LOST = "Host EC2 (instance i-0e1e2e3e4e5e6e7e8) terminated."
-"""AWS Batch user guide, job retries: the status reason of an instance that went away, which on
-Spot happens by design."""
+"""Status reason for an instance that was lost, which Spot causes by design (AWS Batch user
+guide, job retries)."""
 TIMED_OUT = "Job attempt duration exceeded timeout"
-# Children never start at the same time as the main node, and Batch promises no order.
+# Children never start together with the main node, and Batch promises no order.
 CHILD_DELAY_S = 0.2
 
 
@@ -45,13 +45,13 @@ class AttemptEnd:
     """The end of an attempt's main node, as Batch sees it."""
 
     exit_code: int | None
-    """None when the container did not end by itself (its host was lost)."""
+    """None if the container did not exit by itself (its host was lost)."""
     reason: str = ""
     status_reason: str = ""
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Batch's patterns: the whole text, or its beginning when they end with ``*``."""
+    """Match a Batch pattern: the whole text, or its beginning if the pattern ends with ``*``."""
     if pattern.endswith("*"):
         return text.startswith(pattern[:-1])
     return text == pattern
@@ -67,7 +67,7 @@ def _applies(rule: Mapping[str, str], outcome: AttemptEnd) -> bool:
 
 
 def retries(strategy: Mapping[str, Any], outcome: AttemptEnd, *, attempt: int) -> bool:
-    """Decide on another attempt after ``attempt`` (counted from 1) ended like this."""
+    """Decide whether to retry after ``attempt`` (counted from 1) ended this way."""
     if outcome.exit_code == 0 or attempt >= int(strategy.get("attempts", 1)):
         return False
     rules: Sequence[Mapping[str, str]] = strategy.get("evaluateOnExit", ())
@@ -78,7 +78,7 @@ def retries(strategy: Mapping[str, Any], outcome: AttemptEnd, *, attempt: int) -
 
 
 class CloudWatchStream:
-    """A node's CloudWatch stream, written while it runs and named by its awslogs driver."""
+    """A node's CloudWatch stream, written while the node runs and named by its awslogs driver."""
 
     def __init__(self, *, place: AccountRegion, group: str, stream: str):
         self._backend = logs_backends[place.account_id][place.region]
@@ -96,12 +96,12 @@ class CloudWatchStream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """Settings for running nodes, the same for all jobs of a server."""
+    """Settings for running nodes, shared by all jobs of a server."""
 
     endpoint: str
     processes_per_node: int
     processes_of: Mapping[str, int] = field(default_factory=dict)
-    """Processes per node of single workloads, by their tag."""
+    """Processes per node for individual workloads, by their tag."""
     addresses: str
     """The first three numbers of the nodes' loopback addresses."""
     stop_timeout_s: float
@@ -109,7 +109,7 @@ class NodeSettings:
     """The queue's RUNNABLE time limit is divided by this."""
     engine: Engine | None = None
     lustre: Path | None = None
-    """Folder in place of the deployment's file system; None: the job's own path is kept."""
+    """Folder in place of the deployment's file system; None keeps the job's own path."""
 
 
 class Gang:
@@ -155,7 +155,7 @@ class Gang:
         emit("job-status", job_id=job.job_id, status=status, reason=reason)
 
     def _attempt(self) -> tuple[AttemptEnd, bool]:
-        """Run one attempt; tell how the main node ended, and whether the job ended with it."""
+        """Run one attempt; return how the main node ended, and whether the job ended with it."""
         job = self._job
         job.attempts.append([None] * job.num_nodes)
         number = len(job.attempts)
@@ -181,7 +181,7 @@ class Gang:
                 self._stop_all()
             else:
                 time.sleep(0.05)
-        # A request to stop may come between the last look and the main node's end.
+        # A request to stop may arrive between the last check and the main node's end.
         if job.terminate_reason is not None:
             final, status_reason = True, job.terminate_reason
         self._note_ends()
@@ -191,7 +191,7 @@ class Gang:
         main = job.attempts[-1][job.main_index]
         assert main is not None
         if self._host_lost and not final:
-            # Nobody is left to report how the container ended.
+            # Nothing is left to report how the container ended.
             main.exit_code, status_reason = None, HOST_LOST
         main.status_reason = status_reason
         return AttemptEnd(exit_code=main.exit_code, status_reason=status_reason), final
@@ -218,7 +218,7 @@ class Gang:
             address=address,
         )
         if contract.ENV_LUSTRE in given and settings.lustre is not None:
-            # Nobody can mount here.
+            # Mounting is not possible here.
             settings.lustre.mkdir(parents=True, exist_ok=True)
             extras[contract.ENV_LUSTRE] = str(settings.lustre)
         main_address = node_address(settings.addresses, self._first_address + job.main_index)
@@ -251,7 +251,7 @@ class Gang:
         )
 
     def _processes(self) -> int:
-        """Workers of a node: those of its workload, for what Trainium would run."""
+        """Return the worker processes per node for the workload; one for a single-container job."""
         if not isinstance(self._job, MultiNodeJob):
             return 1
         workload = self._job.tags.get(contract.TAG_WORKLOAD, "")
@@ -282,7 +282,7 @@ class Gang:
             )
 
     def _stop_all(self) -> None:
-        """Stop every node, side by side, as the agents of their hosts do."""
+        """Stop all nodes in parallel, as the agents of their hosts do."""
         threads = [
             threading.Thread(target=node.stop, args=(self._settings.stop_timeout_s,))
             for node in self._nodes.values()
@@ -294,7 +294,7 @@ class Gang:
         self._note_ends()
 
     def _note_loss(self) -> None:
-        """Note the loss before the signal is sent: the main node's end is judged at once."""
+        """Note the loss before the signal is sent: the main node's end is judged immediately."""
         assert self._fault is not None
         self._host_lost = self._fault.takes_host
 

@@ -13,7 +13,7 @@ ACTIVE = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
 
 
 def now_ms() -> int:
-    """Milliseconds since the epoch: Batch's clock."""
+    """Milliseconds since the epoch, as in Batch."""
     return int(time.time() * 1000)
 
 
@@ -29,7 +29,7 @@ class NodeRecord:
     status_reason: str = ""
 
     def container(self) -> Json:
-        """The ``container`` of an attempt."""
+        """Return the ``container`` of an attempt."""
         details: Json = {"logStreamName": self.log_stream}
         if self.exit_code is not None:
             details["exitCode"] = self.exit_code
@@ -38,7 +38,7 @@ class NodeRecord:
         return details
 
     def describe(self) -> Json:
-        """An entry of ``attempts``."""
+        """Return an entry of ``attempts``."""
         entry: Json = {"container": self.container(), "startedAt": self.started_at}
         if self.stopped_at is not None:
             entry["stoppedAt"] = self.stopped_at
@@ -49,7 +49,7 @@ class NodeRecord:
 
 @dataclass(slots=True, kw_only=True)
 class BatchJob:
-    """Base of all kinds of submitted jobs."""
+    """Base class of all kinds of submitted jobs."""
 
     name: str
     region: str
@@ -69,7 +69,7 @@ class BatchJob:
     stopped_at: int | None = None
     terminate_reason: str | None = None
     attempts: list[list[NodeRecord | None]] = field(default_factory=list)
-    """For each attempt, every node that was started; the last list is the current attempt."""
+    """All nodes started in each attempt; the last list is the current attempt."""
 
     @property
     def arn(self) -> str:
@@ -78,29 +78,29 @@ class BatchJob:
 
     @property
     def is_active(self) -> bool:
-        """Neither succeeded nor failed."""
+        """True if the job has neither succeeded nor failed."""
         return self.status in ACTIVE
 
     @property
     def num_nodes(self) -> int:
-        """Containers of an attempt."""
+        """Number of containers in an attempt."""
         return 1
 
     @property
     def main_index(self) -> int:
-        """Index of the container whose end is the job's."""
+        """Index of the container whose end decides the job's."""
         return 0
 
     def container(self, index: int) -> Json:
-        """Properties of one container."""
+        """Return the properties of one container."""
         raise TypeError(f"{type(self).__name__} has no containers")
 
     def environment(self, place: NodePlace, *, main_address: str) -> dict[str, str]:
-        """Environment variables that Batch sets in one container."""
+        """Return the environment variables that Batch sets in one container."""
         return single_environment(place)
 
     def describe(self) -> Json:
-        """An entry of DescribeJobs."""
+        """Return an entry of DescribeJobs."""
         return {
             **self._common(),
             **self._times(self.started_at, self.stopped_at),
@@ -114,7 +114,7 @@ class BatchJob:
         }
 
     def summary(self) -> Json:
-        """An entry of ListJobs."""
+        """Return an entry of ListJobs."""
         return _summary(self.describe())
 
     def _common(self) -> Json:
@@ -156,10 +156,10 @@ def _summary(detail: Json) -> Json:
 
 @dataclass(slots=True, kw_only=True)
 class ContainerJob(BatchJob):
-    """A job of one container, by itself or as a child of an array."""
+    """A single-container job, standalone or a child of an array."""
 
     properties: Json
-    """Container properties, with the overrides of the submission."""
+    """Container properties with the submission's overrides."""
     array_index: int | None = None
     array_size: int | None = None
 
@@ -194,10 +194,10 @@ class ContainerJob(BatchJob):
 
 @dataclass(slots=True, kw_only=True)
 class ArrayJob(BatchJob):
-    """The parent of an array: it runs nothing itself.
+    """The parent of an array, which runs nothing itself.
 
-    AWS Batch user guide, array jobs and job states: the parent is PENDING from the first child
-    that is RUNNABLE to the end of the last, and failed when any child has.
+    AWS Batch user guide, array jobs and job states: the parent is PENDING from when its first
+    child is RUNNABLE until the last one ends, and fails if any child fails.
     """
 
     children: list[ContainerJob] = field(default_factory=list)
@@ -208,7 +208,7 @@ class ArrayJob(BatchJob):
         return not any(child.is_active for child in self.children)
 
     def array_properties(self) -> Json:
-        """Size, and how many children are where."""
+        """Return the array's size and the number of children per status."""
         counts = dict.fromkeys((*ACTIVE, "SUCCEEDED", "FAILED"), 0)
         for child in self.children:
             counts[child.status] += 1
@@ -229,14 +229,14 @@ class ArrayJob(BatchJob):
 
 @dataclass(slots=True, kw_only=True)
 class MultiNodeJob(BatchJob):
-    """A gang of nodes."""
+    """A job that is a gang of nodes."""
 
     properties: Json
-    """Node properties with one container per node under ``nodes``."""
+    """Node properties, with one container per node under ``nodes``."""
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the gang."""
+        """Number of nodes in the gang."""
         return int(self.properties["numNodes"])
 
     @property
@@ -251,12 +251,12 @@ class MultiNodeJob(BatchJob):
         return batch_environment(place, main_address=main_address)
 
     def describe(self) -> Json:
-        """The job itself; its attempts are those of the main node."""
+        """Describe the job itself; its attempts are those of the main node."""
         properties = {key: value for key, value in self.properties.items() if key != "nodes"}
         return {**BatchJob.describe(self), "nodeProperties": properties}
 
     def describe_node(self, index: int) -> Json:
-        """A child job, ``<job id>#<index>``."""
+        """Describe a child job, ``<job id>#<index>``."""
         started = [nodes[index] for nodes in self.attempts if nodes[index] is not None]
         last = started[-1] if started else None
         container = dict(self.properties["nodes"][index])
@@ -281,7 +281,7 @@ class MultiNodeJob(BatchJob):
         return "SUCCEEDED" if last.exit_code == 0 else "FAILED"
 
     def node_summary(self, index: int | None = None) -> Json:
-        """An entry of ListJobs: the job, or one of its nodes."""
+        """Return an entry of ListJobs: the job, or one of its nodes."""
         detail = self.describe() if index is None else self.describe_node(index)
         node = {"numNodes": self.num_nodes, **detail.get("nodeDetails", {})}
         return {**_summary(detail), "nodeProperties": node}

@@ -1,7 +1,7 @@
 """Starts jobs as Batch does: queue by queue, in order, once the jobs they wait for have succeeded.
 
-All queues share one machine: a queue runs one gang at a time, and single containers as there are
-processors.
+All queues share one machine: a queue runs one gang at a time, and as many single containers as
+there are processors.
 """
 
 import os
@@ -21,8 +21,8 @@ from trainium_emulators.nodes import faults
 from trainium_emulators.nodes.events import emit
 
 NEXT_FAULT = "/rehearsal/next-fault"
-"""SSM parameter by which a fault is armed: JSON with its ``kind``, and maybe ``run``, ``after``.
-With a run's name below it, another one can be armed at the same time."""
+"""SSM parameter that arms a fault: JSON with ``kind``, and optionally ``run`` and ``after``.
+A parameter with a run's name below it arms another one at the same time."""
 
 NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 MAX_RESOURCE = "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE"
@@ -36,7 +36,7 @@ EXPLAINED = {
 }
 _CONTAINERS_AT_ONCE = max(1, os.cpu_count() or 1)
 _FIRST_CONTAINER = 100
-"""Loopback addresses of single containers begin here, above those of every gang."""
+"""First loopback address for single containers, above those of all gangs."""
 _ADDRESSES = 100
 
 
@@ -52,7 +52,7 @@ class JobScheduler:
         self._started = 0
 
     def submit(self, job: BatchJob) -> None:
-        """Queue a job, and with the parent of an array its children."""
+        """Queue a job and, for the parent of an array, its children."""
         children = job.children if isinstance(job, ArrayJob) else []
         with self._changed:
             for entry in (job, *children):
@@ -65,15 +65,15 @@ class JobScheduler:
             self._changed.notify_all()
 
     def jobs(self) -> list[BatchJob]:
-        """Every job, in order of submission; children after their parent."""
+        """Return all jobs in order of submission; children follow their parent."""
         return list(self._jobs.values())
 
     def get(self, job_id: str) -> BatchJob | None:
-        """The job of this id."""
+        """Return the job with this id."""
         return self._jobs.get(job_id)
 
     def terminate(self, job_id: str, reason: str) -> None:
-        """Ask a job to end, and all children with their parent; an unknown one is ignored."""
+        """Ask a job to end, and an array's children with it; ignore an unknown job."""
         job = self._jobs.get(job_id)
         if job is None:
             return
@@ -85,7 +85,7 @@ class JobScheduler:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Terminate everything and wait for it."""
+        """Terminate all jobs and wait for their end."""
         for job in self.jobs():
             self.terminate(job.job_id, "the rehearsal's server stops")
         while any(job.is_active for job in self.jobs()):
@@ -97,7 +97,7 @@ class JobScheduler:
             with self._changed:
                 job = self._next(queue_arn)
                 if job is None:
-                    # Jobs of other queues end without a word to this one.
+                    # This queue is not notified when jobs of other queues end.
                     self._changed.wait(0.2)
                     continue
                 job.status = "RUNNABLE"
@@ -111,7 +111,7 @@ class JobScheduler:
             threading.Thread(target=self._run_container, args=arguments, daemon=True).start()
 
     def _next(self, queue_arn: str) -> BatchJob | None:
-        """The first job that may start; jobs that cannot are ended or left PENDING on the way."""
+        """Return the first job that may start; fail or leave PENDING those that cannot."""
         for job in self.jobs():
             if job.queue_arn != queue_arn or job.status not in ("SUBMITTED", "PENDING"):
                 continue
@@ -133,7 +133,7 @@ class JobScheduler:
         return None
 
     def _waits(self, job: BatchJob) -> bool | None:
-        """True while a job that it depends on has not ended; None when one has failed."""
+        """True while a job it depends on has not ended; None once one has failed."""
         others = [self._jobs[identity] for identity in job.depends_on]
         if any(other.status == "FAILED" for other in others):
             return None
@@ -174,7 +174,7 @@ class JobScheduler:
         try:
             self._run(job, first_address)
         except Exception as error:
-            # A mistake of ours must not leave a job RUNNING for ever.
+            # A bug of ours must not leave a job RUNNING forever.
             self._end(job, f"the rehearsal failed: {type(error).__name__}: {error}")
             raise
         finally:
@@ -210,7 +210,7 @@ class JobScheduler:
     def _blocked(
         job: BatchJob, environment: Any, fault: faults.NodeFault | None
     ) -> tuple[str, str] | None:
-        """Batch's reason why the job cannot start, and its words."""
+        """Return Batch's reason why the job cannot start, and its message."""
         resources = environment.compute_resources
         names = resources["instanceTypes"]
         needed = _vcpus(job, names)
@@ -223,7 +223,7 @@ class JobScheduler:
         return None
 
     def _wait_blocked(self, job: BatchJob, queue: Any, reason: str, text: str) -> bool:
-        """Stay RUNNABLE until the queue's time limit for this reason, or a request to stop."""
+        """Stay RUNNABLE until the queue's time limit for this reason or a request to stop."""
         job.status_reason = text
         emit("job-status", job_id=job.job_id, status=job.status, reason=text)
         started = time.monotonic()
@@ -250,7 +250,7 @@ class JobScheduler:
 
 
 def _vcpus(job: BatchJob, instance_types: list[str]) -> int:
-    """vCPUs that the job needs at the same time: of whole nodes, or of its container."""
+    """Return the vCPUs that the job needs at once: of all its nodes, or of its container."""
     if isinstance(job, MultiNodeJob):
         (name,) = instance_types
         return INSTANCE_TYPES[name].vcpus_for(job.num_nodes)
@@ -259,7 +259,7 @@ def _vcpus(job: BatchJob, instance_types: list[str]) -> int:
 
 
 def take_fault(backend: Any, run: str) -> faults.NodeFault | None:
-    """The fault that is armed for a run in one region's parameters, once."""
+    """Take the fault that is armed for a run in one region's parameters, once."""
     for name in (f"{NEXT_FAULT}/{run}", NEXT_FAULT):
         if (parameter := backend.get_parameter(name)) is None:
             continue

@@ -1,4 +1,4 @@
-"""Models what moto lacks or half ignores of IAM, KMS, Lambda layers and SSM parameters."""
+"""Models what moto lacks or partly ignores in IAM, KMS, Lambda layers and SSM parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHANGEABLE = frozenset({"AssumeRolePolicyDocument", "Description", "Policies", 
 
 
 def _complete_parameter(properties: Properties, _: AccountRegion) -> None:
-    """CloudFormation has a map of tags here, moto wants the list that the API has."""
+    """Turn CloudFormation's map of tags into the API's list, which moto expects."""
     properties.setdefault("Name", f"CFN-Parameter-{uuid.uuid4().hex[:12]}")
     tags = properties.get("Tags", {})
     properties["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
@@ -32,7 +32,7 @@ def _delete_layer(layer: Any, _: Properties, place: AccountRegion) -> None:
 
 
 def _update_layer(layer: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Make a new version, as every change does."""
+    """Publish a new version, as every change does."""
     made = type(layer).create_from_cloudformation_json(
         layer.name, {"Properties": change.properties}, place.account_id, place.region
     )
@@ -41,12 +41,12 @@ def _update_layer(layer: Any, change: PropertyChange, place: AccountRegion) -> A
 
 
 def _refer_by_arn(layer: Any, _: Properties, place: AccountRegion) -> None:
-    """Let a reference be the version's ARN, as on AWS; moto's is the object itself."""
+    """Make a reference resolve to the version's ARN, as on AWS; moto returns the object itself."""
     layer.physical_resource_id = layer.arn
 
 
 def _update_role(role: Any, change: PropertyChange, _: AccountRegion) -> Any:
-    # Managed policies are kept by nothing here, so a change of them changes nothing.
+    # Nothing here stores managed policies, so changing them has no effect.
     change.refuse_others("AWS::IAM::Role", _CHANGEABLE | {"ManagedPolicyArns"})
     properties = change.properties
     role.assume_role_policy_document = json.dumps(properties["AssumeRolePolicyDocument"])
@@ -62,7 +62,7 @@ def _update_role(role: Any, change: PropertyChange, _: AccountRegion) -> Any:
 
 
 class OpenIdConnectProvider(ResourceModel):
-    """AWS::IAM::OIDCProvider: what lets a cluster's service accounts take roles."""
+    """AWS::IAM::OIDCProvider: lets a cluster's service accounts assume roles."""
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
@@ -82,9 +82,9 @@ def _delete_provider(provider: Any, _: Properties, place: AccountRegion) -> None
 
 
 class ParsedJson(ResourceModel):
-    """Custom::AWSCDKCfnJson: a text with references in it, as what it says.
+    """Custom::AWSCDKCfnJson: parses a JSON text that contains references.
 
-    The CDK writes trust policies with it, where a name depends on another resource.
+    The CDK uses it for trust policies in which a name depends on another resource.
     """
 
     @classmethod
@@ -93,7 +93,7 @@ class ParsedJson(ResourceModel):
 
 
 def _name_tags_as_kms(properties: Properties, _: AccountRegion) -> None:
-    """KMS's API has other words for a tag's parts than CloudFormation."""
+    """Rename the keys of tags as KMS's API does, which differs from CloudFormation."""
     properties["Tags"] = [
         {"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in properties.get("Tags", [])
     ]
@@ -119,8 +119,8 @@ CONTRIBUTION = Contribution(
     delete={
         "AWS::IAM::OIDCProvider": _delete_provider,
         "AWS::Lambda::LayerVersion": _delete_layer,
-        # It is an answer, not a thing.
+        # It is a computed value: there is nothing to delete.
         "Custom::AWSCDKCfnJson": lambda parsed, properties, place: None,
     },
 )
-"""Roles' own policies are updated by moto."""
+"""moto updates the roles' inline policies."""

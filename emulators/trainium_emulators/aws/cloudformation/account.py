@@ -1,4 +1,4 @@
-"""The account as moto has it, for the table of refusals: what the stacks made, by its names."""
+"""The account in moto, for the table of refusals: what the stacks created, found by name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 
 class StackAccount:
-    """Resources of all stacks of a place, those of the stack in the making too."""
+    """Resources of all stacks in an account and region, including a stack being created."""
 
     def __init__(self, place: AccountRegion) -> None:
         self._place = place
 
     @property
     def account_id(self) -> str:
-        """Twelve digits."""
+        """The twelve digits of the account."""
         return self._place.account_id
 
     @property
@@ -32,7 +32,7 @@ class StackAccount:
         return self._place.region
 
     def find(self, kind: str, value: Any) -> Properties | None:
-        """Properties of the resource that an id, a name or an ARN names."""
+        """Return the properties of the resource with this id, name or ARN."""
         for resource in self._resources(kind):
             if value in _names(resource):
                 properties: Properties = resource.rehearsal_resolved
@@ -40,7 +40,7 @@ class StackAccount:
         return None
 
     def all(self, kind: str) -> list[Properties]:
-        """Properties of every resource of a type."""
+        """Return the properties of every resource of a type."""
         return [resource.rehearsal_resolved for resource in self._resources(kind)]
 
     def same(self, one: Any, other: Any) -> bool:
@@ -52,7 +52,7 @@ class StackAccount:
     def _resources(self, kind: str | None) -> Iterator[Any]:
         stacks = cloudformation_backends[self.account_id][self.region].stacks
         for stack in list(stacks.values()):
-            # Looking a resource up would make it, where it is not there yet.
+            # Looking up a resource would create it if it does not exist yet.
             for resource in list(stack.resource_map._parsed_resources.values()):
                 own = getattr(resource, "rehearsal_kind", None)
                 if own is None or getattr(resource, "rehearsal_gone", False):
@@ -76,14 +76,14 @@ def refuse_resource(
     place: AccountRegion,
     previous: Properties | None = None,
 ) -> None:
-    """Fail with AWS's message, if AWS would not take the resource."""
+    """Fail with AWS's message if AWS would refuse the resource."""
     request = AwsRequest(properties=properties, account=StackAccount(place), previous=previous)
     for message in refusals.messages(kind, request):
         raise ValidationError(message=f"{logical_id}: {message}")
 
 
 def refuse_template(name: str, template: Properties, place: AccountRegion) -> None:
-    """Fail with CloudFormation's message, if it would not take the template as a whole."""
+    """Fail with CloudFormation's message if it would refuse the template as a whole."""
     account = TemplateAccount(
         templates={name: template}, region=place.region, account_id=place.account_id
     )

@@ -1,4 +1,4 @@
-"""Batch: compute environments without a service role, job definitions, updates, deletes."""
+"""Models Batch: compute environments without a service role, job definitions, updates, deletes."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def _backend(place: AccountRegion) -> Any:
 
 
 def _service_linked_role(properties: Properties, place: AccountRegion) -> None:
-    """AWS creates the role with the first compute environment; moto asks for one by ARN."""
+    """Create the role as AWS does with the first compute environment; moto requires its ARN."""
     if "ServiceRole" in properties:
         return
     iam = iam_backends[place.account_id]["aws"]
@@ -38,14 +38,14 @@ def _complete_environment(properties: Properties, place: AccountRegion) -> None:
     _service_linked_role(properties, place)
     resources = properties["ComputeResources"]
     if "SecurityGroupIds" not in resources:
-        # moto asks for groups, and starts instances with them; on AWS those of the launch template
-        # do. ``_forget_template_groups`` takes them out of what Batch describes.
+        # moto requires groups and starts instances with them; on AWS the launch template's are
+        # enough. ``_forget_template_groups`` hides them from what Batch describes.
         resources["SecurityGroupIds"] = _template_groups(resources["LaunchTemplate"], place)
         properties["GroupsOfTemplate"] = True
 
 
 def _template_groups(named: Properties, place: AccountRegion) -> list[str]:
-    """Groups of a launch template: its own, or else those of its interfaces."""
+    """Security groups of a launch template: its own, or else those of its interfaces."""
     template = ec2_backends[place.account_id][place.region].get_launch_template(
         named["LaunchTemplateId"]
     )
@@ -57,13 +57,13 @@ def _template_groups(named: Properties, place: AccountRegion) -> list[str]:
 
 
 def _forget_template_groups(environment: Any, properties: Properties, _: AccountRegion) -> None:
-    """Batch describes no groups where it was given none."""
+    """Remove the template's groups again: Batch describes none if it was given none."""
     if "GroupsOfTemplate" in properties:
         del environment.compute_resources["securityGroupIds"]
 
 
 class AnyJobDefinition(CloudFormationModel):
-    """AWS::Batch::JobDefinition: moto's own registration, with the type and time-out it drops."""
+    """AWS::Batch::JobDefinition: moto's registration, plus the type and timeout that it drops."""
 
     @staticmethod
     def cloudformation_name_type() -> str:
@@ -107,14 +107,14 @@ class AnyJobDefinition(CloudFormationModel):
 
 
 def get_arn(self: Any, attribute_name: str) -> str:
-    """Fn::GetAtt of a compute environment or a job queue: their only attribute is the ARN."""
+    """Resolve Fn::GetAtt of a compute environment or job queue, whose only attribute is the ARN."""
     if attribute_name not in ("ComputeEnvironmentArn", "JobQueueArn"):
         raise ValidationError(message=f"no attribute {attribute_name} here")
     return str(self.arn)
 
 
 def describe_with_nodes(definition: JobDefinition) -> dict[str, Any]:
-    """DescribeJobDefinitions as moto has it, with the node properties that it leaves out."""
+    """moto's DescribeJobDefinitions, plus the node properties that it leaves out."""
     described: dict[str, Any] = _describe(definition)
     if definition.node_properties is not None:
         described["nodeProperties"] = definition.node_properties
@@ -125,7 +125,7 @@ _describe = JobDefinition.describe
 
 
 def _keep_queue_extras(queue: Any, properties: Properties, place: AccountRegion) -> None:
-    """The queue's time limits, for the executor."""
+    """Keep the queue's time limits for the executor."""
     queue.job_state_time_limit_actions = [
         lowercase_first_key(action) for action in properties.get("JobStateTimeLimitActions", [])
     ]
@@ -151,7 +151,7 @@ def _update_queue(queue: Any, change: PropertyChange, place: AccountRegion) -> A
 
 
 def _update_definition(definition: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """A new revision; the old one is deregistered, as CloudFormation does."""
+    """Register a new revision and deregister the old one, as CloudFormation does."""
     made = AnyJobDefinition.create_from_cloudformation_json(
         definition.name,
         {"Properties": change.properties},

@@ -1,4 +1,4 @@
-"""Defines what a module of this package adds to moto: models, hooks around moto's own, deleters."""
+"""Contributions of this package's modules to moto: models, hooks around its own, deleters."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -24,19 +24,19 @@ Before = Callable[[Properties, AccountRegion], None]
 After = Callable[[Any, Properties, AccountRegion], None]
 """Completes the resource that moto's model made."""
 Delete = Callable[[Any, Properties, AccountRegion], None]
-"""Takes the resource away."""
+"""Deletes the resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PropertyChange:
-    """The new properties of an update, and which of them differ."""
+    """The new properties of an update, and the names of those that differ."""
 
     properties: Properties
     changed: AbstractSet[str]
-    """Names of the properties that differ, or were added or removed."""
+    """Names of the properties that were changed, added or removed."""
 
     def refuse_others(self, kind: str, known: AbstractSet[str]) -> None:
-        """Fail on a property that an update here would not reach."""
+        """Fail on a changed property that an update here would not apply."""
         if unknown := sorted(self.changed - known):
             raise ValidationError(
                 message=f"the rehearsal cannot change {', '.join(unknown)} of {kind} in place; "
@@ -45,26 +45,26 @@ class PropertyChange:
 
 
 Update = Callable[[Any, PropertyChange, AccountRegion], Any]
-"""Changes the resource, or makes one in its place, and returns what there is now."""
+"""Changes or replaces the resource, and returns the resulting one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
-    """Additions to moto, by CloudFormation type."""
+    """Additions to moto by CloudFormation type."""
 
     models: Mapping[str, type[CloudFormationModel]] = field(default_factory=dict)
     before: Mapping[str, Before] = field(default_factory=dict)
     after: Mapping[str, After] = field(default_factory=dict)
     update: Mapping[str, Update] = field(default_factory=dict)
     replaced_by: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Properties whose change makes another resource in place of the old one."""
+    """Properties whose change forces replacement."""
     delete: Mapping[str, Delete] = field(default_factory=dict)
 
 
 class ResourceModel(CloudFormationModel):
-    """Base of the models that moto lacks.
+    """Base class of the models that moto lacks.
 
-    moto's metaclass files every model under the second part of its module's name, hence a package.
+    moto's metaclass files each model under the second part of its module's name, hence a package.
     """
 
     def __init__(self, physical_resource_id: str, attributes: Mapping[str, Any] | None = None):
@@ -77,7 +77,7 @@ class ResourceModel(CloudFormationModel):
 
     @staticmethod
     def cloudformation_type() -> str:
-        # Registered by the type's own name in Contribution.models.
+        # Registered under the type's own name in Contribution.models.
         return "Rehearsal::None::None"
 
     @classmethod
@@ -101,5 +101,5 @@ class ResourceModel(CloudFormationModel):
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> "ResourceModel":
-        """Make the resource; ``name`` is what CloudFormation would call it."""
+        """Create the resource; ``name`` is what CloudFormation would call it."""
         raise TypeError(f"{cls.__name__} has no create")

@@ -1,4 +1,4 @@
-"""EC2: placement groups, security-group rules, zone ids, and the deletes that moto leaves out."""
+"""Models EC2: placement groups, security-group rules, zone ids, and deletes that moto lacks."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
 )
 
 PLACEMENT_GROUPS: dict[AccountRegion, dict[str, str]] = {}
-"""Strategy of every placement group, by place and name; moto has no back-end for them."""
+"""Strategy of each placement group by account, region and name; moto has no back-end for them."""
 
 
 def _backend(place: AccountRegion) -> Any:
@@ -38,7 +38,7 @@ def _delete_placement_group(group: PlacementGroup, _: Properties, place: Account
 
 
 def describe_placement_groups(response: EC2Response) -> ActionResult:
-    """DescribePlacementGroups, which moto answers with an error that no client can parse."""
+    """DescribePlacementGroups, to which moto responds with an error that no client can parse."""
     place = AccountRegion(account_id=response.current_account, region=response.region)
     groups = [
         {
@@ -56,7 +56,7 @@ def describe_placement_groups(response: EC2Response) -> ActionResult:
 
 
 def _rule(properties: Properties, peer: str) -> dict[str, Any]:
-    """Arguments of moto's authorize and revoke for one rule."""
+    """Return the arguments of moto's authorize and revoke for one rule."""
     group = properties.get(peer)
     ranges = [{"CidrIp": properties["CidrIp"]}] if "CidrIp" in properties else []
     return {
@@ -86,7 +86,7 @@ _EVERYWHERE = {**_EVERYTHING, "CidrIp": "0.0.0.0/0"}
 
 
 def _forget_default_egress(group_id: str, place: AccountRegion) -> None:
-    """A rule of one's own takes EC2's "everything to everywhere" away (aws/aws-cdk issue 987)."""
+    """Remove EC2's allow-all rule, as an explicit rule does (aws/aws-cdk issue 987)."""
     group = _backend(place).get_security_group_from_id(group_id)
     if group.is_default and _has_everywhere(group):
         _backend(place).revoke_security_group_egress(group_id, **_rule(_EVERYWHERE, ""))
@@ -100,7 +100,7 @@ def _has_everywhere(group: Any) -> bool:
 
 
 def _admit_default_group_to_itself(vpc: Any, _: Properties, place: AccountRegion) -> None:
-    """EC2 makes a default group that admits itself; moto's admits nobody.
+    """Let a default group admit itself, as EC2 does; moto's admits nobody.
 
     docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
     """
@@ -123,7 +123,7 @@ def _delete_ingress(_: Any, properties: Properties, place: AccountRegion) -> Non
 
 
 def _honour_inline_egress(group: Any, properties: Properties, place: AccountRegion) -> None:
-    """moto adds "everything to everywhere" and ignores the property that replaces it."""
+    """Apply inline egress rules: moto ignores them and adds the allow-all rule they replace."""
     if "SecurityGroupEgress" not in properties:
         return
     backend = _backend(place)
@@ -135,7 +135,7 @@ def _honour_inline_egress(group: Any, properties: Properties, place: AccountRegi
 
 
 def _update_group(group: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Its rules in both directions; anything else replaces a group on AWS."""
+    """Update the rules in both directions; any other change replaces a group on AWS."""
     change.refuse_others(
         "AWS::EC2::SecurityGroup",
         frozenset({"SecurityGroupEgress", "SecurityGroupIngress", "Tags"}),
@@ -147,7 +147,7 @@ def _update_group(group: Any, change: PropertyChange, place: AccountRegion) -> A
         backend.authorize_security_group_ingress(group.id, **_rule(rule, "SourceSecurityGroupId"))
     for rule in group.rehearsal_properties.get("SecurityGroupEgress", [_EVERYWHERE]):
         backend.revoke_security_group_egress(group.id, **_rule(rule, "DestinationSecurityGroupId"))
-    # As after a creation: _honour_inline_egress takes it away when the template has its own.
+    # As after a creation: _honour_inline_egress removes it if the template has its own rules.
     backend.authorize_security_group_egress(group.id, **_rule(_EVERYWHERE, ""))
     return group
 
@@ -156,7 +156,7 @@ def _update_group(group: Any, change: PropertyChange, place: AccountRegion) -> A
 
 
 def _name_the_zone(properties: Properties, place: AccountRegion) -> None:
-    """moto's model reads the zone's name only."""
+    """Translate a zone id to its name: moto's model only reads the name."""
     zone_id = properties.pop("AvailabilityZoneId", None)
     if zone_id is None:
         return
@@ -180,7 +180,7 @@ def _disassociate_route_table(_: Any, properties: Properties, place: AccountRegi
 
 
 def _delete_vpc(vpc: Any, _: Properties, place: AccountRegion) -> None:
-    """EC2 deletes the default network ACL with its VPC, moto does not."""
+    """Delete a VPC with its default network ACL, as EC2 does and moto does not."""
     backend = _backend(place)
     backend.delete_vpc(vpc.id)
     for acl in [acl for acl in backend.network_acls.values() if acl.vpc_id == vpc.id]:
@@ -190,7 +190,7 @@ def _delete_vpc(vpc: Any, _: Properties, place: AccountRegion) -> None:
 def _delete_nat_gateway(gateway: Any, _: Properties, place: AccountRegion) -> None:
     backend = _backend(place)
     backend.delete_nat_gateway(gateway.id)
-    # EC2 deletes the gateway's interface with it, moto does not.
+    # EC2 deletes the gateway's interface with it; moto does not.
     eni = gateway._eni
     for address in backend.addresses:
         if address.eni is eni:

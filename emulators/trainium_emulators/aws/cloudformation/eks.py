@@ -1,4 +1,4 @@
-"""Models EKS clusters and node groups; the endpoint is the API server of this machine."""
+"""Models EKS clusters and node groups; the endpoint is the local API server."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 
 @cache
 def certificate_data() -> str:
-    """Base64 of PEM, as DescribeCluster gives it.
+    """Base64-encoded PEM, as in DescribeCluster.
 
-    The API server speaks plain HTTP on loopback, so nothing is ever checked against it.
+    The API server speaks plain HTTP on loopback, so the certificate is never checked.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubernetes")])
@@ -52,7 +52,7 @@ def _backend(place: AccountRegion) -> Any:
 
 
 def _lower(value: Any) -> Any:
-    """Names as the API has them, where CloudFormation has capitals."""
+    """Convert CloudFormation's capitalised names to the API's."""
     if isinstance(value, dict):
         return {key[:1].lower() + key[1:]: _lower(entry) for key, entry in value.items()}
     return [_lower(entry) for entry in value] if isinstance(value, list) else value
@@ -62,7 +62,7 @@ def _lower(value: Any) -> Any:
 
 
 class EksCluster(ResourceModel):
-    """AWS::EKS::Cluster: its endpoint is the API server of this machine."""
+    """AWS::EKS::Cluster: its endpoint is the local API server."""
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
@@ -71,7 +71,7 @@ class EksCluster(ResourceModel):
         network = _lower(properties["ResourcesVpcConfig"])
         ec2 = ec2_backends[place.account_id][place.region]
         (subnet,) = ec2.describe_subnets(subnet_ids=network["subnetIds"][:1])
-        # What EKS makes for the interfaces of control plane and nodes.
+        # The group that EKS creates for the interfaces of control plane and nodes.
         group = ec2.create_security_group(f"eks-cluster-sg-{name}", "cluster", subnet.vpc_id)
         made = _backend(place).create_cluster(
             name=properties.get("Name", name),
@@ -100,14 +100,14 @@ class EksCluster(ResourceModel):
 
 
 def _logging(properties: Properties) -> Any:
-    """The types that are written, in the API's form."""
+    """Return the enabled log types in the API's form."""
     enabled = properties.get("Logging", {}).get("ClusterLogging", {}).get("EnabledTypes", [])
     types = [entry["Type"] for entry in enabled]
     return {"clusterLogging": [{"types": types, "enabled": True}]} if types else None
 
 
 def _update_cluster(cluster: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Access to the endpoint, logging and tags; a new version would roll the nodes."""
+    """Update endpoint access, logging and tags; a new version would roll the nodes."""
     change.refuse_others("AWS::EKS::Cluster", frozenset({"Logging", "ResourcesVpcConfig", "Tags"}))
     made = _backend(place).describe_cluster(cluster.physical_resource_id)
     made.logging = _logging(change.properties) or made.logging
@@ -141,7 +141,7 @@ class Nodegroup(ResourceModel):
         made = _backend(place).create_nodegroup(
             cluster_name=cluster,
             node_role=properties["NodeRole"],
-            # At most 63 characters, Amazon EKS API reference, CreateNodegroup.
+            # At most 63 characters (Amazon EKS API reference, CreateNodegroup).
             nodegroup_name=properties.get("NodegroupName", name)[:63],
             subnets=properties["Subnets"],
             scaling_config=_scaling(properties),
@@ -171,7 +171,7 @@ class Nodegroup(ResourceModel):
 
 
 def _launch_template(properties: Properties, place: AccountRegion) -> dict[str, Any]:
-    """Data of the version that the node group names, or nothing."""
+    """Return the data of the launch template version that the node group names, if any."""
     given = properties.get("LaunchTemplate")
     if given is None:
         return {}
@@ -186,7 +186,7 @@ def _launch_template(properties: Properties, place: AccountRegion) -> dict[str, 
 
 
 def _scaling(properties: Properties) -> dict[str, int]:
-    """Sizes as numbers, in the order that EKS asks for."""
+    """Return the sizes as numbers, under the API's names."""
     given = properties.get("ScalingConfig", {})
     return {key: int(size) for key, size in _lower(given).items()}
 
@@ -196,7 +196,7 @@ def _taints(properties: Properties) -> list[dict[str, str]]:
 
 
 def _update_nodegroup(group: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Sizes, labels, taints, and what rolls the nodes: they are gone and come back."""
+    """Update sizes, labels and taints; where EKS rolls the nodes, remove and recreate them."""
     change.refuse_others(
         "AWS::EKS::Nodegroup",
         frozenset({"Labels", "LaunchTemplate", "ReleaseVersion", "ScalingConfig", "Tags",

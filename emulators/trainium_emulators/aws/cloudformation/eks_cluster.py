@@ -1,6 +1,6 @@
-"""Starts the one Kubernetes cluster behind EKS, and deploys the CDK's manifests and charts into it.
+"""Starts the one Kubernetes cluster behind EKS, and deploys the CDK's manifests and charts to it.
 
-On AWS the CDK's kubectl handler does that, a Lambda function; here its custom resources are read.
+On AWS the CDK's kubectl handler, a Lambda function, does this; here we read its custom resources.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HELM_CHART = "Custom::AWSCDK-EKS-HelmChart"
 
 
 class KubernetesCluster:
-    """Manifests in, objects in the API server out."""
+    """Turns manifests into objects in the API server."""
 
     def __init__(self) -> None:
         self._start: Callable[[], ClusterEmulator] | None = None
@@ -37,12 +37,12 @@ class KubernetesCluster:
         self._lock = threading.Lock()
 
     def use(self, start: Callable[[], ClusterEmulator]) -> None:
-        """Say how the cluster is started."""
+        """Set the function that starts the cluster."""
         self._start = start
 
     @property
     def running(self) -> ClusterEmulator:
-        """The cluster, which is started if it is not up."""
+        """Return the cluster, starting it if needed."""
         with self._lock:
             if self._cluster is None:
                 if self._start is None:
@@ -51,14 +51,14 @@ class KubernetesCluster:
             return self._cluster
 
     def apply(self, manifest: Properties) -> None:
-        """Create an object or change the one that is there; says why the API server refuses."""
+        """Create or change an object; raise with the API server's reason if it refuses."""
         try:
             self.running.apply(manifest)
         except errors.ApiError as error:
             raise ValidationError(message=f"{describe(manifest)}: {error}") from error
 
     def delete(self, manifest: Properties) -> None:
-        """Delete an object; that it is gone already is no error, as with kubectl delete."""
+        """Delete an object; one that is already gone is no error, as with kubectl delete."""
         store = self.running.store
         kind = store.find_kind(manifest["apiVersion"], manifest["kind"])
         metadata = manifest["metadata"]
@@ -80,12 +80,12 @@ CLUSTER = KubernetesCluster()
 
 
 def describe(manifest: Any) -> str:
-    """Kind and name, for messages."""
+    """Return kind and name for messages."""
     return f"{manifest.get('kind')} {manifest.get('metadata', {}).get('name')}"
 
 
 def _check_cluster(properties: Properties, place: AccountRegion) -> str:
-    """Kubernetes' version, as major.minor; moto raises if the cluster does not exist."""
+    """Return the Kubernetes version as major.minor; moto raises if the cluster does not exist."""
     backend = eks_backends[place.account_id][place.region]
     cluster = backend.describe_cluster(properties["ClusterName"])
     return ".".join(str(cluster.version).split(".")[:2])
@@ -114,7 +114,7 @@ def _parse(properties: Properties) -> list[Properties]:
 
 
 def validate(manifest: Properties, version: str) -> None:
-    """Refuse what Kubernetes' own schemas refuse; kinds of charts have none there."""
+    """Refuse what Kubernetes' own schemas refuse; they do not cover kinds installed by charts."""
     try:
         kubernetes_validate.validate(manifest, version, strict=True)
     except kubernetes_validate.SchemaNotFoundError:
@@ -126,7 +126,7 @@ def validate(manifest: Properties, version: str) -> None:
 
 
 def _update_manifest(resource: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Apply anew, then delete what the manifest no longer has, as ``kubectl apply --prune``."""
+    """Apply again, then delete what the manifest no longer has, like ``kubectl apply --prune``."""
     change.refuse_others(MANIFEST, frozenset({"Manifest", "PruneLabel"}))
     Manifest.create("", change.properties, place)
     kept = [_identity(manifest) for manifest in _parse(change.properties)]
@@ -151,7 +151,7 @@ def _delete_manifest(_: Any, properties: Properties, place: AccountRegion) -> No
 
 
 class HelmChart(ResourceModel):
-    """Custom::AWSCDK-EKS-HelmChart: checked and recorded; a chart cannot be fetched here."""
+    """Custom::AWSCDK-EKS-HelmChart: checked and recorded only; charts cannot be fetched here."""
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
@@ -162,7 +162,7 @@ class HelmChart(ResourceModel):
 
 
 def check_release(properties: Properties) -> None:
-    """Refuse what Helm refuses, and a chart without a version: the newest changes by itself."""
+    """Refuse what Helm refuses, and a chart without a version: the latest changes over time."""
     release = properties["Release"]
     chart, repository = properties.get("Chart", ""), properties.get("Repository", "")
     if not properties.get("Version"):

@@ -21,16 +21,16 @@ from trainium_emulators.aws.cloudformation.contributions import (
 )
 
 KEPT: dict[tuple[AccountRegion, str, str], dict[str, Properties]] = {}
-"""Properties by id, of every place, cluster and type; moto has no back-end for them."""
+"""Properties by id, for every account, region, cluster and type; moto has no back-end for them."""
 _LISTS = ("addons", "access-entries", "pod-identity-associations")
 
 
 class Belonging(ResourceModel):
-    """Base of what only its cluster knows: kept, and listed by the API."""
+    """Base class of a cluster's members: they are stored, and the API lists them."""
 
     type_name = ""
     key = ""
-    """Property that is its id, or empty for one that EKS makes up."""
+    """Property used as the id; empty if EKS generates the id."""
     arn_name = ""
 
     @classmethod
@@ -132,7 +132,7 @@ def list_pod_identity_associations(response: EKSResponse) -> ActionResult:
 
 
 def update_nodegroup_config(response: EKSResponse) -> ActionResult:
-    """UpdateNodegroupConfig as moto has it, refused where EKS refuses, and seen in the cluster."""
+    """moto's UpdateNodegroupConfig, with EKS's refusals and its effect on the cluster's nodes."""
     group = response.eks_backend.describe_nodegroup(
         response._get_param("name"), response._get_param("nodegroupName")
     )

@@ -1,10 +1,10 @@
-"""Scales the nodes of EKS's node groups, also through their Auto Scaling groups.
+"""Scales the nodes of EKS node groups, directly or through their Auto Scaling groups.
 
-EKS takes over what others do to such a group: "the desiredSize parameter is altered by the Cluster
+EKS follows external changes to such a group: "the desiredSize parameter is altered by the Cluster
 Autoscaler (but can be out-of-date for short periods of time)" (Amazon EKS API reference,
 NodegroupScalingConfig). The Cluster Autoscaler does so with two operations of Auto Scaling
 (github.com/kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/auto_scaling_groups.go);
-moto gives these groups a name and nothing else.
+in moto these groups are only names.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ _EFFECTS = {
     "NO_EXECUTE": "NoExecute",
     "PREFER_NO_SCHEDULE": "PreferNoSchedule",
 }
-"""EKS's words and Kubernetes' (Amazon EKS API reference, Taint)."""
+"""Taint effects of EKS and their Kubernetes names (Amazon EKS API reference, Taint)."""
 _ZONE = "us-west-2d"
 
 
 def match(group: Any) -> None:
-    """Have as many nodes as the group, an object of moto's, wants."""
+    """Match the number of nodes to the desired size of ``group``, an object of moto."""
     _scale(group, int(group.scaling_config["desiredSize"]))
 
 
 def remove(group: Any) -> None:
-    """Take all of a group's nodes away."""
+    """Remove all nodes of a group."""
     _scale(group, 0)
 
 
 def instances(group: Any) -> list[str]:
-    """Ids of a group's instances."""
+    """Return the ids of a group's instances."""
     members = nodes.members(CLUSTER.running.store, group.nodegroup_name)
     return [nodes.instance_of(node) for node in members]
 
 
 def terminate(group: Any, instance: str) -> None:
-    """Take the node of one instance away."""
+    """Remove the node of one instance."""
     store = CLUSTER.running.store
     for node in nodes.members(store, group.nodegroup_name):
         if nodes.instance_of(node) == instance:
@@ -74,7 +74,7 @@ def _scale(group: Any, number: int) -> None:
 
 
 def _resources(instance_type: str) -> Mapping[str, str]:
-    """Trainium's chips and cards are the catalogue's; EC2 describes the rest."""
+    """Look up Trainium chips and network cards in the catalogue, and the rest in EC2."""
     if (known := INSTANCE_TYPES.get(instance_type)) is not None:
         return nodes.trainium_resources(known)
     described = EC2_INSTANCE_TYPES[instance_type]
@@ -86,7 +86,7 @@ def _resources(instance_type: str) -> Mapping[str, str]:
 
 
 def _groups(response: AutoScalingResponse) -> Iterator[tuple[str, Any]]:
-    """Name of the Auto Scaling group, and the node group it belongs to, an object of moto's."""
+    """Yield each Auto Scaling group's name with its node group, an object of moto."""
     for cluster in eks_backends[response.current_account][response.region].clusters.values():
         for group in cluster.nodegroups.values():
             yield group.resources["autoScalingGroups"][0]["name"], group
@@ -119,7 +119,7 @@ def describe_auto_scaling_groups(response: AutoScalingResponse) -> ActionResult:
 
 
 def set_desired_capacity(response: AutoScalingResponse) -> EmptyResult:
-    """SetDesiredCapacity; which instances go for a smaller number is the group's choice."""
+    """SetDesiredCapacity; the group chooses the instances to remove when it shrinks."""
     wanted, number = (
         response._get_param("AutoScalingGroupName"),
         response._get_int_param("DesiredCapacity"),
@@ -141,7 +141,7 @@ def set_desired_capacity(response: AutoScalingResponse) -> EmptyResult:
 
 
 def terminate_instance(response: AutoScalingResponse) -> ActionResult:
-    """TerminateInstanceInAutoScalingGroup: this instance, and one fewer or another one for it."""
+    """TerminateInstanceInAutoScalingGroup: shrink the group by this instance, or replace it."""
     instance = response._get_param("InstanceId")
     fewer = response._get_bool_param("ShouldDecrementDesiredCapacity", False)
     for name, group in _groups(response):

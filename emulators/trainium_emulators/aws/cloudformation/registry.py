@@ -1,4 +1,4 @@
-"""Registers the models with moto, and makes moto refuse what nothing understands."""
+"""Registers the models with moto, and makes moto refuse whatever has no model."""
 
 import copy
 import tomllib
@@ -70,7 +70,7 @@ UNDERSTOOD: Mapping[str, frozenset[str]] = {
         (files("trainium_emulators.aws.cloudformation") / "properties.toml").read_text()
     ).items()
 }
-"""Properties of each type that have an effect here, or are known to have none."""
+"""Properties of each type that have an effect here, or are accepted as having none."""
 
 _WITHOUT_EFFECT = frozenset({"AWS::CDK::Metadata"})
 
@@ -84,11 +84,11 @@ _UPDATED_BY_MOTO = frozenset(
         "AWS::StepFunctions::StateMachine",
     }
 )
-"""Types whose update in moto keeps the resource and all that it does not change."""
+"""Types that moto updates in place without losing unchanged properties."""
 
 
 def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
-    """Say why a resource cannot be rehearsed, or None."""
+    """Return the reason why a resource cannot be rehearsed, or None."""
     if resource_type not in UNDERSTOOD:
         return (
             f"the rehearsal has no model of {resource_type}; "
@@ -104,14 +104,14 @@ def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
 
 
 def model_of(resource_type: str) -> type[CloudFormationModel] | None:
-    """Our model, or moto's; a type without either never gets here (``check_template``)."""
+    """Return our model, or moto's; ``check_template`` refuses a type that has neither."""
     return MODELS.get(resource_type) or parsing.get_model_map().get(resource_type)
 
 
 def check_template(template: Mapping[str, Any], *, lenient: bool) -> None:
-    """Refuse a template with anything that nothing understands, before it creates a resource.
+    """Refuse a template with unsupported types or properties before creating any resource.
 
-    ``lenient`` is for the CDK's own bootstrap stack, which is not ours to rehearse.
+    ``lenient`` is for the CDK's own bootstrap stack, which we do not rehearse.
     """
     for logical_id, resource in template.get("Resources", {}).items():
         kind = resource["Type"]
@@ -137,7 +137,7 @@ def _create(
     if kind in _WITHOUT_EFFECT:
         return None
     place = AccountRegion(account_id=account_id, region=region_name)
-    # moto makes what a resource refers to before it, not what it names in DependsOn.
+    # moto creates referenced resources first, but ignores DependsOn.
     for other in depends_on(resource_json):
         _ = resources_map[other]
     resolved = resolved_properties(resource_json, resources_map)
@@ -151,7 +151,7 @@ def _create(
         return None
     if kind in AFTER:
         AFTER[kind](resource, properties, place)
-    # Deletes see what was created, whatever the references say by then.
+    # A delete sees the properties used at creation, even if references resolve differently now.
     resource.rehearsal_kind = kind
     resource.rehearsal_properties = properties
     resource.rehearsal_resolved = resolved
@@ -162,7 +162,7 @@ _moto_create = parsing.parse_and_create_resource
 
 
 def _delete_resource(self: parsing.ResourceMap, resource: Any, resource_json: Any) -> None:
-    """Delete by our function, else by moto's; never in silence, unlike moto."""
+    """Delete with our function, else moto's; fail if there is neither, where moto says nothing."""
     kind = resource_json["Type"]
     account_id, region = self._account_id, self._region_name
     if kind in DELETE:
@@ -185,10 +185,10 @@ def _delete_resource(self: parsing.ResourceMap, resource: Any, resource_json: An
 
 
 def _delete_stack_resources(self: parsing.ResourceMap) -> None:
-    """Delete in reverse order of creation; moto tries in random order until it works.
+    """Delete in reverse order of creation; moto retries in random order until it works.
 
-    Entries stay: moto renders the outputs of deleted stacks again, and would make what they refer
-    to a second time.
+    Entries are kept: moto renders the outputs of deleted stacks again, and would recreate the
+    resources they refer to.
     """
     for logical_id, resource in reversed(list(self._parsed_resources.items())):
         template = self._resource_json_map.get(logical_id)
@@ -207,7 +207,7 @@ def _update(
     account_id: str,
     region_name: str,
 ) -> Any:
-    """Update by our function, else by moto's model where that is right; never by chance."""
+    """Update with our function, else with moto's model where it is known to be right."""
     kind = resource_json["Type"]
     place = AccountRegion(account_id=account_id, region=region_name)
     old = resources_map._parsed_resources[logical_id]
@@ -223,7 +223,7 @@ def _update(
     }
     if changed & REPLACED_BY.get(kind, frozenset()):
         made = _create(logical_id, resource_json, resources_map, account_id, region_name)
-        # They go when the whole update is done: until then others refer to them.
+        # Deleted at the end of the whole update: until then, others refer to them.
         made.rehearsal_replaces = [old, *getattr(old, "rehearsal_replaces", ())]
         return made
     if kind in UPDATE:
@@ -250,9 +250,9 @@ _moto_update = parsing.parse_and_update_resource
 def _update_parameters(
     self: CloudFormationBackend, instance: Any, incoming_params: list[dict[str, Any]]
 ) -> dict[str, str]:
-    """moto knows only previous values that were given, not those that were defaults.
+    """Resolve parameters; moto only remembers previous values that were given, not defaults.
 
-    Of a Systems Manager parameter the previous value is its name, which is read anew
+    The previous value of a Systems Manager parameter is its name, which is looked up again
     (CloudFormation user guide, supplied parameter types).
     """
     declared = instance.template_dict.get("Parameters", {})
@@ -267,7 +267,7 @@ def _update_parameters(
 
 
 def _checked(operation: Any) -> Any:
-    """A stack operation that checks its template first, and fails in words the CLI shows."""
+    """Wrap a stack operation: check the template first, and fail with errors the CLI shows."""
 
     def run(self: CloudFormationBackend, name: str, template: str, *args: Any, **kw: Any) -> Any:
         if template:
@@ -285,7 +285,7 @@ def _checked(operation: Any) -> Any:
 def _update_stack(
     self: CloudFormationBackend, name: str, template: str, *args: Any, **kw: Any
 ) -> Stack:
-    """Update a stack unless an export is in use that goes or changes."""
+    """Update a stack unless the update removes or changes an export in use."""
     stack = self.get_stack(name)
     before = stacks.values_of(stack)
     if template:
@@ -311,14 +311,14 @@ def _checked_delete_stack(self: CloudFormationBackend, name: str) -> None:
 
 @contextmanager
 def _in_words_of_cloudformation() -> Iterator[None]:
-    """Let the CLI read errors of every service, whatever form they have."""
+    """Convert errors of all services into a form that the CLI can read."""
     try:
         yield
     except ServiceException:
         raise
     except Exception as error:
-        # An HTTP 500 would be retried by the CLI and then read as "already exists", and an
-        # answer in JSON not be read at all.
+        # The CLI would retry an HTTP 500 and then take it for "already exists"; it could not
+        # read a JSON response at all.
         traceback.print_exc()
         words = getattr(error, "description", "") or error
         raise ValidationError(message=f"{type(error).__name__}: {words}") from error

@@ -1,8 +1,8 @@
-"""Updates stacks in CloudFormation's order, and keeps exports that other stacks import.
+"""Updates stacks in CloudFormation's order, and protects exports that other stacks import.
 
 Rules: CloudFormation template reference, Fn::ImportValue. Messages: serverless/serverless issue
 3589 (delete by an update), linz/geostore issue 630 (change), aws/aws-cdk issue 33395 (deletion of
-the stack). moto knows neither, and forgets what an update adds, changes or takes away.
+the stack). moto does neither, and loses track of exports that an update adds, changes or removes.
 """
 
 import copy
@@ -17,7 +17,7 @@ from moto.cloudformation.models import CloudFormationBackend, Stack
 from moto.cloudformation.parsing import clean_json
 
 _IN_TEXT = re.compile(r"\$\{(\w+)")
-"""A reference in the text of Fn::Sub."""
+"""A reference in a text for Fn::Sub."""
 
 
 def depends_on(resource_json: Mapping[str, Any]) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def depends_on(resource_json: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def in_order(template_resources: Mapping[str, Any]) -> list[str]:
-    """Logical ids as CloudFormation goes through them: a resource comes after what it needs."""
+    """Return logical ids in CloudFormation's order: a resource follows its dependencies."""
     needs = {
         name: {*depends_on(resource), *_references(resource.get("Properties", {}))}
         & set(template_resources)
@@ -61,7 +61,7 @@ def _references(value: Any) -> Iterator[str]:
 
 
 def resolved_properties(resource_json: dict[str, Any], resources: parsing.ResourceMap) -> Any:
-    """The properties of a resource with every reference replaced, as a copy of its own."""
+    """Return a copy of a resource's properties with every reference resolved."""
     resolved = parsing.clean_json({"Properties": {}, **resource_json}, resources)
     return copy.deepcopy(resolved["Properties"])
 
@@ -71,10 +71,10 @@ def update_stack_resources(
     template: dict[str, Any],
     parameters: dict[str, Any] | None = None,
 ) -> None:
-    """Create what is new, change what differs, then delete what is gone: CloudFormation's order.
+    """Create new, update changed, then delete removed resources, as CloudFormation does.
 
-    moto compares templates, so a resource never hears that another one, which it refers to, was
-    replaced; and it deletes before anything stops using what goes.
+    moto compares templates, so a resource is never told that another one it refers to was
+    replaced; and it deletes resources that are still in use.
     """
     before = self._resource_json_map
     self._template = template
@@ -85,7 +85,7 @@ def update_stack_resources(
     self.load_conditions()
     self._resource_json_map = {**before, **template["Resources"]}
     for name in in_order(template["Resources"]):
-        resource = self[name]  # makes what is not there
+        resource = self[name]  # creates the resource if it does not exist
         if resource is not None:
             _update_if_changed(self, name)
     names = list(reversed(list(self._parsed_resources)))
@@ -127,7 +127,7 @@ def names_in(template: Mapping[str, Any], stack: Stack) -> set[str]:
 
 
 def refuse_deletion(backend: CloudFormationBackend, stack: Stack, kept: set[str]) -> None:
-    """Refuse an update after which an export that is in use would be missing."""
+    """Refuse an update that would remove an export in use."""
     for name in values_of(stack).keys() - kept:
         if users := importers(backend, name, stack):
             raise ValidationError(
@@ -136,7 +136,7 @@ def refuse_deletion(backend: CloudFormationBackend, stack: Stack, kept: set[str]
 
 
 def refuse_deletion_of_stack(backend: CloudFormationBackend, stack: Stack) -> None:
-    """Refuse to delete a stack that has an export in use."""
+    """Refuse to delete a stack with an export in use."""
     for name in values_of(stack):
         if users := importers(backend, name, stack):
             raise ValidationError(
@@ -145,7 +145,7 @@ def refuse_deletion_of_stack(backend: CloudFormationBackend, stack: Stack) -> No
 
 
 def refuse_change(backend: CloudFormationBackend, stack: Stack, before: Mapping[str, Any]) -> None:
-    """Refuse another value of an export in use. AWS rolls the update back; nothing here can."""
+    """Refuse to change an export in use. AWS then rolls back the update; nothing here can."""
     for name, value in values_of(stack).items():
         if name in before and before[name] != value and (users := importers(backend, name, stack)):
             raise ValidationError(
@@ -154,14 +154,14 @@ def refuse_change(backend: CloudFormationBackend, stack: Stack, before: Mapping[
 
 
 def remember(backend: CloudFormationBackend, stack: Stack, before: Mapping[str, Any]) -> None:
-    """Offer other stacks what an updated stack exports by now."""
+    """Publish the current exports of an updated stack to other stacks."""
     for name in before:
         backend.exports.pop(name, None)
     backend.exports.update((export.name, export) for export in stack.exports)
 
 
 def importers(backend: CloudFormationBackend, name: str, exporting: Stack) -> str:
-    """Names of the stacks that import ``name``; empty if there is none."""
+    """Return the names of the stacks that import ``name``; empty if there are none."""
     found = (
         stack.name
         for stack in backend.stacks.values()

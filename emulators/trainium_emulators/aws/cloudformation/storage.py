@@ -1,4 +1,4 @@
-"""Models what moto lacks of S3, ECR, CloudWatch Logs and FSx for Lustre."""
+"""Models the parts of S3, ECR, CloudWatch Logs and FSx for Lustre that moto lacks."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
 
 TLS_ONLY = {"Bool": {"aws:SecureTransport": "false"}}
 ASSOCIATIONS: dict[AccountRegion, dict[str, str]] = {}
-"""Bucket path of every association, by place and id; moto has no back-end for them."""
+"""Bucket path of every association, by account, region and id; moto has no back-end for them."""
 
 
 def _s3(place: AccountRegion) -> Any:
@@ -50,7 +50,7 @@ def _update_bucket_policy(policy: Any, change: PropertyChange, place: AccountReg
 
 
 def _update_bucket(bucket: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Update what moto keeps of a bucket: encryption and tags."""
+    """Update the settings that moto keeps for a bucket: encryption and tags."""
     change.refuse_others(
         "AWS::S3::Bucket", frozenset({"BucketEncryption", "LifecycleConfiguration", "Tags"})
     )
@@ -74,9 +74,9 @@ def _delete_bucket_policy(_: Any, properties: Properties, place: AccountRegion) 
 
 
 class S3AutoDeleteObjects(ResourceModel):
-    """Custom::S3AutoDeleteObjects: at its delete the CDK's Lambda empties the bucket, and so do we.
+    """Custom::S3AutoDeleteObjects: on delete, empties the bucket as the CDK's Lambda function does.
 
-    The function itself is deployed by moto but cannot run without a container engine.
+    moto deploys the function itself but cannot run it without a container engine.
     """
 
     @classmethod
@@ -93,7 +93,7 @@ def _empty_bucket(_: Any, properties: Properties, place: AccountRegion) -> None:
 
 
 def _empty_repository(repository: Any, properties: Properties, place: AccountRegion) -> None:
-    """EmptyOnDelete, which moto's model does not read; without it a full repository stays."""
+    """Honour EmptyOnDelete, which moto's model ignores; without it a full repository stays."""
     ecr_backends[place.account_id][place.region].delete_repository(
         repository.name, force=bool(properties.get("EmptyOnDelete", False))
     )
@@ -118,7 +118,7 @@ class FileSystem(ResourceModel):
             tags=properties.get("Tags", []),
             kms_key_id=properties.get("KmsKeyId"),
             windows_configuration=None,
-            # A name that FSx chooses: for PERSISTENT_2 never plain "fsx".
+            # FSx chooses the name: for PERSISTENT_2 it is never plain "fsx".
             lustre_configuration={**properties["LustreConfiguration"], "MountName": "rehearse"},
             ontap_configuration=None,
             file_system_type_version=properties.get("FileSystemTypeVersion"),
@@ -133,7 +133,7 @@ class FileSystem(ResourceModel):
 
 
 class DataRepositoryAssociation(ResourceModel):
-    """AWS::FSx::DataRepositoryAssociation: kept, not acted on; no file moves."""
+    """AWS::FSx::DataRepositoryAssociation: recorded only; no files are copied."""
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
@@ -155,7 +155,7 @@ def _delete_association(association: Any, _: Properties, place: AccountRegion) -
 
 
 def _grow_file_system(file_system: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """More storage, in place; what else changes a file system replaces it on AWS."""
+    """Grow the storage in place; any other change replaces a file system on AWS."""
     change.refuse_others("AWS::FSx::FileSystem", frozenset({"StorageCapacity"}))
     (kept,) = _fsx(place).describe_file_systems([file_system.physical_resource_id])
     kept.storage_capacity = int(change.properties["StorageCapacity"])
@@ -173,7 +173,7 @@ CONTRIBUTION = Contribution(
         "AWS::S3::Bucket": _update_bucket,
         "AWS::S3::BucketPolicy": _update_bucket_policy,
         "AWS::Logs::LogGroup": _update_log_group,
-        # Its properties name the bucket, which keeps its name.
+        # The properties only name the bucket, and that name does not change.
         "Custom::S3AutoDeleteObjects": lambda custom, _, place: custom,
         "AWS::FSx::FileSystem": _grow_file_system,
     },

@@ -1,7 +1,7 @@
-"""A table of what AWS refuses at create, update or submit time, unknown to cfn-lint and moto.
+"""Table of what AWS refuses at create, update or submit time, beyond cfn-lint and moto.
 
-One table, a file for each service. It knows no emulator and no template of ours: a rule reads a
-``Request``, whose values and account come from a template (``templates``) or from an emulator.
+Each service has a file. The table depends on no emulator and none of our templates: a rule reads
+a ``Request``, whose values and account come from a template (``templates``) or an emulator.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TABLE: tuple[AwsRefusal, ...] = tuple(
 
 
 def messages(on: str, request: AwsRequest) -> list[str]:
-    """Return AWS's objections to a request, leaving out what it would merely ignore."""
+    """Return AWS's objections to a request, except for what it would merely ignore."""
     return [
         message
         for row in TABLE

@@ -1,4 +1,4 @@
-"""IAM and Lambda: roles, policies, instance profiles, functions."""
+"""Refusals of IAM and Lambda: roles, policies, instance profiles, functions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LAMBDA = "https://docs.aws.amazon.com/lambda/latest/"
 ROLE_POLICY_CHARACTERS = 10_240
 TRUST_CHARACTERS = 2048
 MANAGED_POLICIES = 25
-"""The most that a raised quota gives; an account begins with 20."""
+"""Maximum of a raised quota; an account starts with 20."""
 _DESCRIPTION = re.compile("[\t\n\r\x20-\x7e\xa1-\xff]*")
 _ASSUME = {
     "sts:AssumeRole", "sts:AssumeRoleWithWebIdentity", "sts:AssumeRoleWithSAML", "sts:TagSession",
@@ -52,19 +52,19 @@ _IN_VPC = ("AWSLambdaVPCAccessExecutionRole", "AWSLambdaENIManagementAccess", "A
 
 
 def statements(document: Any) -> Iterator[Any]:
-    """Statements of a policy."""
+    """Return the statements of a policy."""
     given = get(document, "Statement")
     yield from [given] if isinstance(given, dict) else each(given)
 
 
 def _documents(request: AwsRequest) -> list[Any]:
-    """Policies of a role's own, or the one that a policy is."""
+    """Return a role's inline policies, or the document of a policy resource."""
     inline = [get(entry, "PolicyDocument") for entry in request.each("Policies")]
     return [*inline, *([request.get("PolicyDocument")] if request.has("PolicyDocument") else [])]
 
 
 def size(document: Any) -> int:
-    """Characters of a policy without white space, of which references are none: a lower bound."""
+    """Count a policy's characters without white space; references count 0, so a lower bound."""
     return len(json.dumps(document, default=lambda _: "", separators=(",", ":")))
 
 
@@ -125,7 +125,7 @@ def _no_interfaces(request: AwsRequest) -> Iterable[Fill]:
     if role is None or not request.each("VpcConfig.SubnetIds"):
         return []
     managed = role.get("ManagedPolicyArns", [])
-    # A name may be behind a condition, and a policy of its own may be anywhere: then be silent.
+    # A name may depend on a condition, and a policy resource may be anywhere: report nothing then.
     named = [entry if isinstance(entry, str) else "" for entry in each(managed)]
     if any(name.endswith(_IN_VPC) or not name for name in named):
         return []

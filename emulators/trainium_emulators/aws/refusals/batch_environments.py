@@ -1,4 +1,4 @@
-"""AWS Batch: compute environments and job queues."""
+"""Refusals of AWS Batch: compute environments and job queues."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ON_EC2 = ("EC2", "SPOT")
 _ECS_IMAGES = {"ECS_AL2", "ECS_AL2_NVIDIA", "ECS_AL2023", "ECS_AL2023_NVIDIA"}
 _EKS_IMAGES = {"EKS_AL2", "EKS_AL2_NVIDIA", "EKS_AL2023", "EKS_AL2023_NVIDIA"}
 _ARM = re.compile(r"a1|[a-z]+\d+g[a-z]*")
-"""Families with Graviton: m6g, c7gn, r8gd, t4g."""
+"""Graviton families, such as m6g, c7gn, r8gd, t4g."""
 _IN_PLACE = {"MaxvCpus", "MinvCpus", "DesiredvCpus", "ScalingPolicy"}
-"""Changed by an update without new instances (user guide, Updating compute environments)."""
+"""Properties updated without new instances (user guide, Updating compute environments)."""
 
 
 def launch_template(request: AwsRequest) -> Properties:
-    """Data of the environment's launch template, as far as it is known."""
+    """Return the data of the environment's launch template, as far as known."""
     given = request.get("ComputeResources.LaunchTemplate", {})
     for key in ("LaunchTemplateId", "LaunchTemplateName"):
         found = request.account.find(LAUNCH_TEMPLATE, get(given, key))
@@ -135,7 +135,7 @@ def _override_targets(request: AwsRequest) -> Iterable[Fill]:
 
 
 def _without_linked_role(request: AwsRequest) -> Iterable[Fill]:
-    """Refused where a role of one's own serves, which is what ServiceRole gives."""
+    """Check updates that need the service-linked role; ServiceRole sets a custom role instead."""
     role = request.get("ServiceRole")
     own = isinstance(role, ResourceReference) or (
         bool(text(role)) and "/aws-service-role/" not in role
@@ -161,7 +161,7 @@ def _changed_for_new_instances(request: AwsRequest) -> list[str]:
 
 
 def _ignored_of_template(request: AwsRequest) -> Iterable[Fill]:
-    """User guide: instance market options of a launch template are among what Batch ignores."""
+    """Check for instance market options in a launch template: Batch ignores them (user guide)."""
     data = launch_template(request)
     return when(get(data, "InstanceMarketOptions.MarketType") == "spot")
 

@@ -1,4 +1,4 @@
-"""AWS Batch: job definitions."""
+"""Refusals of AWS Batch: job definitions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _AWSLOGS = {
 
 
 def containers(request: AwsRequest) -> Iterator[dict[str, Any]]:
-    """The container of a job, or one for each range of nodes."""
+    """Return a job's container, or one per range of nodes."""
     ranges = [
         get(entry, "Container") for entry in request.each("NodeProperties.NodeRangeProperties")
     ]
@@ -46,7 +46,7 @@ def containers(request: AwsRequest) -> Iterator[dict[str, Any]]:
 
 
 def _too_long(request: AwsRequest) -> Iterable[Fill]:
-    # References are the shorter, so this is a lower bound.
+    # References are shorter than their values, so this is a lower bound.
     size = len(json.dumps(request.properties, default=lambda _: "", separators=(",", ":")))
     return when(size > MAX_BYTES, size // 1024)
 
@@ -207,7 +207,7 @@ def _unknown_volumes(request: AwsRequest) -> Iterable[Fill]:
 
 
 def _too_many_tags(request: AwsRequest) -> Iterable[Fill]:
-    """A submission adds tags of its own, so 50 here are the most that can ever run."""
+    """Check the number of tags: submissions add their own, so more than 50 can never run."""
     tags = request.get("Tags", {})
     size = len(tags) if isinstance(tags, dict) else 0
     return when(true(request.get("PropagateTags")) and size > 50)

@@ -1,4 +1,4 @@
-"""AWS Batch: the nodes of multi-node parallel job definitions."""
+"""Refusals of AWS Batch: the nodes of multi-node parallel job definitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RANGE = re.compile(r"\d*(:\d*)?")
 
 
 def nodes_of(target: str, num_nodes: int) -> range:
-    """Node indexes of ``1``, ``0:3``, ``2:`` or ``:1``."""
+    """Parse node indexes from ``1``, ``0:3``, ``2:`` or ``:1``."""
     first, colon, last = target.partition(":")
     start = int(first or 0)
     if not colon:
@@ -32,7 +32,7 @@ def _targets(request: AwsRequest) -> list[str]:
 
 
 def _well_formed_targets(request: AwsRequest) -> list[str]:
-    """Return every target if all of them can be read, else none."""
+    """Return all targets if every one can be parsed, else none."""
     targets = _targets(request)
     return targets if all(t and _RANGE.fullmatch(t) for t in targets) else []
 

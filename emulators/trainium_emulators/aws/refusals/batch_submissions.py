@@ -1,7 +1,7 @@
-"""AWS Batch: SubmitJob.
+"""Refusals of AWS Batch: SubmitJob.
 
-The request is the API's own, with the definition that it names under ``definition`` and, as far as
-they are known, the queue's properties under ``queue``.
+The request has the API's form, plus the definition that it names under ``definition`` and the
+queue's properties, as far as known, under ``queue``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""EC2: security groups and their rules."""
+"""Refusals of EC2: security groups and their rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SET = "a-zA-Z0-9. _-:/()#,@[]+=&;{{}}!$*"
 
 
 def rules(request: AwsRequest) -> Iterator[Any]:
-    """Rules of a group's own, or the one that a request of its own makes."""
+    """Return a group's inline rules, or the single rule that a rule resource creates."""
     if "CidrIp" in request.properties or "IpProtocol" in request.properties:
         yield request.properties
     for direction in ("SecurityGroupIngress", "SecurityGroupEgress"):

@@ -1,4 +1,4 @@
-"""EC2: endpoints, addresses, routes, flow logs."""
+"""Refusals of EC2: endpoints, addresses, routes, flow logs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _other_region(request: AwsRequest) -> Iterable[Fill]:
 
 
 def zones(request: AwsRequest, subnets: Iterable[Any]) -> list[str]:
-    """Zones of subnets, as far as they are known: by id, or else by name."""
+    """Return the zones of subnets as far as known, by id or else by name."""
     found = [request.account.find(SUBNET, subnet) for subnet in subnets]
     return [
         zone

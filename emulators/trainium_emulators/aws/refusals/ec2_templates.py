@@ -1,6 +1,6 @@
-"""EC2: launch templates and placement groups.
+"""Refusals of EC2: launch templates and placement groups.
 
-What only the launch of an instance would show is refused with the template already.
+Faults that AWS would only report when an instance launches are refused with the template.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _interfaces(request: AwsRequest) -> list[Any]:
 
 
 def user_data(data: Any) -> str:
-    """User data as the host reads it: a template has the text, a request its base64."""
+    """Return user data as the host reads it: templates have the text, requests have base64."""
     given = get(data, "UserData")
     if not isinstance(given, str):
         return ""

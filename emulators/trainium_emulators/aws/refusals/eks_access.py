@@ -1,4 +1,4 @@
-"""EKS: what belongs to a cluster: access entries, add-ons, pod identities."""
+"""Refusals of EKS: a cluster's members: access entries, add-ons, pod identities."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _identity_twice(request: AwsRequest) -> Iterable[Fill]:
 
 def _configuration(request: AwsRequest) -> Iterable[Fill]:
     given = request.text("ConfigurationValues")
-    if not given.startswith('{"'):  # YAML is taken too
+    if not given.startswith('{"'):  # YAML is accepted too
         return []
     try:
         json.loads(given)

@@ -1,4 +1,4 @@
-"""EKS: clusters."""
+"""Refusals of EKS: clusters."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _wrong_key(request: AwsRequest) -> Iterable[Fill]:
 
 
 def minor(version: Any) -> int:
-    """Minor version of Kubernetes, or -1."""
+    """Return the minor version of Kubernetes, or -1."""
     major, _, minor = text(version).partition(".")
     return int(minor) if major == "1" and minor.isdigit() else -1
 

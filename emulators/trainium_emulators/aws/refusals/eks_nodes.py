@@ -1,4 +1,4 @@
-"""EKS: node groups."""
+"""Refusals of EKS: node groups."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _QUALIFIED = re.compile(
 
 
 def launch_template(request: AwsRequest) -> Mapping[str, Any]:
-    """Data of the node group's launch template, as far as it is known."""
+    """Return the data of the node group's launch template, as far as known."""
     given = request.get("LaunchTemplate", {})
     for key in ("Id", "Name"):
         found = request.account.find(LAUNCH_TEMPLATE, get(given, key))
@@ -77,7 +77,7 @@ def _version_of_image(request: AwsRequest) -> Iterable[Fill]:
 
 
 def _user_data(request: AwsRequest) -> Iterable[Fill]:
-    """Check user data where EKS merges it with its own: not with an image of one's own."""
+    """Check user data that EKS merges with its own, which it does not do for custom images."""
     given = user_data(launch_template(request))
     own_image = _of_template(request, "ImageId") is not None
     return when(bool(given) and not own_image and "multipart/" not in given)
@@ -117,7 +117,7 @@ def _release(request: AwsRequest) -> Iterable[Fill]:
 
 
 def _mixed_update(request: AwsRequest) -> Iterable[Fill]:
-    """Not of a group that is replaced: that is a creation."""
+    """Check an update in place; replacing a group counts as a creation."""
     before, after = request.previous, request.properties
     if before is None:
         return when(False)

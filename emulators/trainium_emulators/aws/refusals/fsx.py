@@ -1,4 +1,4 @@
-"""FSx for Lustre: file systems, and what links them to a bucket."""
+"""Refusals of FSx for Lustre: file systems, and associations that link them to a bucket."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _metadata_of_others(request: AwsRequest) -> Iterable[Fill]:
 
 
 def _admits_lustre(rule: Any) -> bool:
-    """Tell whether a rule lets TCP 988 pass, from any source; unsure counts as yes."""
+    """Tell whether a rule lets TCP 988 pass, from any source; an uncertain one counts as yes."""
     protocol = text(get(rule, "IpProtocol"))
     first, last = number(get(rule, "FromPort")), number(get(rule, "ToPort"))
     return protocol not in ("tcp", "6") or not (first > 988 or last < 988)
@@ -110,7 +110,7 @@ def _port_closed(request: AwsRequest) -> Iterable[Fill]:
             if own is not None
             for rule in _group_rules(request, group, own, kind)
         )
-        # A group without egress rules of its own lets everything out.
+        # A group without explicit egress rules allows all outbound traffic.
         and not (
             kind == EGRESS and any("SecurityGroupEgress" not in (own or {}) for _, own in known)
         )

@@ -1,4 +1,4 @@
-"""Defines a row of the table: what AWS refuses, on what, in its own words, and how to see it."""
+"""A row of the table: the fault, the type it concerns, AWS's message, and the check."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ CHART: Final = "Custom::AWSCDK-EKS-HelmChart"
 Fill = tuple[object, ...]
 """Values for the ``{}`` of a message, in order."""
 Check = Callable[[AwsRequest], Iterable[Fill]]
-"""Yields once for every fault; nothing, if AWS takes the request."""
+"""Yields once per fault; nothing if AWS accepts the request."""
 
 
 class AwsOutcome(StrEnum):
-    """AWS's reaction to such a request."""
+    """AWS's reaction to a faulty request."""
 
     REFUSED = "refused"
     """The call, or the creation of the resource, fails."""
     FAILS_LATER = "fails later"
-    """AWS accepts it, and what it describes can never start."""
+    """AWS accepts it, but what it describes can never start."""
     IGNORED = "ignored"
-    """AWS accepts it, and a part of it has no effect."""
+    """AWS accepts it, but part of it has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +81,18 @@ class AwsRefusal:
     words: str
     """AWS's message, with ``{}`` where it names a value of the request."""
     source: str
-    """Public address."""
+    """Public URL of the source."""
     check: Check
     verbatim: bool = True
-    """True: ``words`` are AWS's own; false: they paraphrase its documentation."""
+    """True if ``words`` are AWS's own; false if they paraphrase its documentation."""
     judge: str = ""
-    """Rule of github.com/badmintoncryer/cdk-preflight that has seen AWS refuse the same."""
+    """Rule of github.com/badmintoncryer/cdk-preflight, confirmed by AWS refusing the same."""
     outcome: AwsOutcome = AwsOutcome.REFUSED
     known_to: frozenset[str] = frozenset()
-    """Tools (``cfn-lint``, ``moto``) that find it too."""
+    """Tools (``cfn-lint``, ``moto``) that also detect it."""
 
     def messages(self, request: AwsRequest) -> list[str]:
-        """Return AWS's message to a request, once for every fault."""
+        """Return AWS's message to a request, once per fault."""
         return [self.words.format(*fill) for fill in self.check(request)]
 
 

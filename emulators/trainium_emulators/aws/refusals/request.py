@@ -1,4 +1,4 @@
-"""A request to AWS as rules see it, with the other resources that it may refer to.
+"""A request to AWS as the rules see it, with the other resources it may refer to.
 
 Nothing is guessed. What a template leaves to the deployment is ``UNKNOWN`` or a ``Reference``; its
 text is empty, its number is NaN (every comparison with NaN is false), so a rule stays silent.
@@ -15,7 +15,7 @@ Properties = Mapping[str, Any]
 
 
 class Unknown:
-    """A value that only the deployment knows."""
+    """A value known only at deployment."""
 
     def __repr__(self) -> str:
         return "UNKNOWN"
@@ -26,7 +26,7 @@ UNKNOWN = Unknown()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceReference:
-    """Another resource, or one of its attributes, in a template that is not deployed yet."""
+    """Another resource or one of its attributes, in a template that is not deployed yet."""
 
     stack: str
     logical_id: str
@@ -34,11 +34,11 @@ class ResourceReference:
 
 
 class PartialText(str):
-    """The known parts of a text, one after the other: a lower bound of its size, not the text."""
+    """Concatenated known parts of a text: a lower bound of its size, not the text itself."""
 
 
 class Account(Protocol):
-    """The account that a request is made to, as far as it is known."""
+    """The account that receives a request, as far as known."""
 
     @property
     def account_id(self) -> str: ...
@@ -47,10 +47,10 @@ class Account(Protocol):
     def region(self) -> str: ...
 
     def find(self, kind: str, value: Any) -> Properties | None:
-        """Properties of the resource of a type that ``value`` names, or None if not known."""
+        """Return the properties of the resource of a type that ``value`` names; None if unknown."""
 
     def all(self, kind: str) -> Iterable[Properties]:
-        """Properties of every known resource of a type."""
+        """Return the properties of every known resource of a type."""
 
     def same(self, one: Any, other: Any) -> bool:
         """Tell whether two values certainly name the same resource."""
@@ -58,40 +58,40 @@ class Account(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsRequest:
-    """A resource to create or change, or a call of an API, with its values resolved."""
+    """A resource to create or change, or an API call, with its values resolved."""
 
     properties: Properties
     account: Account
     previous: Properties | None = None
-    """The resource's properties before an update; None when it is created."""
+    """The resource's properties before an update; None for a creation."""
 
     def get(self, path: str, default: Any = None) -> Any:
-        """A value by the names on the way to it, between dots."""
+        """Return the value at a path of names separated by dots."""
         return get(self.properties, path, default)
 
     def text(self, path: str) -> str:
-        """A text, or nothing where it is absent or not known."""
+        """Return a text; empty if absent or unknown."""
         return text(self.get(path))
 
     def number(self, path: str, default: float = math.nan) -> float:
-        """A number; ``default`` where it is absent, NaN where it is not known."""
+        """Return a number; ``default`` if absent, NaN if unknown."""
         return number(self.get(path), default)
 
     def each(self, path: str) -> list[Any]:
-        """Entries of a list, of which there are none where it is absent or not known."""
+        """Return the entries of a list; none if it is absent or unknown."""
         return each(self.get(path))
 
     def has(self, path: str) -> bool:
-        """Tell whether a value is given, known or not."""
+        """Tell whether a value is given, be it known or unknown."""
         return self.get(path) is not None
 
     def find(self, kind: str, path: str) -> Properties | None:
-        """Properties of the resource that a value of this request names."""
+        """Return the properties of the resource that a value of this request names."""
         return self.account.find(kind, self.get(path))
 
 
 def get(value: Any, path: str, default: Any = None) -> Any:
-    """A value inside ``value``; UNKNOWN below something that is not known."""
+    """Return a value nested in ``value``; UNKNOWN below anything unknown."""
     for name in path.split("."):
         if isinstance(value, (Unknown, ResourceReference)):
             return UNKNOWN
@@ -102,12 +102,12 @@ def get(value: Any, path: str, default: Any = None) -> Any:
 
 
 def text(value: Any) -> str:
-    """``value`` if it is a text that is wholly known, else nothing."""
+    """Return ``value`` if it is a completely known text, else an empty one."""
     return value if isinstance(value, str) and not isinstance(value, PartialText) else ""
 
 
 def number(value: Any, default: float = math.nan) -> float:
-    """``value`` as a number, which CloudFormation also takes as a text."""
+    """Return ``value`` as a number, which CloudFormation also accepts as a text."""
     if value is None:
         return default
     try:
@@ -117,28 +117,28 @@ def number(value: Any, default: float = math.nan) -> float:
 
 
 def true(value: Any) -> bool:
-    """Tell whether a switch is certainly on."""
+    """Tell whether a flag is certainly on."""
     return value is True or value == "true"
 
 
 def false(value: Any) -> bool:
-    """Tell whether a switch is certainly off, or left out where off is the default."""
+    """Tell whether a flag is certainly off, or omitted where off is the default."""
     return value is None or value is False or value == "false"
 
 
 def each(value: Any) -> list[Any]:
-    """Entries of a list."""
+    """Return the entries of a list."""
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
 def texts(value: Any) -> list[str]:
-    """The known texts of a list, or of a single text, as in policies."""
+    """Return the known texts of a list, or a single text, as in policies."""
     entries = [value] if isinstance(value, str) else each(value)
     return [entry for entry in map(text, entries) if entry]
 
 
 def known(value: Any) -> bool:
-    """Tell whether nothing in ``value`` is left to the deployment."""
+    """Tell whether ``value`` is completely known before deployment."""
     if isinstance(value, Mapping):
         return all(known(entry) for entry in value.values())
     if isinstance(value, (list, tuple)):
@@ -147,11 +147,11 @@ def known(value: Any) -> bool:
 
 
 _FREE_KEYS = frozenset({"tags", "parameters", "options", "labels"})
-"""Members of an API's request whose keys are the caller's own."""
+"""Members of an API request whose keys the caller chooses."""
 
 
 def from_api(value: Any) -> Any:
-    """A request of an API with CloudFormation's names, which begin with a capital."""
+    """Convert an API request to CloudFormation's names, which begin with a capital."""
     if isinstance(value, list):
         return [from_api(entry) for entry in value]
     if not isinstance(value, Mapping):
@@ -163,7 +163,7 @@ def from_api(value: Any) -> Any:
 
 
 def duplicates(values: Iterable[Any]) -> list[Any]:
-    """Values that come again, each once; those not known never do."""
+    """Return each duplicated value once; unknown values never count."""
     seen: list[Any] = []
     again: list[Any] = []
     for value in values:

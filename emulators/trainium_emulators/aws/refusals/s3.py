@@ -1,4 +1,4 @@
-"""S3: buckets and their policies."""
+"""Refusals of S3: buckets and their policies."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _of_objects(action: str) -> bool:
 
 
 def _only_the_bucket(request: AwsRequest, resource: Any) -> bool:
-    """Tell whether a resource is certainly a bucket and not an object in it."""
+    """Tell whether a resource is certainly a bucket rather than an object in it."""
     if isinstance(resource, ResourceReference):
         return request.account.find(BUCKET, resource) is not None
     return bool(re.fullmatch(r"arn:[^:]+:s3:::[^/*]+", text(resource)))

@@ -1,4 +1,4 @@
-"""ECR, KMS, SSM and CloudWatch Logs."""
+"""Refusals of ECR, KMS, SSM and CloudWatch Logs."""
 
 from __future__ import annotations
 

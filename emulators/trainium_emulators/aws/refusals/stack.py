@@ -1,4 +1,4 @@
-"""CloudFormation: what a template as a whole may not say; and Helm, which the stack calls."""
+"""Refusals of CloudFormation for a template as a whole, and of Helm, which the stack calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainium_emulators.aws.refusals.request import AwsRequest, PartialText, dup
 
 GUIDE = "https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/"
 RELEASE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-"""Helm 3 and 4, pkg/chartutil/validate_name.go."""
+"""Release names in Helm 3 and 4 (pkg/chartutil/validate_name.go)."""
 
 
 def _outputs(request: AwsRequest) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def _exported_size(request: AwsRequest) -> Iterable[Fill]:
 
 
 def _names_fixed_twice(request: AwsRequest) -> Iterable[Fill]:
-    """The same physical name for two resources of a type in one stack."""
+    """Find physical names that two resources of one type in a stack share."""
     fixed = {
         "AWS::Batch::ComputeEnvironment": "ComputeEnvironmentName",
         "AWS::Batch::JobQueue": "JobQueueName",

@@ -1,4 +1,4 @@
-"""Resolves synthesised templates, all stacks of a deployment together, without guessing."""
+"""Resolves the synthesised templates of all stacks of a deployment, without guessing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTHING = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateAccount:
-    """An account in which nothing exists but what the templates will create."""
+    """An account that contains only what the templates will create."""
 
     templates: Mapping[str, Template]
     """Templates by stack name."""
@@ -32,14 +32,14 @@ class TemplateAccount:
     _resolved: dict[tuple[str, str], Properties] = field(default_factory=dict)
 
     def requests(self) -> Iterator[tuple[str, str, AwsRequest]]:
-        """Logical id, type and request of every resource."""
+        """Yield logical id, type and request of every resource."""
         for stack, template in self.templates.items():
             for logical_id, resource in template.get("Resources", {}).items():
                 properties = self.properties(stack, logical_id)
                 yield logical_id, resource["Type"], AwsRequest(properties=properties, account=self)
 
     def whole(self) -> Iterator[tuple[str, AwsRequest]]:
-        """Stack name and request of every template, with its outputs and resources resolved."""
+        """Yield stack name and request of every template, with outputs and resources resolved."""
         for stack, template in self.templates.items():
             resources = {
                 logical_id: {
@@ -53,7 +53,7 @@ class TemplateAccount:
             yield stack, AwsRequest(properties=properties, account=self)
 
     def properties(self, stack: str, logical_id: str) -> Properties:
-        """Resolved properties of a resource."""
+        """Return the resolved properties of a resource."""
         key = (stack, logical_id)
         if key not in self._resolved:
             resource = self.templates[stack]["Resources"][logical_id]
@@ -62,7 +62,7 @@ class TemplateAccount:
         return self._resolved[key]
 
     def find(self, kind: str, value: Any) -> Properties | None:
-        """Properties of the resource that a reference names, if it is of the type."""
+        """Return the properties of the referenced resource, if it is of the type."""
         if not isinstance(value, ResourceReference):
             return None
         resource = self.templates[value.stack]["Resources"].get(value.logical_id, {})
@@ -71,7 +71,7 @@ class TemplateAccount:
         return self.properties(value.stack, value.logical_id)
 
     def all(self, kind: str) -> Iterable[Properties]:
-        """Properties of every resource of a type, in all stacks."""
+        """Return the properties of every resource of a type, in all stacks."""
         return [
             self.properties(stack, logical_id)
             for stack, template in self.templates.items()
@@ -80,13 +80,13 @@ class TemplateAccount:
         ]
 
     def same(self, one: Any, other: Any) -> bool:
-        """Tell whether two values name the same resource, by whatever attribute."""
+        """Tell whether two values name the same resource, through any attribute."""
         if isinstance(one, ResourceReference) and isinstance(other, ResourceReference):
             return (one.stack, one.logical_id) == (other.stack, other.logical_id)
         return one is not UNKNOWN and one is not None and one == other
 
     def resolve(self, value: Any, stack: str) -> Any:
-        """``value`` with its functions evaluated as far as the templates say."""
+        """Evaluate the functions in ``value`` as far as the templates allow."""
         if isinstance(value, list):
             entries = [self.resolve(entry, stack) for entry in value]
             return [entry for entry in entries if entry is not _NOTHING]
@@ -129,7 +129,7 @@ class TemplateAccount:
             case "Fn::ImportValue", _:
                 return self._import(self.resolve(argument, stack))
             case "Fn::Base64", _:
-                # Sizes and characters are those of the text itself.
+                # Sizes and characters refer to the text before encoding.
                 return self.resolve(argument, stack)
             case "Fn::Join", [str(separator), parts]:
                 return _joined(separator, self.resolve(parts, stack))
@@ -164,7 +164,7 @@ class TemplateAccount:
 
 
 def _joined(separator: str, parts: Any) -> Any:
-    """A text, as far as its parts are known; a single part stays what it is."""
+    """Join the known parts of a text; a single part stays as it is."""
     if not isinstance(parts, list):
         return UNKNOWN
     pieces = [part for part in parts if part != ""] if separator == "" else parts

@@ -21,9 +21,9 @@ REFUSED = 2
 
 
 def build(app: cdk.App, config: AppConfig) -> None:
-    """Add the stacks of one deployment; each hands its objects to the next."""
+    """Add the stacks of one deployment; each passes its objects on to the next."""
     name = config.stack_name
-    # No account: a template is the same whoever synthesises it, and there is nothing to look up.
+    # No account: a template does not depend on who synthesises it, and there are no look-ups.
     env = cdk.Environment(region=config.region)
     network = NetworkStack(app, name("network"), config=config, env=env)
     storage = StorageStack(app, name("storage"), config=config, env=env)
@@ -49,7 +49,7 @@ def build(app: cdk.App, config: AppConfig) -> None:
             )
         )
     if config.runs_on_eks:
-        # Here, because the CDK's modules behind it take time that nobody else should wait for.
+        # Imported here: its CDK modules load slowly, and only deployments with EKS need them.
         from stacks.eks_stack import EksStack
 
         nodes.append(
@@ -80,12 +80,12 @@ def warn_who_builds(app: cdk.App, config: AppConfig, host: BuildHost) -> None:
 
 
 def check_with_nag(app: cdk.App) -> None:
-    """Let every synthesis fail on what cdk-nag finds, beside the CDK's own template checks."""
+    """Make every synthesis fail on cdk-nag's findings, besides the CDK's own template checks."""
     cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app, verbose=True))
 
 
 def main() -> int:
-    """Synthesise; a configuration that cannot work ends here, in one line."""
+    """Synthesise; refuse a configuration that cannot work, in one line."""
     app = cdk.App()
     try:
         config = AppConfig.from_context(app.node)

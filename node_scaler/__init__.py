@@ -1,1 +1,1 @@
-"""A program beside the jobs in a cluster: takes idle Trainium nodes away, and gets missing ones."""
+"""A program in the cluster that removes idle Trainium nodes and adds missing ones."""

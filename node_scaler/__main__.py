@@ -23,16 +23,16 @@ from trainium_catalogue.node_use import stamp
 
 PERIOD_S = 10.0
 CORDON_S = 20.0
-"""Longer than a period: a cordoned node is looked at again before it goes."""
+"""Longer than a period: a cordoned node is checked again before it is removed."""
 _SHORTEST_PERIOD_S = 0.5
 JOIN_S = 1200.0
-"""The time after which EKS itself says that instances failed to join."""
+"""Seconds after which EKS itself says that instances failed to join."""
 GIVE_UP_S = 600.0
-"""Seconds of failing rounds before the process ends, so that Kubernetes shows its restarts."""
+"""Seconds of failing rounds before the process exits, so that Kubernetes shows restarts."""
 
 
 def options(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m node_scaler", description=__doc__)
     parser.add_argument("--cluster", required=True, help="name of the EKS cluster")
     parser.add_argument("--node-group", required=True, help="name of its Trainium node group")
@@ -44,12 +44,12 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def say(text: str) -> None:
-    """Write a line of the log."""
+    """Write a line to the log."""
     print(f"{stamp(datetime.now(UTC))} {text}", flush=True)
 
 
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Make rounds."""
+    """Run rounds until told to end."""
     given = options(argv)
     clock = float(environment.get(ENV_IDLE_CLOCK, "1"))
     config = Config(
@@ -90,6 +90,6 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    # The first process of a container ignores signals that it has no handler for.
+    # The first process of a container ignores signals for which it has no handler.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     main(sys.argv[1:], os.environ)

@@ -1,6 +1,6 @@
-"""The Kubernetes API, as a pod calls it with its service account: plain HTTPS, nothing to install.
+"""A client of the Kubernetes API for a pod with a service account: plain HTTPS, no packages.
 
-Kubernetes documentation, Accessing the Kubernetes API from a Pod, without using a proxy.
+Source: Kubernetes documentation, Accessing the Kubernetes API from a Pod, without using a proxy.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _MERGE = "application/merge-patch+json"
 
 
 class ClusterError(RuntimeError):
-    """The API server has refused a request, or does not answer."""
+    """The API server refused a request, or does not answer."""
 
 
 class Cluster:
-    """Lists, patches and creates."""
+    """Lists, patches and creates objects."""
 
     def __init__(self, url: str, credentials: Path) -> None:
-        """``credentials`` is the folder that the kubelet mounts: ``token`` and ``ca.crt``."""
+        """Take the folder that the kubelet mounts: ``token`` and ``ca.crt``."""
         self._url = url.rstrip("/")
         self._token = credentials / "token"
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
@@ -37,12 +37,12 @@ class Cluster:
         self._opener = urllib.request.build_opener(*handlers)
 
     def items(self, path: str, **query: str) -> list[Json]:
-        """Every object of a list, as it is now: without a version given, the API reads no cache."""
+        """Current objects of a list: without a version, the API does not answer from its cache."""
         suffix = f"?{urllib.parse.urlencode(query)}" if query else ""
         return list(self._call("GET", path + suffix)["items"])
 
     def patch(self, path: str, changes: Json) -> None:
-        """Change parts of an object; null takes one away."""
+        """Change parts of an object; null removes one."""
         self._call("PATCH", path, changes, content_type=_MERGE)
 
     def create(self, path: str, entry: Json) -> None:
@@ -57,7 +57,7 @@ class Cluster:
         *,
         content_type: str = "application/json",
     ) -> Json:
-        # Read for each call: the kubelet renews it.
+        # Read for each call, because the kubelet renews it.
         token = self._token.read_text(encoding="utf-8").strip()
         request = urllib.request.Request(
             self._url + path,

@@ -1,8 +1,8 @@
 """The Auto Scaling group of the node group.
 
-Its size is changed there and not with EKS's UpdateNodegroupConfig, for which the group chooses the
-instances that go. The Cluster Autoscaler does the same to managed node groups, and EKS takes the
-new size over (Amazon EKS API reference, NodegroupScalingConfig).
+Its size is changed there, not with EKS's UpdateNodegroupConfig, where the group would choose which
+instances go. The Cluster Autoscaler does the same with managed node groups, and EKS adopts the
+new size (Amazon EKS API reference, NodegroupScalingConfig).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from node_scaler.plan import Group
 
 _CHANGING = frozenset({"UPDATING", "DELETING"})
-"""States in which EKS adds and ends nodes itself (Amazon EKS API reference, Nodegroup)."""
+"""States in which EKS itself adds and removes nodes (Amazon EKS API reference, Nodegroup)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class NodeGroup:
     autoscaling: Any
 
     def read(self) -> Group:
-        """Ask EKS for the name of the group behind it, and that group for the rest."""
+        """Ask EKS for the Auto Scaling group's name, and that group for the rest."""
         found = self.eks.describe_nodegroup(clusterName=self.cluster, nodegroupName=self.name)
         described = found["nodegroup"]
         (behind,) = described["resources"]["autoScalingGroups"]
@@ -42,14 +42,14 @@ class NodeGroup:
         )
 
     def resize(self, group: Group, number: int) -> None:
-        """Have more nodes."""
+        """Raise the group to ``number`` nodes."""
         assert number > group.desired, "which nodes go is not for the group to choose"
         self.autoscaling.set_desired_capacity(
             AutoScalingGroupName=group.name, DesiredCapacity=number
         )
 
     def terminate(self, instance: str) -> None:
-        """End one instance, and have one fewer."""
+        """Terminate one instance and shrink the group by one."""
         self.autoscaling.terminate_instance_in_auto_scaling_group(
             InstanceId=instance, ShouldDecrementDesiredCapacity=True
         )

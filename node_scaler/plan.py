@@ -1,8 +1,8 @@
-"""The decisions of one round, made from what was read in it.
+"""The decisions of one round, made from what that round has read.
 
-What has to be remembered is in annotations of the nodes, so that a new process goes on where the
-last one was ended, and everybody can read it. Only an instance that is no node has none: since
-when that is so, the process itself remembers.
+State is kept in annotations on the nodes, so that a new process continues where the last one
+stopped, and everybody can read it. Only an instance that is not a node has no annotations: the
+process itself remembers since when.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from trainium_catalogue.node_use import (
 Json = Mapping[str, Any]
 
 _ENDS_WITHIN = timedelta(minutes=10)
-"""Time after which an instance that should be gone, and is not, is ended once more."""
+"""Time after which an instance that should be gone, but is not, is terminated again."""
 IN_SERVICE = "InService"
-"""The only state in which an instance can be counted on, and be terminated once."""
+"""The only state in which an instance counts and may be terminated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,36 +38,36 @@ class Group:
     desired: int
     most: int
     instances: Mapping[str, str]
-    """State of each instance in its life cycle, by id."""
+    """Lifecycle state of each instance, by id."""
     changing: bool = False
-    """EKS is replacing the nodes or deleting the group."""
+    """True while EKS is replacing the nodes or deleting the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Everything that a round has read."""
+    """All that a round has read."""
 
     nodes: Sequence[Json]
     """Nodes of the whole cluster."""
     pods: Sequence[Json]
     """Pods of all namespaces."""
     jobs: Sequence[Json]
-    """Jobs of Volcano."""
+    """Volcano jobs."""
     group: Group
     strangers: Mapping[str, datetime] = field(default_factory=dict)
-    """Instances in service that are no nodes, each with the time since when."""
+    """Instances in service that are not nodes, with the time since when."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The times that a round waits for."""
+    """The waiting times of the scaler."""
 
     idle: timedelta
-    """Time after which an unused node goes."""
+    """Time after which an unused node is removed."""
     cordon_time: timedelta
-    """Time between cordoning a node and its end: a scheduler may act on what it saw before."""
+    """Time between cordoning and removing a node: a scheduler may act on what it saw before."""
     join: timedelta
-    """Time after which an instance goes that has not become a node."""
+    """Time after which an instance that has not become a node is terminated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,22 +76,22 @@ class Raise:
 
     number: int
     jobs: tuple[str, ...]
-    """Jobs that asked for them."""
+    """Jobs that asked for nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Change annotations of a node, and whether pods may come."""
+    """Change a node's annotations, and open or close it to pods."""
 
     node: str
     annotations: Mapping[str, str | None]
     unschedulable: bool | None = None
-    """None: unchanged."""
+    """Cordon or uncordon the node; None leaves it unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remove:
-    """End an instance and have one fewer."""
+    """Terminate a node's instance and shrink the group by one."""
 
     node: str
     instance: str
@@ -100,36 +100,36 @@ class Remove:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discard:
-    """End an instance that is no node, and have one fewer."""
+    """Terminate an instance that is not a node and shrink the group by one."""
 
     instance: str
     since: datetime
 
 
-Step = Raise | Mark | Remove | Discard
+ScalingStep = Raise | Mark | Remove | Discard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Steps in their order, and the state of the group in a sentence."""
+class ScalingPlan:
+    """Steps in order, and the state of the group in a sentence."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScalingStep, ...]
     summary: str
 
 
-def plan(seen: Seen, rules: Rules, *, now: datetime) -> Plan:
-    """Decide; the same objects at the same time give the same plan."""
+def plan(seen: Seen, rules: Rules, *, now: datetime) -> ScalingPlan:
+    """Decide what to do; the same objects at the same time give the same plan."""
     group = seen.group
     nodes = [node for node in seen.nodes if _is_there(node, group, now)]
     users = users_of_nodes(seen.pods)
     busy = [node for node in nodes if _name(node) in users]
     idle = [node for node in nodes if _name(node) not in users]
-    # A gang that is larger than the group can become never starts.
+    # A gang larger than the group's maximum never starts.
     waits = [wait for wait in waits_of(seen.jobs, seen.pods) if wait.size <= group.most]
     kept = sum(wait.missing for wait in waits)
     idle.sort(key=_first_to_go)
     spare, needed = idle[: max(0, len(idle) - kept)], idle[max(0, len(idle) - kept) :]
-    steps: list[Step] = [
+    steps: list[ScalingStep] = [
         *_raise(group, waits, num_busy=len(busy), num_unusable=sum(map(_closed_by_others, idle))),
         *(step for node in (*busy, *needed) for step in _give_back(node)),
         *(step for node in spare for step in _let_go(node, rules, now)),
@@ -140,19 +140,19 @@ def plan(seen: Seen, rules: Rules, *, now: datetime) -> Plan:
         ),
     ]
     if group.changing:
-        # An update fails when others end or add nodes under it (aws/containers-roadmap issue 916),
-        # and the nodes that it has cordoned look like ones that a job needs others for.
+        # An update fails if others remove or add nodes meanwhile (aws/containers-roadmap issue
+        # 916), and the nodes that it has cordoned look like nodes that need a replacement.
         steps = [step for step in steps if isinstance(step, Mark)]
     summary = _summary(group, busy, needed, spare, rules)
-    return Plan(steps=tuple(steps), summary=summary + _rest_of_summary(seen))
+    return ScalingPlan(steps=tuple(steps), summary=summary + _rest_of_summary(seen))
 
 
 def strangers(
     nodes: Sequence[Json], group: Group, before: Mapping[str, datetime], *, now: datetime
 ) -> dict[str, datetime]:
-    """Instances in service that are no node, and since when: ``before`` is the last round's.
+    """Instances in service that are not nodes, and since when; ``before`` is the last round's.
 
-    Nobody else ends them: EC2 finds them healthy, and EKS does not look again
+    Nobody else terminates them: EC2 finds them healthy, and EKS does not look again
     (aws/containers-roadmap issue 764). The Cluster Autoscaler does the same (its FAQ,
     ``max-node-provision-time``).
     """
@@ -167,8 +167,8 @@ def strangers(
 def _is_there(node: Json, group: Group, now: datetime) -> bool:
     """Tell whether a node can serve a job: its object outlives its instance for minutes.
 
-    An instance may be described as in service after it was ended; ending it twice would make the
-    group smaller twice, by a node of its own choice.
+    An instance may still be described as in service after its termination; terminating it twice
+    would shrink the group twice, the second time by a node of the group's choice.
     """
     ends = marked_since(node, kubernetes.ENDS_SINCE)
     if ends is not None and now - ends < _ENDS_WITHIN:
@@ -179,9 +179,9 @@ def _is_there(node: Json, group: Group, now: datetime) -> bool:
 def _raise(
     group: Group, waits: Sequence[Wait], *, num_busy: int, num_unusable: int
 ) -> tuple[Raise, ...]:
-    """Room for the jobs that ask for it, the oldest first, beside the nodes that are in use.
+    """Add nodes for the jobs that ask, oldest first, beyond the nodes in use.
 
-    A job that has to wait for another one's nodes gets none until then: it could not use them.
+    A job that must wait for another job's nodes gets none until then: it could not use them.
     """
     number, jobs = num_busy, list[str]()
     for wait in waits:
@@ -195,7 +195,7 @@ def _raise(
 
 
 def _give_back(node: Json) -> tuple[Mark, ...]:
-    """Forget that a node was idle; open it if it was we who closed it."""
+    """Clear a node's idle marks; uncordon it if it was cordoned by us."""
     annotations = node["metadata"].get("annotations") or {}
     ours = [a for a in (kubernetes.IDLE_SINCE, kubernetes.CORDONED_SINCE) if a in annotations]
     if not ours:
@@ -204,13 +204,13 @@ def _give_back(node: Json) -> tuple[Mark, ...]:
     return (Mark(node=_name(node), annotations=dict.fromkeys(ours), unschedulable=opened),)
 
 
-def _let_go(node: Json, rules: Rules, now: datetime) -> tuple[Step, ...]:
-    """One step further: marked, cordoned, gone."""
+def _let_go(node: Json, rules: Rules, now: datetime) -> tuple[ScalingStep, ...]:
+    """Take a node one step further: marked, cordoned, removed."""
     since = marked_since(node, kubernetes.IDLE_SINCE)
     cordoned = marked_since(node, kubernetes.CORDONED_SINCE)
     opened_by_others = cordoned is not None and not _is_closed(node)
     if since is None or opened_by_others:
-        # Also of a node whose mark somebody has taken off, to keep it for another while.
+        # Also restarts the clock of a node whose mark somebody has removed to keep it longer.
         marks = {kubernetes.IDLE_SINCE: stamp(now), kubernetes.CORDONED_SINCE: None}
         opened = None if cordoned is None else False
         return (Mark(node=_name(node), annotations=marks, unschedulable=opened),)
@@ -229,7 +229,7 @@ def _let_go(node: Json, rules: Rules, now: datetime) -> tuple[Step, ...]:
 
 
 def _closed_by_others(node: Json) -> bool:
-    """Tell whether a person has cordoned the node: no pod can come, and it stays closed."""
+    """Tell whether a person has cordoned the node: it stays closed to pods."""
     return _is_closed(node) and marked_since(node, kubernetes.CORDONED_SINCE) is None
 
 
@@ -238,7 +238,7 @@ def _is_closed(node: Json) -> bool:
 
 
 def _first_to_go(node: Json) -> tuple[bool, str, str]:
-    """Sorts nodes that nobody could use before others, and those idle longest before the rest."""
+    """Sort key: nodes cordoned by others first, then those idle longest."""
     since = marked_since(node, kubernetes.IDLE_SINCE)
     return not _closed_by_others(node), "~" if since is None else stamp(since), _name(node)
 

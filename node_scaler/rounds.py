@@ -1,4 +1,4 @@
-"""A round: read, decide, act, and say so in the log and in the cluster's events."""
+"""A round: read, decide, act, and report in the log and in the cluster's events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from node_scaler.cluster import Cluster
 from node_scaler.group import NodeGroup
-from node_scaler.plan import Discard, Mark, Raise, Remove, Rules, Seen, Step, plan, strangers
+from node_scaler.plan import Discard, Mark, Raise, Remove, Rules, ScalingStep, Seen, plan, strangers
 from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import stamp
 
@@ -21,12 +21,12 @@ PODS = "/api/v1/pods"
 JOBS = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 EVENTS = "/api/v1/namespaces/{namespace}/events"
 _OF_NODES = "default"
-"""Namespace for events of what is in none (kubernetes/client-go, tools/events)."""
+"""Namespace for events about cluster-scoped objects (kubernetes/client-go, tools/events)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Scaler:
-    """One node group of one cluster."""
+    """Scales one node group of one cluster."""
 
     cluster: Cluster
     node_group: NodeGroup
@@ -38,10 +38,10 @@ class Scaler:
     _strangers: dict[str, datetime] = field(default_factory=dict, init=False)
 
     def round(self, now: datetime) -> int:
-        """Do what is to be done now; returns how many steps have failed."""
-        # All of them: the group says which are its own, and a label could have been taken off.
+        """Do one round; returns the number of failed steps."""
+        # All nodes: the group knows its own, and a label could have been removed.
         nodes = self.cluster.items(NODES)
-        # In this order: a pod that comes in between is seen, and keeps its node.
+        # In this order: a pod created in between is seen, and keeps its node.
         jobs = self.cluster.items(JOBS.format(namespace=self.namespace))
         pods = self.cluster.items(PODS)
         group = self.node_group.read()
@@ -53,8 +53,8 @@ class Scaler:
             self._said = decided.summary
         return sum(not self._done(step, seen, now) for step in decided.steps)
 
-    def _done(self, step: Step, seen: Seen, now: datetime) -> bool:
-        """Take a step; one that fails keeps no other from being taken, and comes again."""
+    def _done(self, step: ScalingStep, seen: Seen, now: datetime) -> bool:
+        """Take a step; a failed one does not block the others, and is repeated next round."""
         try:
             match step:
                 case Raise():
@@ -90,7 +90,7 @@ class Scaler:
             self._tell(_node(step.node), "IdleNode", done, now)
 
     def _remove(self, step: Remove, now: datetime) -> None:
-        # Before it: whatever fails after it, no instance is ended twice.
+        # Marked first: whatever fails afterwards, no instance is terminated twice.
         marks = {kubernetes.ENDS_SINCE: stamp(now)}
         self.cluster.patch(f"{NODES}/{step.node}", {"metadata": {"annotations": marks}})
         self.node_group.terminate(step.instance)
@@ -99,7 +99,7 @@ class Scaler:
         self._tell(_node(step.node), "IdleNodeRemoved", text, now)
 
     def _tell(self, about: Json, reason: str, message: str, now: datetime) -> None:
-        """Write an event; what has been done is done without it too."""
+        """Write an event; a failure to do so undoes nothing."""
         metadata = about["metadata"]
         namespace = metadata.get("namespace") or _OF_NODES
         moment = stamp(now)

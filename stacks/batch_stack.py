@@ -1,4 +1,4 @@
-"""The Batch stack: nodes that Batch starts for jobs; it can go and come back at any time."""
+"""The Batch stack: nodes that Batch starts for jobs; can be removed and re-created at any time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainium_constructs import (
 
 
 class BatchStack(cdk.Stack):
-    """Compute environment, queue, one job definition a workload of nodes."""
+    """Compute environment, queue, and a job definition for each workload on nodes."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class BatchStack(cdk.Stack):
         data: DataJobsStack,
         **kwargs: Any,
     ) -> None:
-        """Create what runs jobs on nodes.
+        """Create everything that runs jobs on nodes.
 
         Args:
-            config: What one deployment is to be.
-            network: Where nodes live.
-            storage: Where data lives.
-            lustre: What nodes mount.
-            data: What all jobs share: image, logs, execution role.
+            config: Configuration of the deployment.
+            network: Network of the nodes.
+            storage: Stack of the bucket.
+            lustre: Stack of the file system that nodes mount.
+            data: Stack of what all jobs share: image, logs, execution role.
         """
         super().__init__(scope, construct_id, **kwargs)
         self.add_stack_dependency(data, "its image has been pushed")
@@ -107,7 +107,7 @@ class BatchStack(cdk.Stack):
         PublishedContract(self, "Contract", deployment=config.deployment, values=self._published())
 
     def _host_image(self) -> str:
-        """The dated image that fits the release; its parameter never changes its value."""
+        """The dated image that fits the release; the value of its parameter never changes."""
         return ssm.StringParameter.value_for_typed_string_parameter_v2(
             self,
             self._config.release.ecs_ami_ssm_parameter,

@@ -1,4 +1,4 @@
-"""Warnings for the machine that builds the image, before the build begins."""
+"""Warnings about the machine that builds the image, before the build begins."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 _GIB = 1024**3
 
-# The Neuron training image is more than 10 GB, and a build holds it pulled, unpacked and with
+# The Neuron training image is more than 10 GB, and a build holds it compressed, unpacked and with
 # the new layers on top.
 NEEDED_GIB = 40
 
-# Where Docker keeps images on Linux. Elsewhere it has a disk of its own that cannot be seen.
+# Docker's image folder on Linux. Elsewhere it has its own disk, which cannot be inspected.
 DOCKER_ROOT = Path("/var/lib/docker")
 
 _ARM = frozenset({"arm64", "aarch64"})
@@ -31,7 +31,7 @@ class BuildHost:
 
     @classmethod
     def here(cls) -> BuildHost:
-        """Look at this machine."""
+        """Inspect this machine."""
         root = DOCKER_ROOT if DOCKER_ROOT.exists() else Path.cwd()
         return cls(
             machine=platform.machine(),
@@ -41,7 +41,7 @@ class BuildHost:
 
 
 def build_warnings(host: BuildHost) -> Iterator[tuple[str, str]]:
-    """Id and text of every warning that this machine deserves."""
+    """Yield id and text of every warning about ``host``."""
     free_gib = host.free_bytes / _GIB
     if free_gib < NEEDED_GIB:
         yield (

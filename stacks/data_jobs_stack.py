@@ -1,4 +1,4 @@
-"""The data stack: the jobs on ordinary instances, and what every job of the deployment shares."""
+"""The data stack: jobs on ordinary instances, and the resources that all jobs share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REPOSITORY_ROOT = Path(__file__).resolve().parent.parent
 
 
 class DataJobsStack(cdk.Stack):
-    """Data and export jobs, which run on Batch whatever trains; image, logs and contract of all."""
+    """Data and export jobs, always on Batch; image, logs and contract for all jobs."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class DataJobsStack(cdk.Stack):
         image: ImageStack | None,
         **kwargs: Any,
     ) -> None:
-        """Create the CPU environment, its queue and one job definition a CPU workload.
+        """Create the CPU environment, its queue and a job definition for each CPU workload.
 
         Args:
-            config: What one deployment is to be.
-            network: Where instances live.
-            storage: Where data lives.
-            image: Where the built image goes. Default: nothing is built, ``config.image_uri`` runs.
+            config: Configuration of the deployment.
+            network: Network of the instances.
+            storage: Stack of the bucket.
+            image: Stack of the repository to push to. Default: ``config.image_uri`` runs unbuilt.
         """
         if image is not None:
             kwargs["synthesizer"] = OwnRepositorySynthesizer(
@@ -76,7 +76,7 @@ class DataJobsStack(cdk.Stack):
         self.job_environment = {
             contract.ENV_DEPLOYMENT: config.deployment,
             contract.ENV_BUCKET: storage.bucket.bucket.bucket_name,
-            # ECS on EC2 tells a container its credentials but not its region.
+            # ECS on EC2 gives a container its credentials but not its region.
             contract.ENV_REGION: self.region,
         }
         self.compute = CpuComputeEnvironment(
@@ -130,7 +130,7 @@ class DataJobsStack(cdk.Stack):
         return job
 
     def _published(self) -> dict[str, str]:
-        """Values that every deployment has; network, storage and node stacks publish their own."""
+        """Values of every deployment; network, storage and node stacks publish their own."""
         config = self._config
         return {
             contract.SSM_SETTINGS: remembered(config),
@@ -147,13 +147,13 @@ class DataJobsStack(cdk.Stack):
 
 
 def remembered(config: AppConfig) -> str:
-    """Spell the settings of this deployment as its parameter holds them."""
+    """Serialise this deployment's settings for their parameter."""
     settings = json.dumps(dict(config.settings))
     return settings if len(settings) <= contract.MAX_SETTINGS_CHARACTERS else "null"
 
 
 def job_properties(config: AppConfig, workload: Workload, shared: DataJobsStack) -> dict[str, Any]:
-    """Properties that the job definitions of all workloads share."""
+    """Properties shared by the job definitions of all workloads."""
     hours = min(workload.time_limit_hours, config.job_time_limit_hours)
     return {
         "workload": workload,

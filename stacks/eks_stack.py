@@ -1,4 +1,4 @@
-"""The EKS stack: a cluster that runs jobs on nodes; it can go and come back at any time."""
+"""The EKS stack: a cluster that runs jobs; can be removed and re-created at any time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from trainium_constructs.eks.watching import TENSORBOARD
 
 
 class EksStack(cdk.Stack):
-    """Cluster, node groups, add-ons, and one service account with its role a workload."""
+    """Cluster, node groups, add-ons, and a service account with its role for each workload."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class EksStack(cdk.Stack):
         data: DataJobsStack,
         **kwargs: Any,
     ) -> None:
-        """Create what runs jobs on nodes.
+        """Create everything that runs jobs on nodes.
 
         Args:
-            config: What one deployment is to be.
-            network: Where nodes live.
-            storage: Where data lives.
-            lustre: What pods mount.
-            data: What all jobs share: the image.
+            config: Configuration of the deployment.
+            network: Network of the nodes.
+            storage: Stack of the bucket.
+            lustre: Stack of the file system that pods mount.
+            data: Stack of what all jobs share: the image.
         """
         super().__init__(scope, construct_id, **kwargs)
         self.add_stack_dependency(data, "its image has been pushed")
@@ -147,7 +147,7 @@ class EksStack(cdk.Stack):
         return [w.name for w in WORKLOADS.values() if w.hardware is Hardware.TRAINIUM]
 
     def _roles(self) -> list[PodRole]:
-        """Give the pods of each workload the rights that its jobs have on Batch."""
+        """Give each workload's pods the rights that its jobs have on Batch."""
         made = []
         for name in self._workloads():
             pods = self._role(name, kubernetes.service_account(name))

@@ -1,4 +1,4 @@
-"""Exports that do not come and go with their users."""
+"""Exports that do not depend on having users."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import aws_cdk as cdk
 
 
 def always_export(stack: cdk.Stack, *values: str) -> None:
-    """Export what later stacks may refer to, whether one does or not.
+    """Export values that later stacks may refer to, whether one does or not.
 
-    The CDK exports what is referred to, and deploys a stack before those that refer to it: with
-    its last user an export would go too early, and CloudFormation refuses to delete one in use
-    (docs/adr/0016-zones-and-removal.md). A value that needs no export, being known, is left out.
+    The CDK exports only what is referred to, and deploys a stack before those that refer to it.
+    Along with its last reference an export would go too early: CloudFormation refuses to delete
+    one in use (docs/adr/0016-zones-and-removal.md). Values known at synthesis need no export.
     """
     for value in values:
         if cdk.Token.is_unresolved(value):

@@ -1,4 +1,4 @@
-"""The image stack: the repository that the training image is pushed to."""
+"""The image stack: the repository of the training image."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from trainium_constructs import ImageRepository
 
 
 class ImageStack(cdk.Stack):
-    """Our own repository, deployed before the stack whose image goes into it."""
+    """Our own repository, deployed before the stack whose image it holds."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, config: AppConfig, **kwargs: Any
     ) -> None:
         """Create the repository of one deployment."""
         super().__init__(scope, construct_id, **kwargs)
-        # Physical names, the only ones of this app: the CDK CLI pushes by name, before any
-        # CloudFormation attribute could tell it where (docs/adr/0002).
+        # The only physical names in this app: the CDK CLI pushes by name, before CloudFormation
+        # has any attribute that could name the target (docs/adr/0002).
         self.repository_name = f"trainium-{config.deployment}"
-        # Roles are global: the region keeps two deployments of one name apart.
+        # Roles are global: the region distinguishes two deployments of the same name.
         self.publishing_role_name = f"cdk-trainium-{config.deployment}-images-{config.region}"
         self.images = ImageRepository(
             self,

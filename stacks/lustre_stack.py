@@ -1,4 +1,4 @@
-"""The Lustre stack: the file system, alone, so that it can go after everything that mounts it."""
+"""The Lustre stack: the file system alone, so that it can outlive everything that mounts it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainium_constructs import LustreFileSystem, LustreMount, PublishedContract
 
 
 class LustreStack(cdk.Stack):
-    """The file system that nodes mount, or nothing but the word that there is none."""
+    """The file system that nodes mount, or only a parameter that says there is none."""
 
     def __init__(
         self,
@@ -28,12 +28,12 @@ class LustreStack(cdk.Stack):
         storage: StorageStack,
         **kwargs: Any,
     ) -> None:
-        """Create the file system that ``config`` asks for, or name the one that it brings along.
+        """Create the file system that ``config`` asks for, or name the existing one it gives.
 
         Args:
-            config: What one deployment is to be.
-            network: Where nodes live.
-            storage: The bucket whose datasets appear in the file system.
+            config: Configuration of the deployment.
+            network: Network of the nodes.
+            storage: Stack of the bucket whose datasets appear in the file system.
         """
         super().__init__(scope, construct_id, **kwargs)
         self.mount: LustreMount | None = None
@@ -60,8 +60,8 @@ class LustreStack(cdk.Stack):
             always_export(
                 self, self.mount.file_system_id, self.mount.dns_name, self.mount.mount_name
             )
-        # A stack has one resource at least: the stack stays when its file system goes, since
-        # `cdk deploy` destroys no stack that the app no longer has.
+        # A stack needs at least one resource, and this one stays when its file system goes:
+        # `cdk deploy` does not destroy stacks that the app no longer has.
         PublishedContract(
             self,
             "Contract",
@@ -70,10 +70,10 @@ class LustreStack(cdk.Stack):
         )
 
     def goes_after(self, users: list[cdk.Stack]) -> None:
-        """Let stacks that may have mounted a file system do without it before it goes.
+        """Deploy this stack after ``users`` once the file system is no longer wanted.
 
-        They refer to it while it is wanted, and are deployed after it; once it is not, they are
-        deployed before. CloudFormation holds us to that: an export in use cannot be deleted.
+        While it is wanted, they refer to it and are deployed after it; once it is not, they must
+        let go of it first. CloudFormation enforces that: an export in use cannot be deleted.
         """
         for user in users:
             self.add_stack_dependency(user, "it lets go of the file system")

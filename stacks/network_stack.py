@@ -1,4 +1,4 @@
-"""The network stack: changes rarely, and everything else lives in it."""
+"""The network stack: rarely changed, and the home of everything else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
 
 
 class NetworkStack(cdk.Stack):
-    """The network of the nodes: a new VPC, or an existing one that is neither read nor changed."""
+    """The network of the nodes: a new VPC, or an existing one, neither looked up nor changed."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, config: AppConfig, **kwargs: Any
@@ -27,7 +27,7 @@ class NetworkStack(cdk.Stack):
         self.network = self._existing(config) if config.vpc_id else self._new(config)
         by_zone = dict(zip(self.network.zones, self.network.subnets, strict=True))
         self.lustre_subnet = by_zone[config.lustre_zone_id or self.network.zone]
-        """The subnet of a file system, which does not follow the nodes to another zone."""
+        """Subnet of the file system, which does not follow the nodes to another zone."""
         always_export(
             self,
             self.network.vpc.vpc_id,
@@ -89,7 +89,7 @@ class NetworkStack(cdk.Stack):
             zone=config.subnet_id,
             zones=(config.subnet_id,),
             subnets=(subnet,),
-            # In an order of their own, so that nodes can change places with another of them.
+            # Sorted, so that the order stays the same when nodes move to another of them.
             cluster_subnets=tuple(by_id[id] for id in sorted(by_id)),
         )
 
@@ -97,6 +97,6 @@ class NetworkStack(cdk.Stack):
         subnet = ec2.Subnet.from_subnet_attributes(
             self, construct_id, subnet_id=subnet_id, availability_zone=zone
         )
-        # Its routes are its owner's business: nothing here adds one.
+        # Its owner manages its routes: nothing here adds one.
         cdk.Annotations.of(subnet).acknowledge_warning("@aws-cdk/aws-ec2:noSubnetRouteTableId")
         return subnet

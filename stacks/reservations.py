@@ -1,4 +1,4 @@
-"""Capacity that was bought beforehand, as the configuration names it."""
+"""Reserved capacity, as named in the configuration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from trainium_constructs import Reservation
 
 
 def reservation_of(config: AppConfig) -> Reservation | None:
-    """The reservation to launch nodes in; None is on demand."""
+    """The reservation to launch nodes in; None for on demand."""
     if config.capacity_block_id is not None:
         return Reservation(reservation_id=config.capacity_block_id, is_block=True)
     if config.capacity_reservation_id is not None:

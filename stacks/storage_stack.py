@@ -1,4 +1,4 @@
-"""The storage stack: what outlives the machines."""
+"""The storage stack: the bucket, which outlives the machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainium_constructs import PublishedContract, TrainingBucket
 
 
 class StorageStack(cdk.Stack):
-    """The bucket, apart from compute so that compute can go without it."""
+    """The bucket, separate from compute so that compute can be removed without it."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class StorageStack(cdk.Stack):
         config: AppConfig,
         **kwargs: Any,
     ) -> None:
-        """Create the bucket, or take the one that ``config`` names."""
+        """Create the bucket, or use the one that ``config`` names."""
         super().__init__(scope, construct_id, **kwargs)
         self.bucket = TrainingBucket(
             self,
@@ -40,7 +40,7 @@ class StorageStack(cdk.Stack):
         )
         kept = config.retain_data or config.bucket_name is not None
         # The CLI prints an output's name after each deployment; `cdk destroy` shows the bucket as
-        # DELETE_SKIPPED and has no other place for a word of ours.
+        # DELETE_SKIPPED and has no other place for a message of ours.
         cdk.CfnOutput(
             self,
             "BucketKeptByDestroy" if kept else "BucketEmptiedByDestroy",

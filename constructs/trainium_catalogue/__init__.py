@@ -1,4 +1,4 @@
 """The facts about Trainium instances, Neuron releases, workloads and contracts, as data.
 
-Standard library only, so that every part (synthesis, node, CLI) can import it.
+Standard library only, so that synthesis, nodes and the CLI can all import it.
 """

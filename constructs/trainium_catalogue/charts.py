@@ -1,4 +1,4 @@
-"""The Helm charts that a cluster needs, each pinned; the values that we give are in the constructs.
+"""The Helm charts that a cluster needs, each pinned; their values are in the constructs.
 
 Versions: releases of github.com/aws-neuron/neuron-helm-charts, and the chart files of
 github.com/aws/eks-charts, github.com/kubernetes-sigs/aws-fsx-csi-driver and
@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import Final
 
 VOLCANO_VERSION: Final = "1.15.1"
-"""The version that the cluster gets, the CLI reads and the emulator follows line by line.
+"""The version that the cluster runs, the CLI understands and the emulator follows line by line.
 
-Its chart differs from that of 1.15.0 in this number alone (git diff v1.15.0 v1.15.1 --
+Its chart differs from that of 1.15.0 only in this number (git diff v1.15.0 v1.15.1 --
 installer/helm). Pushing the tag publishes chart and images (.github/workflows/release.yaml and
 release_chart.yaml); public lists of downloads name volcano-1.15.1.tgz of the repository below."""
 VOLCANO_KUBERNETES: Final = frozenset({"1.34", "1.35"})
-"""Versions of Kubernetes that Volcano's README lists for this version, of those we offer."""
+"""Kubernetes versions we offer that Volcano's README lists for this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Chart:
     """A chart's source and its destination."""
 
     name: str
-    """Our name of the chart, and of its release."""
+    """Our name for the chart and its Helm release."""
     chart: str
     """An ``oci://`` reference, or the chart's name in ``repository``."""
     version: str
@@ -37,8 +37,8 @@ _CHARTS = (
     Chart(
         name="neuron",
         chart="oci://public.ecr.aws/neuron/neuron-helm-chart",
-        # Of SDK 2.31, the first whose release notes we saw. Its device plugin talks to the
-        # driver, not to the runtime in the container, which stays that of the release.
+        # From SDK 2.31, the first whose release notes we saw. Its device plugin talks to the
+        # driver, not to the runtime in the container, which stays the release's own.
         version="1.9.0",
         repository=None,
         namespace="kube-system",
@@ -67,14 +67,14 @@ _CHARTS = (
 )
 
 CHARTS: Mapping[str, Chart] = MappingProxyType({chart.name: chart for chart in _CHARTS})
-"""Every chart, by our name."""
+"""All charts, by our name for them."""
 
 NEURON_MONITOR_IMAGE = "public.ecr.aws/neuron/neuron-monitor:1.3.0"
 """The port of AWS's own DaemonSet (Neuron documentation, Neuron Monitor DaemonSet)."""
 NEURON_MONITOR_PORT = 8000
 
-# Of the newer regions that sell Trainium; the older ones share one (EKS User Guide, View Amazon
-# container image registries for Amazon EKS add-ons).
+# Accounts of the newer regions that sell Trainium; the older regions share one (EKS User Guide,
+# View Amazon container image registries for Amazon EKS add-ons).
 _REGISTRY_ACCOUNTS = {"ap-south-2": "900889452093", "ap-southeast-4": "491585149902"}
 _REGISTRY_ACCOUNT = "602401143452"
 

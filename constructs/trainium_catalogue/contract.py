@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Final
 
 CONTRACT_VERSION: Final = "3"
-"""Raised when a name below changes its meaning; the CLI refuses another one."""
+"""Raised when a name below changes its meaning; the CLI refuses any other version."""
 
 DEFAULT_DEPLOYMENT: Final = "default"
 
@@ -17,7 +17,7 @@ class Orchestrator(StrEnum):
 
     @property
     def who(self) -> str:
-        """Name of the component that restarts a job and gives the reasons, if any."""
+        """Name the component that restarts a job and reports the reasons, if any."""
         return "Batch" if self is Orchestrator.BATCH else "Volcano"
 
 
@@ -27,7 +27,7 @@ SSM_REGION: Final = "region"
 SSM_INSTANCE_TYPE: Final = "instance-type"
 SSM_VPC: Final = "vpc"
 SSM_DEFAULT_SECURITY_GROUP: Final = "default-security-group"
-"""The VPC's own group, which tasks of multi-node Batch jobs carry; absent if nobody named it."""
+"""The VPC's own group, used by tasks of multi-node Batch jobs; absent if nobody named it."""
 SSM_MAX_NODES: Final = "max-nodes"
 SSM_NEURON_RELEASE: Final = "neuron-release"
 SSM_BUCKET: Final = "bucket"
@@ -49,7 +49,7 @@ MAX_SETTINGS_CHARACTERS: Final = 4096
 SSM_EKS_CLUSTER: Final = "eks/cluster"
 SSM_EKS_NAMESPACE: Final = "eks/namespace"
 SSM_EKS_QUEUE: Final = "eks/queue"
-"""Volcano's queue of the jobs."""
+"""Volcano's queue for the jobs."""
 SSM_EKS_NODE_GROUP: Final = "eks/node-group"
 SSM_EKS_IMAGE: Final = "eks/image"
 SSM_EKS_JOB_TIME_LIMIT_HOURS: Final = "eks/job-time-limit-hours"
@@ -64,9 +64,9 @@ SSM_EKS_NAMES: Final = (
 )
 """Parameters that a deployment with EKS publishes in addition to those of every deployment."""
 SSM_EKS_LUSTRE_CLAIM: Final = "eks/lustre-claim"
-"""Published only where there is a file system: the claim in the namespace."""
+"""The claim in the namespace; published only if there is a file system."""
 SSM_EKS_IDLE_MINUTES: Final = "eks/idle-minutes"
-"""Published only where the node scaler runs: after how long it takes an idle node away."""
+"""Minutes before an idle node is removed; published only if the node scaler runs."""
 
 SSM_BATCH_NAMES: Final = (
     SSM_CONTRACT_VERSION,
@@ -87,7 +87,7 @@ SSM_BATCH_NAMES: Final = (
 
 
 def ssm_root(deployment: str) -> str:
-    """Path below which everything of ``deployment`` is published, without a final slash."""
+    """Path below which ``deployment`` publishes everything, without a final slash."""
     return f"/trainium/{deployment}"
 
 
@@ -109,9 +109,9 @@ ENV_BUCKET: Final = "TRAINIUM_BUCKET"
 # ECS sets no region on EC2, and boto3 needs one.
 ENV_REGION: Final = "AWS_REGION"
 ENV_LUSTRE: Final = "TRAINIUM_LUSTRE"
-"""Mount point of FSx for Lustre; unset without one."""
+"""Mount point of FSx for Lustre; unset without a file system."""
 ENV_RUN: Final = "TRAINIUM_RUN"
-# Batch has variables of its own for these; a Volcano job sets ours.
+# Batch has its own variables for these; a Volcano job sets ours.
 ENV_JOB_ID: Final = "TRAINIUM_JOB_ID"
 ENV_ATTEMPT: Final = "TRAINIUM_ATTEMPT"
 """Volcano's count of restarts of the job, from 0: the attempt less one."""
@@ -120,9 +120,9 @@ ENV_NUM_NODES: Final = "TRAINIUM_NUM_NODES"
 ENV_MAIN_HOST_FROM: Final = "TRAINIUM_MAIN_HOST_FROM"
 """Name of the variable that holds the main node's host name or address."""
 ENV_AFTER_JOB: Final = "TRAINIUM_AFTER_JOB"
-"""Id of the Volcano job that compiles for this one, which waits for it: nothing else does."""
+"""Id of the Volcano job that compiles for this one; this job itself has to wait for it."""
 ENV_TIME_LIMIT: Final = "TRAINIUM_TIME_LIMIT_S"
-"""Seconds after which the launcher ends an attempt, and the job with it; Batch does so itself."""
+"""Seconds until the launcher ends an attempt and with it the job; Batch does so itself."""
 # Only the rehearsal and laptops set these three.
 ENV_DEVICE: Final = "TRAINIUM_DEVICE"
 ENV_PROCESSES_PER_NODE: Final = "TRAINIUM_PROCESSES_PER_NODE"
@@ -130,7 +130,7 @@ ENV_NODE_ADDRESS: Final = "TRAINIUM_NODE_ADDRESS"
 
 # Only the rehearsal sets this one, on the node scaler.
 ENV_IDLE_CLOCK: Final = "TRAINIUM_IDLE_CLOCK"
-"""Factor by which idle time passes faster than on AWS."""
+"""Factor by which idle time is sped up."""
 
 # --- tags of a job -----------------------------------------------------------------------------
 TAG_DEPLOYMENT: Final = "trainium:deployment"
@@ -144,16 +144,16 @@ DATASETS_PREFIX: Final = "datasets/"
 RUNS_PREFIX: Final = "runs/"
 CACHE_PREFIX: Final = "cache/"
 GRAPHS_PREFIX: Final = f"{CACHE_PREFIX}neuron"
-"""Location of the compiler's graphs (NEURON_COMPILE_CACHE_URL)."""
+"""Location of the compiled graphs (NEURON_COMPILE_CACHE_URL)."""
 EXPORT_PREFIX: Final = "export/"
 
 LOSS_SCALAR: Final = "step loss"
 """Name of the loss in TensorBoard, as in AWS's reference."""
 VALIDATION_LOSS_SCALAR: Final = "val/loss"
-"""Name of the validation loss there; the reference has none."""
+"""Name of the validation loss in TensorBoard; the reference has none."""
 RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results")
 RUN_LOCK: Final = "lock.json"
-"""The job that trains under the run's name, and the time of its last heartbeat."""
+"""The job that is training under the run's name, and the time of its last heartbeat."""
 RUN_CONFIG: Final = "run.json"
 """The identity of the run: model, dataset, tokenizer, parameters."""
 RUN_STATUS: Final = "results/status.json"
@@ -165,45 +165,45 @@ DATASET_NAME_HELP: Final = (
     "a name of 1 to 100 letters, digits, dots, hyphens and underscores, a letter or digit first"
 )
 DATASET_MANIFEST: Final = "manifest.json"
-"""Written last: a dataset without it is not complete."""
+"""Written last: a dataset without it is incomplete."""
 CHECKPOINT_MARKER: Final = "complete.json"
-"""Written last: a checkpoint without it is not complete."""
+"""Written last: a checkpoint without it is incomplete."""
 
 LUSTRE_MOUNT: Final = "/fsx"
 """Mount point of the file system, on hosts and in containers."""
 
 
 def run_prefix(run: str, folder: str) -> str:
-    """Key prefix of one of ``RUN_FOLDERS`` of a run, with its final slash."""
+    """Key prefix of a run's ``folder``, one of ``RUN_FOLDERS``, with its final slash."""
     assert folder in RUN_FOLDERS, folder
     return f"{RUNS_PREFIX}{run}/{folder}/"
 
 
 def run_key(run: str, file: str) -> str:
-    """Key of one of the files above of a run."""
+    """Key of a run's ``file``, one of those above."""
     return f"{RUNS_PREFIX}{run}/{file}"
 
 
 def attempts_prefix(run: str, job_id: str) -> str:
-    """Key prefix of the endings of a Volcano job's attempts, whose pods and logs are deleted.
+    """Key prefix of the records of how a Volcano job's attempts ended; pods and logs are deleted.
 
-    ``<attempt>-node-<index>.json`` is what a node's launcher said last: ``code`` and ``reason``.
+    ``<attempt>-node-<index>.json`` is the last word of a node's launcher: ``code`` and ``reason``.
     """
     return f"{run_prefix(run, 'results')}attempts/{job_id}/"
 
 
 JOINING_FOLDER: Final = "joining"
-"""Folder below a run's results, with one folder a job: ``<attempt>-node-<index>.json`` of each
-child that has started and could not join the main node."""
+"""Folder below a run's results, with a folder per job: ``<attempt>-node-<index>.json`` for each
+child that started but could not join the main node."""
 
 
 def checkpoint_name(step: int) -> str:
-    """Folder of the checkpoint after ``step`` optimizer steps; names sort as steps do."""
+    """Folder of the checkpoint after ``step`` optimizer steps; names sort in step order."""
     return f"step-{step:08d}"
 
 
 def launch_command(workload: str) -> list[str]:
-    """The command of a job definition: what every node runs."""
+    """The command of a job definition, which every node runs."""
     return ["python", "-m", "training.launch", workload]
 
 
@@ -211,11 +211,11 @@ def launch_command(workload: str) -> list[str]:
 RENDEZVOUS: Final = 41000
 """torchrun's store on the main node; AWS's samples use the same number."""
 PEER_WATCH: Final = 41001
-"""The launchers' own link, by which every node learns of a lost or silent peer."""
+"""The launchers' own link, over which every node learns of a lost or silent peer."""
 NEURON_ROOT_COMM: Final = 62182
 """Port of torch-neuronx's bootstrap of collectives on the main node (torch_xla's plugin)."""
 NEURON_ROOT_COMM_ALTERNATE: Final = 48620
-"""The port of the Neuron documentation's examples of ``NEURON_RT_ROOT_COMM_ID``."""
+"""The port in the Neuron documentation's examples of ``NEURON_RT_ROOT_COMM_ID``."""
 
 RESERVED_PORTS: Final[tuple[int, ...]] = (
     RENDEZVOUS,
@@ -230,10 +230,10 @@ HOST_LOST_REASON: Final = "Host EC2*"
 """Status reason that Batch gives when it loses an instance (AWS Batch user guide, job retries)."""
 
 HOSTS_IN_VAIN_REASON: Final = "hosts were up in vain: none took the job for half an hour"
-"""Status reason of a job that the watch over its queue has cancelled."""
+"""Status reason of a job that the queue watch has cancelled."""
 
 ATTEMPTS: Final = 3
-"""Attempts of a job in all."""
+"""Total attempts of a job."""
 
 RUN_NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
 """Run names: they become Batch job names (letters, digits, hyphens, underscores; at most 128)."""

@@ -1,7 +1,8 @@
 """Exit codes of a node, and which of them are worth another attempt.
 
-One table for the launcher that exits with them, the job definition that retries on them and the
-CLI that explains them.
+The launcher exits with them, Batch and Volcano retry by them and the CLI explains them. One
+exception to ``retry``: on EKS, ``STOPPED`` (143) starts another attempt as well, because a pod on
+a drained node ends that way (``JOB_POLICIES`` in kubernetes.py).
 """
 
 from collections.abc import Mapping
@@ -24,14 +25,14 @@ class ExitCode(IntEnum):
     TIME_LIMIT = 124
     """The code that ``timeout`` (coreutils) uses."""
     KILLED = 137
-    """128 + SIGKILL: the container was killed, not ended."""
+    """128 + SIGKILL: the container was killed, it did not exit."""
     STOPPED = 143
-    """128 + SIGTERM."""
+    """128 + SIGTERM; on EKS worth another attempt, see above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The meaning of an exit code, for a person and for Batch."""
+    """The meaning of an exit code, for people and for retries."""
 
     meaning: str
     remedy: str
@@ -89,4 +90,4 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
 )
 
 RETRIED: tuple[ExitCode, ...] = tuple(code for code, end in EXIT_CODES.items() if end.retry)
-"""Codes that a job definition retries."""
+"""Codes that a Batch job definition retries."""

@@ -1,8 +1,8 @@
-"""The instance types: Trainium's with the arithmetic that follows, and ordinary ones for CPU jobs.
+"""The instance types: Trainium's, with arithmetic on their sizes, and ordinary ones for CPU jobs.
 
 Sizes, cards and zones: ``aws ec2 describe-instance-types`` and
 ``describe-instance-type-offerings --location-type availability-zone-id`` (as recorded in
-moto's dump of those APIs), memory of Trainium2 chips: the Neuron documentation's trn2 page.
+moto's dump of those APIs). Memory of Trainium2 chips: the Neuron documentation's trn2 page.
 Peaks: 190 TFLOP/s a Trainium chip of two cores (AWS's MFU of its Llama-2 figures, 3,040 a node),
 667 a Trainium2 chip of eight (the Neuron documentation's architecture pages).
 Prices are estimates from public price lists; see ``usd_per_hour_estimate``.
@@ -17,10 +17,10 @@ from trainium_catalogue.suggest import did_you_mean
 
 
 class EfaLayout(StrEnum):
-    """Which kind of interface the secondary network cards carry."""
+    """The kind of interface on the secondary network cards."""
 
     EFA = "efa"
-    """EFA with an IP address on every card: what AWS's own Trainium samples ship."""
+    """EFA with an IP address on every card, as in AWS's own Trainium samples."""
     EFA_ONLY = "efa-only"
     """No IP address on the secondary cards: for subnets that are short of addresses."""
 
@@ -32,11 +32,11 @@ class NetworkInterface:
     card_index: int
     device_index: int
     interface_type: str
-    """``interface``, ``efa`` or ``efa-only``: in EC2's own terms."""
+    """``interface``, ``efa`` or ``efa-only``, in EC2's terms."""
 
     @property
     def takes_address(self) -> bool:
-        """EFA-only interfaces have no IP address (EC2 User Guide, EFA)."""
+        """True unless EFA-only, which has no IP address (EC2 User Guide, EFA)."""
         return self.interface_type != EfaLayout.EFA_ONLY
 
 
@@ -48,7 +48,7 @@ class InstanceType:
     num_vcpus: int
     memory_mib: int
     num_neuron_devices: int
-    """Chips, each one a ``/dev/neuronN``."""
+    """Chips, each a ``/dev/neuronN``."""
     num_neuron_cores: int
     """Physical NeuronCores."""
     num_logical_cores: int
@@ -67,7 +67,7 @@ class InstanceType:
     zone_ids: Mapping[str, tuple[str, ...]]
     """Region to the ids (not names) of the availability zones that offer the type."""
     usd_per_hour_estimate: float
-    """On-demand list price seen in us-east-1, or chips x 2.2 USD for what is sold mainly through
+    """On-demand list price in us-east-1, or chips x 2.2 USD for types sold mainly through
     Capacity Blocks. For orientation only."""
 
     @property
@@ -77,12 +77,12 @@ class InstanceType:
 
     @property
     def supports_multi_node(self) -> bool:
-        """More than one node needs EFA."""
+        """True with EFA, which more than one node needs."""
         return self.num_efa_interfaces > 0
 
     @property
     def supports_capacity_block(self) -> bool:
-        """EC2 sells Capacity Blocks for this type."""
+        """True if EC2 sells Capacity Blocks for this type."""
         return "capacity-block" in self.usage_classes
 
     @property
@@ -92,21 +92,21 @@ class InstanceType:
 
     @property
     def peak_flops_per_process(self) -> float:
-        """Dense bf16, of one worker's logical core, per second."""
+        """Dense bf16 peak per second of one worker's logical core."""
         cores = self.num_neuron_cores / self.num_logical_cores
         return self.peak_bf16_tflops_per_core * cores * 1e12
 
     @property
     def container_vcpus(self) -> int:
-        """Three quarters, as AWS's Batch samples reserve (96 of 128)."""
+        """Three quarters of the vCPUs, as AWS's Batch samples reserve (96 of 128)."""
         return self.num_vcpus * 3 // 4
 
     @property
     def container_memory_mib(self) -> int:
-        """Return the memory that fits below what the ECS agent registers.
+        """Memory of the container, below what the ECS agent registers.
 
         The agent registers less than the instance has; AWS's sample leaves 4.6 % of a
-        trn1.32xlarge. A larger value leaves the job RUNNABLE for ever.
+        trn1.32xlarge. A larger value leaves the job RUNNABLE forever.
         """
         return self.memory_mib - max(2048, self.memory_mib * 5 // 100)
 
@@ -114,7 +114,7 @@ class InstanceType:
     def shared_memory_mib(self) -> int:
         """Size of ``/dev/shm``: 8 GiB, or a quarter of the container's memory; used only as needed.
 
-        No workload of ours needs it, checkpoints neither; Neuron's runtime and EFA make do with
+        None of our workloads needs it, not even checkpoints; Neuron's runtime and EFA make do with
         Docker's 64 MiB in AWS's Batch samples. It is for programs that pass tensors between
         processes, such as torch's data loaders.
         """
@@ -144,11 +144,11 @@ class InstanceType:
         )
 
     def addresses_per_node(self, layout: EfaLayout) -> int:
-        """IP addresses a Batch node takes from its subnet, with one for the task (awsvpc)."""
+        """IP addresses that a Batch node takes from its subnet, including the task's (awsvpc)."""
         return sum(nic.takes_address for nic in self.network_interfaces(layout)) + 1
 
     def vcpus_for(self, num_nodes: int) -> int:
-        """Compute-environment and quota vCPUs of ``num_nodes``."""
+        """vCPUs of ``num_nodes``, as compute environments and quotas count them."""
         return self.num_vcpus * num_nodes
 
     def offers(self) -> str:
@@ -302,7 +302,7 @@ _TYPES = (
 )
 
 INSTANCE_TYPES: Mapping[str, InstanceType] = MappingProxyType({t.name: t for t in _TYPES})
-"""Every type this project can run on, by name."""
+"""Every type that this project can run on, by name."""
 
 
 def find_instance_type(name: str) -> InstanceType:
@@ -314,11 +314,11 @@ def find_instance_type(name: str) -> InstanceType:
         raise ValueError(f"instance type {name!r} is not in the catalogue; {reason}") from None
 
 
-# Ordinary instances for data and export jobs: enough of them to find Spot capacity anywhere, and
-# x86-64, because the training image is.
+# Ordinary instances for data and export jobs: enough types to find Spot capacity anywhere, all
+# x86-64 like the training image.
 JOB_VCPUS = 16
 JOB_MEMORY_MIB = 57_344
-"""56 GiB: what the ECS agent of a 64 GiB instance registers, with room to spare."""
+"""56 GiB, well below what the ECS agent of a 64 GiB instance registers."""
 USD_PER_JOB_HOUR_ESTIMATE = 0.77
 """On-demand list price of an m6i.4xlarge in us-east-1; Spot costs less. For orientation only."""
 
@@ -326,7 +326,7 @@ _GIB = 1024
 _FAMILIES = {"m5": 4, "m5a": 4, "m6a": 4, "m6i": 4, "m7a": 4, "m7i": 4} | {
     "r5": 8, "r6a": 8, "r6i": 8, "r7a": 8, "r7i": 8,
 }  # fmt: skip
-"""GiB of memory for each vCPU."""
+"""GiB of memory per vCPU."""
 _SIZES = {"4xlarge": 16, "8xlarge": 32, "12xlarge": 48, "16xlarge": 64}
 
 CPU_INSTANCE_TYPES: Mapping[str, tuple[int, int]] = MappingProxyType(
@@ -336,7 +336,7 @@ CPU_INSTANCE_TYPES: Mapping[str, tuple[int, int]] = MappingProxyType(
         for size, vcpus in _SIZES.items()
     }
 )
-"""Name to vCPUs and memory in MiB; each holds one job at least."""
+"""Name to vCPUs and memory in MiB; each holds at least one job."""
 
 DEFAULT_CPU_INSTANCE_TYPES = ("m6i.4xlarge", "m6a.4xlarge", "m5.4xlarge", "m5a.4xlarge")
 """Several pools of Spot capacity; sold in every region that sells Trainium."""

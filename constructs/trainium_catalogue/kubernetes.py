@@ -1,4 +1,4 @@
-"""Names in a cluster that stacks, CLI and rehearsal share, and the resources of a node's pod."""
+"""Names in a cluster, shared by stacks, CLI and rehearsal, and the resources of a node's pod."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -10,43 +10,43 @@ from trainium_catalogue.instances import InstanceType
 NAMESPACE: Final = "trainium"
 QUEUE: Final = "trainium"
 LUSTRE_CLAIM: Final = "lustre"
-"""Claim in the namespace, where the deployment has a file system."""
+"""Claim in the namespace, if the deployment has a file system."""
 NODE_LABEL: Final = "node.kubernetes.io/instance-type"
 TAINT: Final = "aws.amazon.com/neuron"
-"""Key of the taint of Trainium nodes; also the resource that the device plugin counts chips as."""
+"""Key of the taint on Trainium nodes; also the resource as which the device plugin counts chips."""
 NEURON_RESOURCE: Final = "aws.amazon.com/neuron"
 EFA_RESOURCE: Final = "vpc.amazonaws.com/efa"
 TASK: Final = "node"
-"""Name of a Volcano job's task, TorchX's role: pods are ``<job>-node-<index>-0``."""
+"""Name of a Volcano job's task (in TorchX: role): pods are ``<job>-node-<index>-0``."""
 
 SUBMITTERS: Final = "trainium:submitters"
-"""Group of those who submit jobs, of which their access entries make them members."""
+"""Group of those who submit jobs; their access entries make them members."""
 
 LABEL_DEPLOYMENT: Final = "trainium/deployment"
 LABEL_RUN: Final = "trainium/run"
 LABEL_WORKLOAD: Final = "trainium/workload"
 
 AFTER: Final = "trainium/after"
-"""Annotation of a job: the job that compiles for it, which it waits for."""
+"""Annotation of a job: the compile job that it waits for."""
 SCALE: Final = "trainium/scale"
-"""Annotation of a job: ``true`` if the node scaler is to get the nodes that it lacks."""
+"""Annotation of a job: ``true`` if the node scaler is to add the nodes that it lacks."""
 
 SCALER: Final = "node-scaler"
-"""Name, namespace and service account of what takes idle nodes away. Whoever may create pods in a
-namespace may use its service accounts, so it does not live in the namespace of the jobs."""
+"""Name, namespace and service account of the node scaler. Whoever may create pods in a namespace
+may use its service accounts, so the scaler does not live in the namespace of the jobs."""
 NODE_GROUP_LABEL: Final = "eks.amazonaws.com/nodegroup"
-"""EKS sets it on the nodes of a managed group."""
+"""Label that EKS sets on the nodes of a managed group."""
 IDLE_SINCE: Final = "trainium/idle-since"
-"""Annotation of a node that nobody uses: since when, in UTC as Kubernetes writes it."""
+"""Annotation of an unused node: the time since when, in UTC as Kubernetes writes it."""
 CORDONED_SINCE: Final = "trainium/cordoned-since"
-"""Annotation of a node that the node scaler has cordoned because it is about to go."""
+"""Annotation of a node that the node scaler has cordoned before removing it."""
 ENDS_SINCE: Final = "trainium/ends-since"
-"""Annotation of a node whose instance the node scaler ends."""
+"""Annotation of a node whose instance the node scaler is terminating."""
 
 RETRY_COUNT_FIELD: Final = "metadata.annotations['volcano.sh/job-retry-count']"
 """Field of a pod, for the downward API: the number of restarts of its job, from 0.
 
-``volcano.sh/job-version`` counts something else: every time that pods are removed (Volcano 1.15.1,
+``volcano.sh/job-version`` counts something else: every removal of pods (Volcano 1.15.1,
 pkg/controllers/job, createJobPod and killPods)."""
 MAX_RETRY: Final = ATTEMPTS
 """``maxRetry`` of a job: it fails once as many attempts have failed, not one later (Volcano
@@ -58,8 +58,9 @@ def _terminate_on(code: ExitCode) -> Mapping[str, str | int]:
 
 
 JOB_POLICIES: Final[tuple[Mapping[str, str | int], ...]] = (
-    # The first that applies decides. Not of an exit on request: a job that is stopped needs no
-    # policy, and a pod that a drained node stops is worth another attempt.
+    # The first match decides. STOPPED (143) is exempt from the table of exit codes, which does not
+    # retry it: a job stopped on request needs no policy, and a pod stopped by the drain of its
+    # node is worth another attempt.
     *(
         _terminate_on(code)
         for code, ending in EXIT_CODES.items()
@@ -70,22 +71,22 @@ JOB_POLICIES: Final[tuple[Mapping[str, str | int], ...]] = (
 )
 """``policies`` of a job."""
 
-# The rest is the kernel's, the plugins' and the monitors'.
+# The rest is for the kernel, the plugins and the monitors.
 _SHARE_OF_VCPUS: Final = 0.9
 _SHARE_OF_MEMORY: Final = 0.9
 _EVICTION_MIB: Final = 100
-"""Memory below which the kubelet evicts pods; no pod may request it."""
+"""Free memory below which the kubelet evicts pods; not available to pods."""
 
 
 def service_account(workload: str) -> str:
-    """Service account whose role may touch what the workload needs."""
+    """Service account whose role grants what the workload needs."""
     return f"job-{workload}"
 
 
 def max_pods(instance_type: InstanceType) -> int:
     """Most pods of a node (amazon-eks-ami, nodeadm/internal/kubelet/eni_max_pods.go).
 
-    EFA's other cards count for nothing: vpc-cni takes addresses of the first alone.
+    EFA's other cards do not count: vpc-cni takes addresses from the first card only.
     """
     return instance_type.enis_per_card * (instance_type.addresses_per_interface - 1) + 2
 
@@ -93,14 +94,14 @@ def max_pods(instance_type: InstanceType) -> int:
 def kubelet_memory_mib(instance_type: InstanceType) -> int:
     """Return the memory that EKS's image reserves for the kubelet, containerd and housekeeping.
 
-    It goes by the number of pods, not the size of the node: small types lose a larger part
+    It depends on the number of pods, not the size of the node: small types lose a larger share
     (amazon-eks-ami, nodeadm/internal/kubelet/config.go, getMemoryMebibytesToReserve).
     """
     return 255 + 11 * max_pods(instance_type) + _EVICTION_MIB
 
 
 def pod_resources(instance_type: InstanceType) -> Mapping[str, str]:
-    """Requests, and limits, of a pod that has a whole node."""
+    """Requests and limits of a pod that fills a whole node."""
     cpu = int(instance_type.num_vcpus * _SHARE_OF_VCPUS)
     memory = int(instance_type.memory_mib * _SHARE_OF_MEMORY) - kubelet_memory_mib(instance_type)
     efa = instance_type.num_efa_interfaces

@@ -1,4 +1,4 @@
-"""The models to pre-train, as data: their shape and the hyper-parameters of their pre-training.
+"""The models to pre-train, as data: their shapes and hyperparameters.
 
 ``llama2-7b`` is the configuration of AWS's reference (neuronx-distributed,
 ``examples/training/llama/tp_zero1_llama_hf_pretrain/7B_config_llama2``): tensor parallel degree 8,
@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of a Llama model's tensors; the names are those of Hugging Face's LlamaConfig."""
+    """The sizes of a Llama model's tensors, named as in Hugging Face's LlamaConfig."""
 
     vocab_size: int
     hidden_size: int
@@ -50,12 +50,12 @@ class ModelShape:
 
     @property
     def num_embedding_parameters(self) -> int:
-        """The input embedding; the output projection is a matrix of its own (untied)."""
+        """Parameters of the input embedding; the output projection is separate (untied)."""
         return self.vocab_size * self.hidden_size
 
     @property
     def num_multiplied_parameters(self) -> int:
-        """Those that every token is multiplied with, as FLOPs are counted."""
+        """Parameters that every token is multiplied with, for counting FLOPs."""
         return self.num_parameters - self.num_embedding_parameters
 
     @property
@@ -74,13 +74,13 @@ class ModelShape:
 
 
 BERT_POSITIONS = 512
-"""Tokens of the longest sequence that a BERT has positions for (bert-large-uncased)."""
+"""Tokens of the longest sequence that a BERT takes (bert-large-uncased)."""
 _BERT_SEGMENTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BertShape:
-    """The sizes of a BERT's tensors; the names are those of Hugging Face's BertConfig."""
+    """The sizes of a BERT's tensors, named as in Hugging Face's BertConfig."""
 
     vocab_size: int
     hidden_size: int
@@ -98,15 +98,15 @@ class BertShape:
 
     @property
     def num_key_value_heads(self) -> int:
-        """Every head has keys and values of its own."""
+        """All heads: each has its own keys and values."""
         return self.num_attention_heads
 
     @property
     def num_multiplied_parameters(self) -> int:
-        """The layers', as AWS counts: 3,530 sequences a second on a trn1.32xlarge are 27.5 %.
+        """Parameters of the layers, as AWS counts: 3,530 sequences/s on a trn1.32xlarge are 27.5 %.
 
         (aws-neuron-sdk, ``about-neuron/benchmarks/trn1/trn1_trn1n_nlp_data.csv``.) Words are
-        predicted at one position in six only.
+        predicted at only one position in six.
         """
         hidden, inner = self.hidden_size, self.intermediate_size
         attention = 4 * hidden * (hidden + 1)
@@ -116,7 +116,7 @@ class BertShape:
 
     @property
     def num_parameters(self) -> int:
-        """All parameters; the word embedding is the output projection too (tied)."""
+        """All parameters; the word embedding is also the output projection (tied)."""
         hidden = self.hidden_size
         embeddings = (self.vocab_size + BERT_POSITIONS + _BERT_SEGMENTS + 2) * hidden
         pooler = hidden * (hidden + 1)
@@ -137,7 +137,7 @@ class MlpShape:
     """Outputs of the second layer."""
     num_inputs: int = 784
     num_hidden_layers: int = 0
-    """Always 0: no layer is a transformer's."""
+    """Always 0: it has no transformer layers."""
     num_attention_heads: int = 1
 
     @property
@@ -153,7 +153,7 @@ class MlpShape:
 
     @property
     def num_multiplied_parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self.num_parameters
 
 
@@ -163,13 +163,13 @@ Shape = ModelShape | BertShape | MlpShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A model with the settings it is trained with unless the user says otherwise."""
+    """A model and its default training settings."""
 
     name: str
     summary: str
     shape: Shape
     dataset: str = ""
-    """Default dataset; empty if the user has to name one."""
+    """Default dataset; empty if the user must name one."""
     seq_len: int
     global_batch: int
     """Sequences per optimizer step, over all ranks; the same for any number of nodes."""
@@ -308,4 +308,4 @@ PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset
 LLAMA_PRESETS: Mapping[str, Preset] = MappingProxyType(
     {name: preset for name, preset in PRESETS.items() if isinstance(preset.shape, ModelShape)}
 )
-"""Those of them that are a Llama."""
+"""The Llama presets."""

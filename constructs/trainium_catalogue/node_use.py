@@ -1,6 +1,6 @@
-"""The users of a cluster's nodes, and the jobs that wait for some: rules for scaling in.
+"""Pods that use a cluster's nodes, and jobs that wait for nodes: the rules for scaling in.
 
-Objects are JSON as the Kubernetes API gives it.
+Objects are JSON as returned by the Kubernetes API.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from trainium_catalogue import kubernetes
 Json = Mapping[str, Any]
 
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-# Of a pod that the kubelet made by itself (Kubernetes, static pods).
+# Annotation of a pod that the kubelet made by itself (Kubernetes, static pods).
 _MIRROR = "kubernetes.io/config.mirror"
 _JOB_NAME = "volcano.sh/job-name"
-# Phases in which a job needs no (more) nodes: volcano.sh/apis, batch/v1alpha1/job.go.
+# Phases in which a job needs no more nodes, or none at all: volcano.sh/apis, batch/v1alpha1/job.go.
 _NEEDS_NONE = frozenset(
     {"Completed", "Completing", "Terminated", "Terminating", "Aborted", "Aborting", "Failed"}
 )
@@ -28,8 +28,8 @@ _NEEDS_NONE = frozenset(
 def users_of_nodes(pods: Iterable[Json]) -> dict[str, list[str]]:
     """Pods that keep a node busy, as ``namespace/name``, by the node's name.
 
-    Whatever has not ended counts, also a pod that is leaving and one of another namespace; pods
-    that every node has (of DaemonSets, or the kubelet's own) do not.
+    Every pod that has not ended counts, including terminating pods and those of other namespaces;
+    pods that every node has (DaemonSets, the kubelet's own) do not.
     """
     found: dict[str, list[str]] = {}
     for pod in pods:
@@ -51,27 +51,27 @@ def _keeps_busy(pod: Json) -> bool:
 
 
 def instance_of(node: Json) -> str | None:
-    """Id of the EC2 instance that a node is: the end of ``aws:///us-west-2d/i-...``."""
+    """Id of a node's EC2 instance: the end of ``aws:///us-west-2d/i-...``."""
     return str((node.get("spec") or {}).get("providerID") or "").rpartition("/")[2] or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Nodes that a job lacks before it can begin, or go on."""
+    """Nodes that a job lacks before it can begin or continue."""
 
     job: str
-    """Of a job and the one that compiles for it: the former."""
+    """The job that waits; for a job with a compile job, the job itself."""
     missing: int
     size: int
-    """Nodes that it takes in all."""
+    """Total nodes that it takes."""
     scales: bool
-    """The job asks the node scaler for the nodes that it lacks."""
+    """True if the job asks the node scaler for the nodes that it lacks."""
 
 
 def waits_of(jobs: Iterable[Json], pods: Iterable[Json]) -> list[Wait]:
-    """Volcano jobs with fewer pods on nodes than they need, the oldest first.
+    """Volcano jobs with fewer pods on nodes than they need, oldest first.
 
-    Of a job that waits for its compile job only the larger need counts: one follows the other.
+    For a job that waits for its compile job only the larger need counts, since they run in turn.
     """
     alive = {job["metadata"]["name"]: job for job in jobs if _phase(job) not in _NEEDS_NONE}
     placed = Counter(
@@ -93,7 +93,7 @@ def waits_of(jobs: Iterable[Json], pods: Iterable[Json]) -> list[Wait]:
 
 
 def _has_place(pod: Json) -> bool:
-    """Tell whether a pod needs no further node: it has one, or has succeeded before its peers."""
+    """Tell whether a pod needs no further node: it has one, or it finished before its peers."""
     return bool(pod["spec"].get("nodeName")) and (pod.get("status") or {}).get("phase") != "Failed"
 
 
@@ -115,12 +115,12 @@ def _age(job: Json) -> tuple[str, str]:
 
 # --- times on nodes ------------------------------------------------------------------------------
 def stamp(moment: datetime) -> str:
-    """A time as an annotation."""
+    """Format a time for an annotation."""
     return moment.astimezone(UTC).strftime(_TIME)
 
 
 def marked_since(node: Json, annotation: str) -> datetime | None:
-    """The time in an annotation; None without one, or with something else in it."""
+    """Read the time in an annotation; None if it is missing or holds something else."""
     try:
         return datetime.strptime(_annotations(node)[annotation], _TIME).replace(tzinfo=UTC)
     except (KeyError, ValueError):
@@ -128,6 +128,6 @@ def marked_since(node: Json, annotation: str) -> datetime | None:
 
 
 def goes_at(node: Json, idle: timedelta) -> datetime | None:
-    """When the node scaler takes an idle node away, at the earliest; None for one in use."""
+    """Earliest time at which the node scaler removes an idle node; None for one in use."""
     since = marked_since(node, kubernetes.IDLE_SINCE)
     return None if since is None else since + idle

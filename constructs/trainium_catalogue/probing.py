@@ -1,7 +1,7 @@
-"""Probes, on a node and at the desk: functions that look whether one claim holds.
+"""Probes, on a node and at the desk: functions that check whether a claim holds.
 
-The claims are in docs/claims.toml; a probe has the id of its claim. What a probe needs and does not
-find here makes it "not run", what it raises makes it "crashed"; neither keeps another from running.
+The claims are in docs/claims.toml; a probe has the id of its claim. A probe that lacks something it
+needs is "not run", one that raises is "crashed"; neither keeps the others from running.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 SCHEMA = 1
-"""Version of a record's format; docs/schemas/verification-record.schema.json."""
+"""Version of the record format; see docs/schemas/verification-record.schema.json."""
 NODE_RECORD = "probes.json"
-"""Record of the nodes' findings in a run of ``verify``, below the run's results."""
+"""Record of the nodes' findings of ``verify``, below the run's results."""
 RECORD = "verification.json"
-"""The same, with what the desk found."""
+"""Record of the nodes' and the desk's findings together."""
 _SEAL = "sha256"
 
 Subject = TypeVar("Subject")
 
 
-class Place(StrEnum):
-    """The place where a probe runs."""
+class ProbeSite(StrEnum):
+    """The site where a probe runs."""
 
     NODE = "node"
     DESK = "desk"
@@ -42,7 +42,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """An observation, beside what the probe expected."""
+    """An observation, and what the probe expected."""
 
     ok: bool
     seen: str
@@ -51,16 +51,16 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The outcome of one claim's probe at one place."""
+    """The outcome of a claim's probe at one site."""
 
     id: str
-    place: Place
+    place: ProbeSite
     state: State
     seen: str
-    """The error of a crash in one line; empty for a probe that was not run."""
+    """The observation, or the error of a crash in one line; empty for a probe that was not run."""
     expected: str
     needs: tuple[str, ...] = ()
-    """The thing that was missing, for a probe that was not run."""
+    """Missing requirements of a probe that was not run."""
 
     def document(self) -> dict[str, Any]:
         """Return the finding as a record holds it."""
@@ -71,7 +71,7 @@ class Finding:
         """Read a finding from a record."""
         return Finding(
             id=document["id"],
-            place=Place(document["place"]),
+            place=ProbeSite(document["place"]),
             state=State(document["state"]),
             seen=document["seen"],
             expected=document["expected"],
@@ -80,26 +80,26 @@ class Finding:
 
 
 class Missing(Exception):
-    """Raised by a probe that does not find what it would look at; says what, in few words."""
+    """Raised by a probe that lacks its subject; names it in a few words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(Generic[Subject]):
-    """One probe."""
+    """A claim's check and its requirements."""
 
     id: str
     needs: tuple[str, ...]
-    """Requirements without which it cannot tell anything, such as ``neuron``."""
+    """Requirements without which it cannot run, such as ``neuron``."""
     look: Callable[[Subject], Seen]
 
 
 class Probes(Generic[Subject]):
-    """The probes of one place."""
+    """The probes of one site."""
 
     def __init__(
-        self, place: Place, *, missing: Callable[[Exception], str | None] = lambda error: None
+        self, place: ProbeSite, *, missing: Callable[[Exception], str | None] = lambda error: None
     ) -> None:
-        """Begin without probes; ``missing`` says of an error what was not there, if it tells."""
+        """Begin without probes; ``missing`` names what an error says was missing, if it does."""
         self.place = place
         self._missing = missing
         self.by_id: dict[str, Probe[Subject]] = {}
@@ -118,7 +118,7 @@ class Probes(Generic[Subject]):
         return register
 
     def run(self, name: str, subject: Subject, there: Collection[str]) -> Finding:
-        """Let one probe look; whatever happens inside becomes a finding."""
+        """Run one probe; whatever happens inside becomes a finding."""
         probe = self.by_id[name]
 
         def found(state: State, seen: str = "", expected: str = "", *needs: str) -> Finding:
@@ -141,13 +141,13 @@ class Probes(Generic[Subject]):
 
 
 def one_line(text: str, *, most: int = 300) -> str:
-    """``text`` as one line of bounded length."""
+    """Shorten ``text`` to one line of bounded length."""
     words = " ".join(text.split())
     return words if len(words) <= most else f"{words[: most - 3]}..."
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with a checksum over everything else in it."""
+    """Add a checksum over everything else in the record."""
     body = {name: value for name, value in record.items() if name != _SEAL}
     return {**body, _SEAL: _checksum(body)}
 

@@ -1,4 +1,4 @@
-"""Neuron SDK releases: which container image runs on which host driver and family.
+"""Neuron SDK releases: container images with the host drivers and families that they run on.
 
 A release pins both, because a newer driver refuses an older runtime: driver 2.29 and later make
 ``nrt_init()`` fail below runtime library 2.33 (Neuron release notes, runtime component).
@@ -11,20 +11,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.suggest import did_you_mean
 
 _REPOSITORY = "public.ecr.aws/neuron/pytorch-training-neuronx"
 _SSM_PREFIX = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron"
 
-_ALL = frozenset({"trn1", "trn1n", "trn2", "trn2u"})
-_TRN2 = frozenset({"trn2", "trn2u"})
+_ALL = frozenset(instance.family for instance in INSTANCE_TYPES.values())
+_TRN2 = frozenset(family for family in _ALL if family.startswith("trn2"))
 
 # Built with driver 2.28 (inferred from the build date: 2.28 was the newest then), the last before
 # 2.29 cut off the runtimes of every published PyTorch training image.
 _AMI_DRIVER_2_28 = "al2023-ami-ecs-neuron-hvm-2023.0.20260615-kernel-6.1-x86_64"
 _AMI_NEWEST = "al2023-ami-ecs-neuron-hvm-2023.0.20261113-kernel-6.1-x86_64"
 
-# Their change log names the driver: 2.28.0.0 and 2.29.0.0. It ends there, in July 2026.
+# Their change log names the drivers, 2.28.0.0 and 2.29.0.0; it ends there, in July 2026.
 _EKS_AMI_DRIVER_2_28 = "20260625"
 _EKS_AMI_DRIVER_2_29 = "20260714"
 
@@ -37,7 +38,7 @@ class TorchBackend(StrEnum):
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """``2.28.0.0`` as comparable numbers; ``ValueError`` when it is not a dotted number."""
+    """Parse ``2.28.0.0`` into comparable numbers; ``ValueError`` if it is not a dotted number."""
     return tuple(int(part) for part in text.split("."))
 
 
@@ -50,19 +51,19 @@ class NeuronRelease:
     """None if the SDK ships no PyTorch for training."""
     pytorch: str
     base_image: str | None
-    """The published training image, or None where ``why_no_image`` tells."""
+    """The published training image; None if ``why_no_image`` says why there is none."""
     why_no_image: str = ""
     runtime_library: str
     driver_min: str
     driver_below: str | None
-    """First driver that no longer works, or None when none is known."""
+    """First driver that no longer works; None if none is known."""
     driver_version: str
-    """The driver that is installed where the host image's is outside the range."""
+    """The driver to install if the host image's is outside the range."""
     families: frozenset[str]
     ecs_ami_name: str
     """The dated ECS-optimised Neuron host image that fits; never ``recommended``, which moves."""
     eks_ami_date: str | None
-    """Date of the EKS-optimised Neuron host image that fits; None where none is known to."""
+    """Date of the EKS-optimised Neuron host image that fits; None if none is known."""
 
     @property
     def ecs_ami_ssm_parameter(self) -> str:
@@ -78,7 +79,7 @@ class NeuronRelease:
 
     @property
     def driver_range(self) -> str:
-        """Readable range, for tables and messages."""
+        """Readable driver range, for tables and messages."""
         below = f", below {self.driver_below}" if self.driver_below else ""
         return f"{self.driver_min} or newer{below}"
 
@@ -186,7 +187,7 @@ NEURON_RELEASES: Mapping[str, NeuronRelease] = MappingProxyType({r.name: r for r
 """Every release this project knows, by SDK version."""
 
 TRAINING_RELEASES = tuple(r.name for r in _RELEASES if r.backend is not None)
-"""Those that have a PyTorch to train with; no other is worth suggesting."""
+"""Releases with a PyTorch to train with; no other is worth suggesting."""
 
 DEFAULT_RELEASE = "2.28.0"
 """The release on which AWS tells users of NeuronX Distributed to stay; runs on every family."""

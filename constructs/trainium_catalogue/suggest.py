@@ -1,4 +1,4 @@
-"""The one way this project says "did you mean"."""
+"""The wording of "did you mean", in one place."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -1,7 +1,7 @@
 """The workloads, and the parameters that a user may set on each.
 
-The job definitions are made from this table, the CLI checks parameters against it and the
-launcher parses its command line with it.
+Job definitions are made from this table, the CLI checks parameters against it and the launcher
+parses its command line with it.
 """
 
 from collections.abc import Mapping
@@ -50,32 +50,32 @@ class Hardware(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Something a job can run."""
+    """A program that a job can run."""
 
     name: str
     summary: str
     hardware: Hardware = Hardware.TRAINIUM
     min_nodes: int = 1
     max_nodes: int | None = None
-    """None: as many as the deployment allows."""
+    """Most nodes; None: as many as the deployment allows."""
     default_nodes: int = 1
     is_array: bool = False
-    """A CPU workload that ``--nodes`` splits into an array job, each child a share of the input."""
+    """True if ``--nodes`` makes an array job whose children share the input (CPU only)."""
     time_limit_hours: float
-    """Default of a submission; the deployment's ``job_time_limit_hours`` caps it."""
+    """Default for a submission; the deployment's ``job_time_limit_hours`` caps it."""
     parameters: tuple[Parameter, ...]
     preset: str | None = None
-    """The model that it pre-trains, from ``models.PRESETS``."""
+    """Model to pre-train, from ``models.PRESETS``."""
     trains: bool = False
-    """Keeps checkpoints, metrics and a status under its run's name, and continues from them."""
+    """True if it keeps checkpoints, metrics and a status under its run's name, to resume from."""
     dataset_kind: str = ""
-    """``kind`` of the datasets that it trains on; a manifest without one is of packed tokens."""
+    """``kind`` of the datasets that it trains on; a manifest without it means packed tokens."""
     reads: tuple[str, ...] = ()
     """Prefixes of the bucket that its role may list and read."""
     writes: tuple[str, ...] = ()
-    """Prefixes that it may also write and delete; its results and metrics are always writable."""
+    """Prefixes that it may also write and delete, besides its own results and metrics."""
     reads_data_uris: bool = False
-    """May read the deployment's ``data_uris``, storage outside its bucket."""
+    """True if it may read the deployment's ``data_uris``, storage outside its bucket."""
     writes_data_uris: bool = False
 
 

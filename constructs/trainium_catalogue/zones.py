@@ -1,4 +1,4 @@
-"""Zones that a new VPC has subnets in, so that nodes can move to another one by an update."""
+"""Zones in which a new VPC has subnets, so that an update can move nodes between them."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,23 +15,23 @@ ZONES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sa-east-1": ("sae1-az1", "sae1-az2", "sae1-az3"),
     }
 )
-"""Every zone of a region that sells a Trainium type, and two at least, which EKS asks for.
+"""Every zone of a region that sells a Trainium type, and at least two, as EKS requires.
 
-The first is where NAT gateway and interface endpoints are, and where nodes go if nobody says
-otherwise. A zone's place in its list fixes its address ranges in VPCs that exist: only append.
+The first has the NAT gateway and interface endpoints and is the nodes' default. A zone's position
+in its list fixes its address ranges in existing VPCs: only append.
 """
 
 MOST_ZONES = 3
 """Zones that an address plan has room for."""
 
 USD_PER_GB_ACROSS_ZONES = 0.01
-"""In each direction, list price of EC2 data transfer within a region. For orientation only."""
+"""List price of EC2 data transfer within a region, each way. For orientation only."""
 
 
 def subnet_zones(region: str, name: str | None = None) -> tuple[str, ...]:
-    """Zones with a subnet, by id; by name where the nodes' zone is given by ``name``."""
+    """Zones with a subnet, by id; by name if the nodes' zone is given by ``name``."""
     if name is None:
         return ZONES[region]
-    # Which other zones are worth a subnet is known by id only. EKS asks for one more.
+    # Zones worth a subnet are known only by id; EKS asks for one more than the nodes'.
     other = next(f"{region}{letter}" for letter in "ab" if f"{region}{letter}" != name)
     return name, other

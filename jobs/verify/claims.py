@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from trainium_catalogue.probing import Place
+from trainium_catalogue.probing import ProbeSite
 
 SOURCE = Path(__file__).resolve().parents[2] / "docs" / "claims.toml"
 
@@ -22,7 +22,7 @@ class Claim:
     evidence: str
     open: str = ""
     """Part that only an account or hardware can settle; empty if nothing is open."""
-    probe: tuple[Place, ...] = ()
+    probe: tuple[ProbeSite, ...] = ()
     """Places where the probe of this id runs."""
     why: str = ""
     """Reason why no probe settles it; with a probe, the part that stays open."""
@@ -33,6 +33,6 @@ def read_claims() -> tuple[Claim, ...]:
     """Read every claim, in document order."""
     rows = tomllib.loads(SOURCE.read_text(encoding="utf-8"))["claim"]
     return tuple(
-        Claim(**{**row, "probe": tuple(Place(word) for word in row.get("probe", ()))})
+        Claim(**{**row, "probe": tuple(ProbeSite(word) for word in row.get("probe", ()))})
         for row in rows
     )

@@ -19,7 +19,7 @@ from trainium_catalogue.probing import (
     RECORD,
     SCHEMA,
     Finding,
-    Place,
+    ProbeSite,
     State,
     is_intact,
     sealed,
@@ -121,7 +121,9 @@ def joined(
     same_job = earlier is not None and earlier["job_id"] == (nodes["job_id"] if nodes else job_id)
     known = _by_id(earlier) if earlier is not None and same_job else {}
     of_desk = [
-        known.get((finding.id, Place.DESK), finding) if finding.state is State.NOT_RUN else finding
+        known.get((finding.id, ProbeSite.DESK), finding)
+        if finding.state is State.NOT_RUN
+        else finding
         for finding in desk
     ]
     of_nodes = [Finding.read(document) for document in nodes["findings"]] if nodes else []
@@ -144,7 +146,7 @@ def joined(
     )
 
 
-def _by_id(record: Record) -> dict[tuple[str, Place], Finding]:
+def _by_id(record: Record) -> dict[tuple[str, ProbeSite], Finding]:
     found = [Finding.read(document) for document in record["findings"]]
     return {(finding.id, finding.place): finding for finding in found}
 
@@ -164,7 +166,7 @@ def rows_of(record: Record, claims: Sequence[Claim] | None = None) -> list[Row]:
 def _row(claim: Claim, findings: Sequence[Finding | None]) -> Row:
     there = [finding for finding in findings if finding is not None]
     if not there:
-        where = "a run of verify" if Place.NODE in claim.probe else "`python -m jobs verify`"
+        where = "a run of verify" if ProbeSite.NODE in claim.probe else "`python -m jobs verify`"
         return Row(claim=claim, state=State.NOT_RUN, seen=f"needs {where}", expected="")
     worst = min(there, key=lambda finding: _WORST_FIRST.index(finding.state))
     seen = f"needs {', '.join(worst.needs)}" if worst.state is State.NOT_RUN else worst.seen

@@ -1,4 +1,4 @@
-"""The addresses that nodes need and subnets have: the arithmetic behind a refusal."""
+"""Counts of the addresses that nodes need and subnets offer, for checks and their messages."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from trainium_constructs.network import (
 
 WIDEST_PREFIX = 16
 NARROWEST_PREFIX = 28
-"""The limits of a VPC and of a subnet (VPC User Guide)."""
+"""Prefix limits of a VPC and of a subnet (VPC User Guide)."""
 
 NARROWEST_VPC_PREFIX = SMALLEST_VPC_PREFIX
 
 NUM_ENDPOINTS = len(DEFAULT_INTERFACE_ENDPOINTS)
 
-CLUSTER = CLUSTER_ADDRESSES + SYSTEM_NODES * (1 + POD_ADDRESSES)
-"""Addresses that an EKS cluster takes beside its Trainium nodes."""
+NUM_CLUSTER_ADDRESSES = CLUSTER_ADDRESSES + SYSTEM_NODES * (1 + POD_ADDRESSES)
+"""Number of addresses that an EKS cluster takes in addition to its Trainium nodes."""
 
 
-def per_eks_node(instance: InstanceType, layout: EfaLayout) -> int:
-    """Addresses of a Trainium node of a cluster: its interfaces' and its pods'."""
+def num_addresses_per_eks_node(instance: InstanceType, layout: EfaLayout) -> int:
+    """Count the addresses of a Trainium node in a cluster: its interfaces' and its pods'."""
     nics = instance.network_interfaces(layout)
     return sum(nic.takes_address for nic in nics) + POD_ADDRESSES
 
 
-def usable(*, subnet_cidr: str | None, vpc_cidr: str | None) -> int:
-    """Addresses for nodes and endpoints: of the existing subnet, or of a new VPC's private one."""
+def num_available_addresses(*, subnet_cidr: str | None, vpc_cidr: str | None) -> int:
+    """Count the addresses for nodes and endpoints in the existing or a new VPC's private subnet."""
     if subnet_cidr is not None:
         return usable_addresses(IPv4Network(subnet_cidr))
     assert vpc_cidr is not None  # the defaults give a new VPC its range
@@ -42,9 +42,9 @@ def usable(*, subnet_cidr: str | None, vpc_cidr: str | None) -> int:
 
 
 def narrowest_prefix_for(addresses: int, *, new_vpc: bool) -> int | None:
-    """Prefix of the smallest range with room for ``addresses``; None if AWS has none so large.
+    """Prefix of the smallest range that holds so many ``addresses``; None if AWS allows none.
 
-    The range is that of an existing subnet, or of a new VPC, which has a subnet in each quarter.
+    The range is an existing subnet's, or that of a new VPC, which has a subnet in each quarter.
     """
     host_bits = (addresses + RESERVED_ADDRESSES - 1).bit_length()
     narrowest = NARROWEST_VPC_PREFIX if new_vpc else NARROWEST_PREFIX

@@ -1,4 +1,4 @@
-"""The configuration of one deployment: read from the context, checked, and with its warnings."""
+"""The configuration of one deployment: read from the context, checked, with its warnings."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppConfig(ConfigValues):
-    """The configuration of one deployment; an object that exists has passed every check."""
+    """The configuration of one deployment; every existing object has passed all checks."""
 
     settings: tuple[tuple[str, str], ...] = ()
     """Every key that was given, by ``-c`` or in cdk.json, as it stands after ``-c``."""
 
     def __post_init__(self) -> None:
-        """Refuse what no deployment could be, also after ``dataclasses.replace``."""
+        """Refuse an impossible configuration, also after ``dataclasses.replace``."""
         for name, declared in keys_of(type(self)).items():
             declared.read(name, getattr(self, name))
         check(self)
 
     @classmethod
     def from_context(cls, node: Node) -> Self:
-        """Read the context of the app: the only place where it is read."""
+        """Read the app's context; nothing else reads it."""
         context = node.get_all_context()
         return cls(**read_all(keys_of(cls), context), settings=all_given(context))
 
     @classmethod
     def from_mapping(cls, context: Mapping[str, object]) -> Self:
-        """Read context given as a mapping; ``ConfigError`` tells what is wrong with it."""
+        """Read context given as a mapping; ``ConfigError`` says what is wrong with it."""
         return cls(**read_all(keys_of(cls), context))
 
     @property
     def warnings(self) -> tuple[ConfigWarning, ...]:
-        """Warnings about what could not be checked, or costs money while nothing runs."""
+        """Warnings about what could not be checked, or costs money while idle."""
         return warnings_of(self)

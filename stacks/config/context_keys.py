@@ -40,7 +40,7 @@ def _region(earlier: Mapping[str, Any]) -> str:
 
 
 def _best_zone(earlier: Mapping[str, Any]) -> str | None:
-    """Choose a zone for a new network; an existing subnet already has one."""
+    """Choose a zone for a new network; an existing subnet has its own."""
     region = earlier["region"]
     offered = INSTANCE_TYPES[earlier["instance_type"]].zone_ids.get(region)
     if not offered or earlier["subnet_id"] is not None:
@@ -49,7 +49,7 @@ def _best_zone(earlier: Mapping[str, Any]) -> str | None:
 
 
 def _lustre_zone(earlier: Mapping[str, Any]) -> str | None:
-    """Choose a zone that does not follow the nodes' to another: a file system cannot move."""
+    """Choose a zone independent of the nodes': a file system cannot move with them."""
     nodes = earlier["availability_zone_id"]
     return nodes if nodes is None or is_zone_name(nodes) else _best_zone(earlier)
 
@@ -70,7 +70,7 @@ def _max_vcpus(earlier: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextKeys:
-    """The keys, the most important ones first where their defaults allow it."""
+    """The keys, most important first as far as their defaults allow."""
 
     deployment: str = key(
         deployment_name(),

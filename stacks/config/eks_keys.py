@@ -1,4 +1,4 @@
-"""The context keys of the EKS half, and of shells on nodes."""
+"""The context keys for EKS, and for shells on nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trainium_catalogue.eks import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EksKeys(ContextKeys):
-    """All keys; those of this class mean nothing unless ``orchestrators`` names ``eks``."""
+    """All keys; those of this class have no effect unless ``orchestrators`` names ``eks``."""
 
     kubernetes_version: str = key(
         kinds.name_in(KUBERNETES_VERSIONS, noun="Kubernetes version"),

@@ -1,4 +1,4 @@
-"""The declaration of a context key: once, with its kind, its default and what it does."""
+"""The declaration of a context key: its kind, its default and what it does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stacks.config.refusal import PREFIX, ConfigError, Unfit
 T = TypeVar("T")
 
 _METADATA = "key"
-# Similarity as difflib counts it. Keys without our prefix may be another tool's.
+# Similarity as measured by difflib. A key without our prefix may belong to another tool.
 _SURELY_MEANT = 0.85
 _PERHAPS_MEANT = 0.6
 
@@ -26,13 +26,13 @@ class Derived(Generic[T]):
     """A default that follows from keys declared earlier."""
 
     text: str
-    """The default as a table of keys shows it."""
+    """The default as shown in tables of keys."""
     compute: Callable[[Mapping[str, Any]], T]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key(Generic[T]):
-    """The one declaration of a context key."""
+    """Declaration of a context key."""
 
     kind: Kind[T]
     default: T | Derived[T]
@@ -46,20 +46,20 @@ class Key(Generic[T]):
             raise ConfigError(PREFIX + name, value, unfit.reason, unfit.remedy) from None
 
     def default_from(self, earlier: Mapping[str, Any]) -> T:
-        """Return the value of a key that was left out."""
+        """Return the value of an omitted key."""
         if isinstance(self.default, Derived):
             return self.default.compute(earlier)
         return self.default
 
 
 def key(kind: Kind[T], *, default: T | Derived[T], help: str) -> T:
-    """Declare a dataclass field as a context key; the type checker compares both."""
+    """Declare a dataclass field as a context key; the type checker compares kind and default."""
     declared = Key(kind=kind, default=default, help=help)
     return cast(T, dataclasses.field(metadata={_METADATA: declared}))
 
 
 def keys_of(config_class: type) -> dict[str, Key[Any]]:
-    """Every declared key of a configuration class, in the order of declaration."""
+    """All keys of a configuration class, in order of declaration."""
     return {
         field.name: field.metadata[_METADATA]
         for field in dataclasses.fields(config_class)
@@ -68,7 +68,7 @@ def keys_of(config_class: type) -> dict[str, Key[Any]]:
 
 
 def read_all(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dict[str, Any]:
-    """Turn CDK context into one value for each of ``keys``."""
+    """Turn CDK context into a value for each of ``keys``."""
     given = _given(keys, context)
     values: dict[str, Any] = {}
     for name, declared in keys.items():
@@ -92,7 +92,7 @@ def all_given(context: Mapping[str, object]) -> tuple[tuple[str, str], ...]:
 
 
 def _given(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dict[str, object]:
-    """Pick this app's keys, without their prefix; refuse what was meant to be one."""
+    """Pick this app's keys, without their prefix; refuse misspelt ones."""
     given: dict[str, object] = {}
     for written, value in context.items():
         name = written.removeprefix(PREFIX)
@@ -105,7 +105,7 @@ def _given(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dict[
             raise ConfigError(
                 written, value, "lacks the prefix and would be ignored", f"write {PREFIX}{meant}"
             )
-    # JSON null means what leaving the key out means; the CDK drops it on its way here anyway.
+    # JSON null means the same as omitting the key; the CDK drops it on its way here anyway.
     return {name: value for name, value in given.items() if value is not None}
 
 

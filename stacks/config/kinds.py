@@ -1,4 +1,4 @@
-"""Kinds of values: the reading of each, from ``-c`` text or typed JSON, and its name."""
+"""Kinds of values: how each is parsed from ``-c`` text or typed JSON, and its name."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MOST_CHARACTERS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind(Generic[T]):
-    """One kind of value; ``read`` takes its own results unchanged."""
+    """One kind of value; ``read`` returns its own results unchanged."""
 
     noun: str
-    """The kind's name in a table of keys."""
+    """The kind's name in tables of keys."""
     read: Callable[[object], T]
-    """Raises ``Unfit``; never any other exception."""
+    """Parse a value; raises ``Unfit`` and no other exception."""
 
 
 def optional(kind: Kind[T]) -> Kind[T | None]:
-    """Let a key be left out altogether."""
+    """Allow a key to be omitted."""
 
     def read(value: object) -> T | None:
         return None if value is None else kind.read(value)
@@ -40,7 +40,7 @@ def optional(kind: Kind[T]) -> Kind[T | None]:
 
 
 def boolean() -> Kind[bool]:
-    """``true`` or ``false`` and nothing else: ``bool("False")`` is true in Python."""
+    """Accept only ``true`` or ``false``: ``bool("False")`` is true in Python."""
     booleans = {"true": True, "false": False}
 
     def read(value: object) -> bool:
@@ -54,7 +54,7 @@ def boolean() -> Kind[bool]:
 
 
 def whole_number(low: int, high: int, *, why: str = "") -> Kind[int]:
-    """An integer in a closed range; ``why`` says whose range it is, where that is not plain."""
+    """An integer in a closed range; ``why`` says whose range it is, if that is not obvious."""
     span = f"a whole number from {low} to {high}" + (f" ({why})" if why else "")
 
     def read(value: object) -> int:
@@ -70,7 +70,7 @@ def whole_number(low: int, high: int, *, why: str = "") -> Kind[int]:
 
 
 def one_number_of(allowed: Collection[int], *, whose: str) -> Kind[int]:
-    """An integer out of a list that a service fixes."""
+    """An integer from a list that a service defines."""
     listed = ", ".join(map(str, sorted(allowed)))
 
     def read(value: object) -> int:
@@ -84,7 +84,7 @@ def one_number_of(allowed: Collection[int], *, whose: str) -> Kind[int]:
 
 
 def text(value: object) -> str:
-    """Read any text that is not empty."""
+    """Accept any text that is not empty."""
     if not isinstance(value, str):
         raise Unfit("is not text", "write it in quotes")
     if not value.strip():
@@ -95,7 +95,7 @@ def text(value: object) -> str:
 
 
 def matching(pattern: str, *, noun: str, reason: str, remedy: str) -> Kind[str]:
-    """Text of a given form."""
+    """Text that matches ``pattern``."""
     compiled = re.compile(pattern, re.ASCII)
 
     def read(value: object) -> str:
@@ -108,7 +108,7 @@ def matching(pattern: str, *, noun: str, reason: str, remedy: str) -> Kind[str]:
 
 
 def resource_id(prefix: str) -> Kind[str]:
-    """An id that EC2 gives: the older ones have 8 hexadecimal digits, the newer ones 17."""
+    """An id assigned by EC2: older ones have 8 hexadecimal digits, newer ones 17."""
     return matching(
         rf"{prefix}-(?:[0-9a-f]{{8}}|[0-9a-f]{{17}})",
         noun=f"`{prefix}-...` id",
@@ -133,7 +133,7 @@ def one_of(choices: type[E]) -> Kind[E]:
 def name_in(
     catalogue: Mapping[str, object], *, noun: str, suggested: Collection[str] | None = None
 ) -> Kind[str]:
-    """A name that a catalogue knows; a mistaken one is told of ``suggested`` alone, if given."""
+    """A name in a catalogue; a refusal suggests only ``suggested``, if given."""
 
     def read(value: object) -> str:
         name = text(value)
@@ -170,7 +170,7 @@ def cidr(widest: int, narrowest: int) -> Kind[str]:
 
 
 def comma_separated(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]]:
-    """A list: JSON, typed or as text, or text separated by commas."""
+    """A list: JSON (typed or as text), or text separated by commas."""
 
     def read(value: object) -> tuple[str, ...]:
         items = tuple(read_each(text(item)) for item in _items(value))
@@ -184,7 +184,7 @@ def comma_separated(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple
 
 
 def maybe_words(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]]:
-    """A list as ``comma_separated`` reads it, that may be empty."""
+    """A list in the form of ``comma_separated`` that may be empty."""
     filled = comma_separated(read_each, noun=noun)
 
     def read(value: object) -> tuple[str, ...]:
@@ -200,7 +200,7 @@ def _items(value: object) -> Iterable[object]:
     if not written.startswith("["):
         return [part.strip() for part in written.split(",")]
     try:
-        # RecursionError: a long row of brackets is user input too.
+        # RecursionError: users may also type a long row of brackets.
         parsed = json.loads(written)
     except (ValueError, RecursionError):
         raise Unfit("is not a JSON list", 'write ["a", "b"], or a,b') from None

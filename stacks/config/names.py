@@ -1,4 +1,4 @@
-"""Kinds of names, addresses and types that AWS or this project fixes."""
+"""Kinds of names, addresses and types defined by AWS or this project."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOG_RETENTION_DAYS = frozenset(
     {1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096}
     | {1827, 2192, 2557, 2922, 3288, 3653}
 )
-"""Retention periods that PutRetentionPolicy takes (CloudWatch Logs API reference)."""
+"""Retention periods that PutRetentionPolicy accepts (CloudWatch Logs API reference)."""
 
 _MOST_DEPLOYMENT_CHARACTERS = 24
 # ECR allows single hyphens between letters and digits; the other places allow more.
@@ -27,15 +27,15 @@ _DIGEST = r"@sha256:[0-9a-f]{64}"
 _TAG = r":[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _REPOSITORY = r"(?:[a-z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
 
-# Ranges that are never seen on the internet (RFC 1918, RFC 6598).
+# Ranges that do not occur on the internet (RFC 1918, RFC 6598).
 _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
-# Ranges that no call comes from: this network, loopback, link-local, multicast and reserved
+# Ranges that no call can come from: this network, loopback, link-local, multicast and reserved
 # (RFC 6890).
 _NOBODY = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
 
 
 def deployment_name() -> Kind[str]:
-    """Part of the names of stacks, repositories and SSM parameters; fits them all."""
+    """Part of the names of stacks, repositories and SSM parameters; valid in all of them."""
 
     def read(value: object) -> str:
         name = text(value)
@@ -76,7 +76,7 @@ def _orchestrator(name: str) -> str:
 
 
 def region_name() -> Kind[str]:
-    """A region's name; whether it offers the type is another check."""
+    """A region's name; another check tells whether it offers the type."""
     return matching(
         r"[a-z]{2}(?:-[a-z]+)+-[0-9]",
         noun="region",
@@ -101,7 +101,7 @@ def is_zone_name(zone: str) -> bool:
 
 
 def image_reference() -> Kind[str]:
-    """A container image with a tag or digest that stays the same image."""
+    """A container image with a tag or digest that always means the same image."""
     well_formed = matching(
         f"{_REPOSITORY}(?:{_TAG})?(?:{_DIGEST})?",
         noun="image",
@@ -122,7 +122,7 @@ def image_reference() -> Kind[str]:
 
 
 def cpu_instance_type(name: str) -> str:
-    """Accept an x86-64 type that holds a CPU job."""
+    """Accept an x86-64 type large enough for a CPU job."""
     if name not in CPU_INSTANCE_TYPES:
         raise Unfit(
             f"names {name!r}, which is not a known x86-64 type with room for a job of 16 vCPUs and "
@@ -140,7 +140,7 @@ def data_uri(uri: str) -> str:
 
 
 def lustre_dns_name() -> Kind[str]:
-    """As FSx shows it."""
+    """The DNS name of a file system, as FSx shows it."""
     return matching(
         r"fs-[0-9a-f]{8,17}\.fsx\.[a-z0-9-]+\.amazonaws\.com(\.cn)?",
         noun="DNS name",
@@ -150,7 +150,7 @@ def lustre_dns_name() -> Kind[str]:
 
 
 def lustre_mount_name() -> Kind[str]:
-    """As FSx shows it."""
+    """The mount name of a file system, as FSx shows it."""
     return matching(
         r"[a-z0-9]{4,16}",
         noun="mount name",
@@ -160,7 +160,7 @@ def lustre_mount_name() -> Kind[str]:
 
 
 def kms_key_arn() -> Kind[str]:
-    """The ARN of a KMS key: IAM policies take no alias as a resource (KMS Developer Guide)."""
+    """The ARN of a KMS key: IAM policies accept no alias as a resource (KMS Developer Guide)."""
     return matching(
         r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+",
         noun="key ARN",
@@ -191,7 +191,7 @@ def bucket_name() -> Kind[str]:
 
 
 def principal_arn(arn: str) -> str:
-    """Accept what an access entry takes: a role or a user."""
+    """Accept the ARN of a role or a user, as access entries do."""
     if re.fullmatch(r"arn:aws[a-z-]*:sts::\d{12}:assumed-role/.+", arn):
         raise Unfit(
             f"names the session {arn!r}, not a principal",
@@ -214,7 +214,7 @@ def principal_arn(arn: str) -> str:
 
 
 def endpoint_cidr(written: str) -> str:
-    """Accept a range of addresses that calls can come from, and not everybody's."""
+    """Accept a range that calls can come from, but not everybody's."""
     addresses = cidr(8, 32).read(written)
     if _overlaps(addresses, _NOBODY):
         raise Unfit(
@@ -225,7 +225,7 @@ def endpoint_cidr(written: str) -> str:
 
 
 def is_private(addresses: str) -> bool:
-    """Tell whether no call from the internet can come from ``addresses``."""
+    """Tell whether ``addresses`` cannot be the source of a call from the internet."""
     return _overlaps(addresses, _PRIVATE)
 
 

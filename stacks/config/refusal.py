@@ -1,17 +1,17 @@
-"""The one shape of a refusal: the value, the reason, and what would work."""
+"""The form of every refusal: the value, the reason, and what would work."""
 
 from __future__ import annotations
 
 import json
 
 PREFIX = "trainium:"
-"""Every context key of this app begins with it."""
+"""Prefix of this app's context keys."""
 
 _SHOWN_CHARACTERS = 80
 
 
 class Unfit(ValueError):
-    """A value that cannot be used; whoever knows its key makes a ``ConfigError`` of it."""
+    """An unusable value; the caller, who knows its key, turns it into a ``ConfigError``."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
@@ -20,19 +20,19 @@ class Unfit(ValueError):
 
 
 class ConfigError(ValueError):
-    """A configuration that is refused, in one line for the person who wrote it."""
+    """A refused configuration, explained to its author in one line."""
 
     def __init__(self, key: str, value: object, reason: str, remedy: str) -> None:
         super().__init__(f"{spell(key)}={spell(value)} {reason}; {remedy}")
 
 
 def refuse(config: object, key: str, reason: str, remedy: str) -> ConfigError:
-    """Refuse the value that ``config`` has for ``key``."""
+    """Build the error that refuses ``config``'s value for ``key``."""
     return ConfigError(PREFIX + key, getattr(config, key), reason, remedy)
 
 
 def setting(key: str, value: object) -> str:
-    """``trainium:key=value``, as a user would type it after ``-c``."""
+    """Format ``trainium:key=value`` as a user would type it after ``-c``."""
     return f"{PREFIX}{key}={spell(value)}"
 
 

@@ -1,4 +1,4 @@
-"""The keys of one deployment and all that follows from them, not yet checked."""
+"""The keys of one deployment and all values derived from them, not yet checked."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from trainium_catalogue.zones import subnet_zones
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigValues(EksKeys):
-    """The values that checks and warnings look at; everything else gets an ``AppConfig``."""
+    """The values that checks and warnings use; everything else gets an ``AppConfig``."""
 
     @property
     def instance(self) -> InstanceType:
-        """The catalogue's entry of ``instance_type``."""
+        """The catalogue's entry for ``instance_type``."""
         return find_instance_type(self.instance_type)
 
     @property
     def release(self) -> NeuronRelease:
-        """The catalogue's entry of ``neuron_release``."""
+        """The catalogue's entry for ``neuron_release``."""
         return find_release(self.neuron_release)
 
     @property
     def runs_on_batch(self) -> bool:
-        """True if Batch runs jobs on nodes; it runs data and export jobs anyway."""
+        """True if Batch runs jobs on nodes; it always runs data and export jobs."""
         return Orchestrator.BATCH in self.orchestrators
 
     @property
     def tasks_use_default_group(self) -> bool:
-        """True if Batch gives tasks the VPC's default group: it does beside EFA interfaces."""
+        """True if Batch gives tasks the VPC's default group, as it does with EFA interfaces."""
         return self.runs_on_batch and self.instance.supports_multi_node
 
     @property
@@ -44,51 +44,53 @@ class ConfigValues(EksKeys):
 
     @property
     def has_lustre(self) -> bool:
-        """True if nodes mount a file system, a new one or an existing one."""
+        """True if nodes mount a file system, new or existing."""
         return bool(self.lustre_gib) or self.lustre_dns_name is not None
 
     @property
     def builds_image(self) -> bool:
-        """True if there is an image to build, and a repository to keep it in."""
+        """True if there is an image to build, and so a repository for it."""
         return self.image_uri is None
 
     @property
     def build_base_image(self) -> str | None:
-        """Image to build on; None when ``image_uri`` is finished."""
+        """Image to build on; None if ``image_uri`` is used as it is."""
         if self.image_uri is not None:
             return None
         return self.base_image or self.release.base_image
 
     @property
     def num_nodes_at_once(self) -> int:
-        """Nodes that ``max_vcpus`` allows over all jobs."""
+        """Nodes that ``max_vcpus`` allows across all jobs."""
         return self.max_vcpus // self.instance.num_vcpus
 
     @property
     def min_vcpus(self) -> int:
-        """vCPUs of the nodes that stay up."""
+        """vCPUs of the nodes that are always up."""
         return self.instance.vcpus_for(self.min_nodes)
 
     @property
     def zone_id(self) -> str | None:
-        """Zone id of the nodes; None when a name was given, or for an existing subnet."""
+        """Zone id of the nodes; None if a name was given, or for an existing subnet."""
         return None if self.zone_name else self.availability_zone_id
 
     @property
     def zone_name(self) -> str | None:
-        """Zone name of the nodes, where the user gave a name instead of an id."""
+        """Zone name of the nodes, if the user gave a name instead of an id."""
         given = self.availability_zone_id
         return given if given and is_zone_name(given) else None
 
     @property
     def subnet_zones(self) -> tuple[str, ...]:
-        """Zones of a new VPC's subnets, by id or by name as the nodes' is."""
+        """Zones of a new VPC's subnets, by id or name like the nodes' zone."""
         return subnet_zones(self.region, self.zone_name)
 
     @property
     def usable_addresses(self) -> int:
-        """Addresses that the nodes' subnet offers, in whatever zone."""
-        return addresses.usable(subnet_cidr=self.subnet_cidr, vpc_cidr=self.vpc_cidr)
+        """Number of addresses that the nodes' subnet offers, in any zone."""
+        return addresses.num_available_addresses(
+            subnet_cidr=self.subnet_cidr, vpc_cidr=self.vpc_cidr
+        )
 
     @property
     def public_endpoint_cidrs(self) -> tuple[str, ...]:
@@ -97,7 +99,7 @@ class ConfigValues(EksKeys):
 
     @property
     def inside_endpoint_cidrs(self) -> tuple[str, ...]:
-        """Addresses besides the nodes' that may call it from inside; default: the VPC's."""
+        """Addresses besides the nodes' that may call it from inside the VPC; default: the VPC's."""
         if not self.eks_private:
             return ()
         own = self.subnet_cidr or self.vpc_cidr
@@ -110,25 +112,27 @@ class ConfigValues(EksKeys):
 
     @property
     def num_cpu_instances(self) -> int:
-        """Instances that ``cpu_max_vcpus`` allows, the smallest; each takes an address."""
+        """Most instances that ``cpu_max_vcpus`` allows, all the smallest; each takes an address."""
         return -(-self.cpu_max_vcpus // JOB_VCPUS)
 
     @property
     def other_addresses(self) -> int:
-        """Addresses in the nodes' subnet that nodes do not take."""
-        cluster = addresses.CLUSTER if self.runs_on_eks else 0
+        """Number of addresses in the nodes' subnet taken by anything but nodes."""
+        cluster = addresses.NUM_CLUSTER_ADDRESSES if self.runs_on_eks else 0
         return self.num_cpu_instances + self.num_endpoints + cluster
 
     def addresses_per_node(self, layout: EfaLayout) -> int:
-        """Addresses of one node, over all orchestrators: both may run as many at once."""
+        """Number of addresses per node, over all orchestrators: each may run all nodes at once."""
         on_batch = self.instance.addresses_per_node(layout) if self.runs_on_batch else 0
-        on_eks = addresses.per_eks_node(self.instance, layout) if self.runs_on_eks else 0
+        on_eks = (
+            addresses.num_addresses_per_eks_node(self.instance, layout) if self.runs_on_eks else 0
+        )
         return on_batch + on_eks
 
     def addresses_needed(self, layout: EfaLayout) -> int:
-        """Addresses that all nodes, and everything beside them, take from the subnet."""
+        """Number of addresses that nodes and everything else take from the subnet."""
         return self.num_nodes_at_once * self.addresses_per_node(layout) + self.other_addresses
 
     def stack_name(self, part: str) -> str:
-        """Name, and construct id, of one of the stacks."""
+        """Name and construct id of one of the stacks."""
         return f"trainium-{self.deployment}-{part}"

@@ -1,4 +1,4 @@
-"""Warnings about what cannot be checked here, or costs money: data for ``Annotations``."""
+"""Warnings about what cannot be checked here or costs money: data for ``Annotations``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ConfigWarning:
 
 
 def warnings_of(config: ConfigValues) -> tuple[ConfigWarning, ...]:
-    """Every warning that this configuration deserves."""
+    """All warnings about this configuration."""
     return tuple(ConfigWarning(id=f"trainium:{id}", message=text) for id, text in _warnings(config))
 
 

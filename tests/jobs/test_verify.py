@@ -20,21 +20,21 @@ from jobs.verify.verification import Row, counts, is_good, joined, parse_record,
 from tests.jobs.conftest import Desk
 from tests.jobs.fakes import client_error
 from tests.jobs.probes.test_desk_probes import TARGET
-from trainium_catalogue.probing import Finding, Place, Probes, Seen, State, is_intact, sealed
+from trainium_catalogue.probing import Finding, Probes, ProbeSite, Seen, State, is_intact, sealed
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs/schemas/verification-record.schema.json"
 CLAIMS = (
     Claim(id="memory", section="node", claim="memory | fits", evidence="", open="x",
-          probe=(Place.NODE,)),
+          probe=(ProbeSite.NODE,)),
     Claim(id="quota", section="batch", claim="the quota is enough", evidence="", open="x",
-          probe=(Place.DESK,)),
+          probe=(ProbeSite.DESK,)),
     Claim(id="destroy", section="eks", claim="nothing is left", evidence="", open="x",
           why="nobody is left to ask"),
     Claim(id="prices", section="batch", claim="prices", evidence="source: a list"),
 )  # fmt: skip
 
 
-def finding(name: str, place: Place, state: State, seen: str = "", *needs: str) -> Finding:
+def finding(name: str, place: ProbeSite, state: State, seen: str = "", *needs: str) -> Finding:
     return Finding(
         id=name, place=place, state=state, seen=seen, expected="2" if seen else "", needs=needs
     )
@@ -73,9 +73,9 @@ def states(record: dict[str, Any]) -> dict[str, str]:
 
 
 def test_nodes_and_desk_make_one_intact_record() -> None:
-    nodes = node_record(finding("memory", Place.NODE, State.GREEN, "2"))
+    nodes = node_record(finding("memory", ProbeSite.NODE, State.GREEN, "2"))
 
-    record = join(finding("quota", Place.DESK, State.RED, "1"), nodes=nodes)
+    record = join(finding("quota", ProbeSite.DESK, State.RED, "1"), nodes=nodes)
 
     jsonschema.validate(record, json.loads(SCHEMA.read_text()))
     assert is_intact(record)
@@ -84,7 +84,7 @@ def test_nodes_and_desk_make_one_intact_record() -> None:
 
 
 def test_without_a_run_of_verify_the_nodes_rows_say_what_they_need() -> None:
-    record = join(finding("quota", Place.DESK, State.GREEN, "2"))
+    record = join(finding("quota", ProbeSite.DESK, State.GREEN, "2"))
 
     jsonschema.validate(record, json.loads(SCHEMA.read_text()))
     (row,) = [row for row in rows_of(record, CLAIMS) if row.claim.id == "memory"]
@@ -92,14 +92,14 @@ def test_without_a_run_of_verify_the_nodes_rows_say_what_they_need() -> None:
 
 
 def test_what_was_seen_while_the_job_ran_is_kept() -> None:
-    while_it_ran = join(finding("quota", Place.DESK, State.GREEN, "2"))
+    while_it_ran = join(finding("quota", ProbeSite.DESK, State.GREEN, "2"))
 
     afterwards = join(
-        finding("quota", Place.DESK, State.NOT_RUN, "", "a job that runs now"),
+        finding("quota", ProbeSite.DESK, State.NOT_RUN, "", "a job that runs now"),
         earlier=while_it_ran,
     )
     of_another_job = join(
-        finding("quota", Place.DESK, State.NOT_RUN, "", "a job that runs now"),
+        finding("quota", ProbeSite.DESK, State.NOT_RUN, "", "a job that runs now"),
         earlier={**while_it_ran, "job_id": "another"},
     )
 
@@ -108,9 +108,9 @@ def test_what_was_seen_while_the_job_ran_is_kept() -> None:
 
 
 def test_what_is_seen_now_replaces_what_was_seen_before() -> None:
-    before = join(finding("quota", Place.DESK, State.GREEN, "2"))
+    before = join(finding("quota", ProbeSite.DESK, State.GREEN, "2"))
 
-    assert states(join(finding("quota", Place.DESK, State.RED, "1"), earlier=before)) == {
+    assert states(join(finding("quota", ProbeSite.DESK, State.RED, "1"), earlier=before)) == {
         "memory": "not run",
         "quota": "red",
         "destroy": "no probe",
@@ -119,11 +119,17 @@ def test_what_is_seen_now_replaces_what_was_seen_before() -> None:
 
 def test_the_worst_place_speaks_for_a_claim() -> None:
     both = (
-        Claim(id="image", section="batch", claim="", evidence="", probe=(Place.NODE, Place.DESK)),
+        Claim(
+            id="image",
+            section="batch",
+            claim="",
+            evidence="",
+            probe=(ProbeSite.NODE, ProbeSite.DESK),
+        ),
     )
     record = join(
-        finding("image", Place.DESK, State.GREEN, "2"),
-        nodes=node_record(finding("image", Place.NODE, State.CRASHED, "KeyError: 0")),
+        finding("image", ProbeSite.DESK, State.GREEN, "2"),
+        nodes=node_record(finding("image", ProbeSite.NODE, State.CRASHED, "KeyError: 0")),
     )
 
     (row,) = rows_of(record, both)
@@ -134,8 +140,8 @@ def test_the_worst_place_speaks_for_a_claim() -> None:
 def rows() -> list[Row]:
     return rows_of(
         join(
-            finding("quota", Place.DESK, State.RED, "1 | <b> `<id>`"),
-            nodes=node_record(finding("memory", Place.NODE, State.GREEN, "2")),
+            finding("quota", ProbeSite.DESK, State.RED, "1 | <b> `<id>`"),
+            nodes=node_record(finding("memory", ProbeSite.NODE, State.GREEN, "2")),
         ),
         CLAIMS,
     )
@@ -180,7 +186,7 @@ def test_a_record_that_is_none_or_was_changed_is_refused(data: bytes, code: str)
 @pytest.fixture
 def few_probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Probes[Any]]:
     """One probe of the desk, which is green."""
-    made: Probes[Any] = Probes(Place.DESK)
+    made: Probes[Any] = Probes(ProbeSite.DESK)
     made.probe("quota")(lambda desk: Seen(ok=True, seen="2", expected="2"))
     monkeypatch.setattr("jobs.verify.probes.PROBES", made)
     monkeypatch.setattr(verification, "read_claims", lambda: CLAIMS)
@@ -194,7 +200,7 @@ def stored(desk: Desk, key: str, data: bytes) -> None:
 def left_by_nodes(desk: Desk) -> str:
     """A run of verify, on which one probe of the nodes was green; the job's id."""
     job_id = desk.submitted("check")
-    record = node_record(finding("memory", Place.NODE, State.GREEN, "2"), job_id=job_id)
+    record = node_record(finding("memory", ProbeSite.NODE, State.GREEN, "2"), job_id=job_id)
     stored(desk, "runs/check/results/probes.json", json.dumps(record).encode())
     return job_id
 

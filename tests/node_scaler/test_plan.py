@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from node_scaler.plan import IN_SERVICE, Group, Mark, Plan, Raise, Remove, Rules, Seen, Step, plan
+from node_scaler.plan import (
+    IN_SERVICE,
+    Group,
+    Mark,
+    Raise,
+    Remove,
+    Rules,
+    ScalingPlan,
+    ScalingStep,
+    Seen,
+    plan,
+)
 from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import stamp
 
@@ -75,7 +86,7 @@ def decided(
     desired: int | None = None,
     leaving: Iterable[str] = (),
     changing: bool = False,
-) -> Plan:
+) -> ScalingPlan:
     nodes = list(nodes)
     states = {f"i-{each['metadata']['name']}": IN_SERVICE for each in nodes}
     states |= {f"i-{name}": "Terminating:Wait" for name in leaving}
@@ -85,7 +96,7 @@ def decided(
     return plan(seen, RULES, now=NOW)
 
 
-def steps(*args: Any, **kwargs: Any) -> tuple[Step, ...]:
+def steps(*args: Any, **kwargs: Any) -> tuple[ScalingStep, ...]:
     return decided(*args, **kwargs).steps
 
 

@@ -21,7 +21,7 @@ LAYOUTS = st.sampled_from(list(EfaLayout))
 
 
 def recorded(resource: str) -> Any:
-    """A resource of moto's dump of the EC2 API."""
+    """Read a resource of moto's dump of the EC2 API."""
     path = files("moto") / "ec2" / "resources" / resource
     data = path.read_bytes()
     return json.loads(gzip.decompress(data) if resource.endswith(".gz") else data)
@@ -38,9 +38,17 @@ def descriptions() -> dict[str, Any]:
     return data if isinstance(data, dict) else {item["InstanceType"]: item for item in data}
 
 
+def described(instance: InstanceType, descriptions: dict[str, Any]) -> Any:
+    """Look ``instance`` up; a record without it says what to do."""
+    assert instance.name in descriptions, (
+        f"moto's record lacks {instance.name}: raise moto's version"
+    )
+    return descriptions[instance.name]
+
+
 @pytest.mark.parametrize("instance", INSTANCE_TYPES.values(), ids=lambda t: t.name)
 def test_sizes_agree_with_ec2(instance: InstanceType, descriptions: dict[str, Any]) -> None:
-    ec2 = descriptions[instance.name]
+    ec2 = described(instance, descriptions)
     network = ec2["NetworkInfo"]
 
     assert instance.num_vcpus == ec2["VCpuInfo"]["DefaultVCpus"]
@@ -55,7 +63,9 @@ def test_sizes_agree_with_ec2(instance: InstanceType, descriptions: dict[str, An
 
 @pytest.mark.parametrize("instance", INSTANCE_TYPES.values(), ids=lambda t: t.name)
 def test_usage_classes_agree_with_ec2(instance: InstanceType, descriptions: dict[str, Any]) -> None:
-    assert instance.usage_classes == set(descriptions[instance.name]["SupportedUsageClasses"])
+    ec2 = described(instance, descriptions)
+
+    assert instance.usage_classes == set(ec2["SupportedUsageClasses"])
 
 
 @pytest.mark.parametrize("instance", INSTANCE_TYPES.values(), ids=lambda t: t.name)

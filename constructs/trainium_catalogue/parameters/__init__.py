@@ -1,1 +1,1 @@
-"""The parameters of the workloads, and the rules by which their values fit together."""
+"""The parameters of the workloads, and the rules that their values must satisfy together."""

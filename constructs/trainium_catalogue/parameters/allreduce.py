@@ -1,4 +1,4 @@
-"""The parameters of the all-reduce workload, and what they must agree on."""
+"""The parameters of the all-reduce workload, and the checks between them."""
 
 from collections.abc import Mapping
 
@@ -61,11 +61,11 @@ ALL_REDUCE_PARAMETERS = (
 )
 
 BYTES_PER_ELEMENT = 4
-"""fp32 and int32."""
+"""Size of fp32 and int32."""
 
 
 def check_sweep(values: Mapping[str, Value], num_ranks: int) -> None:
-    """Check parameters against each other; ``ValueError`` names value and remedy."""
+    """Check parameters against each other; ``ValueError`` names the value and the remedy."""
     min_bytes, max_bytes = int(values["min-bytes"]), int(values["max-bytes"])
     faulty_rank = int(values["inject-error-rank"])
     if min_bytes % BYTES_PER_ELEMENT:

@@ -12,7 +12,7 @@ CORPORA: Mapping[str, str] = MappingProxyType(
         "aws-api-docs": "AWS's own API documentation, from the botocore package: needs no network",
     }
 )
-"""Name to what it is: text, below ``corpora/``."""
+"""Name to description of each corpus: text, below ``corpora/``."""
 
 DATASETS: Mapping[str, str] = MappingProxyType(
     {
@@ -22,10 +22,10 @@ DATASETS: Mapping[str, str] = MappingProxyType(
         "bert-tiny": "the same from AWS's API documentation, for bert-tiny: needs no network",
     }
 )
-"""Name to what it is: ready to train on, below ``datasets/``."""
+"""Name to description of each dataset ready to train on, below ``datasets/``."""
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".parquet")
-"""Ends of the names of files; ``.gz`` may follow all but Parquet's, which compresses by itself."""
+"""Suffixes of text files; all but Parquet, itself compressed, may be followed by ``.gz``."""
 
 _DATASET = DATASET_NAME_PATTERN
 _INPUT = rf"{_DATASET}|s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]/[^\s]*|/[^\s]+"

@@ -1,4 +1,4 @@
-"""One parameter of a workload, and the reading of its text, by the CLI and on the node alike."""
+"""A workload's parameter, and the parsing of its text, shared by the CLI and the node."""
 
 import re
 from collections.abc import Iterable
@@ -14,20 +14,20 @@ class Parameter:
     """One command-line flag of a workload; its type is the type of its default."""
 
     name: str
-    """Kebab-case, without the leading dashes, with its unit."""
+    """Name in kebab-case, without leading dashes, with its unit."""
     default: Value
     help: str
     minimum: float | None = None
     maximum: float | None = None
     required: bool = False
-    """Must be given: the default is only its type."""
+    """True if it must be given; the default then only sets the type."""
     pattern: str | None = None
-    """Regular expression that a text must match as a whole."""
+    """Regular expression that the whole text must match."""
     pattern_help: str = ""
     """Description of ``pattern`` for people."""
 
     def parse(self, text: str) -> Value:
-        """Read ``text`` as this parameter's type; ``ValueError`` says what would be right."""
+        """Parse ``text`` as this parameter's type; ``ValueError`` says what would be valid."""
         value = self._convert(text)
         if isinstance(value, str):
             if self.pattern is not None and not re.fullmatch(self.pattern, value):
@@ -62,9 +62,9 @@ class Parameter:
 def parse_parameters(
     assignments: Iterable[tuple[str, str]], parameters: Iterable[Parameter]
 ) -> dict[str, Value]:
-    """Read ``(name, text)`` pairs against ``parameters``.
+    """Parse ``(name, text)`` pairs against ``parameters``.
 
-    Returns only what was assigned. ``ValueError`` names the parameter, the value and the remedy.
+    Returns only the values given. ``ValueError`` names the parameter, the value and the remedy.
     """
     known = {parameter.name: parameter for parameter in parameters}
     values: dict[str, Value] = {}

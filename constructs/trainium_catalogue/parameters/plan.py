@@ -1,6 +1,6 @@
-"""The arithmetic of a training run: what follows from a model, a batch and a number of ranks.
+"""The arithmetic of a training run, derived from a model, a batch and a number of ranks.
 
-The CLI shows it before a job is submitted, the trainer logs it, and the full-size dry run
+The CLI shows it before submitting a job, the trainer logs it, and the full-size dry run
 compares it with what PyTorch really allocates.
 """
 
@@ -14,11 +14,11 @@ from trainium_catalogue.parameters.training import BERT_FIELDS, SHAPE_FIELDS
 
 GIB = 1024**3
 BYTES_OF_STATE = 12
-"""Bytes of one parameter in a checkpoint: fp32 master weight and AdamW's two moments."""
+"""Bytes per parameter in a checkpoint: fp32 master weight and AdamW's two moments."""
 
 
 def shape_of(values: Mapping[str, Value]) -> Shape:
-    """The model that the parameters of a training workload describe; ``ValueError`` if none."""
+    """The model that a training workload's parameters describe; ``ValueError`` if there is none."""
     if set(SHAPE_FIELDS) <= set(values):
         return ModelShape(**{field: int(values[name]) for name, field in SHAPE_FIELDS.items()})
     return BertShape(**{field: int(values[name]) for name, field in BERT_FIELDS.items()})
@@ -26,7 +26,7 @@ def shape_of(values: Mapping[str, Value]) -> Shape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """A model on so many ranks; an object that exists divides without remainder."""
+    """A model on a number of ranks; every existing plan divides without remainder."""
 
     shape: Shape
     num_ranks: int
@@ -37,7 +37,7 @@ class TrainingPlan:
 
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> "TrainingPlan":
-        """Check a training workload's parameters against each other and the ranks there are."""
+        """Check a training workload's parameters against each other and the number of ranks."""
         return TrainingPlan(
             shape=shape_of(values),
             num_ranks=num_ranks,
@@ -58,7 +58,7 @@ class TrainingPlan:
             ("intermediate-size={}", self.shape.intermediate_size),
             ("vocab-size={}", self.shape.vocab_size),
         )
-        # The remedy has to fit all of them, or the next refusal would follow from it.
+        # The remedy has to fit all of them, or it would lead to the next refusal.
         common = math.gcd(*(number for _, number in to_divide))
         for what, number in to_divide:
             if number % degree:
@@ -83,7 +83,7 @@ class TrainingPlan:
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches of one optimizer step on each rank."""
+        """Micro-batches per optimizer step on each rank."""
         return self.global_batch // (self.data_parallel * self.micro_batch)
 
     @property
@@ -93,9 +93,9 @@ class TrainingPlan:
 
     @property
     def flops_per_token(self) -> int:
-        """Forward and backward pass, as PaLM counts: 6 N + 12 L H S.
+        """FLOPs of the forward and backward pass, as PaLM counts: 6 N + 12 L H S.
 
-        N leaves the input embedding out, which is looked up and not multiplied; recomputed
+        N excludes the input embedding, which is looked up, not multiplied; recomputed
         activations do not count (arXiv 2204.02311, appendix B).
         """
         attention = 12 * self.shape.num_hidden_layers * self.shape.hidden_size * self.seq_len
@@ -103,27 +103,27 @@ class TrainingPlan:
 
     @property
     def parameters_per_rank(self) -> int:
-        """Parameters that a rank holds after tensor parallelism: norms are whole on every rank."""
+        """Parameters per rank after tensor parallelism; norms are whole on every rank."""
         norms = self.shape.hidden_size * (2 * self.shape.num_hidden_layers + 1)
         return (self.shape.num_parameters - norms) // self.tensor_parallel + norms
 
     @property
     def optimizer_parameters_per_rank(self) -> int:
-        """Parameters whose fp32 master weight and moments a rank holds (ZeRO-1), rounded up."""
+        """Parameters per rank with fp32 master weight and moments (ZeRO-1), rounded up."""
         return -(-self.parameters_per_rank // self.data_parallel)
 
     @property
     def state_bytes_per_rank(self) -> int:
-        """Weights in bf16, gradients in fp32, and the rank's part of the optimizer's state."""
+        """Size of bf16 weights, fp32 gradients and the rank's share of the optimizer state."""
         return 6 * self.parameters_per_rank + BYTES_OF_STATE * self.optimizer_parameters_per_rank
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a whole checkpoint, with master weights."""
+        """Size of a whole checkpoint, including master weights."""
         return BYTES_OF_STATE * self.shape.num_parameters
 
     def model_flops_utilization(self, tokens_per_second: float, *, peak_flops: float) -> float:
-        """Part of ``peak_flops``, of one rank, that the model's own arithmetic uses; 0 to 1."""
+        """Fraction of one rank's ``peak_flops`` used by the model's own arithmetic, 0 to 1."""
         return tokens_per_second * self.flops_per_token / (peak_flops * self.num_ranks)
 
 

@@ -1,4 +1,4 @@
-"""The parameters of training workloads, and what a run keeps of them between submissions."""
+"""The parameters of training workloads, and those that a run keeps between submissions."""
 
 from collections.abc import Mapping
 
@@ -22,22 +22,22 @@ BERT_FIELDS = {name: field for name, field in SHAPE_FIELDS.items() if name != "n
 FIXED_IN_A_RUN = (
     *SHAPE_FIELDS, "dataset", "seed", "global-batch", "seq-len", "document-masks",
 )  # fmt: skip
-"""Parameters that identify a run: another value needs another run name."""
+"""Parameters that identify a run: a different value needs a different run name."""
 
 DEFAULTS_OF_OLDER_RUNS = {"document-masks": False}
-"""Values in runs that are older than a parameter of ``FIXED_IN_A_RUN``."""
+"""Values assumed for runs older than a parameter of ``FIXED_IN_A_RUN``."""
 
 GRAPH_PARAMETERS = (
     *SHAPE_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
     "activation-checkpointing", "document-masks", "max-predictions", "dropout",
-    # Their 0 and 1 are other graphs, and so are two of them that are equal (ADR 6).
+    # The values 0 and 1, and two equal values, compile to different graphs (ADR 6).
     "weight-decay", "max-grad-norm", "beta1", "beta2", "adam-eps",
-    # Whether there is the graph of an evaluation, and not how often.
+    # It decides whether there is an evaluation graph; how often makes no difference.
     "eval-every",
 )  # fmt: skip
 """Parameters that decide the compiled graphs, besides number of nodes and Neuron release.
 
-A workload has some of them.
+No workload has all of them.
 """
 
 _CHECKPOINT_URI = r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?|/[^\s]*"
@@ -77,8 +77,8 @@ def _llama(preset: Preset) -> tuple[Parameter, ...]:
         ),
         Parameter(
             name="eval-every",
-            # A dataset that an earlier release made has no validation split, and the evaluation is
-            # a graph of its own to compile.
+            # A dataset made by an earlier release has no validation split, and evaluation is one
+            # more graph to compile.
             default=0,
             minimum=0,
             help="steps between two evaluations of what tokenize has held out (0: none); there is "
@@ -120,7 +120,7 @@ def _bert(preset: Preset) -> tuple[Parameter, ...]:
 
 
 def training_parameters(preset: Preset) -> tuple[Parameter, ...]:
-    """Every parameter of the workload that trains ``preset``."""
+    """All parameters of the workload that trains ``preset``."""
     is_llama = isinstance(preset.shape, ModelShape)
     made_by = "tokenised dataset (see tokenize)" if is_llama else "dataset (see prepare)"
     return (
@@ -245,7 +245,7 @@ MNIST_PARAMETERS = (
 """Parameters of the workload ``mnist``; the defaults are the reference's."""
 
 
-# Their place belongs to a run as well: with another one it would begin again at step 0.
+# The checkpoints' location belongs to a run too: with another one it would restart at step 0.
 _FIXED = (*FIXED_IN_A_RUN, "batch-size", "checkpoint-uri")
 _NOT_INHERITED = frozenset({"steps-this-run", "compile-only"})
 """Parameters that the next submission does not inherit."""
@@ -260,10 +260,10 @@ def resolve_values(
     values: Mapping[str, Value],
     given: Mapping[str, Value],
 ) -> dict[str, Value]:
-    """Resolve a submission to an existing run: what it gives, what the run remembers, defaults.
+    """Resolve a submission to an existing run: given values, then the run's own, then defaults.
 
     ``values`` are all parameters with defaults filled in, ``given`` those that the user named.
-    ``ValueError`` where a parameter that makes the run what it is would change.
+    ``ValueError`` if a parameter that identifies the run would change.
     """
     if stored_workload != workload:
         raise ValueError(
@@ -290,5 +290,5 @@ def resolve_values(
 
 
 def _typed(value: Value) -> str:
-    """Write ``value`` as on a command line."""
+    """Format ``value`` as on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,7 +10,7 @@ from trainium_catalogue.parameters.training import training_parameters
 
 CHECKS_OF_THE_LLAMA = ("gradients", "parity", "resume", "graphs")
 CHECKS = ("sums", *CHECKS_OF_THE_LLAMA, "data-parallel", "cache")
-"""All checks, in the order in which they run, since some continue from others."""
+"""All checks, in the order they run, since some continue from others."""
 ALL = "all"
 
 SHAPE: dict[str, Value] = {
@@ -25,14 +25,14 @@ SHAPE: dict[str, Value] = {
     "global-batch": 96,
     "max-steps": 20,
     "warmup-steps": 4,
-    # Larger ones learn more, and pass places where bf16 and fp32 part: with 1e-2 real bf16 losses
-    # of step 20 are 5 % apart, with this one none is off by more than 0.07 %.
+    # Larger rates learn more but pass points where bf16 and fp32 diverge: with 1e-2, real bf16
+    # losses at step 20 differ by 5 %, with this one by at most 0.07 %.
     "lr": 2e-3,
     # The first steps are clipped, some of the others are not.
     "max-grad-norm": 0.5,
     "beta2": 0.95,
 }
-"""A llama-tiny made smaller and quicker still."""
+"""An even smaller and faster llama-tiny."""
 
 
 VERIFY_PARAMETERS = (
@@ -54,18 +54,18 @@ VERIFY_PARAMETERS = (
 
 
 def default_degree(num_ranks: int) -> int:
-    """The tensor-parallel degree of llama2-7b, reduced to what so many ranks allow."""
+    """The tensor-parallel degree of llama2-7b, reduced to what ``num_ranks`` allows."""
     return math.gcd(LLAMA_PRESETS["llama2-7b"].tensor_parallel, num_ranks)
 
 
 def llama_values(num_ranks: int, tensor_parallel: int = 0) -> dict[str, Value]:
-    """Parameters of the Llama on so many ranks; ``tensor_parallel`` 0 is the default degree."""
+    """Parameters of the Llama on ``num_ranks``; ``tensor_parallel`` 0 is the default degree."""
     preset = LLAMA_PRESETS["llama-tiny"]
     values = {p.name: p.default for p in training_parameters(preset)} | SHAPE
     degree = tensor_parallel or default_degree(num_ranks)
     values["tensor-parallel"] = degree
     share = int(SHAPE["global-batch"]) * degree // max(degree, num_ranks)
-    # Two micro-batches where they come out even: gradients have to be added up.
+    # Two micro-batches where the share is even, so that gradients are accumulated.
     values["micro-batch"] = max(1, share // 2 if share % 2 == 0 else share)
     return values
 

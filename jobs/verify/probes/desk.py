@@ -16,7 +16,7 @@ from jobs.errors import Refusal, is_denied, is_transient
 from jobs.job import Job
 from jobs.orchestrators import Services
 from trainium_catalogue.contract import RUNS_PREFIX, TAG_DEPLOYMENT, run_prefix
-from trainium_catalogue.probing import Missing, Place, Probes
+from trainium_catalogue.probing import Missing, Probes, ProbeSite
 from trainium_catalogue.releases import NeuronRelease, find_release
 
 _NEWEST_JOBS = 20
@@ -180,4 +180,4 @@ def _missing(error: Exception) -> str | None:
     return "an answer, which did not come in time" if is_transient(error) else None
 
 
-PROBES: Probes[Desk] = Probes(Place.DESK, missing=_missing)
+PROBES: Probes[Desk] = Probes(ProbeSite.DESK, missing=_missing)

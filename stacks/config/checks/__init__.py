@@ -1,4 +1,4 @@
-"""Checks of two or more keys together: a table, each entry of which refuses one thing."""
+"""Checks across keys: a table in which each entry refuses one thing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what an EKS cluster needs, and of keys that have no effect without one."""
+"""Checks for an EKS cluster, and of keys that have no effect without one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WITH_EKS = setting("orchestrators", "eks")
 
 
 def _first_given(config: ConfigValues, *starts: str) -> str | None:
-    """The first key beginning so whose value is not its default."""
+    """First key that begins with one of ``starts`` and differs from its default."""
     for name, declared in keys_of(type(config)).items():
         if name.startswith(starts) and getattr(config, name) != declared.default:
             return name

@@ -1,4 +1,4 @@
-"""Checks of what the hardware allows: region, zone, EFA, counts and reservations."""
+"""Checks against the hardware: region, zone, EFA, counts and reservations."""
 
 from __future__ import annotations
 

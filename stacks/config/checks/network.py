@@ -1,4 +1,4 @@
-"""Checks of what the network allows: a whole one, ways out, and room for the nodes."""
+"""Checks of the network: complete keys, ways out, and room for the nodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _security_groups_have_vpc(config: ConfigValues) -> ConfigError | None:
     return None
 
 
-# Ranges that a VPC may have and that do not work in one: loopback, multicast and the like, and
+# Ranges that a VPC accepts but that do not work in one: loopback, multicast and the like, and
 # Docker's default bridge on every host (ECS developer guide, container networking).
 _UNUSABLE_RANGES = {
     "0.0.0.0/8": "this network (RFC 1122)",
@@ -126,7 +126,9 @@ def _subnet_holds_nodes(config: ConfigValues) -> ConfigError | None:
     per_node = config.addresses_per_node(config.efa_layout)
     others = f" + {config.num_cpu_instances} CPU instances"
     others += f" + {config.num_endpoints} endpoints" if config.num_endpoints else ""
-    others += f" + {addresses.CLUSTER} for the EKS cluster" if config.runs_on_eks else ""
+    others += (
+        f" + {addresses.NUM_CLUSTER_ADDRESSES} for the EKS cluster" if config.runs_on_eks else ""
+    )
     return refuse(
         config,
         "vpc_cidr" if config.subnet_cidr is None else "subnet_cidr",
@@ -137,7 +139,7 @@ def _subnet_holds_nodes(config: ConfigValues) -> ConfigError | None:
 
 
 def _ways_to_fit(config: ConfigValues, *, needed: int, per_node: int) -> list[str]:
-    """List what would fit, the smallest change first."""
+    """List the changes that would make it fit, smallest first."""
     ways = []
     lean = config.addresses_needed(EfaLayout.EFA_ONLY)
     if lean <= config.usable_addresses:

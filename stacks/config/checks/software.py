@@ -1,4 +1,4 @@
-"""Checks of what the software and the data allow: release, image and bucket."""
+"""Checks of the software and the data: release, image and bucket."""
 
 from __future__ import annotations
 

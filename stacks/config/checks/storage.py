@@ -1,4 +1,4 @@
-"""Checks of what FSx for Lustre and the CPU instances allow."""
+"""Checks against the limits of FSx for Lustre and the CPU instances."""
 
 from __future__ import annotations
 

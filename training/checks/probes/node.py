@@ -13,7 +13,7 @@ from training.core.orchestrators import BATCH_JOB_ID
 from training.storage.results import now_utc
 from trainium_catalogue.contract import CONTRACT_VERSION, ENV_JOB_ID
 from trainium_catalogue.instances import InstanceType
-from trainium_catalogue.probing import SCHEMA, Finding, Missing, Place, Probes, State, sealed
+from trainium_catalogue.probing import SCHEMA, Finding, Missing, Probes, ProbeSite, State, sealed
 from trainium_catalogue.releases import NeuronRelease
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ProbedNode:
             raise Missing(f"/{path}") from None
 
 
-PROBES: Probes[ProbedNode] = Probes(Place.NODE)
+PROBES: Probes[ProbedNode] = Probes(ProbeSite.NODE)
 
 # The worst that any node found is what is said of all.
 _WORST_FIRST = (State.CRASHED, State.RED, State.GREEN, State.NOT_RUN)

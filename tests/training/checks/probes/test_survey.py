@@ -14,8 +14,8 @@ from training.checks.probes.node import look, merged, record, waiting
 from trainium_catalogue.probing import (
     Finding,
     Missing,
-    Place,
     Probes,
+    ProbeSite,
     Seen,
     State,
     is_intact,
@@ -26,12 +26,12 @@ SCHEMA = Path(__file__).resolve().parents[4] / "docs/schemas/verification-record
 
 def finding(state: State, seen: str = "", name: str = "claim", *needs: str) -> Finding:
     return Finding(
-        id=name, place=Place.NODE, state=state, seen=seen, expected="", needs=tuple(needs)
+        id=name, place=ProbeSite.NODE, state=state, seen=seen, expected="", needs=tuple(needs)
     )
 
 
 def probes() -> Probes[int]:
-    made: Probes[int] = Probes(Place.NODE)
+    made: Probes[int] = Probes(ProbeSite.NODE)
 
     @made.probe("doubled", "twice", needs=("a number",))
     def doubled(number: int) -> Seen:

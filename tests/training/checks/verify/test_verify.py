@@ -24,7 +24,7 @@ from training.core.job import Job
 from training.storage.results import ResultFiles
 from training.workloads import IMPLEMENTATIONS
 from trainium_catalogue.parameters.verify import CHECKS
-from trainium_catalogue.probing import Place, Probes, Seen, is_intact
+from trainium_catalogue.probing import Probes, ProbeSite, Seen, is_intact
 
 
 def job(folder: Path, *words: str, device: LoneDevice | None = None) -> Job:
@@ -166,7 +166,7 @@ def test_a_red_or_crashed_probe_fails_no_check(
     def crash(node: Any) -> Any:
         raise RuntimeError("no way")
 
-    made: Probes[Any] = Probes(Place.NODE)
+    made: Probes[Any] = Probes(ProbeSite.NODE)
     made.probe("crashes")(crash)
     made.probe("differs")(lambda node: Seen(ok=False, seen="3", expected="2"))
     monkeypatch.setattr("training.checks.probes.node.PROBES", made)

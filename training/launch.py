@@ -1,9 +1,9 @@
-"""The launcher, which every node of a job runs.
+"""The launcher that every node of a job runs.
 
     python -m training.launch <workload> [--parameter value]...
 
-Reads the environment once, then joins the other nodes, starts torchrun, and ends with the code
-that all nodes end with (docs/interfaces.md lists them).
+Reads the environment once, then joins the other nodes, starts torchrun, and exits with the code
+that all nodes exit with (listed in docs/interfaces.md).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         print(help_text(argv))
         return ExitCode.OK
     if DRY_RUN_FULL in argv:
-        # Imports torch, which the launcher does without.
+        # Imports torch, which the launcher otherwise does without.
         from training.models.llama import dry_run
 
         return dry_run.main(argv)
@@ -81,7 +81,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         stop.count += 1
 
     if os.geteuid() != 0:
-        # Hosts of CPU jobs answer root alone about their own role.
+        # On hosts of CPU jobs only root can obtain the host's own role.
         forbid_new_privileges()
     signal.signal(signal.SIGTERM, count_request)
     signal.signal(signal.SIGINT, count_request)
@@ -99,8 +99,8 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     finally:
         guardian.release()
         shutil.rmtree(scratch, ignore_errors=True)
-        # The code is decided. Batch stops children once the main node has ended, and a handler
-        # would be undone while Python shuts down: the node would end with 143 instead.
+        # The code is decided. Batch stops children once the main node has ended, and Python removes
+        # handlers while it shuts down: the node would end with 143 instead.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     code = decision.code
     log.info("launch: exit %d (%s): %s", code.value, EXIT_CODES[code].meaning, decision.reason)
@@ -194,24 +194,24 @@ def run_node(
 def leave_last_sign(
     request: Request, node: NodeContract, env: Mapping[str, str], decision: Verdict
 ) -> None:
-    """Tell the bucket how the job has ended; that it cannot be told changes nothing of it."""
+    """Record in the bucket how the job ended; a failure to do so changes nothing."""
     if not node.bucket:
         return
     try:
-        # A Volcano job waits for the result of this one; Batch looks after that by itself.
+        # A Volcano job waits for this one's result; Batch handles dependencies itself.
         if node.is_main and request.values.get("compile-only") and ENV_JOB_ID in env:
             signs.leave_result(signs.open_folder(node, signs.RESULTS_PREFIX), node, decision)
         if decision.code is not ExitCode.OK and ENV_JOB_ID in env:
             signs.leave_ending(node, decision)
     except Exception as error:
-        # A mistake in here is worth a line. Taken for the host's it would cost another attempt.
+        # A mistake here is worth a line; taken for the host's fault it would cost another attempt.
         log.info("launch: the bucket could not be told how this attempt ended: %s", describe(error))
 
 
 def open_hub(
     node: NodeContract, *, timeout_s: float, heartbeat: Callable[[], None]
 ) -> Hub | Verdict:
-    """Listen for the children; a verdict when the port cannot be had."""
+    """Listen for the children; returns a verdict if the port is unavailable."""
     deadline = time.monotonic() + _PORT_WAIT_S
     while True:
         heartbeat()
@@ -219,7 +219,7 @@ def open_hub(
             return Hub.open(node, timeout_s=timeout_s)
         except OSError as error:
             assert error.errno is not None
-            # An earlier attempt on the same host may still be ending.
+            # An earlier attempt on the same host may still be shutting down.
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 return Verdict(
                     code=ExitCode.PREFLIGHT,

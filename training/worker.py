@@ -1,4 +1,4 @@
-"""The worker that torchrun starts for each rank: run the workload, report, explain failures."""
+"""The worker that torchrun starts for each rank: runs the workload, reports, explains failures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainium_catalogue.workloads import Hardware
 _LOCAL_ROOT = Path("build")
 _TIMEOUT_FACTOR = 1.5
 _LEAVE_TOGETHER_S = 0.5
-"""Every rank hears the request before the first connection breaks and looks like a fault."""
+"""Time for every rank to receive the request before a connection breaks and looks like a fault."""
 
 
 log = logging.getLogger("training.worker")
@@ -46,11 +46,11 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
     def leave() -> None:
         log.info("rank %d: stopped on request", rank)
         time.sleep(_LEAVE_TOGETHER_S)
-        # Ending in order would wait for peers that are leaving as well.
+        # An orderly exit would wait for peers that are leaving as well.
         os._exit(ExitCode.STOPPED)
 
     def on_sigterm(number: int, frame: object) -> None:
-        # A second request means: at once.
+        # A second request means to stop at once.
         if stop.requested or not stop.deferred:
             leave()
         stop.requested = True
@@ -61,8 +61,8 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
     except Stopped:
         leave()
     except BaseException as error:
-        # First of all, while every connection is still open: peers whose connections break report
-        # that, and this is the better evidence.
+        # First of all, while every connection is still open: peers whose connections break will
+        # report that, and this is better evidence.
         progress.fail(classify(error), describe(error))
         sys.stdout.flush()
         log.info("rank %d failed:\n%s", rank, traceback.format_exc().rstrip("\n"))
@@ -88,9 +88,9 @@ def run(
 
     progress.report("joining the other ranks")
     hang_limit_s = request.launch.hang_limit_s
-    # The launcher notices a hang first and knows better why; this is for its own absence.
+    # The launcher notices a hang first and explains it better; this covers its absence.
     device = open_device(node.device, timeout_s=hang_limit_s * _TIMEOUT_FACTOR)
-    # What is imported stays: no later collection needs to look at it.
+    # Imported modules stay: later collections need not look at them.
     gc.freeze()
     gc.enable()
     progress.begin()
@@ -104,7 +104,7 @@ def run(
             store=_store(request.workload.name, node, scratch),
             stop=stop,
             hang_limit_s=hang_limit_s,
-            # Some are torch_xla's own doing, when it is imported.
+            # Some are set by torch_xla when it is imported.
             environment={
                 name: value for name, value in env.items() if name.startswith(("NEURON", "XLA"))
             },
@@ -133,11 +133,11 @@ def _store(workload: str, node: NodeContract, scratch: Path) -> ResultFiles:
 
 
 if __name__ == "__main__":
-    # Before anything slow: the parent may die at any time.
+    # Before anything slow, because the parent may die at any time.
     die_with_parent(os.getppid())
-    # Collections find nothing while modules are imported: a quarter of the 5 s of processor time
-    # that the worker of a Llama takes to start.
+    # Collections find nothing while modules are imported, and would take a quarter of the 5 s of
+    # processor time that a Llama worker needs to start.
     gc.disable()
-    # torchrun's standard error stays out of the log (launcher/node.py); a worker's belongs there.
+    # torchrun's standard error stays out of the log (launcher/node.py); a worker's belongs in it.
     os.dup2(1, 2)
     main(sys.argv[1:], os.environ)

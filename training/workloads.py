@@ -1,4 +1,4 @@
-"""The code of each workload, by name, and what is refused before any worker starts."""
+"""The code of each workload, by name, and checks made before any worker starts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Implementation:
     """A workload of the catalogue, as code."""
 
     entry: str
-    """``module:function``; only workers import it."""
+    """``module:function``, imported only by workers."""
     check: Check = lambda values, num_ranks: None
-    """Raises ``ValueError`` for values that cannot run on that many ranks; needs no torch."""
+    """Raises ``ValueError`` for values that cannot run on that many ranks; does not need torch."""
 
     def load(self) -> Callable[[Job], None]:
         """Import the code and return the function to run."""
@@ -69,7 +69,7 @@ def leave_out_sklearn() -> None:
 
 
 def refuse_unfit(request: Request, node: NodeContract) -> None:
-    """Refuse a workload that cannot run on this job's nodes, or whose parameters disagree."""
+    """Reject a workload that cannot run on this job's nodes, or whose parameters conflict."""
     workload = request.workload
     if node.num_nodes < workload.min_nodes:
         raise ArgumentError(

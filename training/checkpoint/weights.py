@@ -17,7 +17,7 @@ from training.storage import Objects
 
 OnBytes = Callable[[int], None]
 _PREFIXES = ("model.", "")
-"""Prefixes of the model in a trainer's state; the names below are Hugging Face's."""
+"""Prefixes of the model in a trainer's state; the names that follow are Hugging Face's."""
 
 
 class Weights:

@@ -1,1 +1,1 @@
-"""The ground of launcher and workers: contract, configuration, device, progress, failures."""
+"""The base of launcher and workers: contract, configuration, device, progress, failures."""

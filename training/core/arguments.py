@@ -1,4 +1,4 @@
-"""The launcher's command line: a workload and its parameters, strictly read."""
+"""The launcher's command line: a workload and its parameters, strictly parsed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainium_catalogue.workloads import (
 
 PROGRAM = "python -m training.launch"
 DRY_RUN_FULL = "--dry-run-full"
-"""Instead of running: what each rank of a training workload would hold at its full size."""
+"""Option to report what each rank would hold at full size instead of training."""
 _HELP_WIDTH = 100
 
 
@@ -30,7 +30,7 @@ class ArgumentError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchParameters:
-    """The launcher's time-outs; the names are ``LAUNCH_PARAMETERS``."""
+    """The launcher's timeouts, named in ``LAUNCH_PARAMETERS``."""
 
     peer_timeout_s: float
     hang_limit_s: float
@@ -49,13 +49,13 @@ class Request:
     values: Mapping[str, Value]
     """The workload's own parameters."""
     given: Mapping[str, Value]
-    """The values that the command line names."""
+    """The values given on the command line."""
     argv: tuple[str, ...]
-    """The command line as given, for the workers to read again."""
+    """The command line as given, for the workers to parse again."""
 
 
 def parse(argv: Sequence[str]) -> Request:
-    """Read ``<workload> [--parameter value]...``; ``ArgumentError`` says what would be right."""
+    """Parse ``<workload> [--parameter value]...``; ``ArgumentError`` explains what is valid."""
     if not argv:
         raise ArgumentError(f"no workload is named; known are {', '.join(WORKLOADS)}")
     if argv[0].startswith("-"):
@@ -85,7 +85,7 @@ def parse(argv: Sequence[str]) -> Request:
 
 
 def _assignments(argv: Sequence[str], parameters: Iterable[Parameter]) -> Iterable[tuple[str, str]]:
-    """Split ``--name value`` and ``--name=value``; a boolean may stand alone and is then true."""
+    """Split ``--name value`` and ``--name=value``; a boolean without a value is true."""
     known = {parameter.name: parameter for parameter in parameters}
     seen: set[str] = set()
     rest = list(argv)
@@ -112,7 +112,7 @@ def _assignments(argv: Sequence[str], parameters: Iterable[Parameter]) -> Iterab
 
 
 def help_text(argv: Sequence[str] = ()) -> str:
-    """Build what ``--help`` prints: about one workload when ``argv`` begins with its name."""
+    """Build the text of ``--help``: for one workload if ``argv`` begins with its name."""
     if argv and argv[0] in WORKLOADS:
         return _workload_help(WORKLOADS[argv[0]])
     lines = [

@@ -1,4 +1,4 @@
-"""Everything that decides a training run, as one frozen value."""
+"""Everything that determines a training run, as one frozen value."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from trainium_catalogue.parameters.plan import TrainingPlan
 
 
 class Optimizer(StrEnum):
-    """The rules by which gradients change weights."""
+    """The available optimizers."""
 
     ADAMW = "AdamW"
     SGD = "SGD"
-    """Without momentum."""
+    """Plain descent without momentum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """The parameters of a training workload; the names are those of the catalogue."""
+    """The parameters of a training workload, named as in the catalogue."""
 
     plan: TrainingPlan
     max_steps: int
     steps_this_run: int
-    """0: up to ``max_steps``."""
+    """0: continue to ``max_steps``."""
     learning_rate: float
     """The peak, reached at the end of the warm-up."""
     warmup_steps: int
@@ -36,7 +36,7 @@ class TrainConfig:
     mixed: bool = True
     """Use bf16 arithmetic and fp32 master weights on accelerators."""
     weight_decay: float
-    """Applies to matrices, not to norms and biases."""
+    """Applied to matrices, not to norms and biases."""
     beta1: float
     beta2: float
     adam_eps: float
@@ -50,17 +50,17 @@ class TrainConfig:
     keep_every: int
     async_save: bool
     checkpoint_uri: str
-    """Empty: the run's own place."""
+    """Empty: the run's default location."""
     log_every: int
     document_masks: bool = False
-    """Tokens attend to their own document only."""
+    """True if tokens attend to their own document only."""
     eval_every: int = 0
-    """0: nothing is evaluated."""
+    """0: never evaluate."""
     eval_sequences: int = 0
-    """The most that are taken of the validation split."""
+    """Upper bound on sequences from the validation split."""
     dropout: float = 0.0
     max_predictions: int = 0
-    """The most in a sequence, where words are predicted at some positions only."""
+    """Maximum per sequence, if words are predicted at some positions only."""
     compile_only: bool = False
 
     @property
@@ -70,7 +70,7 @@ class TrainConfig:
 
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> TrainConfig:
-        """Read a workload's parameters; ``ValueError`` where they disagree with each other."""
+        """Read a workload's parameters; ``ValueError`` if they conflict."""
         return TrainConfig(
             plan=TrainingPlan.from_values(values, num_ranks),
             max_steps=int(values["max-steps"]),
@@ -99,20 +99,20 @@ class TrainConfig:
         )
 
     def last_step(self, done: int) -> int:
-        """The step at which a job ends that begins with ``done`` steps behind it."""
+        """The last step of a job that begins after ``done`` steps."""
         if self.steps_this_run:
             return min(self.max_steps, done + self.steps_this_run)
         return self.max_steps
 
     def evaluates_after(self, step: int) -> bool:
-        """Tell if the validation loss is computed after optimizer step ``step``."""
+        """Tell if the validation loss is due after optimizer step ``step``."""
         return self.eval_every > 0 and (step % self.eval_every == 0 or step == self.max_steps)
 
     def learning_rate_at(self, step: int) -> float:
         """Compute the learning rate of optimizer step ``step``, counted from 1.
 
-        Linear warm-up to the peak, which step ``warmup_steps`` has, then linear to 0, which the
-        step after the last one would have.
+        Linear warm-up to the peak at step ``warmup_steps``, then linear decay that would reach 0 at
+        the step after the last one.
         """
         if step <= self.warmup_steps:
             return self.learning_rate * step / self.warmup_steps
@@ -122,11 +122,11 @@ class TrainConfig:
         return self.learning_rate * max(0, self.max_steps + 1 - step) / max(1, falling)
 
     def positions(self, step: int, micro: int, data_rank: int) -> range:
-        """Positions in the data order that a data rank computes at once.
+        """Positions in the data order that a data rank computes in one micro-batch.
 
-        Step ``step``, counted from 0, of the run takes ``global_batch`` positions in a row, the
-        same for any number of ranks, and each rank a part of them in a row; ``micro`` counts the
-        accumulation steps.
+        Step ``step`` of the run, counted from 0, takes ``global_batch`` consecutive positions, the
+        same for any number of ranks, and each rank a consecutive part of them; ``micro`` counts
+        the accumulation steps.
         """
         plan = self.plan
         first = step * plan.global_batch
@@ -135,5 +135,5 @@ class TrainConfig:
 
     @property
     def positions_of_a_rank(self) -> int:
-        """Number of positions that each data rank computes in a step."""
+        """Number of positions each data rank computes per step."""
         return self.plan.accumulation_steps * self.plan.micro_batch

@@ -1,4 +1,4 @@
-"""Everything that one node is told about its job, as one frozen value for launcher and workers."""
+"""Everything a node is told about its job, as one frozen value for launcher and workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONTRACT_FILE = "contract.json"
 
 
 class DeviceKind(StrEnum):
-    """The ways in which workers compute."""
+    """The kinds of device that workers compute on."""
 
     CPU = "cpu"
     XLA = "xla"
@@ -52,7 +52,7 @@ class NodeContract(NodePosition):
     bucket: str | None = None
     region: str | None = None
     endpoint_url: str | None = None
-    """Set on emulators of AWS only."""
+    """Set only with AWS emulators."""
     lustre: str | None = None
     """Mount point of FSx for Lustre."""
     device: DeviceKind
@@ -60,40 +60,40 @@ class NodeContract(NodePosition):
     instance_type: str | None = None
     neuron_release: str | None = None
     on_cluster: bool = False
-    """A pod of a Volcano job; otherwise a node of a Batch job, or this machine."""
+    """True for a pod of a Volcano job, False for a node of a Batch job or this machine."""
 
     @property
     def is_main(self) -> bool:
-        """The node whose exit status is the job's."""
+        """True for the node whose exit status is the job's."""
         return self.node_index == self.main_index
 
     @property
     def node_rank(self) -> int:
-        """torchrun's rank of the node: the main node must be 0, wherever Batch counts it."""
+        """torchrun's node rank: the main node must be 0, whatever its index in Batch."""
         return (self.node_index - self.main_index) % self.num_nodes
 
     @property
     def num_ranks(self) -> int:
-        """Workers in all."""
+        """Total number of workers."""
         return self.num_nodes * self.processes_per_node
 
     @property
     def instance(self) -> InstanceType | None:
-        """The catalogue's entry of the instance type."""
+        """The catalogue's entry for the instance type."""
         return find_instance_type(self.instance_type) if self.instance_type else None
 
     @property
     def release(self) -> NeuronRelease | None:
-        """The catalogue's entry of the Neuron release."""
+        """The catalogue's entry for the Neuron release."""
         return find_release(self.neuron_release) if self.neuron_release else None
 
     def write(self, scratch: Path) -> None:
-        """Leave the contract for the workers."""
+        """Write the contract for the workers."""
         (scratch / CONTRACT_FILE).write_text(json.dumps(asdict(self)))
 
     @staticmethod
     def read(scratch: Path) -> NodeContract:
-        """Read what the launcher has left."""
+        """Read the contract written by the launcher."""
         document = json.loads((scratch / CONTRACT_FILE).read_text())
         return NodeContract(**{**document, "device": DeviceKind(document["device"])})
 
@@ -103,11 +103,11 @@ def read_contract(
     find_address: Callable[[str | None], str],
     find_host: Callable[[str], str] = str,
 ) -> NodeContract:
-    """Read the environment of a node.
+    """Read a node's contract from its environment.
 
-    ``find_address`` returns the node's own address; it is given the main node's on children and
-    None on the main node, and called only where the environment does not tell. ``find_host``
-    returns the address of a host name. Outside Batch and Volcano the machine is a job of one node.
+    ``find_address`` returns the node's own address, given the main node's (None on the main node
+    itself), and is called only if the environment does not name it. ``find_host`` returns the
+    address of a host name. Outside Batch and Volcano the machine is a single-node job.
     """
     env = {name: value for name, value in env.items() if value}
     place = read_place(env, find_host)
@@ -146,7 +146,7 @@ def read_contract(
 def _hardware(
     env: Mapping[str, str],
 ) -> tuple[DeviceKind, InstanceType | None, NeuronRelease | None]:
-    """Find device, instance type and release; refuse those that do not fit each other."""
+    """Find device, instance type and release; refuse combinations that do not fit."""
     try:
         instance_type = (
             find_instance_type(env[ENV_INSTANCE_TYPE]) if ENV_INSTANCE_TYPE in env else None
@@ -188,7 +188,7 @@ def _hardware(
 def _processes(
     env: Mapping[str, str], device: DeviceKind, instance_type: InstanceType | None
 ) -> int:
-    """Workers per node: the environment's, one on a CPU, else one for each logical core."""
+    """Workers per node: from the environment, else one on a CPU or one per logical core."""
     if device is DeviceKind.CPU or instance_type is None:
         return whole(env, ENV_PROCESSES_PER_NODE, default=1, least=1)
     default = instance_type.processes_per_node
@@ -196,7 +196,7 @@ def _processes(
 
 
 def _run_name(name: str) -> str:
-    """Refuse what could not be a run name: it becomes part of object keys."""
+    """Refuse an invalid run name, since it becomes part of object keys."""
     if not re.fullmatch(RUN_NAME_PATTERN, name):
         raise ContractError(
             f"{ENV_RUN}={name} is not a run name; "

@@ -1,7 +1,7 @@
 """Devices: CPU, torch_xla and TorchNeuron behind the same five methods.
 
-Nothing here is imported at module level but torch; the code that the XLA line reaches uses no
-torch symbol newer than 2.9 (a test holds it to that).
+Only torch is imported at module level; code used by the XLA back-ends has no torch symbol newer
+than 2.9 (a test ensures that).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Device(Protocol):
         """Replace the tensor by the sum, or the maximum, over all ranks."""
 
     def synchronize(self) -> None:
-        """Wait until everything asked for has happened."""
+        """Wait for all pending operations."""
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a device tensor to the host."""
@@ -56,8 +56,8 @@ class EagerDevice:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)
 
     def synchronize(self) -> None:
-        """Wait until everything asked for has happened."""
-        # Operations on the CPU are done when the call returns.
+        """Wait for all pending operations."""
+        # CPU operations are done when the call returns.
         if self.kind is not DeviceKind.CPU:
             torch.accelerator.synchronize()
 
@@ -89,13 +89,13 @@ class XlaDevice(EagerDevice):
         self._xm.all_reduce(operation, [tensor])
 
     def synchronize(self) -> None:
-        """Run what was recorded and wait for it."""
+        """Run the recorded operations and wait for them."""
         self._xm.mark_step(wait=True)
         self._xm.wait_device_ops()
 
 
 def open_device(kind: DeviceKind, *, timeout_s: float) -> Device:
-    """Join all ranks; ``timeout_s`` bounds collectives where the back-end has a time-out at all."""
+    """Join all ranks; ``timeout_s`` bounds collectives if the back-end supports timeouts."""
     if kind is DeviceKind.XLA:
         # The import registers the back-end "xla" with torch.distributed, and torch_xla itself
         # derives the Neuron runtime's settings from torchrun's environment.

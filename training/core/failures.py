@@ -1,4 +1,4 @@
-"""Is a worker's exception the workload's fault, or the host's and network's?"""
+"""Classifies a worker's exception as the fault of the workload or of host and network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HOST_ERRNOS = frozenset(
     }
 )
 
-# By name, so that nothing has to be imported: torch.distributed's and botocore's.
+# By name, so that torch.distributed and botocore need not be imported.
 _HOST_TYPES = frozenset(
     {
         "DistBackendError",
@@ -38,7 +38,7 @@ _HOST_TYPES = frozenset(
     }
 )
 
-# torch raises these for its own trouble as for its users' mistakes; the text tells which.
+# torch raises these both for its own failures and for its users' mistakes; the text tells which.
 _UNSPECIFIC_TYPES = frozenset({"RuntimeError", "XlaRuntimeError", "JaxRuntimeError"})
 
 _HOST_TEXT = re.compile(
@@ -47,7 +47,7 @@ _HOST_TEXT = re.compile(
     re.IGNORECASE,
 )
 
-# Status codes of the Neuron runtime (nrt_status.h) that the same program gets again on any host.
+# Neuron runtime status codes (nrt_status.h) that the same program gets on every host.
 _WORKLOAD_STATUS = re.compile(
     r"\bNRT_(INVALID|INVALID_HANDLE|RESOURCE|UNSUPPORTED_NEFF_VERSION|FAIL_HOST_MEM_ALLOC"
     r"|EXEC_BAD_INPUT|EXEC_OOB|EXEC_COMPLETED_WITH_NUM_ERR)\b"
@@ -55,21 +55,21 @@ _WORKLOAD_STATUS = re.compile(
 
 
 def classify(error: BaseException) -> ExitCode:
-    """Exit code for a worker that ends with ``error``."""
+    """Choose the exit code for a worker that ends with ``error``."""
     if any(_is_host_trouble(link) for link in _causes(error)):
         return ExitCode.HOST
     return ExitCode.WORKLOAD
 
 
 def describe(error: BaseException) -> str:
-    """One line: type and message."""
+    """Format type and message as one line."""
     text = " ".join(str(error).split())
     shortened = text if len(text) <= 300 else f"{text[:297]}..."
     return f"{type(error).__name__}: {shortened}" if shortened else type(error).__name__
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was explicitly raised from."""
+    """Yield the error and its explicit causes."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

@@ -1,4 +1,4 @@
-"""Files on this machine that several may write and read at once."""
+"""Files on this machine that several processes may write and read at once."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import tempfile
 from pathlib import Path
 
 PART_PREFIX = ".part-"
-"""Begins the names of files that are still being written."""
+"""Prefix of files that are still being written."""
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a small file: readers see the old one or the new one, never half of either.
+    """Write a small file atomically: readers see the old or the new one, never part of either.
 
-    Several may do so at once, processes and threads of one process alike, for each has a
-    temporary file of its own; the last one stays.
+    Several processes and threads may do so at once, since each has its own temporary file; the
+    last one wins.
     """
     handle, name = tempfile.mkstemp(prefix=PART_PREFIX, dir=path.parent)
     part = Path(name)

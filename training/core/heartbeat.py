@@ -1,4 +1,4 @@
-"""Heartbeats: when the next one is due, and a thread that gives them while a call cannot."""
+"""Heartbeats: when the next one is due, and a thread that sends them during blocking calls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _HEARTBEAT_S = 1.0
 
 
 class HeartbeatClock:
-    """Says when the next heartbeat is due: several are missed before ``timeout_s`` have passed."""
+    """Tells when a heartbeat is due, so often that ``timeout_s`` covers several missed ones."""
 
     def __init__(self, timeout_s: float) -> None:
         self._interval_s = min(_HEARTBEAT_S, timeout_s / 5)
         self._last_s = float("-inf")
 
     def due(self, now_s: float) -> bool:
-        """Tell if a heartbeat is due now; the next one is counted from here."""
+        """Tell if a heartbeat is due now; if so, restart the interval."""
         if now_s - self._last_s < self._interval_s:
             return False
         self._last_s = now_s
@@ -30,9 +30,9 @@ class HeartbeatClock:
 def heartbeat(
     report: Report, text: str, *, at_most_s: float, when: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Report ``text`` every second that ``when`` holds, for ``at_most_s`` at the longest.
+    """Report ``text`` every second while ``when`` holds, for at most ``at_most_s``.
 
-    For a call that cannot say itself that it goes on: an unbroken silence counts as a hang.
+    For calls that cannot report progress themselves: unbroken silence counts as a hang.
     """
     ended = threading.Event()
     until_s = time.monotonic() + at_most_s
@@ -48,5 +48,5 @@ def heartbeat(
         yield
     finally:
         ended.set()
-        # Nothing is reported any more once the block has been left.
+        # Nothing more is reported once the block has been left.
         thread.join()

@@ -1,4 +1,4 @@
-"""The facts of a host that preflight and probes look at, read below any root."""
+"""Facts about a host for preflight and probes, read below any root."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FI_INFO_TIMEOUT_S = 10
 
 
 def gib(mib: int) -> str:
-    """MiB as GiB with one digit."""
+    """Format MiB as GiB with one decimal."""
     return f"{mib / 1024:.1f}"
 
 
@@ -35,22 +35,22 @@ class Host:
     limits: Callable[[int], tuple[int, int]] = resource.getrlimit
     pid: Callable[[], int] = os.getpid
     heartbeat: Callable[[], None] = lambda: None
-    """Called while something takes time."""
+    """Called during anything that takes time."""
 
     def num_neuron_devices(self) -> int:
-        """Chips, one device file each."""
+        """Number of chips, one device file each."""
         return self._count("dev", r"neuron\d+")
 
     def num_efa_devices(self) -> int:
-        """Device files that user space reaches EFA through."""
+        """Number of device files through which user space reaches EFA."""
         return self._count("dev/infiniband", r"uverbs\d+")
 
     def num_efa_interfaces(self) -> int:
-        """EFA interfaces that the kernel knows."""
+        """Number of EFA interfaces known to the kernel."""
         return self._count("sys/class/infiniband", r".+")
 
     def num_efa_providers(self) -> int | None:
-        """EFA domains that libfabric offers, or None where its tool is not installed."""
+        """Number of EFA domains that libfabric offers, or None if its tool is not installed."""
         if self.fi_info is None or not Path(self.fi_info).exists():
             return None
         command = [self.fi_info, "-p", "efa", "-t", "FI_EP_RDM"]
@@ -62,7 +62,7 @@ class Host:
         return len(set(re.findall(r"^\s*domain:\s*(\S+)", output, re.MULTILINE)))
 
     def _wait(self, process: subprocess.Popen[str]) -> str:
-        """Output of a process that may hang; the launcher stays alive meanwhile."""
+        """Return the output of a process that may hang, with heartbeats meanwhile."""
         deadline = time.monotonic() + _FI_INFO_TIMEOUT_S
         while time.monotonic() < deadline:
             self.heartbeat()
@@ -81,25 +81,25 @@ class Host:
             return None
 
     def memlock_bytes(self) -> int | None:
-        """Bytes that may be pinned, or None for any number."""
+        """Bytes that may be pinned, or None if unlimited."""
         soft, _ = self.limits(resource.RLIMIT_MEMLOCK)
         return None if soft == resource.RLIM_INFINITY else soft
 
     def num_files(self) -> int:
-        """Files that a process may have open."""
+        """Number of files a process may have open."""
         soft, _ = self.limits(resource.RLIMIT_NOFILE)
         return 2**30 if soft == resource.RLIM_INFINITY else soft
 
     def shared_memory_mib(self) -> int:
-        """Size, not free space, of the shared memory file system."""
+        """Size, not free space, of the shared-memory file system."""
         return shutil.disk_usage(self.shared_memory).total // 2**20
 
     def free_disk_gib(self) -> float:
-        """Free space where temporary files go."""
+        """Free space for temporary files."""
         return shutil.disk_usage(self.disk).free / 2**30
 
     def file_system_type(self, folder: str) -> str | None:
-        """Type of the file system that is mounted exactly there, or None."""
+        """Type of the file system mounted at exactly this folder, or None."""
         try:
             lines = (self.root / "proc/mounts").read_text().splitlines()
         except OSError:
@@ -108,7 +108,7 @@ class Host:
         return kinds[-1] if kinds else None
 
     def is_writable(self, folder: str) -> bool:
-        """Tell if a file can be made there."""
+        """Tell if a file can be created there."""
         try:
             with tempfile.TemporaryFile(dir=self.root / folder.lstrip("/")) as file:
                 file.write(b"\0")
@@ -117,7 +117,7 @@ class Host:
         return True
 
     def has_package(self, name: str) -> bool:
-        """Tell if a package can be imported; nothing is imported."""
+        """Tell if a package can be imported, without importing it."""
         return find_spec(name) is not None
 
     def _count(self, folder: str, pattern: str) -> int:
@@ -128,6 +128,6 @@ class Host:
 
 
 def raise_file_limit() -> None:
-    """Use as many open files as the host allows; the soft limit is often far below the hard one."""
+    """Raise the soft limit on open files, often far too low, to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

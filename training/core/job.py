@@ -1,4 +1,4 @@
-"""The job that a workload gets on one worker, and the switch that asks it to stop."""
+"""The job passed to a workload on one worker, and the switch that asks it to stop."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ class Stopped(Exception):
 
 @dataclass(slots=True)
 class StopSwitch:
-    """A request to stop, set by SIGTERM. Unless a workload defers it, the worker ends at once.
+    """A request to stop, set by SIGTERM. The worker ends at once unless the workload defers it.
 
-    The launcher's ``stop-grace-s`` bounds how long a deferred end may take.
+    The launcher's ``stop-grace-s`` bounds the delay.
     """
 
     deferred: bool = False
     requested: bool = False
 
     def defer(self) -> None:
-        """Let the workload look at ``requested`` from here on, and end itself with ``Stopped``."""
+        """From here on, let the workload check ``requested`` and end itself with ``Stopped``."""
         self.deferred = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Everything a workload works with."""
+    """Everything a workload needs."""
 
     context: NodeContract
     values: Mapping[str, Value]
     """Every parameter of the workload."""
     given: Mapping[str, Value]
-    """The parameters that the user gave."""
+    """The parameters given by the user."""
     device: Device
     progress: Progress
     store: ResultFiles
     stop: StopSwitch = field(default_factory=StopSwitch)
-    """A workload that defers it may end later than at once."""
+    """A workload that defers it need not end at once."""
     hang_limit_s: float = float("inf")
     """Silence after which the launcher ends the node."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Neuron's and torch_xla's variables, as the worker has them."""
+    """The worker's environment variables for Neuron and torch_xla."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """All variables of the worker; only probes look at them."""
+    """All environment variables of the worker, for probes only."""

@@ -1,4 +1,4 @@
-"""The log of launcher and workers: messages as they are, errors on standard error, at once."""
+"""The log of launcher and workers: plain messages, errors on standard error, unbuffered."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 
 
 class _StandardStreams(logging.Handler):
-    """Writes to whatever the streams are now, and raises what they raise."""
+    """Writes to the current streams and lets their exceptions through."""
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr if record.levelno >= logging.ERROR else sys.stdout
-        # One write, so that the lines of several ranks do not mix.
+        # A single write, so that lines of several ranks do not mix.
         stream.write(f"{self.format(record)}\n")
         stream.flush()
 
 
 def set_up_logging() -> None:
-    """Send what this project logs to the container's log; other libraries keep their own ways."""
+    """Send this project's log records to the container's log; other libraries are unaffected."""
     logger = logging.getLogger("training")
     logger.handlers = [_StandardStreams()]
     logger.setLevel(logging.INFO)

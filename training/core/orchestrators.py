@@ -1,7 +1,7 @@
-"""Reads where AWS Batch, or a Volcano job that TorchX made, says that a node stands in its job.
+"""Reads a node's position in its job, as set by AWS Batch or by a Volcano job from TorchX.
 
-TorchX makes one task of one pod for each node and writes the node's index, and the name of the
-variable with the main node's host, into its environment (torchx, kubernetes_scheduler.py,
+TorchX creates one single-pod task per node and puts the node's index, and the name of the variable
+that holds the main node's host, into its environment (torchx, kubernetes_scheduler.py,
 app_to_resource); Volcano's plugin ``svc`` sets that variable (volcano, plugins/svc/svc.go).
 """
 
@@ -33,17 +33,17 @@ BATCH_ARRAY_SIZE = "AWS_BATCH_JOB_ARRAY_SIZE"
 
 _BATCH_MULTI_NODE = (BATCH_NODE_INDEX, BATCH_NUM_NODES, BATCH_MAIN_INDEX)
 _VOLCANO = (ENV_JOB_ID, ENV_ATTEMPT, ENV_NODE_INDEX, ENV_NUM_NODES, ENV_MAIN_HOST_FROM)
-# TorchX appoints the first replica (macros.rank0_env).
+# TorchX always makes the first replica the main one (macros.rank0_env).
 _VOLCANO_MAIN_INDEX = 0
 
 
 class ContractError(ValueError):
-    """The node was configured in a way that cannot run; the message is for the user."""
+    """The node's configuration cannot run; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePosition:
-    """A node's place in its job, whoever started it."""
+    """A node's position in its job, under any orchestrator."""
 
     job_id: str = "local"
     attempt: int = 1
@@ -54,16 +54,16 @@ class NodePosition:
     main_address: str | None = None
     """None on the main node itself."""
     array_index: int = 0
-    """The share of an array job that this is; 0 of 1 outside one."""
+    """Index of this child in an array job; 0 of 1 outside one."""
     array_size: int = 1
     time_limit_s: int | None = None
-    """Seconds until the launcher ends the attempt; None where the orchestrator does."""
+    """Seconds until the launcher ends the attempt; None if the orchestrator does."""
 
 
 def read_place(env: Mapping[str, str], find_host: Callable[[str], str]) -> NodePosition:
-    """Read the place from whatever orchestrator set it; without one the job has one node.
+    """Read the position from the orchestrator's variables; without any the job has one node.
 
-    ``find_host`` returns the address of a host name, and is called on a Volcano job's children.
+    ``find_host`` returns the address of a host name; it is called on a Volcano job's children.
     """
     if not is_volcano(env):
         return _read_batch(env)
@@ -76,7 +76,7 @@ def read_place(env: Mapping[str, str], find_host: Callable[[str], str]) -> NodeP
 
 
 def is_volcano(env: Mapping[str, str]) -> bool:
-    """Tell if a Volcano job set the environment; refuse when it set only a part of it."""
+    """Tell if a Volcano job set the environment; refuse if it is only partly set."""
     return _all_or_none(env, _VOLCANO, "a Volcano job of this deployment")
 
 
@@ -101,7 +101,7 @@ def _read_batch(env: Mapping[str, str]) -> NodePosition:
             f"{BATCH_ARRAY_INDEX}={array_index} is outside an array job of {array_size}"
         )
     return NodePosition(
-        # Without the "#N" or ":N" that Batch appends on nodes and children of an array.
+        # Without the "#N" or ":N" that Batch appends for nodes and array children.
         job_id=re.split("[#:]", env.get(BATCH_JOB_ID, "local"))[0],
         attempt=whole(env, BATCH_ATTEMPT, default=1, least=1),
         node_index=node_index,
@@ -117,7 +117,7 @@ def _read_volcano(env: Mapping[str, str], find_host: Callable[[str], str]) -> No
     num_nodes = whole(env, ENV_NUM_NODES, least=1)
     node_index = _index(env, ENV_NODE_INDEX, num_nodes)
     main_address = None
-    # On the main node itself TorchX names the host ``localhost``, which is of no use to anybody.
+    # On the main node itself TorchX sets the host to ``localhost``, which is useless.
     if node_index != _VOLCANO_MAIN_INDEX:
         variable = env[ENV_MAIN_HOST_FROM]
         host = env.get(variable, "").partition(",")[0]
@@ -139,7 +139,7 @@ def _read_volcano(env: Mapping[str, str], find_host: Callable[[str], str]) -> No
 
 
 def _all_or_none(env: Mapping[str, str], names: Sequence[str], setter: str) -> bool:
-    """Tell if all of ``names`` are set; refuse when only some are, as ``setter`` sets all."""
+    """Tell if all of ``names`` are set; refuse if only some are, since ``setter`` sets all."""
     given = [name for name in names if name in env]
     missing = [name for name in names if name not in env]
     if given and missing:
@@ -150,7 +150,7 @@ def _all_or_none(env: Mapping[str, str], names: Sequence[str], setter: str) -> b
 
 
 def _index(env: Mapping[str, str], name: str, num_nodes: int) -> int:
-    """Read a node's index; refuse one that no node of the job has."""
+    """Read a node's index; refuse one outside the job."""
     index = whole(env, name)
     if index >= num_nodes:
         raise ContractError(
@@ -165,7 +165,7 @@ def whole(env: Mapping[str, str], name: str, *, default: int | None = None, leas
     if text is None:
         assert default is not None
         return default
-    # Not int(): it would take "1_0", " 1" and other scripts' digits.
+    # Not int(), which accepts "1_0", " 1" and digits of other scripts.
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
         raise ContractError(f"{name}={text} is not a whole number of at least {least}")
     return int(text)

@@ -18,27 +18,27 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # it died before the call
+    if os.getppid() != parent_pid:  # it has already died
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def name_process(name: str) -> None:
-    """Name shown by ps and top; at most 15 characters."""
+    """Set the name shown by ps and top; at most 15 characters."""
     _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def forbid_new_privileges() -> None:
-    """Keep this process and all it starts from ever becoming root, by whatever is setuid."""
+    """Keep this process and all it starts from becoming root through setuid programs."""
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def process_state(pid: int, proc: Path = Path("/proc")) -> str | None:
-    """One letter of proc(5) (``R``, ``S``, ``T``, ``Z``, ...), or None when there is none."""
+    """State letter from proc(5) (``R``, ``S``, ``T``, ``Z``, ...), or None if it does not exist."""
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
     except OSError:
         return None
-    # The name, in parentheses, may hold anything, spaces and parentheses included.
+    # The name, in parentheses, may itself contain spaces and parentheses.
     return stat[stat.rindex(b")") + 2 :][:1].decode()
 
 
@@ -48,10 +48,10 @@ def is_gone(pid: int) -> bool:
 
 
 def marked(variable: str, value: str, proc: Path = Path("/proc")) -> list[int]:
-    """Processes that were started with ``variable=value`` in their environment.
+    """Find processes that were started with ``variable=value`` in their environment.
 
-    Workers live in sessions of their own (torchrun starts them so) and outlive a killed torchrun
-    for a moment, so neither process group nor parenthood finds them all. The marker does.
+    torchrun starts workers in sessions of their own, and they outlive a killed torchrun for a
+    moment, so neither process group nor parentage finds them all. The marker does.
     """
     needle = f"{variable}={value}".encode()
     found = []
@@ -61,14 +61,14 @@ def marked(variable: str, value: str, proc: Path = Path("/proc")) -> list[int]:
         try:
             environment = (entry / "environ").read_bytes()
         except OSError:
-            continue  # ended meanwhile, or another user's
+            continue  # it has ended or belongs to another user
         if needle in environment.split(b"\0"):
             found.append(int(entry.name))
     return found
 
 
 def signal_quietly(pid: int, number: signal.Signals) -> None:
-    """Send a signal; a process that has ended is no error."""
+    """Send a signal, ignoring a process that has ended."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -82,12 +82,12 @@ def kill_marked(
     within_s: float = 5.0,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """Kill every marked process until none is left; returns those that resist (kernel waits)."""
+    """Kill marked processes until none is left; returns those stuck in kernel waits."""
     deadline = time.monotonic() + within_s
     num_empty_scans = 0
     while True:
         left = [pid for pid in marked(variable, value) if not is_gone(pid)]
-        # A process has no environment for a moment while it is being executed: look twice.
+        # During exec a process briefly has no environment, so look twice.
         num_empty_scans = 0 if left else num_empty_scans + 1
         if num_empty_scans == 2 or time.monotonic() > deadline:
             return left

@@ -1,4 +1,4 @@
-"""Progress and failures of workers, told to the launcher through small files in a folder."""
+"""Progress and failures of workers, reported to the launcher through small files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from training.core.files import write_whole
 from trainium_catalogue.exit_codes import ExitCode
 
 ENV_SCRATCH = "TRAINIUM_SCRATCH"
-"""Folder of one launch on one node; being unique it also marks all processes of the launch."""
+"""Folder of one launch on one node; being unique, it also marks the launch's processes."""
 
 _BETWEEN_WRITES_S = 0.2
 
 COMPILES_AT_MOST_S = 4 * 3600
-"""A compilation that takes longer is taken for a hang; whatever waits for a rank that compiles
-waits as long."""
+"""A longer compilation counts as a hang; anything that waits for a compiling rank waits as
+long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,27 +30,27 @@ class WorkerState:
     rank: int
     step: str
     ready: bool
-    """The workload has begun; before that, imports and the meeting of all ranks take their time."""
+    """True once the workload has begun, after imports and the rendezvous of all ranks."""
     done: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The reason of a worker's failure, as it saw it itself."""
+    """A worker's failure, as reported by the worker itself."""
 
     rank: int
-    """-1: not a rank, but what runs all of the node's."""
+    """-1: not a rank, but the process that runs all ranks of the node."""
     code: ExitCode
     error: str
 
     @property
     def whose(self) -> str:
-        """Name the rank, to stand before the error."""
+        """Name the rank, as a prefix for the error."""
         return f"rank {self.rank}: " if self.rank >= 0 else ""
 
 
 class Progress:
-    """A worker's side: say what is being done, often."""
+    """A worker's side: report often."""
 
     def __init__(self, scratch: Path, *, local_rank: int, rank: int) -> None:
         self._scratch = scratch
@@ -61,7 +61,7 @@ class Progress:
         self._written_s = float("-inf")
 
     def report(self, step: str) -> None:
-        """Report progress; ``step`` says where the worker is. Cheap enough for every step."""
+        """Report progress; ``step`` names the current activity. Cheap enough for every step."""
         now = time.monotonic()
         if step == self._step and now - self._written_s < _BETWEEN_WRITES_S:
             return
@@ -69,16 +69,16 @@ class Progress:
         self._write(done=False)
 
     def begin(self) -> None:
-        """Report that the workload begins: from here on the hang limit holds."""
+        """Report that the workload begins: from here on the hang limit applies."""
         self._ready = True
         self._write(done=False)
 
     def finish(self) -> None:
-        """Report that all work is done; silence from here on is no hang."""
+        """Report that all work is done: from here on silence is not a hang."""
         self._write(done=True)
 
     def fail(self, code: ExitCode, error: str) -> None:
-        """Leave the reason before the process ends and peers see their connections break."""
+        """Record the reason before the process ends and peers see their connections break."""
         document = {"rank": self._rank, "code": int(code), "error": error}
         _write_whole(self._scratch / f"failure-{self._rank}.json", document)
 
@@ -98,11 +98,11 @@ def read_states(scratch: Path) -> dict[Path, WorkerState]:
 
 
 def read_failures(scratch: Path) -> list[Failure]:
-    """Read every failure that a worker has left."""
+    """Read every failure recorded by a worker."""
     documents = [json.loads(path.read_text()) for path in sorted(scratch.glob("failure-*.json"))]
     return [Failure(rank=d["rank"], code=ExitCode(d["code"]), error=d["error"]) for d in documents]
 
 
 def _write_whole(path: Path, document: dict[str, Any]) -> None:
-    # A thread that reports for a call which cannot (core/heartbeat.py) is a second writer.
+    # A heartbeat thread (core/heartbeat.py) is a second writer.
     write_whole(path, json.dumps(document).encode())

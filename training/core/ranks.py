@@ -1,4 +1,4 @@
-"""Agreement of a job's ranks: rank 0 decides, all hear it."""
+"""Agreement among a job's ranks: rank 0 decides, all learn the result."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from training.core.progress import COMPILES_AT_MOST_S
 T = TypeVar("T")
 
 _TIMEOUT = timedelta(seconds=COMPILES_AT_MOST_S)
-"""Bounds a collective that waits for the slowest rank's upload, or for one that compiles what
-others have in their cache. A rank that dies is noticed at once."""
+"""Timeout of collectives that wait for the slowest rank's upload, or for one that compiles what
+others have cached. A rank that dies is noticed at once."""
 
 
 class Ranks:
-    """A group of its own, because uploads run beside training and must not mix with it.
+    """A process group of its own, because uploads run during training and must not mix with it.
 
-    Every rank makes it at the same point of its program. Without torch.distributed there is one
+    Every rank creates it at the same point of its program. Without torch.distributed there is one
     rank.
     """
 
@@ -33,11 +33,11 @@ class Ranks:
 
     @property
     def is_leader(self) -> bool:
-        """Rank 0: it decides, and writes what is not any rank's own."""
+        """True on rank 0, which decides, and writes whatever does not belong to a rank."""
         return self.rank == 0
 
     def agree(self, action: Callable[[], T]) -> T:
-        """Have the leader do it; every rank gets its result, or raises its exception."""
+        """Run ``action`` on the leader; every rank gets its result or raises its exception."""
         told: list[Any] = [None, None]
         if self.is_leader:
             try:
@@ -52,7 +52,7 @@ class Ranks:
         return result
 
     def gather(self, mine: T) -> list[T]:
-        """Every rank's object, on every rank."""
+        """Return every rank's object, on every rank."""
         if self.num_ranks == 1:
             return [mine]
         gathered: list[Any] = [None] * self.num_ranks

@@ -1,4 +1,4 @@
-"""The addresses of this node and of the main node, and the port of the rendezvous."""
+"""The addresses of this node and the main node, and the rendezvous port."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import struct
 import time
 from collections.abc import Iterator
 
-# awsvpc gives the task its own interface, which is eth0 in the container; AWS's Batch samples read
-# the main node's address from it (aws-neuron-samples, torch-neuronx/training/aws-batch).
+# awsvpc gives the task its own interface, eth0 in the container; AWS's Batch samples read the main
+# node's address from it (aws-neuron-samples, torch-neuronx/training/aws-batch).
 TASK_INTERFACE = "eth0"
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -19,19 +19,19 @@ _LOOK_AGAIN_S = 1.0
 
 
 class AddressNotFound(OSError):
-    """This node has no address by which peers could reach it."""
+    """This node has no address at which peers could reach it."""
 
 
 class HostNotFound(OSError):
-    """A host name has no address, also after waiting."""
+    """A host name has no address even after waiting."""
 
 
 def find_host(host: str, *, within_s: float) -> str:
-    """IPv4 address of a host name, which may appear late: ``HostNotFound`` when it does not.
+    """Look up a host name's IPv4 address, which may appear late; ``HostNotFound`` if it does not.
 
-    A pod's name behind a headless service is known once the pod has its address and the cluster's
-    DNS has heard of it (kubernetes.io/docs/concepts/services-networking/dns-pod-service), and pods
-    of a gang start side by side.
+    A pod's name behind a headless service resolves once the pod has an address and the cluster's
+    DNS knows it (kubernetes.io/docs/concepts/services-networking/dns-pod-service), and the pods
+    of a gang start at the same time.
     """
     deadline = time.monotonic() + within_s
     while True:
@@ -47,10 +47,10 @@ def find_host(host: str, *, within_s: float) -> str:
 
 
 def find_address(main_address: str | None) -> str:
-    """Find the address by which peers reach this node, without any name look-up.
+    """Find the address at which peers reach this node, without any name lookup.
 
-    A child takes the one it would reach the main node from; the main node takes the task
-    interface's, or where there is none the default route's.
+    A child uses the one it would reach the main node from; the main node uses the task
+    interface's or, failing that, the default route's.
     """
     if main_address is None:
         with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ def find_address(main_address: str | None) -> str:
 
 
 def interface_address(name: str) -> str:
-    """First IPv4 address of a network interface; ``OSError`` when there is none."""
+    """First IPv4 address of a network interface; ``OSError`` if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         request = struct.pack("256s", name.encode()[:15])
         answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
@@ -70,14 +70,14 @@ def interface_address(name: str) -> str:
 
 
 def source_address(destination: str) -> str:
-    """Address that the kernel would send from to ``destination``."""
+    """Source address that the kernel would use for ``destination``."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((destination, 9))
         return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str | None:
-    """Name of the interface that carries ``address``, or None."""
+    """Name of the interface that has ``address``, or None."""
     if address.startswith("127."):
         return "lo"
     for _, name in socket.if_nameindex():
@@ -85,17 +85,17 @@ def interface_of(address: str) -> str | None:
             if interface_address(name) == address:
                 return name
         except OSError:
-            continue  # no IPv4 address on this one
+            continue  # this one has no IPv4 address
     return None
 
 
 @contextlib.contextmanager
 def reserve_port(wanted: int) -> Iterator[int]:
-    """Yield ``wanted``, or a free port when it is taken, and keep it for torchrun.
+    """Yield ``wanted``, or a free port if it is taken, and keep it for torchrun.
 
-    torchrun's store listens on every address, so two jobs on one laptop would collide. The port is
-    held by a socket that is bound but does not listen: Linux lets another socket listen there when
-    both have SO_REUSEADDR, and refuses a second reservation, which asks without it.
+    torchrun's store listens on every address, so two jobs on one laptop would collide. A socket
+    that is bound but not listening holds the port: Linux lets another socket listen there if
+    both have SO_REUSEADDR, and refuses a second reservation, which is made without it.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
         try:

@@ -3,13 +3,13 @@
     python -m training.launcher.compile_graphs <workload> [--parameter value]... -- <command>...
 
 The tool runs the command with NEURON_EXTRACT_GRAPHS_ONLY, which computes nothing, then compiles
-the graphs it has seen and prints how many failed, which its exit code does not tell (AWS Neuron
-documentation, neuron_parallel_compile). On other devices the command is run as it is.
+the graphs it has seen and prints how many failed, which its exit code does not reveal (AWS Neuron
+documentation, neuron_parallel_compile). On other devices the command runs as it is.
 
 The compiled graphs themselves are in ``cache/neuron``, keyed by the compiler on their content
-(``NEURON_COMPILE_CACHE_URL``). A marker of each node, under a key of what decides the graphs, says
-that all graphs of a run's steps are there. It is written only where that was seen: TorchNeuron
-keeps its graphs on the node's disk.
+(``NEURON_COMPILE_CACHE_URL``). A marker per node, keyed by everything that determines the graphs,
+says that all graphs of a run's steps are there. It is written only if they were seen there:
+TorchNeuron keeps its graphs on the node's disk.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
 MODULE = "training.launcher.compile_graphs"
 COMPILED_PREFIX = f"{CACHE_PREFIX}compiled/"
 _GRAPH = "/model.neff"
-"""Ends the key of each compiled graph: neuronxcc-<version>/MODULE_<hash>/model.neff (as in the
+"""End of a compiled graph's key: neuronxcc-<version>/MODULE_<hash>/model.neff (as in the
 public cache, huggingface.co/aws-neuron/optimum-neuron-cache)."""
 _CODE = Path(__file__).resolve().parent.parent
 _TRACED = (
     *("models/**/*.py", "backends/**/*.py", "launcher/settings.py"),
     *("trainer/loop.py", "trainer/compiling.py"),
 )
-"""Code that decides the graphs, the settings of the compiler, and what a job that compiles runs."""
+"""Code that determines the graphs, the compiler's settings and the steps of a compile job."""
 _RETRY_POLICY = RetryPolicy(total_s=20.0)
-"""A cache is a convenience: a job goes on without knowing what is in it."""
+"""The cache is a convenience: a job continues without knowing its content."""
 _LOCAL_ROOT = Path("build")
 _TOTAL = re.compile(r"Total (graphs|successful compilations|failed compilations): (\d+)")
 
@@ -62,20 +62,20 @@ log = logging.getLogger(MODULE)
 def compile_command(
     node: NodeContract, command: Sequence[str], *, python: str, argv: Sequence[str]
 ) -> list[str]:
-    """Wrap ``command``: as elements, never as one text, which the tool would take for a path."""
+    """Wrap ``command`` as separate arguments: the tool would take a single string for a path."""
     tool = ["neuron_parallel_compile"] if node.device is DeviceKind.XLA else []
     return [python, "-m", MODULE, *argv, "--", *tool, *command]
 
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """The counts that ``neuron_parallel_compile`` prints at its end."""
+    """The counts that ``neuron_parallel_compile`` prints at the end."""
 
     graphs: int | None = None
     failed: int = 0
 
     def read(self, line: str) -> None:
-        """Take in one line of its output."""
+        """Parse one line of its output."""
         if (match := _TOTAL.search(line)) is None:
             return
         number = int(match[2])
@@ -86,7 +86,7 @@ class Summary:
 
     @property
     def problem(self) -> str | None:
-        """The reason why the job fails, if it does."""
+        """The reason for the job to fail, if any."""
         if self.failed == 0:
             return None
         return (
@@ -97,7 +97,7 @@ class Summary:
 
 
 def code_version() -> str:
-    """Hash the code that is traced; another version may have other graphs."""
+    """Hash the traced code; a different version may have different graphs."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in _TRACED for path in _CODE.glob(pattern)):
         digest.update(str(path.relative_to(_CODE)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -105,7 +105,7 @@ def code_version() -> str:
 
 
 def cache_key(node: NodeContract, values: Mapping[str, Value]) -> str:
-    """Hash what decides the graphs: 64 hexadecimal digits, equal for jobs that run the same."""
+    """Hash everything that determines the graphs: 64 hexadecimal digits, equal for equal jobs."""
     document = {
         "neuron_release": node.neuron_release,
         "device": node.device,
@@ -113,7 +113,7 @@ def cache_key(node: NodeContract, values: Mapping[str, Value]) -> str:
         "num_nodes": node.num_nodes,
         "processes_per_node": node.processes_per_node,
         "parameters": {
-            # How often a run evaluates is in no graph; whether it does is.
+            # The graphs depend on whether a run evaluates, not on how often.
             name: bool(values[name]) if name == "eval-every" else values[name]
             for name in GRAPH_PARAMETERS
             if name in values
@@ -127,7 +127,7 @@ class CompileCache:
     """The markers of one key."""
 
     def __init__(self, node: NodeContract, values: Mapping[str, Value], *, local: Path) -> None:
-        """``local`` is the folder that takes the bucket's place where there is none."""
+        """Take ``local`` as the folder that replaces a missing bucket."""
         self.key = cache_key(node, values)
         self._node = node
         root = open_objects(
@@ -140,7 +140,7 @@ class CompileCache:
         self._graphs: Objects = root.at(GRAPHS_PREFIX)
 
     def find(self) -> str | None:
-        """Say who compiled all graphs and when, if every node has left its marker."""
+        """Report who compiled all graphs and when, if every node has left its marker."""
         try:
             found = [
                 json.loads(self._objects.get(_marker(index)))
@@ -151,9 +151,9 @@ class CompileCache:
         return f"cache is warm: compiled {found[0]['time']} by {found[0]['run']}"
 
     def doubt(self, graphs: int | None, env: Mapping[str, str]) -> str | None:
-        """Say why ``graphs``, as the compiler counted them, may not be in the bucket, or None.
+        """Explain why ``graphs``, the compiler's count, may not be in the bucket, or None.
 
-        ``env`` is what the compiler was told. Raises storage's errors.
+        ``env`` is the compiler's environment. Raises storage's errors.
         """
         match self._node.device:
             case DeviceKind.CPU:
@@ -171,13 +171,13 @@ class CompileCache:
         if graphs is None:
             return "the compiler has not said how many graphs there are"
         found = sum(info.key.endswith(_GRAPH) for info in self._graphs.list())
-        # Those of other runs are there too: fewer is proof of a lack, as many is all there is.
+        # Other runs' graphs count too: fewer proves that some are missing, enough proves nothing.
         if found < max(graphs, 1):
             return f"{self._graphs.uri} holds {found} compiled graphs"
         return None
 
     def remember(self, graphs: int | None) -> None:
-        """Mark that this node has compiled all its graphs; raises storage's errors."""
+        """Record that this node has compiled all its graphs; raises storage's errors."""
         document = {
             "schema": 1,
             "time": now_utc(),
@@ -198,13 +198,13 @@ def _marker(node_index: int) -> str:
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Compile on this node, unless it has been done; returns the exit code."""
+    """Compile on this node, unless already done; returns the exit code."""
     set_up_logging()
     split = list(argv).index("--")
     request, command = parse(argv[:split]), argv[split + 1 :]
     scratch = Path(env[ENV_SCRATCH])
     node = NodeContract.read(scratch)
-    # One more worker than there are ranks, so that a long compilation is no silence.
+    # Reports as one more worker than there are ranks, so that a long compilation is not silent.
     progress = Progress(scratch, local_rank=node.processes_per_node, rank=-1)
     progress.report("looking for compiled graphs")
     progress.begin()
@@ -228,7 +228,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 def _signs_of_life(
     progress: Progress, node: NodeContract, env: Mapping[str, str]
 ) -> Callable[[str], None]:
-    """Tell the launcher, and in the bucket a Volcano job that waits for this one."""
+    """Report to the launcher and, through the bucket, to a Volcano job waiting for this one."""
     if ENV_JOB_ID not in env or node.bucket is None or node.node_index != 0:
         return progress.report
     results = signs.open_folder(node, signs.RESULTS_PREFIX)
@@ -245,7 +245,7 @@ def _signs_of_life(
 
 
 def _run(command: Sequence[str], summary: Summary, report: Callable[[str], None]) -> int:
-    """Run it, pass its output on, report often that it goes on; returns its status."""
+    """Run the command, forward its output, report often; returns its status."""
     parent = os.getpid()
     # No thread is running yet, so code between fork and exec is safe.
     process = subprocess.Popen(
@@ -273,7 +273,7 @@ def _remember(cache: CompileCache, summary: Summary, env: Mapping[str, str]) -> 
             return
         cache.remember(summary.graphs)
     except (StorageError, OSError) as error:
-        # The graphs are there all the same; only the next job will look at each again.
+        # The graphs are there all the same; the next job only has to look at each again.
         log.info("compile: compiled%s, but the marker could not be written: %s", counted, error)
         return
     key = cache.key[:12]

@@ -1,8 +1,8 @@
-"""A second process on each node, which ends the node when the launcher cannot.
+"""A second process on each node, which shuts the node down when the launcher cannot.
 
 A launcher that is killed leaves workers behind; one that is frozen (SIGSTOP, a hung kernel call)
-would keep the job, and its price, for ever, because Batch waits for the main node. The guardian
-lives in a session of its own, so that signals to the launcher's group do not reach it.
+would keep the job running, and billed, forever, because Batch waits for the main node. The
+guardian runs in its own session, so that signals to the launcher's group do not reach it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Guardian:
-    """The launcher's handle: ``heartbeat`` often, ``release`` at the end."""
+    """The launcher's handle: call ``heartbeat`` often and ``release`` at the end."""
 
     def __init__(self, *, scratch: Path, silence_s: float) -> None:
         self._scratch = scratch
@@ -57,20 +57,20 @@ class Guardian:
         os.close(read_end)
 
     def heartbeat(self) -> None:
-        """Say that the launcher is alive; cheap. Replaces a guardian that was killed."""
+        """Report that the launcher is alive; cheap. Replaces a guardian that was killed."""
         if not self._clock.due(time.monotonic()):
             return
         try:
             os.write(self._pipe, b".")
         except BlockingIOError:
-            return  # the guardian is frozen; the launcher is not, so nothing is lost
+            return  # the guardian is frozen, but the launcher is not, so nothing is lost
         except BrokenPipeError:
             os.close(self._pipe)
             os.waitpid(self._pid, 0)
             self._start()
 
     def release(self) -> None:
-        """Say that the launcher ends in order; returns when the guardian is gone."""
+        """Report an orderly end of the launcher; returns when the guardian is gone."""
         os.close(self._pipe)
         for _ in range(200):
             if os.waitpid(self._pid, os.WNOHANG)[0]:
@@ -81,7 +81,7 @@ class Guardian:
 
 
 def _guard(read_end: int, launcher: int, scratch: Path, silence_s: float) -> None:
-    """The guardian's life; runs in the forked process."""
+    """Watch the launcher; runs in the forked process."""
     os.setsid()
     name_process("guardian")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -91,7 +91,7 @@ def _guard(read_end: int, launcher: int, scratch: Path, silence_s: float) -> Non
     os.closerange(read_end + 1, os.sysconf("SC_OPEN_MAX"))
     strikes = 0
     while True:
-        # When the whole machine was paused both processes wake together: hence a second look.
+        # After a pause of the whole machine both processes wake together, hence a second look.
         ready, _, _ = select.select([read_end], [], [], _CONFIRM_S if strikes else silence_s)
         if ready:
             if not os.read(read_end, 4096):

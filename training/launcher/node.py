@@ -1,4 +1,4 @@
-"""The workers of this node: the command of torchrun, its start, how it goes, and its end."""
+"""The workers of this node: torchrun's command line, start, supervision and end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ WORKER_MODULE = "training.worker"
 _AGENT_LOG = "torchrun.log"
 _BETWEEN_LOOKS_S = 0.25
 _START_LIMIT_S = 120.0
-"""Time that workers get to start even where the hang limit is shorter."""
+"""Time for workers to start, even if the hang limit is shorter."""
 _AGENT_GRACE_S = 10.0
-"""Time for torchrun to tell that a worker's process ended badly after all its work."""
+"""Time for torchrun to report that a worker crashed after finishing its work."""
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +38,9 @@ def torchrun_command(
 ) -> list[str]:
     """Build the command line that starts this node's workers; ``argv`` goes to each of them.
 
-    Static rendezvous: the ranks follow from the node index, and no service beside the main node
-    is needed. No restarts: Batch retries the whole job, and an in-place restart would hide
-    the reason (docs/adr/0004).
+    Static rendezvous: ranks follow from the node index, and nothing but the main node is needed.
+    No restarts: Batch retries the whole job, and an in-place restart would hide the reason
+    (docs/adr/0004).
     """
     return [
         python,
@@ -53,13 +53,13 @@ def torchrun_command(
         f"--rdzv-id={node.job_id}-{node.attempt}",
         f"--master-addr={node.main_address}",
         f"--master-port={rendezvous_port}",
-        # Without it the agent looks its own host name up, which may wait for a name server.
+        # Otherwise the agent looks up its own host name, which may wait for a name server.
         f"--local-addr={node.address}",
         "--max-restarts=0",
-        # Nothing is redirected, but torchrun makes the folder, and would leave one in /tmp.
+        # Nothing is redirected, but torchrun creates the folder and would leave one in /tmp.
         f"--log-dir={log_folder}",
         "-m",
-        # Else argparse takes a workload's --run for an abbreviation of torchrun's --run-path.
+        # Otherwise argparse takes a workload's --run for an abbreviation of torchrun's --run-path.
         "--",
         WORKER_MODULE,
         *argv,
@@ -86,9 +86,9 @@ class LocalNode:
         """Start torchrun in a session of its own; it dies with this process."""
         launcher = os.getpid()
         self._started_s = time.monotonic()
-        # torchrun reports a failed worker with a traceback of its own and names whichever broken
-        # connection it saw first as "root cause". The workers' own reports are better, so this is
-        # shown only where there are none.
+        # torchrun reports a failed worker with its own traceback and names whichever broken
+        # connection it saw first as "root cause". The workers' reports are better, so this is
+        # shown only if there are none.
         with (self._scratch / _AGENT_LOG).open("wb") as agent_log:
             # This process has one thread, so code between fork and exec is safe.
             self._agent = subprocess.Popen(
@@ -101,7 +101,7 @@ class LocalNode:
             )
 
     def look(self, now_s: float) -> Verdict | None:
-        """Judge the node as it is now; None while all is well."""
+        """Judge the node's current state; None while all is well."""
         if self._agent is None or self._succeeded:
             return self.verdict
         status = self._agent.poll()
@@ -117,7 +117,7 @@ class LocalNode:
     def _judge(self, status: int | None, now_s: float) -> Verdict | None:
         states = read_states(self._scratch)
         gone = [path for path, state in states.items() if not state.done and is_gone(state.pid)]
-        # Again, because a worker writes its last word, or its failure, just before it ends.
+        # Again, because a worker writes its last report, or its failure, just before it exits.
         states = read_states(self._scratch)
         failures = read_failures(self._scratch)
         if failures:
@@ -143,13 +143,13 @@ class LocalNode:
 
     def _hang(self, states: Mapping[Path, WorkerState], now_s: float) -> Verdict | None:
         for path in states:
-            # Changes of the file's time, not its age: the wall clock may be set while we run.
+            # Look for changes of the file's time, not its age: the wall clock may be adjusted.
             stamp = path.stat().st_mtime_ns
             if self._seen.get(path) != stamp:
                 self._seen[path], self._moved_s[path] = stamp, now_s
         limit_s, limit_name = self._hang_limit_s, "hang-limit-s"
         if len(states) < self._num_workers or not all(s.ready for s in states.values()):
-            # Imports, and the meeting of all ranks, wait for the slowest node of all.
+            # Imports and the rendezvous of all ranks wait for the slowest node.
             limit_s, limit_name = max(limit_s, _START_LIMIT_S), "to start"
         if len(states) < self._num_workers:
             silent_s = now_s - self._started_s
@@ -161,7 +161,7 @@ class LocalNode:
             step = "the end of its process" if state.done else state.step
             what = f"rank {state.rank} made no progress at: {step}"
         elif now_s - max(self._moved_s.values()) > _AGENT_GRACE_S:
-            # torchrun waits for the other nodes' agents, or is stuck; either way the work is done.
+            # torchrun is waiting for the other nodes' agents or is stuck; the work is done anyway.
             return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
         else:
             return None
@@ -180,15 +180,15 @@ class LocalNode:
 
     @property
     def running(self) -> bool:
-        """True while a worker is at work."""
+        """True while any worker process is alive."""
         return any(not is_gone(state.pid) for state in read_states(self._scratch).values())
 
     def kill(self, heartbeat: Callable[[], None]) -> None:
-        """End everything this launch has started."""
+        """Kill everything this launch has started."""
         if self._agent is None:
             return
         self._agent.kill()
         if left := kill_marked(ENV_SCRATCH, str(self._scratch), heartbeat=heartbeat):
             log.info("launch: processes %s cannot be killed; they wait in the kernel", left)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it waits in the kernel
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
             self._agent.wait(timeout=1)

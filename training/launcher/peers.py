@@ -1,9 +1,9 @@
-"""The launchers' link: children hold one TCP connection each to the main node, of JSON lines.
+"""The launchers' link: each child holds a TCP connection to the main node and sends JSON lines.
 
 Child to main: ``hello`` (who I am, what preflight found), ``alive``, ``verdict``, ``ended``.
 Main to child: ``welcome``, ``alive``, ``start`` (all are here; the rendezvous port), ``stop`` (the
 decision).
-Both sides only queue and fetch; every rule about time and codes is in ``verdict`` and
+Both sides only queue and fetch messages; all rules about time and codes are in ``verdict`` and
 ``supervisor``.
 """
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class LinkLost(Exception):
-    """The connection is closed, or carries what no launcher sends."""
+    """The connection is closed, or carries something no launcher sends."""
 
 
 class Link:
@@ -41,14 +41,14 @@ class Link:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
         self.heard_s = now_s
-        """When anything last arrived."""
+        """Time at which anything last arrived."""
         self._received = b""
 
     def send(self, message: Message) -> None:
         """Send a message; ``LinkLost`` when the peer no longer takes any.
 
-        Messages are a few hundred bytes and a socket buffers many thousand, so a full buffer
-        means that the peer has not read for longer than any time-out.
+        Messages are a few hundred bytes and a socket buffers many thousands, so a full buffer
+        means that the peer has not read for longer than any timeout.
         """
         data = json.dumps(message).encode() + b"\n"
         try:
@@ -59,7 +59,7 @@ class Link:
             raise LinkLost("the peer has stopped reading")
 
     def receive(self, now_s: float) -> tuple[list[Message], bool]:
-        """Messages that have arrived, and whether the peer has closed its end after them."""
+        """Return the messages that have arrived, and whether the peer then closed its end."""
         closed = False
         while True:
             try:
@@ -81,7 +81,7 @@ class Link:
 
 
 def _parse(line: bytes) -> Message:
-    """Read a message; ``LinkLost`` when a field that a role will read is missing or wrong."""
+    """Parse a message; ``LinkLost`` if a field that a role will read is missing or wrong."""
     try:
         message = json.loads(line)
     except ValueError:
@@ -111,7 +111,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A node's link closed or fell silent before it said goodbye."""
+    """A node's link closed or fell silent before the node said goodbye."""
 
     node: int
     how: str
@@ -133,7 +133,7 @@ def hello(node: NodeContract, problem: Verdict | None) -> Message:
 
 
 def refusal(node: NodeContract, message: Message, present: set[int]) -> str | None:
-    """Say why the main node does not take a newcomer, or None."""
+    """Explain why the main node rejects a newcomer; None if it accepts it."""
     theirs = (message.get("job"), message.get("attempt"), message.get("num_nodes"))
     ours = (node.job_id, node.attempt, node.num_nodes)
     if message["type"] != "hello":
@@ -149,18 +149,18 @@ def refusal(node: NodeContract, message: Message, present: set[int]) -> str | No
 
 
 class _Clock(HeartbeatClock):
-    """Heartbeats and silence, the same on both sides."""
+    """Timing of heartbeats and silence, the same on both sides."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(timeout_s)
         self._timeout_s = timeout_s
 
     def silent(self, link: Link, now_s: float) -> bool:
-        """Tell if a peer has not been heard for too long."""
+        """Tell if a peer has been silent for too long."""
         return now_s - link.heard_s > self._timeout_s
 
     def listen(self, link: Link, now_s: float) -> tuple[list[Message], str | None]:
-        """Take what a peer has said, and how it was lost if it was."""
+        """Return a peer's messages, and how it was lost if it was."""
         try:
             messages, closed = link.receive(now_s)
         except LinkLost as error:
@@ -173,7 +173,7 @@ class _Clock(HeartbeatClock):
 
 
 class Hub:
-    """The main node's side."""
+    """The main node's side of the link."""
 
     def __init__(
         self, node: NodeContract, *, timeout_s: float, listener: socket.socket | None
@@ -189,7 +189,7 @@ class Hub:
 
     @classmethod
     def open(cls, node: NodeContract, *, timeout_s: float) -> Hub:
-        """Listen for the children, if there are any; ``OSError`` when the port cannot be had."""
+        """Listen for the children, if there are any; ``OSError`` if the port is unavailable."""
         listener = None
         if node.num_nodes > 1:
             listener = socket.create_server(
@@ -199,7 +199,7 @@ class Hub:
         return cls(node, timeout_s=timeout_s, listener=listener)
 
     def poll(self, wait_s: float) -> list[Event]:
-        """Wait up to ``wait_s`` for something to happen; returns what did."""
+        """Wait up to ``wait_s`` for events; returns them."""
         if self._selector.get_map():
             self._selector.select(wait_s)
         else:
@@ -245,7 +245,7 @@ class Hub:
         while self._listener is not None:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody is waiting, or who was has gone
+            except OSError:  # nobody is waiting any more
                 return
             link = Link(connection, now_s=now)
             self._newcomers.append(link)
@@ -287,7 +287,7 @@ class Hub:
 
 
 class Spoke:
-    """A child's side."""
+    """A child's side of the link."""
 
     def __init__(self, node: NodeContract, *, timeout_s: float) -> None:
         self._node = node
@@ -301,10 +301,10 @@ class Spoke:
         return self._link is not None
 
     def connect(self, first: Message, wait_s: float) -> bool:
-        """Try to reach the main node for up to ``wait_s``; sends ``first`` when it is reached."""
+        """Try to reach the main node for up to ``wait_s``, and send ``first`` on success."""
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # From the node's own address: the security groups and the main node know that one.
+            # From the node's own address, which the security groups and the main node know.
             connection.bind((self._node.address, 0))
             connection.settimeout(wait_s)
             connection.connect((self._node.main_address, PEER_WATCH))
@@ -316,7 +316,7 @@ class Spoke:
         return self.send(first)
 
     def poll(self, wait_s: float) -> list[Event]:
-        """Wait up to ``wait_s`` for the main node; returns what it said, or that it is lost."""
+        """Wait up to ``wait_s`` for the main node; returns its messages, or its loss."""
         link, main = self._link, self._node.main_index
         if link is None:
             time.sleep(wait_s)
@@ -336,7 +336,7 @@ class Spoke:
         return events
 
     def send(self, message: Message) -> bool:
-        """Send a message; False when the link is broken, which the next ``poll`` reports."""
+        """Send a message; False if the link is broken, which the next ``poll`` reports."""
         if self._link is None:
             return False
         try:

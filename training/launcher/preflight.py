@@ -14,7 +14,7 @@ from trainium_catalogue.exit_codes import ExitCode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passed:
-    """A check that found what it wants."""
+    """A check that passed."""
 
     what: str
 
@@ -29,7 +29,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """A check that found something else, and what to do about it."""
+    """A check that failed, and the remedy."""
 
     finding: str
     remedy: str
@@ -43,7 +43,7 @@ _ANOTHER_HOST = "another attempt follows; if it meets the same host again, end t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Lower bounds of what the operating system gives."""
+    """Lower bounds on operating system resources."""
 
     num_files: int
     shared_memory_mib: int
@@ -51,9 +51,9 @@ class Bounds:
 
 
 def bounds(node: NodeContract) -> Bounds:
-    """Bounds of a Trainium host, or smaller ones that gloo on a CPU needs."""
+    """Bounds for a Trainium host, or the smaller ones that gloo on a CPU needs."""
     if node.device is DeviceKind.CPU or node.instance is None:
-        # 16 MiB of shared memory and 512 files hold in a container with Docker's defaults.
+        # Docker's defaults satisfy 16 MiB of shared memory and 512 files.
         return Bounds(num_files=512, shared_memory_mib=16, disk_gib=0.1)
     return Bounds(
         # Workers hold sockets to all peers and one file per device queue
@@ -66,7 +66,7 @@ def bounds(node: NodeContract) -> Bounds:
 
 
 def check_devices(node: NodeContract, host: Host) -> Outcome:
-    """All chips of the instance type are in the container."""
+    """Check that all chips of the instance type are in the container."""
     if node.device is DeviceKind.CPU or node.instance is None:
         return Skipped(what="Neuron devices", why=_CPU)
     found, wanted = host.num_neuron_devices(), node.instance.num_neuron_devices
@@ -80,7 +80,7 @@ def check_devices(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_driver(node: NodeContract, host: Host) -> Outcome:
-    """The host's driver works with the runtime in the image."""
+    """Check that the host's driver works with the runtime in the image."""
     if node.device is DeviceKind.CPU or node.release is None:
         return Skipped(what="Neuron driver", why=_CPU)
     wanted = f"release {node.release.name} wants {node.release.driver_range}"
@@ -103,7 +103,7 @@ def check_driver(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_efa(node: NodeContract, host: Host) -> Outcome:
-    """All EFA interfaces are there, as devices of the container and as libfabric sees them."""
+    """Check that all EFA interfaces are there, as container devices and to libfabric."""
     if not uses_efa(node) or node.instance is None:
         why = _CPU if node.device is DeviceKind.CPU else "the job has one node"
         return Skipped(what="EFA", why=why)
@@ -120,7 +120,7 @@ def check_efa(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_memlock(node: NodeContract, host: Host) -> Outcome:
-    """EFA and the Neuron runtime pin memory without limit."""
+    """Check that EFA and the Neuron runtime may pin memory without limit."""
     if node.device is DeviceKind.CPU:
         return Skipped(what="memlock", why=_CPU)
     limit = host.memlock_bytes()
@@ -133,7 +133,7 @@ def check_memlock(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_files(node: NodeContract, host: Host) -> Outcome:
-    """Enough open files for the sockets of all peers."""
+    """Check that enough files may be open for the sockets of all peers."""
     wanted, found = bounds(node).num_files, host.num_files()
     if found >= wanted:
         return Passed(what=f"nofile {found}")
@@ -144,7 +144,7 @@ def check_files(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_shared_memory(node: NodeContract, host: Host) -> Outcome:
-    """/dev/shm is as large as the job definition asks for."""
+    """Check that /dev/shm is as large as the job definition asks for."""
     wanted, found = bounds(node).shared_memory_mib, host.shared_memory_mib()
     if found >= wanted:
         return Passed(what=f"/dev/shm {gib(found)} GiB")
@@ -155,7 +155,7 @@ def check_shared_memory(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_disk(node: NodeContract, host: Host) -> Outcome:
-    """Room for what a run writes on the node."""
+    """Check that the disk has room for what a run writes on the node."""
     wanted, found = bounds(node).disk_gib, host.free_disk_gib()
     if found >= wanted:
         return Passed(what=f"{found:.1f} GiB of disk free")
@@ -166,7 +166,7 @@ def check_disk(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_packages(node: NodeContract, host: Host) -> Outcome:
-    """The image holds the packages that the device needs."""
+    """Check that the image holds the packages the device needs."""
     wanted = {
         DeviceKind.CPU: ("torch",),
         DeviceKind.XLA: ("torch", "torch_xla"),
@@ -182,7 +182,7 @@ def check_packages(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_process(node: NodeContract, host: Host) -> Outcome:
-    """Somebody can kill the launcher: process 1 is immune to its own container's signals."""
+    """Check that the launcher can be killed: process 1 ignores its own container's signals."""
     if host.pid() != 1:
         return Passed(what="an init process")
     return Failed(
@@ -192,14 +192,14 @@ def check_process(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_lustre(node: NodeContract, host: Host) -> Outcome:
-    """The file system that the deployment promises is mounted and can be written to."""
+    """Check that the deployment's file system is mounted and writable."""
     if node.lustre is None:
         return Skipped(what="Lustre", why="the deployment has none")
     remedy = (
         "the host's mount or the job definition's volume is missing; read the boot messages of "
         "the host; "
     )
-    # On a CPU, in the rehearsal, a folder takes the file system's place.
+    # On a CPU, in the rehearsal, a folder replaces the file system.
     is_real = node.device is not DeviceKind.CPU
     if is_real and host.file_system_type(node.lustre) != "lustre":
         return Failed(
@@ -234,7 +234,7 @@ def preflight(node: NodeContract, host: Host) -> list[Outcome]:
 
 
 def problem(node: NodeContract, outcomes: list[Outcome]) -> Verdict | None:
-    """One verdict of all that failed, or None."""
+    """Combine all failed checks into one verdict; None if there are none."""
     failed = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
     if not failed:
         return None
@@ -244,7 +244,7 @@ def problem(node: NodeContract, outcomes: list[Outcome]) -> Verdict | None:
 
 
 def report_lines(outcomes: list[Outcome]) -> list[str]:
-    """Build the log's lines about the checks: one for each kind of outcome."""
+    """Format the checks for the log: one line for each kind of outcome."""
     lines = []
     if passed := [outcome.what for outcome in outcomes if isinstance(outcome, Passed)]:
         lines.append(f"preflight passed: {', '.join(passed)}")

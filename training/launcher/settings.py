@@ -1,4 +1,4 @@
-"""Every environment setting the launcher gives the workers, each with its reason."""
+"""Every environment variable the launcher sets for the workers, each with its reason."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ ROOT_COMM_ID = "NEURON_RT_ROOT_COMM_ID"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """Facts that settings depend on beside the contract."""
+    """Facts beside the contract that settings depend on."""
 
     kernel: str
     """``uname -r``."""
     interface: str | None
-    """Name of the interface that carries the node's address."""
+    """Name of the interface with the node's address."""
     has_cache: bool = False
-    """The workload may write the bucket's compile cache."""
+    """True if the workload may write the bucket's compile cache."""
     dataset_kind: str = ""
-    """The kind of dataset that the workload trains on, as the catalogue has it."""
+    """The catalogue's kind of dataset that the workload trains on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One environment variable; ``value`` returns None where it does not apply."""
+    """One environment variable; ``value`` returns None if it does not apply."""
 
     name: str
     value: Callable[[NodeContract, System], str | None]
@@ -46,7 +46,7 @@ def _efa(value: str) -> Callable[[NodeContract, System], str | None]:
 
 
 def uses_efa(node: NodeContract) -> bool:
-    """Tell if collectives leave the node, on hardware that has EFA."""
+    """Tell if collectives leave the node, on hardware with EFA."""
     return node.num_nodes > 1 and node.device is not DeviceKind.CPU
 
 
@@ -186,14 +186,14 @@ SETTINGS: tuple[Setting, ...] = (
         reason="a crash in native code leaves a Python traceback in the log",
     ),
 )
-"""Not here on purpose: ``NEURON_RT_ROOT_COMM_ID``. torch_xla derives it from the main node's
+"""``NEURON_RT_ROOT_COMM_ID`` is absent on purpose: torch_xla derives it from the main node's
 address; a preset one, above all ``localhost``, would make every node its own root."""
 
 
 def worker_environment(
     env: Mapping[str, str], node: NodeContract, system: System
 ) -> tuple[dict[str, str], list[str]]:
-    """Environment of the workers, and remarks for the log. What the user has set wins."""
+    """Environment of the workers, and remarks for the log. The user's own settings win."""
     result = dict(env)
     remarks: list[str] = []
     root = result.get(ROOT_COMM_ID)

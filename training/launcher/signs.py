@@ -2,14 +2,14 @@
 
 The main node cannot see whether a child has started: Batch starts children after it, in any order,
 and each pulls an image of many gigabytes first. So a child that finds no main node leaves a sign,
-and the main node looks for signs while no child has joined. From then on the wait is not for an
-image. A node that cannot reach the bucket either has no way out at all, which is known too.
+and the main node looks for signs while no child has joined. A sign means that the wait is not for
+an image. A node that cannot reach the bucket either has no network access at all, and knows it.
 
-Volcano lets no job wait for another, and a pod has no rights on the cluster. So the job that
-compiles leaves a sign of life and then a result under its id, and the launchers of the job that
-trains look for them. A job that sees no sign of life makes room: both want the same nodes, and the
-one that compiles may have come second (Volcano orders jobs by the second in which they or their
-restarts were created).
+Volcano cannot make one job wait for another, and a pod has no rights on the cluster. So the compile
+job leaves a sign of life and then a result under its id, and the launchers of the training job look
+for them. A job that sees no sign of life makes room: both want the same nodes, and the compile job
+may have been queued second (Volcano orders jobs by the second in which they or their restarts were
+created).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
 RESULTS_PREFIX = f"{CACHE_PREFIX}compiled/jobs"
 SIGN_S = 60.0
-"""Time between two signs of life of a job that another waits for."""
+"""Seconds between signs of life of a job that another waits for."""
 _LOOK_S = 5.0
 _SIGN_TIMEOUT_S = 600.0
-"""Nodes that hold the image start a pod within seconds, new ones within minutes."""
+"""Nodes that have the image start a pod within seconds, new ones within minutes."""
 _TICK_S = 0.2
 _REQUEST_S = 2.0
-"""Shorter than any silence that the guardian takes for a frozen launcher."""
+"""Shorter than any silence after which the guardian takes the launcher for frozen."""
 _QUIET_S = 5.0
 """A job whose nodes meet at once neither writes nor reads signs."""
 _PAUSE_S = 5.0
@@ -76,10 +76,10 @@ def _put(folder: Objects, name: str, **fields: object) -> None:
 
 
 class _Repeated(ABC):
-    """An action on the bucket, repeated beside the launcher's loop until it says that it is done.
+    """An action on the bucket, repeated beside the launcher's loop until it reports success.
 
-    In a thread of its own: a connection that nobody answers takes longer to fail than the guardian
-    lets the launcher be silent.
+    Runs in its own thread: an unanswered connection takes longer to fail than the guardian allows
+    the launcher to be silent.
     """
 
     def __init__(self, node: NodeContract) -> None:
@@ -89,20 +89,20 @@ class _Repeated(ABC):
         self._thread: threading.Thread | None = None
 
     def turn(self, now_s: float) -> None:
-        """Begin once nodes had time to meet without it; called in every turn of the loop."""
+        """Start once nodes have had time to meet without it; called in every turn of the loop."""
         if self._thread is None and self._node.bucket is not None and now_s >= self._due_s:
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
 
     def end(self) -> None:
-        """Repeat it no more."""
+        """Stop repeating it."""
         self._ended.set()
 
     def _run(self) -> None:
         place = f"{run_prefix(self._node.run, 'results')}{JOINING_FOLDER}/{self._node.job_id}"
         folder = open_folder(self._node, place)
         while not self._ended.is_set():
-            # Signs only shorten a wait: what goes wrong with them is no trouble of the job's.
+            # Signs only shorten a wait: their errors must not affect the job.
             with contextlib.suppress(Exception):
                 if self._act(folder):
                     return
@@ -110,11 +110,11 @@ class _Repeated(ABC):
 
     @abstractmethod
     def _act(self, folder: Objects) -> bool:
-        """Do it once; True: it need not be done again."""
+        """Do it once; returns True if it need not be repeated."""
 
 
 class StartedSign(_Repeated):
-    """A child's sign: it has started and cannot join."""
+    """A child's sign that it has started but cannot join."""
 
     def _act(self, folder: Objects) -> bool:
         name = f"{self._node.attempt}-node-{self._node.node_index}.json"
@@ -128,7 +128,7 @@ class Lookout(_Repeated):
     def __init__(self, node: NodeContract) -> None:
         super().__init__(node)
         self.evidence: str | None = None
-        """The reason why a child's absence is not a matter of time; None while it may be one."""
+        """The reason why waiting for a child is pointless; None while it may still come."""
 
     def _act(self, folder: Objects) -> bool:
         try:
@@ -136,7 +136,7 @@ class Lookout(_Repeated):
         except StorageUnavailable:
             self.evidence = "this node cannot reach the bucket either"
             return False
-        except Exception:  # refused, say: it answers, and tells nothing
+        except Exception:  # for example refused: the bucket answers but tells nothing
             names = []
         found = [match for name in names if (match := _STARTED_NAME.fullmatch(name))]
         started = sorted(int(m["node"]) for m in found if int(m["attempt"]) == self._node.attempt)
@@ -148,7 +148,7 @@ class Lookout(_Repeated):
 
 
 def likely_causes(node: NodeContract) -> str:
-    """Name why nodes that have started do not reach each other, the most likely cause first."""
+    """Name possible reasons why started nodes cannot reach each other, likeliest first."""
     first, second = (
         ("the nodes' security groups do not admit themselves", "a network policy or network ACL")
         if node.on_cluster
@@ -162,9 +162,9 @@ def likely_causes(node: NodeContract) -> str:
 
 
 def leave_ending(node: NodeContract, verdict: Verdict) -> None:
-    """Write how an attempt ended that did not succeed.
+    """Record how an unsuccessful attempt ended.
 
-    Volcano deletes the pods of an attempt that another one follows, and their logs with them.
+    Volcano deletes the pods of an attempt, and their logs, when another one follows.
     """
     attempts = open_folder(node, attempts_prefix(node.run, node.job_id).rstrip("/"))
     name = f"{node.attempt}-node-{node.node_index}.json"
@@ -175,13 +175,13 @@ def leave_ending(node: NodeContract, verdict: Verdict) -> None:
 
 
 def leave_sign(results: Objects, job_id: str) -> None:
-    """Write that this job runs; one that is not written may be the next time."""
+    """Record that this job is running; if that fails, the next sign may succeed."""
     with contextlib.suppress(StorageError, OSError):
         _put(results, _key(job_id), running_at=time.time())
 
 
 def leave_result(results: Objects, node: NodeContract, verdict: Verdict) -> None:
-    """Write how this job has ended, unless another attempt may follow."""
+    """Record how this job ended, unless another attempt may follow."""
     if EXIT_CODES[verdict.code].retry and node.attempt < ATTEMPTS:
         return
     try:
@@ -195,7 +195,7 @@ def leave_result(results: Objects, node: NodeContract, verdict: Verdict) -> None
 def wait_for_result(
     results: Objects, job_id: str, *, heartbeat: Callable[[], None], stopped: Callable[[], bool]
 ) -> Verdict | None:
-    """Wait for a job's end; a verdict when this job must not go on."""
+    """Wait for a job's end; returns a verdict if this job must not continue."""
     seen_s = time.monotonic()
     running_at = 0.0
     log.info("launch: waiting for job %s, which compiles for this one", job_id)
@@ -208,7 +208,7 @@ def wait_for_result(
         looked_s = time.monotonic()
         result = _find(results, job_id)
         if "code" not in result:
-            # By the other machine's clock, so only whether it moves is looked at.
+            # From the other machine's clock, so all that counts is whether it changes.
             if result.get("running_at", running_at) != running_at:
                 running_at, seen_s = result["running_at"], looked_s
             if looked_s - seen_s > _SIGN_TIMEOUT_S:
@@ -229,7 +229,7 @@ def wait_for_result(
 
 
 def _find(results: Objects, job_id: str) -> dict[str, Any]:
-    """Read what the job has left; empty where that is nothing, or storage does not answer."""
+    """Read what the job has left; empty if it left nothing or storage does not answer."""
     try:
         found = json.loads(results.get(_key(job_id)))
     except (ObjectMissing, StorageUnavailable):

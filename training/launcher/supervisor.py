@@ -1,7 +1,7 @@
-"""The launcher's life on one node: join, watch, decide or be told, end.
+"""The launcher's life on one node: join, watch, decide or be told, finish.
 
-One thread and one loop. Every turn polls the link for at most ``_TICK_S``, tells the guardian
-that it lives, and looks at the workers: silence of this process always means that it is frozen.
+One thread and one loop. Every turn polls the link for at most ``_TICK_S``, sends the guardian a
+heartbeat and looks at the workers, so silence of this process always means that it is frozen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trainium_catalogue.exit_codes import ExitCode
 
 _TICK_S = 0.1
 _CLOSING_S = 5.0
-"""Time that nodes get to kill and to say goodbye."""
+"""Time for nodes to kill their workers and say goodbye."""
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ class Tools:
     guardian: Guardian
     stop: StopRequest
     start_workers: Callable[[int], None]
-    """Given the rendezvous port."""
+    """Starts the workers, given the rendezvous port."""
 
 
 class _Role:
-    """The common part of main node and children."""
+    """The common part of the main node and children."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -63,7 +63,7 @@ class _Role:
         self._stop_reported = False
 
     def _own_verdict(self) -> Verdict | None:
-        """Judge this node as it is now; a request to stop is reported once."""
+        """Judge this node's current state; a request to stop is reported once."""
         if self._tools.stop.count and not self._stop_reported:
             self._stop_reported = True
             return told_to_stop(self._node)
@@ -77,7 +77,7 @@ class _Role:
             log.info("launch: SIGTERM to the workers; %g s to finish", grace_s)
             self._tools.local.send_sigterm()
             deadline = time.monotonic() + grace_s
-            # A second request means: at once.
+            # A second request means to stop at once.
             while (
                 self._tools.local.running
                 and time.monotonic() < deadline
@@ -88,11 +88,11 @@ class _Role:
 
 
 class _JoinTimeouts:
-    """The limits of the main node's wait for its children.
+    """The time limits for the main node to wait for its children.
 
-    All hosts are there before Batch starts the main node, and children start, and pull the same
-    image, at about the same time: when one is here the others cannot be far. While none is here
-    that may be the image, unless a child has started and does not get through.
+    All hosts are up before Batch starts the main node, and children start and pull the same image
+    at about the same time: once one has joined, the others cannot be far behind. Until then they
+    may still be pulling the image, unless a child has started and cannot get through.
     """
 
     def __init__(self, parameters: LaunchParameters, now_s: float) -> None:
@@ -103,7 +103,7 @@ class _JoinTimeouts:
         self._straggler_s = float("inf")
 
     def no_child_joined(self, evidence: str | None, now_s: float) -> None:
-        """Give the first child little time while there is ``evidence`` that it cannot join."""
+        """Shorten the wait for the first child on ``evidence`` that it cannot join."""
         if evidence is None:
             self._first_child_s = float("inf")
         else:
@@ -111,12 +111,12 @@ class _JoinTimeouts:
             self._first_child_s, self._evidence = min(self._first_child_s, limit_s), evidence
 
     def some_child_joined(self, now_s: float) -> None:
-        """Give the others less time from the first child on."""
+        """Shorten the wait for the others once the first child has joined."""
         self._first_child_s = float("inf")
         self._straggler_s = min(self._straggler_s, now_s + self._parameters.straggler_timeout_s)
 
     def exhausted(self, now_s: float) -> str | None:
-        """Name the limit that has passed, or None."""
+        """Name the expired limit, or None."""
         if now_s > self._straggler_s:
             limit_s = self._parameters.straggler_timeout_s
             return f"{limit_s:g} s of the first one (straggler-timeout-s)"
@@ -145,7 +145,7 @@ class MainRole(_Role):
         timeouts = _JoinTimeouts(self._tools.parameters, time.monotonic())
         lookout = Lookout(self._node)
         started = False
-        wait_s = 0.0  # a job of one node has nobody to wait for
+        wait_s = 0.0  # a single-node job has nobody to wait for
         while True:
             for event in hub.poll(wait_s):
                 self._note(event, board, joined)
@@ -204,7 +204,7 @@ class MainRole(_Role):
         )
 
     def _finish(self, hub: Hub, decision: Verdict) -> None:
-        """Tell all nodes, end this one, and leave last: Batch stops children when main exits."""
+        """Tell all nodes, end this one, and exit last: Batch stops children when main exits."""
         stop = {"type": "stop", **decision.to_message()}
         hub.broadcast(stop)
 
@@ -219,8 +219,8 @@ class MainRole(_Role):
             self._tools.guardian.heartbeat()
 
         grace_s = self._tools.parameters.stop_grace_s if decision.graceful else 0.0
-        # The children's grace has begun as well: a second one would outlast what ECS and the
-        # kubelet leave this process.
+        # The children's grace period has begun as well; a second one would outlast the time
+        # that ECS and the kubelet give this process.
         grace_ends_s = time.monotonic() + grace_s
         self._end_workers(decision, turn)
         deadline = max(time.monotonic(), grace_ends_s) + _CLOSING_S
@@ -230,7 +230,7 @@ class MainRole(_Role):
 
 
 class ChildRole(_Role):
-    """A node that reports and is told; it decides alone only when the main node is lost."""
+    """A node that reports and obeys; it decides alone only when the main node is lost."""
 
     def run(self, spoke: Spoke, problem: Verdict | None) -> Verdict:
         """Take part in the job until it is decided; returns the decision."""
@@ -258,7 +258,7 @@ class ChildRole(_Role):
     def _join(
         self, spoke: Spoke, problem: Verdict | None
     ) -> tuple[Verdict | None, Sequence[Event]]:
-        """Reach the main node; a verdict if that fails, and what main has said already."""
+        """Reach the main node; returns a verdict if that fails, and any events received so far."""
         deadline = time.monotonic() + self._tools.parameters.join_timeout_s
         first = hello(self._node, problem)
         sign = StartedSign(self._node)
@@ -274,7 +274,7 @@ class ChildRole(_Role):
             if any(isinstance(e, Heard) and e.message["type"] == "welcome" for e in events):
                 sign.end()
                 return None, events
-            if not spoke.connected:  # refused, perhaps by an earlier attempt's main node
+            if not spoke.connected:  # rejected, perhaps by an earlier attempt's main node
                 time.sleep(_TICK_S * 5)
         unreachable = Verdict(
             code=ExitCode.PREFLIGHT,

@@ -1,4 +1,4 @@
-"""Verdicts: how faults become exit codes, and the verdicts of all nodes one decision."""
+"""Verdicts: how faults become exit codes, and all nodes' verdicts become one decision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.launcher.addresses import AddressNotFound, HostNotFound
 from trainium_catalogue.exit_codes import ExitCode
 
 # Best evidence first. A request to stop explains every failure after it; an error in the
-# workload or the configuration would happen again and shows up as a lost connection elsewhere.
+# workload or the configuration would recur, and appears as a lost connection on other nodes.
 _PRECEDENCE = (
     ExitCode.STOPPED,
     ExitCode.TIME_LIMIT,
@@ -32,18 +32,18 @@ MAX_WAIT_FOR_CAUSE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The end of a node, or of the job."""
+    """How a node, or the job, ended."""
 
     code: ExitCode
     reason: str
     graceful: bool = False
-    """Workers get SIGTERM and time to finish, because nothing is broken yet."""
+    """True if workers get SIGTERM and time to finish, because nothing is broken yet."""
     symptom: bool = False
-    """A broken connection, whose cause is probably on another node."""
+    """True for a broken connection, whose cause is probably on another node."""
 
     @property
     def strength(self) -> int:
-        """Rank among ``_PRECEDENCE``; smaller is better evidence."""
+        """Rank in ``_PRECEDENCE``; smaller is better evidence."""
         return _PRECEDENCE.index(self.code)
 
     def to_message(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Verdict:
 
     @staticmethod
     def from_message(message: Mapping[str, Any]) -> Verdict:
-        """Read ``to_message``'s fields; ``ValueError`` when they are not of that form."""
+        """Parse ``to_message``'s fields; ``ValueError`` if they are malformed."""
         try:
             code = ExitCode(message["code"])
             if code not in _PRECEDENCE:
@@ -73,7 +73,7 @@ class Verdict:
 
 
 def verdict_of(error: Exception) -> Verdict:
-    """Judge what the launcher itself failed with."""
+    """Judge an error of the launcher itself."""
     match error:
         case ArgumentError() | ContractError():
             return Verdict(code=ExitCode.CONFIGURATION, reason=str(error))
@@ -101,7 +101,7 @@ def told_to_stop(node: NodeContract) -> Verdict:
 
 
 def out_of_time(node: NodeContract, time_limit_s: int) -> Verdict:
-    """Verdict of the main node when the attempt has used all its time."""
+    """Verdict of the main node when the attempt has used up its time."""
     return Verdict(
         code=ExitCode.TIME_LIMIT,
         reason=f"node {node.node_index}: the attempt has run for {time_limit_s} s (--time-limit)",
@@ -110,7 +110,7 @@ def out_of_time(node: NodeContract, time_limit_s: int) -> Verdict:
 
 
 def better(first: Verdict | None, second: Verdict) -> Verdict:
-    """The better evidence of two; the first one where they are equal."""
+    """Pick the better evidence; the first verdict if they are equal."""
     return second if first is None or second.strength < first.strength else first
 
 
@@ -125,7 +125,7 @@ class Board:
     all_joined: bool = False
 
     def report(self, node: int, verdict: Verdict, now_s: float) -> None:
-        """Take a node's verdict; better evidence replaces worse."""
+        """Record a node's verdict; better evidence replaces worse."""
         self.verdicts[node] = better(self.verdicts.get(node), verdict)
         if verdict.code is not ExitCode.OK and self.first_failure_s is None:
             self.first_failure_s = now_s
@@ -133,16 +133,16 @@ class Board:
     def decision(self, now_s: float) -> Verdict | None:
         """The job's verdict, or None while it may still change.
 
-        Success needs every node. A failure waits ``wait_s`` for better evidence, unless it
-        cannot get better: it is conclusive, every node has spoken, or all preflights are known.
+        Success needs every node. A failure waits ``wait_s`` for better evidence, unless there can
+        be none: it is conclusive, every node has reported, or all preflights are known.
         """
         failures = {n: v for n, v in self.verdicts.items() if v.code is not ExitCode.OK}
         complete = len(self.verdicts) == self.num_nodes
         if not failures:
             done = complete and self.num_nodes > 0
             return Verdict(code=ExitCode.OK, reason="every node finished") if done else None
-        # Causes before symptoms; and where one node is told to stop while another is already lost,
-        # grace has no purpose.
+        # Causes before symptoms; and if one node is told to stop while another is already lost,
+        # a grace period is pointless.
         best = min(failures.values(), key=lambda v: (v.strength, v.symptom, v.graceful))
         assert self.first_failure_s is not None
         final = (

@@ -35,7 +35,7 @@ __all__ = [
     "open_objects",
 ]
 _LOCAL_ROOT = Path("build")
-"""Folder laid out as the bucket, which also holds results without a bucket."""
+"""Folder with the bucket's layout, which holds results if there is no bucket."""
 
 
 def open_objects(
@@ -45,10 +45,10 @@ def open_objects(
     endpoint_url: str | None,
     retry_policy: RetryPolicy | None = None,
 ) -> Objects:
-    """Return the storage at ``s3://bucket/prefix`` or at a path; ``ValueError`` for anything else.
+    """Open the storage at ``s3://bucket/prefix`` or a path; ``ValueError`` for anything else.
 
-    Nothing is read or created yet. ``endpoint_url`` is set on emulators only; ``retry_policy``
-    bounds how long one operation is retried.
+    Nothing is read or created yet. ``endpoint_url`` is set only with emulators; ``retry_policy``
+    bounds the retries of one operation.
     """
     parts = urlsplit(uri)
     if parts.scheme == "s3" and parts.netloc:
@@ -66,17 +66,17 @@ def open_objects(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageAccess:
-    """The deployment's bucket, and how S3 is reached; small enough to send to a process."""
+    """Access to the deployment's bucket; small enough to send to a process."""
 
     root: str
-    """URI of the bucket, without a final slash."""
+    """URI of the bucket, without a trailing slash."""
     region: str | None = None
     endpoint_url: str | None = None
-    """Set on emulators only."""
+    """Set only with emulators."""
 
     @staticmethod
     def of(bucket: str | None, *, region: str | None, endpoint_url: str | None) -> StorageAccess:
-        """Access to the bucket, or to the local folder when there is none."""
+        """Make the access to the bucket, or to the local folder without one."""
         root = f"s3://{bucket}" if bucket else str(_LOCAL_ROOT.absolute())
         return StorageAccess(root=root, region=region, endpoint_url=endpoint_url)
 

@@ -1,4 +1,4 @@
-"""Defines what storage offers, and how it fails."""
+"""The interface of storage, and its errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 OnBytes = Callable[[int], None]
-"""Called with the bytes moved since the last call; negative when a part starts again."""
+"""Called with the bytes moved since the last call; negative when a part is restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class StorageError(Exception):
 
 
 class ObjectMissing(StorageError, LookupError):
-    """There is no object under the key."""
+    """There is no object with this key."""
 
 
 class PreconditionFailed(StorageError):
@@ -38,7 +38,7 @@ class PreconditionFailed(StorageError):
 
 
 class StorageRefused(StorageError, ValueError):
-    """Storage says no and would say it again: no permission, no such bucket."""
+    """Storage refused, and would again: no permission, no such bucket."""
 
 
 class StorageUnavailable(StorageError, ConnectionError):
@@ -48,8 +48,8 @@ class StorageUnavailable(StorageError, ConnectionError):
 class Objects(Protocol):
     """Objects below one root; keys are relative to it and separated by ``/``.
 
-    Every method raises ``StorageRefused`` or ``StorageUnavailable`` where storage fails and
-    ``OSError`` where the local disk does. All are safe to call from several threads.
+    Every method raises ``StorageRefused`` or ``StorageUnavailable`` if storage fails and
+    ``OSError`` if the local disk does. All may be called from several threads.
     """
 
     @property
@@ -59,44 +59,44 @@ class Objects(Protocol):
     def put(
         self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None
     ) -> str:
-        """Write a small object at once, whole or not at all; returns its etag.
+        """Write a small object atomically; returns its etag.
 
-        With ``if_absent`` only if there is none, with ``if_match`` only over the object with that
-        etag; ``PreconditionFailed`` otherwise.
+        ``if_absent`` demands that there is none, ``if_match`` that the present one has that etag;
+        otherwise raises ``PreconditionFailed``.
         """
 
     def get(self, key: str) -> bytes:
-        """All bytes of an object; ``ObjectMissing`` when there is none."""
+        """Read a whole object; ``ObjectMissing`` if there is none."""
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        """All bytes of an object and its etag; ``ObjectMissing`` when there is none."""
+        """Read a whole object and its etag; ``ObjectMissing`` if there is none."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """``length`` bytes from ``start``, fewer where the object ends; ``ObjectMissing``."""
+        """Read ``length`` bytes from ``start``, fewer at the object's end; ``ObjectMissing``."""
 
     def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Upload a file of any size; readers see all of it or nothing."""
 
     def create(self, key: str) -> AbstractContextManager[io.IOBase]:
-        """A stream to write a new object of any size to; nobody sees it before the block ends.
+        """Open a stream for a new object of any size, invisible until the block ends.
 
-        An exception in the block leaves nothing behind. S3 gets parts while they are written, so
-        the object is never whole on the disk or in memory: at most five parts of 16 MiB are.
+        An exception in the block leaves nothing behind. Parts go to S3 as they are written, so
+        the object is never whole on disk or in memory: at most five parts of 16 MiB are.
         """
 
     def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Download to ``path``, which appears only when complete; ``ObjectMissing``."""
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """List every object whose key begins with ``prefix``, in the order of keys."""
+        """List every object whose key begins with ``prefix``, in key order."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; one that is missing is no error."""
+        """Delete objects, ignoring missing ones."""
 
     def at(self, prefix: str) -> Objects:
-        """The same storage with its root further down."""
+        """Return the same storage with its root at ``prefix``."""
 
 
 def join(prefix: str, key: str) -> str:
-    """``key`` below ``prefix``, either of which may be empty."""
+    """Join ``prefix`` and ``key``, either of which may be empty."""
     return "/".join(part for part in (prefix.strip("/"), key) if part)

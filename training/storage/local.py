@@ -74,7 +74,7 @@ class LocalObjects:
 
     @contextmanager
     def create(self, key: str) -> Iterator[io.IOBase]:
-        """A stream to write a new object to; nobody sees it before the block ends."""
+        """Open a stream for a new object, invisible until the block ends."""
         target = self._path(key)
         with self._new_file(target) as part:
             with part.open("wb") as file:
@@ -91,7 +91,7 @@ class LocalObjects:
             part.replace(path)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        # Only the folder that can hold them is walked.
+        # Walk only the folder that can contain them.
         start = self._path(prefix.rpartition("/")[0])
         found = []
         for folder, _, names in os.walk(start):
@@ -115,7 +115,7 @@ class LocalObjects:
         yield from sorted(found, key=lambda info: info.key)
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete files, and folders that become empty; one that is missing is no error."""
+        """Delete files, ignoring missing ones, and folders that become empty."""
         for key in keys:
             path = self._path(key)
             path.unlink(missing_ok=True)
@@ -139,7 +139,7 @@ class LocalObjects:
 
     @contextmanager
     def _new_file(self, target: Path) -> Iterator[Path]:
-        """A file beside ``target`` to write and then rename; gone if that fails."""
+        """Open a file beside ``target``, renamed on success and removed on failure."""
         while True:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -157,13 +157,13 @@ class LocalObjects:
 
 
 def _etag(status: os.stat_result) -> str:
-    # Every write makes a new file, so the inode and the time differ even where the size does not.
+    # Every write makes a new file, so inode and time differ even if the size does not.
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Compare and write as one step, against every process that does it too (flock(2))."""
+    """Hold a lock to compare and write in one step, if all processes do so (flock(2))."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -183,7 +183,7 @@ def _copy(source: Path, target: Path, on_bytes: OnBytes | None) -> None:
 
 
 def _sync(path: Path) -> None:
-    """On the disk before the name is: a host may lose power, a file must not be half."""
+    """Write to disk before renaming, so that a power loss leaves no partial file."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

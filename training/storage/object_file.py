@@ -1,4 +1,4 @@
-"""Reads an object of storage as a seekable file, fetching blocks as they are read."""
+"""Reads a stored object as a seekable file, fetching blocks on demand."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _BLOCK_BYTES = 8 * 1024 * 1024
 
 
 class Ranges(Protocol):
-    """A source of bytes: ``Objects``, or a file of the web."""
+    """A source of bytes: ``Objects``, or a file on the web."""
 
     @property
     def uri(self) -> str:
         """Address for messages."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Fetch at most ``length`` bytes from ``start`` on."""
+        """Fetch at most ``length`` bytes from ``start``."""
 
 
 class ObjectFile(io.RawIOBase):
-    """Read-only; the next block is on its way while this one is read."""
+    """A read-only file that prefetches the next block while this one is read."""
 
     def __init__(self, objects: Ranges, key: str, size: int) -> None:
         self._objects, self._key, self._size = objects, key, size
@@ -64,7 +64,7 @@ class ObjectFile(io.RawIOBase):
         return len(found)
 
     def close(self) -> None:
-        """Give up what is on its way."""
+        """Abandon the block being fetched."""
         if not self.closed:
             self._pool.shutdown(wait=False, cancel_futures=True)
         super().close()
@@ -88,5 +88,5 @@ class ObjectFile(io.RawIOBase):
 
 
 def open_object(objects: Ranges, key: str, size: int) -> io.BufferedReader:
-    """A buffered, seekable file of an object's bytes."""
+    """Open an object as a buffered, seekable file."""
     return io.BufferedReader(ObjectFile(objects, key, size), buffer_size=1024 * 1024)

@@ -1,4 +1,4 @@
-"""Writes results and metrics of a run locally at once, and into the bucket beside the work."""
+"""Writes results and metrics of a run locally at once, and to the bucket in the background."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BETWEEN_UPLOADS_S = 10.0
 
 
 UPLOAD_RETRIES = RetryPolicy(total_s=60.0)
-"""Gives up within the time in which a job may hang."""
+"""Gives up before the job would count as hung."""
 _BETWEEN_COMPLAINTS_S = 60.0
 
 
@@ -31,7 +31,7 @@ class ResultFiles:
     workload: str
     attempt: int
     bucket: Objects | None
-    """Root of the bucket, which gets a copy; None: files stay in the local folder."""
+    """Root of the bucket for a copy; None: files stay in the local folder."""
     _uploaded_s: list[float] = field(default_factory=list, repr=False)
     """Times at which metrics were uploaded."""
 
@@ -46,7 +46,7 @@ class ResultFiles:
         return f"{run_prefix(self.run, 'metrics')}{self.workload}.jsonl"
 
     def start_metrics(self) -> None:
-        """Create an empty metrics file, so that a bucket that refuses it does so now."""
+        """Create an empty metrics file, so that a bucket that refuses it does so early."""
         path = self._local(self.metrics_key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
@@ -64,12 +64,12 @@ class ResultFiles:
         }
         with self._local(self.metrics_key).open("a") as file:
             file.write(json.dumps(line) + "\n")
-        # Now and then, so that a job that fails leaves what it had measured.
+        # Upload now and then, so that a failing job leaves its measurements.
         if time.monotonic() - self._uploaded_s[-1] > _BETWEEN_UPLOADS_S:
             self._upload((self.metrics_key,))
 
     def put(self, name: str, document: Mapping[str, Any]) -> str:
-        """Write another document beside the result; returns where it is."""
+        """Write another document beside the result; returns its location."""
         key = f"{run_prefix(self.run, 'results')}{name}"
         path = self._local(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class ResultFiles:
         return str(path) if self.bucket is None else f"{self.bucket.uri}/{key}"
 
     def finish(self, result: Mapping[str, Any]) -> list[str]:
-        """Write the result and put everything into the bucket; returns where it is."""
+        """Write the result and upload everything; returns the locations."""
         path = self._local(self.result_key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=2) + "\n")
@@ -100,21 +100,21 @@ class ResultFiles:
 
 
 def now_utc() -> str:
-    """The time as ISO 8601 with milliseconds."""
+    """Current time as ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class Uploads:
-    """A thread that uploads files that have changed, each at most every few seconds.
+    """A thread that uploads changed files, each at most every few seconds.
 
-    A file that cannot be uploaded is tried again with its next change, and complained about.
+    A failed upload is reported, and retried with the file's next change.
     """
 
     def __init__(self, objects: Objects, *, every_s: float, say: Callable[[str], None]) -> None:
         self._objects, self._every_s, self._say = objects, every_s, say
         self._changed = threading.Condition()
         self._due: dict[str, tuple[float, Path | bytes]] = {}
-        """Key to when it may go and what it is."""
+        """Maps keys to the earliest upload time and the content."""
         self._sent_s: dict[str, float] = {}
         self._busy: str | None = None
         self._closing = False
@@ -123,7 +123,7 @@ class Uploads:
         self._thread.start()
 
     def offer(self, key: str, content: Path | bytes, *, now: bool = False) -> None:
-        """A file, or bytes, that is new or has changed; ``now`` does not wait for its turn."""
+        """Queue a new or changed file, or bytes; ``now`` skips the interval."""
         with self._changed:
             due = 0.0 if now else self._sent_s.get(key, float("-inf")) + self._every_s
             if key in self._due:
@@ -132,7 +132,7 @@ class Uploads:
             self._changed.notify_all()
 
     def flush(self, key: str, *, within_s: float) -> bool:
-        """Wait until what was offered under ``key`` was tried; whether it was, in time."""
+        """Wait until the upload of ``key`` has been tried; returns True if it was in time."""
         deadline = time.monotonic() + within_s
         with self._changed:
             if key in self._due:
@@ -146,7 +146,7 @@ class Uploads:
         return True
 
     def close(self, *, within_s: float) -> bool:
-        """Upload what is left; whether that was done in time."""
+        """Upload what is left; returns True if that was done in time."""
         deadline = time.monotonic() + within_s
         with self._changed:
             self._closing = True
@@ -197,7 +197,7 @@ class Uploads:
             if isinstance(content, bytes):
                 self._objects.put(key, content)
             else:
-                # Read whole, so that what is appended meanwhile cannot tear it.
+                # Read whole, so that concurrent appends cannot tear it.
                 self._objects.put(key, content.read_bytes())
         except Exception as error:
             now = time.monotonic()

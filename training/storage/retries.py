@@ -1,4 +1,4 @@
-"""Tells which failures of S3 may pass, repeats an operation while they do, and words the rest."""
+"""Tells which S3 failures are transient, retries those, and explains the rest."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from training.storage.interface import (
     StorageUnavailable,
 )
 
-# docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; a conditional request that meets
-# another one answers 409 ConditionalRequestConflict, to be repeated.
+# docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; a conditional request that races with
+# another gets 409 ConditionalRequestConflict and is to be repeated.
 _TRANSIENT_CODES = frozenset(
     {
         "BadDigest",
@@ -34,8 +34,8 @@ _TRANSIENT_CODES = frozenset(
     }
 )
 
-# By name, so that nothing has to be imported. The last two: credentials come from the ECS agent,
-# which 32 processes ask at the same moment.
+# By name, so that nothing has to be imported. The last two: 32 processes ask the ECS agent for
+# credentials at the same moment.
 _TRANSIENT_TYPES = frozenset(
     {
         "HTTPClientError",
@@ -63,7 +63,7 @@ def code_of(error: Exception) -> str | None:
 
 
 def status_of(error: Exception) -> int | None:
-    """The HTTP status of an answer."""
+    """The HTTP status of the response."""
     response: Any = getattr(error, "response", None)
     if not isinstance(response, dict):
         return None
@@ -82,7 +82,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def explained(error: Exception, *, verb: str, name: str, bucket: str) -> Exception:
-    """Return the error to raise instead: one message with object, reason and remedy."""
+    """Build the error to raise instead: one message with object, reason and remedy."""
     if isinstance(error, StorageError | OSError):
         return error
     code = code_of(error)
@@ -113,20 +113,20 @@ def explained(error: Exception, *, verb: str, name: str, bucket: str) -> Excepti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Bounds for retrying one request: how long, and how fast.
+    """Bounds on the duration and pace of one request's retries.
 
-    botocore's own retries end after seconds, too soon for a bucket that answers SlowDown while S3
-    splits its partitions: that takes minutes
+    botocore's own retries end within seconds, too soon for a bucket that answers SlowDown while S3
+    splits its partitions, which takes minutes
     (docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html).
     """
 
     total_s: float = 300.0
-    """Seconds of retries, below the launcher's hang limit: storage is to be blamed, not a hang."""
+    """Seconds of retries, below the launcher's hang limit, so that storage gets the blame."""
     first_delay_s: float = 0.5
     longest_delay_s: float = 20.0
 
     def delay_s(self, attempt: int) -> float:
-        """Wait after failure number ``attempt`` (from 0): random, so that ranks do not meet."""
+        """Delay after failure number ``attempt`` (from 0): random, so that ranks do not collide."""
         return random.uniform(
             0.0, min(self.longest_delay_s, self.first_delay_s * 2 ** min(attempt, 16))
         )
@@ -140,7 +140,7 @@ def retrying(
 ) -> T:
     """Call ``action(attempt)`` until it succeeds, fails for good, or its time is up.
 
-    The last exception is raised as it is.
+    The last exception is raised unchanged.
     """
     deadline = time.monotonic() + retry_policy.total_s
     attempt = 0

@@ -32,14 +32,14 @@ _READ_TIMEOUT_S = 60
 T = TypeVar("T")
 _PART_BYTES = 16 * 1024 * 1024
 _THREADS = 4
-"""Threads of a transfer: 32 ranks of a node transfer at once, so few are enough."""
+"""Threads per transfer: a node's 32 ranks transfer at once, so few are enough."""
 _REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
-"""The last where the answer's text is lost."""
-_AT_ONCE = 1000  # the most that ListObjectsV2 gives and DeleteObjects takes
+"""Error codes of a failed condition; the last one occurs if the response has no body."""
+_AT_ONCE = 1000  # the limit of ListObjectsV2 and DeleteObjects
 
 
 class _SharedClient:
-    """A boto3 client, made when first used; safe to share between threads once it is there."""
+    """A boto3 client, created on first use and then safe to share between threads."""
 
     def __init__(
         self, *, region: str | None, endpoint_url: str | None, num_connections: int
@@ -63,13 +63,13 @@ class _SharedClient:
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
-            # One place decides what is repeated, how often and how long (``RetryPolicy``).
+            # All retries are decided in one place (``RetryPolicy``).
             retries={"mode": "standard", "total_max_attempts": 1},
             max_pool_connections=self._num_connections,
-            # An emulator has no name for each bucket.
+            # Emulators have no host name per bucket.
             s3={"addressing_style": "path"} if self._endpoint_url else {},
         )
-        # A session of its own: the default one is not safe to use from several threads.
+        # A session of its own, because the default one is not thread-safe.
         return boto3.session.Session().client(
             "s3", region_name=self._region, endpoint_url=self._endpoint_url, config=config
         )
@@ -113,8 +113,8 @@ class S3Objects:
                 answer = self._client.put_object(**self._where(key), Body=data, **conditions)
             except Exception as error:
                 if conditions and code_of(error) in _REFUSED_CONDITION:
-                    # An earlier attempt of ours may have been carried out although its answer was
-                    # lost; then the object is the one that we wanted to write.
+                    # Our earlier attempt may have succeeded although its response was lost; then
+                    # the object is the one we wanted to write.
                     if attempt and (found := self._written(key, data)) is not None:
                         return found
                     raise PreconditionFailed(
@@ -126,10 +126,10 @@ class S3Objects:
         return self._do("write", key, send)
 
     def _is_absent(self, key: str) -> bool:
-        """Tell whether a refused object is one that does not exist.
+        """Tell whether an object that was refused does not exist.
 
-        S3 answers 403 instead of 404 to whom may not list the bucket, and a job's role may list
-        only its prefixes, under a condition that a GetObject request cannot meet
+        S3 answers 403 instead of 404 to a caller that may not list the bucket, and a job's role may
+        list only its prefixes, under a condition that a GetObject request cannot meet
         (docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html, permissions).
         """
         name = join(self._prefix, key)
@@ -137,11 +137,11 @@ class S3Objects:
             answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1)
         except Exception:
             return False
-        # Of all keys that begin with this one it comes first.
+        # The key itself sorts before all others that begin with it.
         return all(entry["Key"] != name for entry in answer.get("Contents", []))
 
     def _written(self, key: str, data: bytes) -> str | None:
-        """Etag of the object if it holds ``data``."""
+        """Return the object's etag if it holds ``data``."""
         try:
             found, etag = self.get_with_etag(key)
         except ObjectMissing:
@@ -168,7 +168,7 @@ class S3Objects:
             try:
                 answer = self._client.get_object(**self._where(key), Range=span)
             except Exception as error:
-                if status_of(error) == 416:  # begins behind the end
+                if status_of(error) == 416:  # the range begins beyond the end
                     return b""
                 raise
             body: bytes = answer["Body"].read()
@@ -187,7 +187,7 @@ class S3Objects:
 
     @contextmanager
     def create(self, key: str) -> Iterator[io.IOBase]:
-        """A stream to write a new object to; nobody sees it before the block ends."""
+        """Open a stream for a new object, invisible until the block ends."""
         upload = MultipartUpload(
             self._client,
             self._where(key),
@@ -211,7 +211,7 @@ class S3Objects:
 
             def receive(attempt: int) -> bytes:
                 answer = self._client.get_object(
-                    # All parts of one object, though somebody may replace it meanwhile.
+                    # All parts from the same object, even if it is replaced meanwhile.
                     **self._where(key),
                     Range=span,
                     IfMatch=found["ETag"],
@@ -285,7 +285,7 @@ class S3Objects:
         return f"s3://{join(self._bucket, join(self._prefix, key))}"
 
     def _do(self, verb: str, key: str, action: Callable[[int], T]) -> T:
-        """Retry what may pass; raise the rest as this package's errors."""
+        """Retry transient errors; raise the rest as this package's errors."""
         try:
             return retrying(action, is_transient=is_transient, retry_policy=self._retry_policy)
         except Exception as error:
@@ -298,7 +298,7 @@ class S3Objects:
 
 
 def _partial(entry: dict[str, str]) -> Exception:
-    """The error of one object among many, as if it had been alone."""
+    """Build the error for one of many objects, as if it had been requested alone."""
     from botocore.exceptions import ClientError
 
     kind: Callable[..., Exception] = ClientError

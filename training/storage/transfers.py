@@ -1,4 +1,4 @@
-"""Moves large objects from and to S3 in several parts at once."""
+"""Moves large objects to and from S3, several parts at a time."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def download(
     num_threads: int,
     on_bytes: OnBytes,
 ) -> None:
-    """Write ``size`` bytes to ``path``, which appears when all are there.
+    """Write ``size`` bytes to ``path``, which appears once complete.
 
-    ``fetch(start, length)`` is called on ``num_threads`` threads; ``on_bytes`` on this one.
+    ``fetch(start, length)`` is called on ``num_threads`` threads, ``on_bytes`` on this one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=PART_PREFIX, dir=path.parent)
@@ -68,9 +68,9 @@ def download(
 
 
 class MultipartUpload(io.RawIOBase):
-    """A stream whose bytes become one object when ``finish`` returns, and none after ``abort``.
+    """A stream whose bytes become an object with ``finish``, and nothing with ``abort``.
 
-    boto3's own transfers read from a file. A rank's share of a checkpoint (0.65 GB for Llama-2-7B
+    boto3's own transfers read from a file: a rank's share of a checkpoint (0.65 GB for Llama-2-7B
     on 128 ranks, 20 GB a node) would first go to the container's disk, which is slower than S3.
     """
 
@@ -88,7 +88,7 @@ class MultipartUpload(io.RawIOBase):
         self._part_bytes = part_bytes
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="upload")
         self._free = threading.Semaphore(num_threads)
-        """Parts that may be in memory besides the one being filled."""
+        """Limit on parts in memory besides the one being filled."""
         self._upload_id: str | None = None
         self._part = bytearray()
         self._sent: list[Future[dict[str, Any]]] = []
@@ -103,7 +103,7 @@ class MultipartUpload(io.RawIOBase):
         return self._size
 
     def write(self, data: Any) -> int:
-        """Take all of ``data``; raises what an earlier part has failed with."""
+        """Write all of ``data``; raises the error of an earlier part, if any."""
         view = memoryview(data).cast("B")
         rest = view
         while len(rest):
@@ -116,7 +116,7 @@ class MultipartUpload(io.RawIOBase):
         return len(view)
 
     def finish(self) -> None:
-        """Wait for every part and make the object."""
+        """Wait for every part and create the object."""
         if self._upload_id is None:
             self._retry(lambda: self._client.put_object(**self._where, Body=bytes(self._part)))
         else:
@@ -127,7 +127,7 @@ class MultipartUpload(io.RawIOBase):
         self._pool.shutdown()
 
     def abort(self) -> None:
-        """Forget every part. The bucket's lifecycle rule removes what this cannot."""
+        """Discard every part. The bucket's lifecycle rule removes what this cannot."""
         self._pool.shutdown(cancel_futures=True)
         if self._upload_id is not None:
             with suppress(Exception):
@@ -162,7 +162,7 @@ class MultipartUpload(io.RawIOBase):
         finally:
             self._free.release()
         known = {"ETag": answer["ETag"], "PartNumber": number}
-        if "ChecksumCRC32" in answer:  # not every emulator gives it back
+        if "ChecksumCRC32" in answer:  # not every emulator returns it
             known["ChecksumCRC32"] = answer["ChecksumCRC32"]
         return known
 
@@ -172,7 +172,7 @@ class MultipartUpload(io.RawIOBase):
                 **self._where, UploadId=self._upload_id, MultipartUpload={"Parts": parts}
             )
         except Exception as error:
-            # The answer to an earlier attempt may have been lost: then the object is there.
+            # If the response to an earlier attempt was lost, the object is there.
             if code_of(error) != "NoSuchUpload" or not self._is_there():
                 raise
 

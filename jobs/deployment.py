@@ -104,7 +104,7 @@ class Deployment:
 
     def redeploy(self, **changes: object) -> str:
         """Build the command that deploys this again with ``changes``, in backticks."""
-        # Named always: the cdk.json of whoever pastes the line may say something else.
+        # Always explicit: the cdk.json of whoever pastes the line may differ.
         known = {**_named(self.name), "instance_type": self.instance_type.name}
         if self.settings is not None:
             return f"`{cdk_deploy({**known, **self.settings, **changes})}`"

@@ -25,8 +25,8 @@ _NEW_WITH_EACH_UPDATE = {
     # Every update makes a new revision, whose number is part of the ARN.
     ("AWS::Batch::JobDefinition", None): None,
 }
-"""Attributes (None: the Ref value) that change on an update in place too, if the given property
-changes; None: if any does."""
+"""Attributes (None: what Ref returns) that also change on an update in place, and the property that
+triggers it (None: any property)."""
 
 
 class Fate(StrEnum):

@@ -1,8 +1,8 @@
 """Properties whose change makes CloudFormation replace a resource, as the CDK CLI knows them.
 
 The pinned CLI carries AWS's resource schemas and documentation as one database, which `cdk diff`
-uses (github.com/cdklabs/awscdk-service-spec): the program that deploys also judges, and a newer
-version brings newer rules. A CloudFormation change set would also know the values of parameters,
+uses (github.com/cdklabs/awscdk-service-spec): the program that will deploy is also the judge, and
+a newer version brings newer rules. A CloudFormation change set would also know parameter values,
 but it needs uploaded templates and the right to create one in every stack, while this command
 changes nothing.
 """

@@ -1,1 +1,1 @@
-"""Emulators of AWS and Kubernetes for a rehearsal; they know no part of it but the catalogue."""
+"""Emulators of AWS and Kubernetes for a rehearsal; they depend only on its catalogue."""

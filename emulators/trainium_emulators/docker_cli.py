@@ -1,7 +1,7 @@
-"""Emulates docker for the CDK CLI: records what it should build, pushes a small image.
+"""Emulates docker for the CDK CLI: records requested builds, and pushes a small image.
 
-It knows what cdk-assets calls (``aws-cdk/lib/index.js``, class Docker) and refuses the rest, so
-that nothing is answered that was not understood.
+It implements the calls of cdk-assets (``aws-cdk/lib/index.js``, class Docker) and refuses any
+others, so that nothing is answered without being understood.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import boto3
 
-# Docker's own code for a command line that it does not understand, and for an unknown image.
+# Docker's own exit codes for a bad command line and for an unknown image.
 NOT_UNDERSTOOD = 125
 UNKNOWN_IMAGE = 1
 
@@ -31,7 +31,7 @@ Entry = dict[str, Any]
 
 
 class NotUnderstood(Exception):
-    """Something that docker would do and this does not."""
+    """Raised for anything that docker supports but this emulator does not."""
 
     def __init__(self, message: str, code: int = NOT_UNDERSTOOD):
         super().__init__(message)
@@ -96,7 +96,7 @@ def build(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
 
 
 def inspect(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
-    """Say whether an image is known."""
+    """Report whether an image is known."""
     (tag,) = _exactly(argv, 1, "inspect")
     _known(tag, known)
     return {"command": "inspect", "tag": tag}
@@ -110,7 +110,7 @@ def tag(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
 
 
 def login(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
-    """Take the password from standard input, as docker does, and forget it."""
+    """Read the password from standard input, as docker does, and discard it."""
     parser = _Parser("docker login", add_help=False, allow_abbrev=False)
     parser.add_argument("--username", required=True)
     parser.add_argument("--password-stdin", action="store_true", required=True)
@@ -122,7 +122,7 @@ def login(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
 
 
 def push(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
-    """Put an image into the repository, so that it really holds one when destroy comes."""
+    """Push an image, so that the repository really holds one when it is destroyed."""
     (name,) = _exactly(argv, 1, "push")
     source = _known(name, known)
     if (parts := IMAGE.fullmatch(name)) is None:
@@ -138,7 +138,7 @@ def push(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
 
 
 def manifest(source: Entry) -> Entry:
-    """An image manifest without layers whose configuration is what the build was given."""
+    """Return an image manifest without layers, whose configuration holds the build's inputs."""
     config = json.dumps(source, sort_keys=True).encode()
     return {
         "schemaVersion": 2,
@@ -176,7 +176,7 @@ COMMANDS: dict[str, Callable[[Sequence[str], dict[str, Entry]], Entry]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do one docker command; ``--record FILE`` stands before it."""
+    """Execute one docker command, which follows ``--record FILE``."""
     if len(arguments) < 3 or arguments[0] != "--record":
         print("docker emulator: needs --record FILE COMMAND", file=sys.stderr)
         return NOT_UNDERSTOOD

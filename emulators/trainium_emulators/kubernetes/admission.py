@@ -1,8 +1,8 @@
-"""Admits new objects: defaults, quotas, Pod Security, and what Volcano's webhooks add.
+"""Admission of new objects: defaults, quotas, Pod Security, and Volcano's webhooks.
 
 Quotas are from kubernetes.io/docs/concepts/policy/resource-quotas and the API server's plug-in
-(apiserver, plugin/pkg/admission/resourcequota, controller.go): a quota is looked at when an object
-is created. Of Pod Security's levels only Baseline is known, and taken for Restricted as well
+(apiserver, plugin/pkg/admission/resourcequota, controller.go): quotas are checked when an object
+is created. Of Pod Security's levels only Baseline is implemented, and used for Restricted as well
 (kubernetes.io/docs/concepts/security/pod-security-standards).
 """
 
@@ -34,7 +34,7 @@ from trainium_emulators.kubernetes.volumes import admit_claim, admit_volume
 _COUNTED = frozenset(
     {"configmaps", "persistentvolumeclaims", "pods", "resourcequotas", "secrets", "services"}
 )
-"""Plurals that a quota names by themselves; the others are ``count/<plural>.<group>``."""
+"""Plurals that a quota names directly; others are ``count/<plural>.<group>``."""
 _FROM_OUTSIDE = ("NodePort", "LoadBalancer")
 _MIB = 2**20
 LABEL = "pod-security.kubernetes.io/enforce"
@@ -77,7 +77,7 @@ _SYSCTLS = frozenset(
 
 
 def check_quotas(store: Store, kind: ApiResource, entry: Json) -> None:
-    """Refuse an object with which a quota of its namespace would be exceeded."""
+    """Refuse an object that would exceed a quota of its namespace."""
     metadata = entry["metadata"]
     wanted = usage(kind, entry)
     for quota in store.list(QUOTA, metadata["namespace"]):
@@ -106,7 +106,7 @@ def check_quotas(store: Store, kind: ApiResource, entry: Json) -> None:
 
 
 def usage(kind: ApiResource, entry: Json) -> Amounts:
-    """Count what an object takes of a quota, by the quota's names."""
+    """Return an object's usage of a quota, by the quota's resource names."""
     one = Fraction(1)
     counted = {f"count/{kind.reference}": one}
     if kind.plural in _COUNTED and not kind.group:
@@ -124,7 +124,7 @@ def usage(kind: ApiResource, entry: Json) -> Amounts:
 
 
 def _check_said(quota: str, hard: Mapping[str, Fraction], wanted: Amounts, pod: Json) -> None:
-    """Require requests for processor and memory once the quota limits them."""
+    """Require requests for CPU and memory if the quota limits them."""
     keys = [f"requests.{name}" for name in ("cpu", "memory")]
     silent = [key for key in keys if key in hard and key not in wanted]
     if silent:
@@ -145,7 +145,7 @@ def _text(key: str, amount: Fraction) -> str:
 
 
 def violations(namespace: Json, spec: Json) -> list[str]:
-    """List what a pod has that its namespace forbids."""
+    """List the fields of a pod that its namespace forbids."""
     level = (namespace["metadata"].get("labels") or {}).get(LABEL, "privileged")
     return [] if level == "privileged" else [*_of_pod(spec), *_of_containers(spec)]
 
@@ -187,7 +187,7 @@ def _with_status(phase: str, key: str = "phase") -> Admission:
 
 
 def _service(store: Store, entry: Json) -> Json:
-    """An address of the cluster's own, as EKS gives them by default."""
+    """Give a service a cluster IP from the range that EKS uses by default."""
     spec = {"type": "ClusterIP", **entry["spec"]}
     number = len(store.list(SERVICE)) + 10
     spec.setdefault("clusterIP", f"10.100.{number // 250}.{number % 250}")
@@ -212,7 +212,7 @@ def _check_security(store: Store, pod: Json) -> None:
 
 
 def _check_account(store: Store, pod: Json) -> None:
-    """Require the pod's service account; only "default" is in every namespace."""
+    """Require the pod's service account to exist; only "default" is in every namespace."""
     namespace, name = pod["metadata"]["namespace"], pod["spec"].get("serviceAccountName")
     if name not in (None, "", "default") and store.find(ACCOUNT, namespace, name) is None:
         raise errors.forbidden(
@@ -235,7 +235,7 @@ def _job(store: Store, entry: Json) -> Json:
 
 
 def _counted(kind: ApiResource) -> Admission:
-    """Count an object for quotas, and add nothing to it."""
+    """Count an object for quotas without changing it."""
 
     def count(store: Store, entry: Json) -> Json:
         check_quotas(store, kind, entry)

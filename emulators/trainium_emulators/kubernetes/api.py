@@ -1,7 +1,7 @@
 """Serves Kubernetes' REST API over the store, and the discovery that clients begin with.
 
-kubernetes.io/docs/reference/using-api/api-concepts says what lists, watches, patches and deletions
-look like; the tests hold it against the real kubectl, Python client and TorchX.
+kubernetes.io/docs/reference/using-api/api-concepts describes lists, watches, patches and
+deletions; the tests run the real kubectl, Python client and TorchX against this server.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _ALL = (POD, SERVICE, DEPLOYMENT)
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Identify = Callable[[str], rbac.Caller | None]
-"""Tells who sends a bearer token, empty where there is none; None for nobody it knows."""
+"""Identifies the sender of a bearer token (empty if there is none); None for an unknown one."""
 _CALLER: web.RequestKey[rbac.Caller] = web.RequestKey("caller", rbac.Caller)
 
 
 def version_info() -> Json:
-    """``/version``: the one that the stack asks EKS for."""
+    """Return ``/version``: the version that the stack requests from EKS."""
     return {
         "major": "1",
         "minor": "35",
@@ -47,12 +47,12 @@ def version_info() -> Json:
 
 
 def core_versions() -> Json:
-    """``/api``."""
+    """Return ``/api``."""
     return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
 
 
 def group_list(kinds: Sequence[ApiResource]) -> Json:
-    """``/apis``."""
+    """Return ``/apis``."""
     names = dict.fromkeys((kind.group, kind.version) for kind in kinds if kind.group)
     return {
         "kind": "APIGroupList",
@@ -67,7 +67,7 @@ def _group_entry(group: str, version: str) -> Json:
 
 
 def resource_list(kinds: Sequence[ApiResource], api_version: str) -> Json | None:
-    """``/api/v1`` and ``/apis/<group>/<version>``; None when nothing is there."""
+    """Return ``/api/v1`` or ``/apis/<group>/<version>``; None if there is no such group."""
     rows = []
     for kind in kinds:
         if kind.api_version != api_version:
@@ -99,15 +99,15 @@ def resource_list(kinds: Sequence[ApiResource], api_version: str) -> Json | None
 
 
 def openapi_index(kinds: Sequence[ApiResource]) -> Json:
-    """``/openapi/v3``."""
+    """Return ``/openapi/v3``."""
     places = dict.fromkeys(_place(kind) for kind in kinds)
     return {"paths": {place: {"serverRelativeURL": f"/openapi/v3/{place}"} for place in places}}
 
 
 def openapi_document(kinds: Sequence[ApiResource], place: str) -> Json:
-    """``/openapi/v3/<place>``: enough for kubectl to leave the validation of fields to the server.
+    """Return ``/openapi/v3/<place>``: enough for kubectl to leave validation to the server.
 
-    It looks for a PATCH with the parameter ``fieldValidation`` on the kind it is about to send.
+    kubectl looks for a PATCH with the parameter ``fieldValidation`` on the kind it will send.
     """
     paths = {}
     for kind in kinds:
@@ -137,7 +137,7 @@ def application(
     identify: Identify = rbac.everybody_is_admin,
     authorizer: rbac.Authorizer | None = None,
 ) -> web.Application:
-    """The server; with a token it answers nobody else."""
+    """Create the server; with a token, it serves only requests that carry it."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -179,7 +179,7 @@ async def _json(body: Json) -> web.Response:
 
 
 class Api:
-    """The verbs."""
+    """The API's verbs."""
 
     def __init__(self, store: Store, runs: Runs, authorizer: rbac.Authorizer) -> None:
         self._store = store
@@ -187,11 +187,11 @@ class Api:
         self._authorizer = authorizer
 
     async def openapi(self, request: web.Request) -> web.StreamResponse:
-        """Documents of one group."""
+        """Return the OpenAPI document of one group."""
         return await _json(openapi_document(self._store.kinds, request.match_info["place"]))
 
     async def kinds(self, request: web.Request) -> web.StreamResponse:
-        """Kinds of one group."""
+        """Return the kinds of one group."""
         words = [request.match_info.get(key, "") for key in ("group", "version")]
         found = resource_list(self._store.kinds, "/".join(filter(None, words)))
         if found is None:
@@ -199,7 +199,7 @@ class Api:
         return await _json(found)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer every request for objects."""
+        """Answer any request for objects."""
         target = find_target(request.path, self._store.kinds)
         watching = responses.wants_watch(request)
         accesses = rbac.wanted(request.method, target, watching=watching)
@@ -287,7 +287,7 @@ class Api:
     def _change(
         self, request: web.Request, target: Target, make: Callable[[Json], Json]
     ) -> web.Response:
-        """Change the object, or only its status: neither path can change the other's part."""
+        """Change the object or its status: neither path can change the other's part."""
         assert target.namespace is not None and target.name is not None
 
         def change(old: Json) -> Json:

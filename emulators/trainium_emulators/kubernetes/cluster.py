@@ -31,7 +31,7 @@ _PRESENT = ("default", "kube-system", "volcano-system")
 
 
 class ClusterEmulator:
-    """A cluster that runs."""
+    """A running cluster."""
 
     def __init__(
         self, settings: EmulatorSettings, *, port: int = 0, token: str | None = None
@@ -68,7 +68,7 @@ class ClusterEmulator:
         self._deployments.start()
 
     def apply(self, manifest: Json) -> Json:
-        """Create an object, or put the manifest's parts in place of those it has."""
+        """Create an object, or replace the parts of it that the manifest has."""
         kind = self.store.find_kind(manifest["apiVersion"], manifest["kind"])
         metadata = manifest["metadata"]
         schemas.check(kind, manifest)
@@ -83,7 +83,7 @@ class ClusterEmulator:
         )
 
     def scale(self, group: str, instance_type: InstanceType, number: int) -> None:
-        """Have as many nodes in a node group."""
+        """Scale a node group."""
         nodes.scale(self.store, nodes.trainium_group(group, instance_type), number)
 
     def stop(self) -> None:
@@ -122,5 +122,5 @@ class ClusterEmulator:
 def serve(
     settings: EmulatorSettings | None = None, *, port: int = 0, token: str | None = None
 ) -> ClusterEmulator:
-    """Start a cluster on loopback; port 0 is a free one."""
+    """Start a cluster on loopback; port 0 selects a free one."""
     return ClusterEmulator(settings or EmulatorSettings(), port=port, token=token)

@@ -27,20 +27,20 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Runs(Protocol):
-    """The kubelet's knowledge of pods that run or have run, by their uid."""
+    """The kubelet's view of pods that run or have run, by uid."""
 
     def lines(self, uid: str) -> list[tuple[float, str]]:
-        """Time (seconds since the epoch) and text of every line written so far."""
+        """Return time (seconds since the epoch) and text of every line written so far."""
 
     def has_ended(self, uid: str) -> bool:
-        """Tell whether a pod will write nothing more."""
+        """Tell whether a pod will write no more."""
 
     def environment(self, uid: str) -> tuple[Mapping[str, str], Path] | None:
-        """Environment and folder of a running container."""
+        """Return the environment and folder of a running container."""
 
 
 async def run_in_pod(request: web.Request, pod: Json, runs: Runs) -> web.StreamResponse:
-    """Run the command of the query; its exit code goes to the error channel."""
+    """Run the command in the query; its exit code goes to the error channel."""
     found = runs.environment(pod["metadata"]["uid"])
     if found is None:
         message = f"container not found in pod {pod['metadata']['name']}: it does not run"
@@ -87,7 +87,7 @@ async def _forward(
 async def _forward_input(
     socket: web.WebSocketResponse, process: asyncio.subprocess.Process
 ) -> None:
-    """Pass on what the client types; when the client goes, end the command."""
+    """Forward the client's input; when the client disconnects, end the command."""
     assert process.stdin is not None
     async for message in socket:
         if message.type != WSMsgType.BINARY or not message.data:
@@ -102,7 +102,7 @@ async def _forward_input(
 
 
 async def _finish(socket: web.WebSocketResponse, code: int, message: str) -> None:
-    """Tell the exit code as kubectl and the Python client read it."""
+    """Send the exit code in the form that kubectl and the Python client read."""
     status: Json = {"metadata": {}, "status": "Success"}
     if code != 0:
         causes: Sequence[Json] = [{"reason": "ExitCode", "message": str(code)}]
@@ -119,7 +119,7 @@ async def _finish(socket: web.WebSocketResponse, code: int, message: str) -> Non
 
 
 async def forward_ports(request: web.Request, pod: Json) -> web.StreamResponse:
-    """Connect to each port of the query and pass on what both sides say."""
+    """Connect to each port in the query and forward data both ways."""
     phase = pod["status"]["phase"]
     if phase != "Running":
         why = f"unable to forward port because pod is not running. Current status={phase}"
@@ -154,7 +154,7 @@ async def forward_ports(request: web.Request, pod: Json) -> web.StreamResponse:
 
 
 async def _connect(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the pod's own address, or to the loopback that it would have to itself."""
+    """Connect to the pod's own address, or to loopback, which a real pod has to itself."""
     try:
         return await asyncio.open_connection(address, port)
     except OSError:
@@ -170,6 +170,6 @@ async def _pass_on(
 
 
 async def _close_after(socket: web.WebSocketResponse, tasks: list[asyncio.Task[None]]) -> None:
-    """A client waits for the end of the connection, which is the pod's to decide."""
+    """Close the connection when the pod does: the client waits for that."""
     await asyncio.gather(*tasks)
     await socket.close()

@@ -1,4 +1,4 @@
-"""The controller of Deployments: keeps their pods there, without ReplicaSets between."""
+"""The controller of Deployments: keeps their pods running, without intermediate ReplicaSets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HASH = "pod-template-hash"
 
 
 class Deployments:
-    """A thread that keeps the pods of all Deployments."""
+    """A thread that maintains the pods of all Deployments."""
 
     def __init__(self, store: Store, kubelet: Kubelet, scheduler: GangScheduler) -> None:
         self._store = store
@@ -28,11 +28,11 @@ class Deployments:
         self._thread = threading.Thread(target=self._serve, name="deployments", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; pods are not touched."""
+        """Stop the thread; pods are not touched."""
         self._stopping.set()
         self._thread.join()
 
@@ -42,12 +42,12 @@ class Deployments:
                 try:
                     self._sync(deployment)
                 except errors.ApiError:
-                    continue  # it has gone, or is seen anew in the next round
+                    continue  # gone, or retried in the next round
                 except Exception:
                     traceback.print_exc()
 
     def _sync(self, deployment: Json) -> None:
-        """Have as many pods of the present template as wanted, and no others."""
+        """Keep exactly the wanted number of pods of the current template."""
         metadata, spec = deployment["metadata"], deployment["spec"]
         namespace = metadata["namespace"]
         digest = hashlib.sha256(json.dumps(spec["template"], sort_keys=True).encode()).hexdigest()
@@ -57,7 +57,7 @@ class Deployments:
             if pod["metadata"]["name"] not in wanted and not volcano_objects.is_leaving(pod):
                 self._store.delete(POD, namespace, pod["metadata"]["name"])
         present = {pod["metadata"]["name"] for pod in pods}
-        # As with the strategy Recreate: the old ones go first.
+        # As with the strategy Recreate, old pods are removed first.
         if present <= set(wanted):
             for name in wanted:
                 if name not in present:

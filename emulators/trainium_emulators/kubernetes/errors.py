@@ -1,4 +1,4 @@
-"""Refusals, in the form of Kubernetes' ``Status``."""
+"""Errors in the form of Kubernetes' ``Status``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainium_emulators.kubernetes.resources import ApiResource, Json
 
 
 class ApiError(Exception):
-    """A request that is refused."""
+    """Raised for a request that is refused."""
 
     def __init__(self, code: int, reason: str, message: str, details: Json | None = None):
         super().__init__(message)
@@ -17,7 +17,7 @@ class ApiError(Exception):
         self.details = details or {}
 
     def status(self) -> Json:
-        """Body of the answer."""
+        """Body of the response."""
         return {
             "kind": "Status",
             "apiVersion": "v1",
@@ -31,19 +31,19 @@ class ApiError(Exception):
 
 
 def not_found(kind: ApiResource, name: str) -> ApiError:
-    """Build the refusal for an object that does not exist."""
+    """Build the error for an object that does not exist."""
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     return ApiError(404, "NotFound", f'{kind.reference} "{name}" not found', details)
 
 
 def already_exists(kind: ApiResource, name: str) -> ApiError:
-    """Build the refusal for a name that is taken."""
+    """Build the error for a name that is taken."""
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     return ApiError(409, "AlreadyExists", f'{kind.reference} "{name}" already exists', details)
 
 
 def conflict(kind: ApiResource, name: str) -> ApiError:
-    """Build the refusal for an object that somebody else has changed since it was read."""
+    """Build the error for an object that was changed since it was read."""
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     message = (
         f'Operation cannot be fulfilled on {kind.reference} "{name}": the object has been '
@@ -58,17 +58,17 @@ class Cause:
 
     field: str
     reason: str
-    """``FieldValueRequired`` and the like (apimachinery, meta/v1, CauseType)."""
+    """Reason such as ``FieldValueRequired`` (apimachinery, meta/v1, CauseType)."""
     message: str
 
 
 def invalid(kind: ApiResource, name: str, *causes: Cause) -> ApiError:
-    """Build the refusal for an object that is not legal (apimachinery, errors.NewInvalid)."""
+    """Build the error for an invalid object (apimachinery, errors.NewInvalid)."""
     details = {
         "name": name,
         "group": kind.group,
         "kind": kind.kind,
-        # What kubectl shows; it leaves the message out.
+        # kubectl shows the causes and omits the message.
         "causes": [
             {"reason": each.reason, "message": each.message, "field": each.field} for each in causes
         ],
@@ -80,15 +80,15 @@ def invalid(kind: ApiResource, name: str, *causes: Cause) -> ApiError:
 
 
 def denied(webhook: str, why: str) -> ApiError:
-    """An admission webhook's words (apiserver, plugin/webhook/errors)."""
+    """Build the error of an admission webhook (apiserver, plugin/webhook/errors)."""
     return ApiError(400, "BadRequest", f'admission webhook "{webhook}" denied the request: {why}')
 
 
 def forbidden(kind: ApiResource, name: str, why: str) -> ApiError:
-    """A built-in admission plugin's words (apiserver, admission.NewForbidden)."""
+    """Build the error of a built-in admission plugin (apiserver, admission.NewForbidden)."""
     return ApiError(403, "Forbidden", f'{kind.reference} "{name}" is forbidden: {why}')
 
 
 def no_such_path() -> ApiError:
-    """The server knows no such kind."""
+    """Build the error for a kind that the server does not know."""
     return ApiError(404, "NotFound", "the server could not find the requested resource")

@@ -1,4 +1,4 @@
-"""Runs the pods that are bound to nodes, each as a process group of its own (or a container)."""
+"""Runs the pods that are bound to nodes, each as its own process group (or a container)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import NodeProcess, image_environment
 
 _LAST_LINES, _LAST_BYTES = 80, 2048
-"""Limits of a termination message."""
+"""Maximum lines and bytes of a termination message."""
 MARK = "REHEARSAL_POD"
-"""Variable by which a pod's processes are known from all others."""
+"""Variable that identifies a pod's processes."""
 _FIRST_ADDRESS = 200
 """First loopback address for pods, above those of Batch's nodes and containers."""
 _ADDRESSES = 50
@@ -38,7 +38,7 @@ _RESTART_S = 0.5
 
 @dataclass(slots=True, kw_only=True)
 class Output:
-    """A container's output so far; a ``Stream`` for its node."""
+    """A container's output so far, as a ``Stream`` for its node."""
 
     name: str
     lines: list[tuple[float, str]] = field(default_factory=list)
@@ -54,7 +54,7 @@ class PodRun:
 
     pod: Json
     index: int
-    """Place in its gang."""
+    """Index in its gang."""
     output: Output
     fault: NodeFault | None = None
     node: NodeProcess | None = None
@@ -73,7 +73,7 @@ class PodRun:
         return 1 + int(self._annotations.get(volcano_objects.RETRY_COUNT, 0))
 
     def tell(self, event: str, **details: Any) -> None:
-        """Emit an event of a node; a pod that belongs to no job is none."""
+        """Emit an event of a node; a pod that belongs to no job is not a node."""
         if volcano_objects.JOB_NAME in self._annotations:
             emit(event, job_id=self.job, attempt=self.attempt, node=self.index, **details)
 
@@ -82,12 +82,12 @@ class PodRun:
         return self.pod["metadata"].get("annotations") or {}
 
     def label(self, name: str) -> str:
-        """A label of the pod; empty without it."""
+        """Return a label of the pod; empty if absent."""
         return str((self.pod["metadata"].get("labels") or {}).get(name, ""))
 
 
 def last_words(run: PodRun, code: int | None) -> Json:
-    """Return the end of a failed container's log as its message (kubelet, kuberuntime)."""
+    """Return the tail of a failed container's log as its message (kubelet, kuberuntime)."""
     policy = run.pod["spec"]["containers"][0].get("terminationMessagePolicy")
     if not code or policy != "FallbackToLogsOnError":
         return {}
@@ -96,7 +96,7 @@ def last_words(run: PodRun, code: int | None) -> Json:
 
 
 def container_status(run: PodRun, state: Json, *, ready: bool) -> Json:
-    """An entry of ``containerStatuses``."""
+    """Return an entry of ``containerStatuses``."""
     container = run.pod["spec"]["containers"][0]
     return {
         "name": container["name"],
@@ -114,7 +114,7 @@ class Kubelet:
     """The kubelet of every node of the cluster."""
 
     def __init__(self, store: Store, settings: EmulatorSettings, claims: Path) -> None:
-        """``claims`` is the folder that has one for each claim that pods mount."""
+        """Take ``claims``, the parent folder of those for the claims that pods mount."""
         self._store = store
         self._settings = settings
         self._claims = claims
@@ -124,20 +124,20 @@ class Kubelet:
         self._addresses = 0
 
     def take_address(self) -> str:
-        """A loopback address for the next pod; the oldest one's when all have been used."""
+        """Return a loopback address for the next pod; reuse the oldest when all have been used."""
         self._addresses += 1
         index = _FIRST_ADDRESS + self._addresses % _ADDRESSES
         return node_address(self._settings.addresses, index)
 
     def start(self, pod: Json, *, index: int = 0, fault: NodeFault | None = None) -> None:
-        """Run a bound pod, which has its address."""
+        """Run a bound pod, which already has its address."""
         uid = pod["metadata"]["uid"]
         run = PodRun(pod=pod, index=index, output=Output(name=uid), fault=fault)
         self._runs[uid] = run
         threading.Thread(target=self._live, args=(run,), daemon=True).start()
 
     def nodes(self, job: str, attempt: int) -> Mapping[int, NodeProcess]:
-        """Running nodes of one attempt of a job, by their place."""
+        """Return the running nodes of one attempt of a job by index."""
         return {
             run.index: run.node
             for run in list(self._runs.values())
@@ -145,22 +145,22 @@ class Kubelet:
         }
 
     def running(self) -> bool:
-        """True while any pod runs."""
+        """True while any pod is running."""
         return any(not run.ended for run in list(self._runs.values()))
 
     # --- what the API server asks ---------------------------------------------------------------
     def lines(self, uid: str) -> list[tuple[float, str]]:
-        """Output of a pod so far; the list grows."""
+        """Return a pod's output so far; the list keeps growing."""
         run = self._runs.get(uid)
         return run.output.lines if run else []
 
     def has_ended(self, uid: str) -> bool:
-        """Tell whether a pod writes no more; one that has not started may yet."""
+        """Tell whether a pod will write no more; one that has not started still may."""
         run = self._runs.get(uid)
         return run is not None and run.ended
 
     def environment(self, uid: str) -> tuple[Mapping[str, str], Path] | None:
-        """Environment and folder of a pod that runs as processes."""
+        """Return the environment and folder of a pod that runs as processes."""
         run = self._runs.get(uid)
         if run is None or run.node is None or run.ended or self._settings.engine is not None:
             return None
@@ -189,7 +189,7 @@ class Kubelet:
             self._remove(run)
 
     def _run_container(self, run: PodRun) -> tuple[int, str]:
-        """Run the container to its end: its exit code, and why the pod was ended if it was."""
+        """Run the container to its end; return its exit code, and why the pod was ended, if so."""
         node = self._start_container(run)
         deadline_s = run.pod["spec"].get("activeDeadlineSeconds")
         started_s = time.monotonic()
@@ -250,7 +250,7 @@ class Kubelet:
         return run.node
 
     def _current(self, run: PodRun) -> Json | None:
-        """The pod as it is now; None when it has gone, or another has its name."""
+        """Return the pod's current state; None if it is gone, or another pod has its name."""
         metadata = run.pod["metadata"]
         found = self._store.find(POD, metadata["namespace"], metadata["name"])
         same = found is not None and found["metadata"]["uid"] == metadata["uid"]
@@ -282,7 +282,7 @@ class Kubelet:
             "phase": phase,
             "startTime": started,
             "containerStatuses": [container_status(run, state, ready=running)],
-            # No probe is asked: a container that runs is ready.
+            # Probes are not run: a running container is ready.
             "conditions": [
                 {"type": "PodScheduled", "status": "True"},
                 {"type": "Ready", "status": "True" if running else "False"},
@@ -294,7 +294,7 @@ class Kubelet:
         self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
 
     def _wait_unresolved(self, run: PodRun, why: str) -> None:
-        """Stay as a real pod does, until somebody deletes it."""
+        """Wait, as a real pod does, until it is deleted."""
         metadata = run.pod["metadata"]
         state = {"waiting": {"reason": "CreateContainerConfigError", "message": why}}
         status = {"containerStatuses": [container_status(run, state, ready=False)]}
@@ -310,4 +310,4 @@ class Kubelet:
         try:
             self._store.remove(POD, metadata["namespace"], metadata["name"])
         except errors.ApiError:
-            return  # somebody was faster
+            return  # already removed by someone else

@@ -1,4 +1,4 @@
-"""Nodes of a node group: as many Ready ones as it wants, with what each offers to pods."""
+"""Nodes of a node group: its desired number of Ready ones, with the resources each offers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUP_LABEL = "eks.amazonaws.com/nodegroup"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedNodeGroup:
-    """The common properties of a group's nodes."""
+    """The properties common to a group's nodes."""
 
     name: str
     instance_type: str
@@ -30,7 +30,7 @@ class EmulatedNodeGroup:
 
 
 def trainium_group(name: str, instance_type: InstanceType) -> EmulatedNodeGroup:
-    """A group as the stack makes it."""
+    """Return a group as the stack creates it."""
     taint = {"key": kubernetes.TAINT, "value": "true", "effect": "NoSchedule"}
     return EmulatedNodeGroup(
         name=name,
@@ -41,7 +41,7 @@ def trainium_group(name: str, instance_type: InstanceType) -> EmulatedNodeGroup:
 
 
 def trainium_resources(instance_type: InstanceType) -> Mapping[str, str]:
-    """Return what an instance offers to pods once device plugins run, less the kubelet's part."""
+    """Return the resources for pods once device plugins run, minus the kubelet's share."""
     memory_mib = instance_type.memory_mib - kubernetes.kubelet_memory_mib(instance_type)
     return {
         "cpu": str(instance_type.num_vcpus),
@@ -53,21 +53,21 @@ def trainium_resources(instance_type: InstanceType) -> Mapping[str, str]:
 
 
 def members(store: Store, group: str) -> list[Json]:
-    """Nodes of a group, by name."""
+    """Return the nodes of a group, sorted by name."""
     return store.list(NODE, labels=f"{GROUP_LABEL}={group}")
 
 
 def instance_of(node: Json) -> str:
-    """Id of the instance that a node is."""
+    """Return the instance id of a node."""
     return str(node["spec"]["providerID"]).rpartition("/")[2]
 
 
 def scale(store: Store, group: EmulatedNodeGroup, number: int) -> None:
-    """Have as many nodes, as an Auto Scaling group sees to it.
+    """Add or remove nodes to reach a number, as an Auto Scaling group does.
 
-    Which ones go is the group's own choice: it compares zones, launch templates and ages (Amazon
-    EC2 Auto Scaling user guide, configure termination policies) and knows nothing of pods. The
-    choice here is the worst of those that it may make: nodes with pods go first.
+    A group chooses by itself which ones to remove: it compares zones, launch templates and ages
+    (Amazon EC2 Auto Scaling user guide, configure termination policies) and knows nothing of
+    pods. The choice here is the worst it could make: nodes with pods go first.
     """
     present = members(store, group.name)
     names = {node["metadata"]["name"] for node in present}
@@ -80,11 +80,11 @@ def scale(store: Store, group: EmulatedNodeGroup, number: int) -> None:
 
 
 def remove(store: Store, node: Json) -> None:
-    """Take a node away; its pods are evicted."""
+    """Remove a node and evict its pods."""
     name = node["metadata"]["name"]
     store.remove(NODE, "", name)
     for pod in _pods_on(store, name):
-        with contextlib.suppress(errors.ApiError):  # gone by itself
+        with contextlib.suppress(errors.ApiError):  # already gone
             store.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
 
 

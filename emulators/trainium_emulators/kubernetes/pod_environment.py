@@ -1,4 +1,4 @@
-"""Resolves the environment and the command of a pod's container, as the kubelet does."""
+"""Resolves the environment and command of a pod's container, as the kubelet does."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiAccess:
-    """Address and credentials of this machine's API server, for pods."""
+    """Address and credentials of the local API server, for pods."""
 
     endpoint: str
     folder: Path
-    """Parent of the service accounts' folders, for pods that mount a token."""
+    """Parent folder of the service accounts' folders, for pods that mount a token."""
     token: str | None = None
-    """The one token that the server takes, if it takes no others."""
+    """The only token that the server accepts, if there is just one."""
 
     def credentials(self, pod: Json) -> Path:
-        """Folder with the token of the pod's service account."""
+        """Return the folder with the token of the pod's service account."""
         namespace = pod["metadata"]["namespace"]
         account = pod["spec"].get("serviceAccountName") or "default"
         own = self.folder / str(namespace) / str(account)
@@ -41,15 +41,15 @@ class ApiAccess:
 
 
 class Unresolved(ValueError):
-    """A reference in a pod leads nowhere: the container cannot be made."""
+    """Raised for a dangling reference in a pod: its container cannot be created."""
 
 
 def container_environment(store: Store, pod: Json, claims: Path) -> dict[str, str]:
     """Resolve every variable of the first container.
 
-    What a pod has to itself is put in words instead: the host names that Volcano lists become
-    addresses, as nobody can add names to the resolver of this machine, and the mount points of
-    claims become folders below ``claims``, as nobody can mount here.
+    What a real pod has to itself is replaced in the values: the host names that Volcano lists
+    become addresses, as this machine's resolver takes no additions, and the mount points of
+    claims become folders below ``claims``, as nothing can be mounted here.
     """
     mounts = _mounts(pod, claims)
     environment: dict[str, str] = {}
@@ -69,7 +69,7 @@ def container_environment(store: Store, pod: Json, claims: Path) -> dict[str, st
 
 
 def _address(store: Store, pod: Json, host: str) -> str:
-    """Resolve a host name behind a headless service, as the cluster's DNS does, or keep it."""
+    """Resolve a host name of a headless service, as the cluster's DNS does, or return it as is."""
     name, _, domain = host.partition(".")
     for other in store.list(POD, pod["metadata"]["namespace"]):
         spec = other["spec"]
@@ -81,10 +81,10 @@ def _address(store: Store, pod: Json, host: str) -> str:
 def container_command(
     pod: Json, environment: Mapping[str, str], claims: Path, api: ApiAccess | None = None
 ) -> list[str]:
-    """Command and arguments; what the image would start is not known here.
+    """Return command and arguments; the image's own are not known here.
 
-    A program that listens on all of its pod's addresses gets the one that the pod has here, and
-    one that calls the API server the server's own.
+    In them, the wildcard address becomes the pod's own, and the API server's usual address the
+    one it has here.
     """
     container = pod["spec"]["containers"][0]
     words: Sequence[str] = [*(container.get("command") or ()), *(container.get("args") or ())]
@@ -104,7 +104,7 @@ def container_command(
 
 
 def _mounts(pod: Json, claims: Path) -> dict[str, Path]:
-    """Folders of the claims that the container mounts, by mount point."""
+    """Return the folders of the claims that the container mounts, by mount point."""
     names = {
         volume["name"]: volume["persistentVolumeClaim"]["claimName"]
         for volume in pod["spec"].get("volumes") or ()
@@ -120,14 +120,14 @@ def _mounts(pod: Json, claims: Path) -> dict[str, Path]:
 
 
 def _moved(text: str, mounts: Mapping[str, Path]) -> str:
-    """Put the folder for a mount point that begins a path."""
+    """Replace a mount point at the beginning of a path by its folder."""
     for point, folder in mounts.items():
         text = re.sub(rf"(?<![^=:,]){re.escape(point)}(?=[/:,]|$)", str(folder), text)
     return text
 
 
 def expanded(text: str, environment: Mapping[str, str]) -> str:
-    """Put variables for ``$(NAME)``; unknown ones stay, ``$$(NAME)`` is an escape."""
+    """Expand ``$(NAME)``; unknown variables stay, and ``$$(NAME)`` is an escape."""
 
     def value(found: re.Match[str]) -> str:
         if found[1]:
@@ -154,7 +154,7 @@ def _looked_up(store: Store, pod: Json, source: Json) -> str | None:
 
 
 def _field(pod: Json, path: str) -> str:
-    """The downward API (kubernetes.io/docs/concepts/workloads/pods/downward-api)."""
+    """Resolve a downward API field (kubernetes.io/docs/concepts/workloads/pods/downward-api)."""
     if found := _ANNOTATED.fullmatch(path):
         # A missing annotation is an empty value, not an error.
         return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))

@@ -1,4 +1,4 @@
-"""Reads Kubernetes' quantities and adds up what pods and gangs request."""
+"""Parses Kubernetes' quantities and adds up the requests of pods and gangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Amounts = Mapping[str, Fraction]
 
 
 def quantity(text: str | int | float) -> Fraction:
-    """A Kubernetes quantity as a number."""
+    """Convert a Kubernetes quantity to a number."""
     found = re.fullmatch(r"([0-9.]+)([a-zA-Z]*)", str(text))
     if found is None or found[2] not in _UNITS:
         raise ValueError(f"{text} is not a quantity")
@@ -26,12 +26,12 @@ def quantity(text: str | int | float) -> Fraction:
 
 
 def amounts(given: Mapping[str, str | int] | None) -> Amounts:
-    """A resource list as numbers."""
+    """Convert a resource list to numbers."""
     return {name: quantity(value) for name, value in (given or {}).items()}
 
 
 def total(parts: Iterable[Amounts]) -> Amounts:
-    """The sum."""
+    """Add up resource lists."""
     result: Counter[str] = Counter()
     for part in parts:
         result.update(dict(part))
@@ -39,7 +39,7 @@ def total(parts: Iterable[Amounts]) -> Amounts:
 
 
 def pod_requests(spec: Json) -> Amounts:
-    """Return a pod's requests; limits count for requests that are not given."""
+    """Return a pod's requests; missing requests default to the limits."""
     resources = [container.get("resources", {}) for container in spec["containers"]]
     return total(amounts({**r.get("limits", {}), **r.get("requests", {})}) for r in resources)
 

@@ -1,4 +1,4 @@
-"""Authenticates callers, and authorises them by the roles in the store, as Kubernetes' RBAC.
+"""Authenticates callers, and authorises them by the roles in the store, like Kubernetes' RBAC.
 
 From kubernetes.io/docs/reference/access-authn-authz (authorization, RBAC, user impersonation) and,
 for connections to pods, pkg/registry/core/pod/rest of 1.35, where a websocket's GET needs the
@@ -23,32 +23,32 @@ from trainium_emulators.kubernetes.resources import (
 from trainium_emulators.kubernetes.store import Store
 
 MASTERS = "system:masters"
-"""The group that no role binds and no rule stops."""
+"""The group that may do everything, whatever the roles say."""
 _CONNECTIONS = ("exec", "portforward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """A user with groups, as an authenticator tells them."""
+    """A user with groups, as determined by an authenticator."""
 
     name: str
     groups: frozenset[str] = frozenset()
 
 
 ADMIN = Caller(name="rehearsal", groups=frozenset({MASTERS}))
-"""The caller where nobody is asked for a name."""
+"""The caller where no authentication is required."""
 
 
 _ACCOUNT = "system:serviceaccount:"
 
 
 def service_account(namespace: str, name: str) -> str:
-    """Name of a service account as a user; here also its token."""
+    """Return a service account's user name, which is also its token here."""
     return f"{_ACCOUNT}{namespace}:{name}"
 
 
 def account_of(token: str) -> Caller | None:
-    """The service account whose token this is; it has no rights but those that roles give it."""
+    """Return the service account with this token; it only has the rights that roles give it."""
     if not token.startswith(_ACCOUNT):
         return None
     namespace = token.removeprefix(_ACCOUNT).partition(":")[0]
@@ -57,25 +57,25 @@ def account_of(token: str) -> Caller | None:
 
 
 def everybody_is_admin(token: str) -> Caller | None:
-    """The authenticator of a cluster that its user has for herself."""
+    """Authenticate everybody as the administrator, for a cluster with a single user."""
     return ADMIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """One access that a request needs."""
+    """One permission that a request needs."""
 
     verb: str
     group: str
     resource: str
-    """Resource with its part, such as ``pods/log``."""
+    """Resource with its subresource, such as ``pods/log``."""
     namespace: str
-    """Empty: of the whole cluster."""
+    """Namespace; empty for the whole cluster."""
     name: str = ""
 
 
 def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]:
-    """Return the accesses that a request needs; all of them have to be allowed."""
+    """Return the permissions that a request needs; all of them must be granted."""
     resource = target.kind.plural + (f"/{target.part}" if target.part else "")
 
     def access(verb: str) -> Access:
@@ -100,7 +100,7 @@ def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]
 
 
 def impersonated(caller: Caller, headers: Mapping[str, str], groups: Iterable[str]) -> Caller:
-    """The user that an administrator wants to be taken for, as with ``kubectl --as``."""
+    """Return the user that an administrator impersonates, as with ``kubectl --as``."""
     name = headers.get("Impersonate-User")
     if name is None:
         return caller
@@ -112,7 +112,7 @@ def impersonated(caller: Caller, headers: Mapping[str, str], groups: Iterable[st
 
 
 class Authorizer:
-    """Decides by the roles that are in the store, and keeps what was asked by whom."""
+    """Authorises by the roles in the store, and records who requested what."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -120,7 +120,7 @@ class Authorizer:
         self._asked: set[tuple[str, Access]] = set()
 
     def check(self, caller: Caller, accesses: Iterable[Access]) -> None:
-        """Refuse what is not allowed."""
+        """Refuse requests that are not allowed."""
         for access in accesses:
             with self._lock:
                 self._asked.add((caller.name, access))
@@ -128,7 +128,7 @@ class Authorizer:
                 raise _forbidden(caller, access)
 
     def asked_by(self, name: str) -> frozenset[Access]:
-        """Return every access that a user has asked for, allowed or not."""
+        """Return every permission that a user's requests needed, granted or not."""
         with self._lock:
             return frozenset(access for caller, access in self._asked if caller == name)
 
@@ -165,7 +165,7 @@ def _is(caller: Caller, subject: Json) -> bool:
 
 
 def covers(rule: Json, access: Access) -> bool:
-    """Tell whether a role's rule allows an access; names are of single objects, so never lists."""
+    """Tell whether a rule grants a permission; with resource names it never covers lists."""
     names = rule.get("resourceNames") or ()
     return (
         _has(rule.get("verbs"), access.verb)
@@ -180,7 +180,7 @@ def _has(words: Iterable[str] | None, word: str) -> bool:
 
 
 def _forbidden(caller: Caller, access: Access) -> errors.ApiError:
-    """Word a refusal as the API server does (apiserver, responsewriters, ForbiddenMessage
+    """Format a refusal as the API server does (apiserver, responsewriters, ForbiddenMessage
     and errors.NewForbidden)."""
     plural = access.resource.partition("/")[0]
     qualified = f"{plural}.{access.group}" if access.group else plural

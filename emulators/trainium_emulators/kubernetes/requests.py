@@ -1,4 +1,4 @@
-"""Reads a request: where its path leads, what its body says, what a patch makes of an object."""
+"""Parses requests: the target of the path, the manifest in the body, and patches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MERGE_KEYS = {
     "env": ("name",),
     "initContainers": ("name",),
     "ownerReferences": ("uid",),
-    # Of a Service, and of a container.
+    # ports of a Service and of a container
     "ports": ("port", "containerPort"),
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
@@ -32,17 +32,17 @@ other list is replaced."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A collection, an object in it, or a part of that."""
+    """The target of a request: a collection, an object in it, or a subresource."""
 
     kind: ApiResource
     namespace: str | None
-    """None: all namespaces. Objects outside namespaces are kept under the empty name."""
+    """None: all namespaces. Cluster-scoped objects are stored under the empty name."""
     name: str | None = None
     part: str | None = None
 
 
 def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
-    """Take ``/api/v1/...`` or ``/apis/<group>/<version>/...`` apart."""
+    """Parse ``/api/v1/...`` or ``/apis/<group>/<version>/...``."""
     words = [word for word in path.split("/") if word]
     if words[:1] == ["api"]:
         api_version, rest = words[1], words[2:]
@@ -61,7 +61,7 @@ def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
 
 
 async def read_body(request: web.Request) -> Json:
-    """The manifest, JSON or YAML."""
+    """Parse the manifest, which is JSON or YAML."""
     text = await request.text()
     try:
         body = yaml.safe_load(text) if "yaml" in request.content_type else json.loads(text or "{}")
@@ -71,7 +71,7 @@ async def read_body(request: web.Request) -> Json:
 
 
 def patched(content_type: str, base: Json, patch: Json) -> Json:
-    """Apply a patch to an object, in the way its content type asks for."""
+    """Apply a patch to an object according to the patch's content type."""
     match content_type:
         case "application/json-patch+json":
             return operated(base, patch)  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def patched(content_type: str, base: Json, patch: Json) -> Json:
 
 
 def merged(base: Any, patch: Any) -> Any:
-    """RFC 7396: what a JSON merge patch makes of ``base``."""
+    """Apply a JSON merge patch to ``base`` (RFC 7396)."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
     result = dict(base) if isinstance(base, dict) else {}
@@ -96,7 +96,7 @@ def merged(base: Any, patch: Any) -> Any:
 
 
 def strategic(base: Any, patch: Any) -> Any:
-    """A strategic merge patch, as ``kubectl apply`` sends it for built-in kinds."""
+    """Apply a strategic merge patch, which ``kubectl apply`` sends for built-in kinds."""
     if not isinstance(patch, dict) or patch.get("$patch") == "replace":
         clean = patch if not isinstance(patch, dict) else _without_directives(patch)
         return copy.deepcopy(clean)
@@ -106,7 +106,7 @@ def strategic(base: Any, patch: Any) -> Any:
             name = key.partition("/")[2]
             result[name] = [item for item in result.get(name, ()) if item not in value]
         elif key.startswith("$"):
-            continue  # order and retained keys change nothing that is read here
+            continue  # order and retained keys do not matter to any reader here
         elif value is None:
             result.pop(key, None)
         elif isinstance(value, list) and key in _MERGE_KEYS:
@@ -137,7 +137,7 @@ def _merged_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> li
 
 
 def operated(base: Json, operations: list[Json]) -> Json:
-    """RFC 6902, without ``move`` and ``copy``."""
+    """Apply a JSON patch (RFC 6902), without ``move`` and ``copy``."""
     root: Any = {"": copy.deepcopy(base)}
     for operation in operations:
         *way, last = ("" + operation["path"]).split("/")

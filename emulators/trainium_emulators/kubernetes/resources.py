@@ -1,4 +1,4 @@
-"""Kinds of objects that the server holds; anything else is not found, as on a cluster without it.
+"""Kinds of objects that the server stores; it answers "not found" for any other, as a cluster does.
 
 Names, short names and scopes are Kubernetes 1.35's (``kubectl api-resources``) and Volcano 1.15.1's
 (config/crd/volcano/bases).
@@ -31,17 +31,17 @@ class ApiResource:
 
     @property
     def is_custom(self) -> bool:
-        """True for kinds that a CustomResourceDefinition made known."""
+        """True for kinds defined by a CustomResourceDefinition."""
         return "." in self.group and not self.group.endswith(".k8s.io")
 
     @property
     def reference(self) -> str:
-        """Name in messages: ``jobs.batch.volcano.sh``, ``pods``."""
+        """Name used in messages, such as ``jobs.batch.volcano.sh`` or ``pods``."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
 _TABLE: Mapping[tuple[str, str], tuple[str, ...]] = {
-    # kind plural short...; a leading ! means that it belongs to no namespace
+    # kind plural short...; a leading ! marks a kind without namespace
     ("", "v1"): (
         "Pod pods po",
         "Service services svc",
@@ -122,7 +122,7 @@ QUEUE = _built_in("scheduling.volcano.sh/v1beta1", "Queue")
 
 
 def defined_kinds(definition: Json) -> tuple[ApiResource, ...]:
-    """Return the kinds that a CustomResourceDefinition adds."""
+    """Return the kinds that a CustomResourceDefinition defines."""
     spec = definition["spec"]
     return tuple(
         ApiResource(

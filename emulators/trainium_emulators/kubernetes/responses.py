@@ -1,4 +1,4 @@
-"""Answers in the forms that clients ask for: kubectl's tables, watches, and followed logs."""
+"""Formats responses as clients request them: kubectl's tables, watches, and followed logs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _status(*names: str) -> Callable[[Json], Any]:
 
 
 def _pod_status(entry: Json) -> str:
-    """Word a pod's state as kubectl does: its phase, or why it ended (printers, printPod)."""
+    """Describe a pod's state as kubectl does: its phase, or why it ended (printers, printPod)."""
     if "deletionTimestamp" in entry["metadata"]:
         return "Terminating"
     status = entry.get("status", {})
@@ -93,7 +93,7 @@ _COLUMNS: Mapping[ApiResource, Sequence[Column]] = {
 
 
 def table(kind: ApiResource, entries: Sequence[Json], *, version: int) -> Json:
-    """The objects as rows."""
+    """Format objects as a table."""
     columns = _COLUMNS.get(kind, ())
     names = ["Name", *(name for name, _ in columns), "Age"]
     return {
@@ -138,17 +138,17 @@ def _age(entry: Json) -> str:
 
 
 def wants_table(request: web.Request) -> bool:
-    """Tell whether the client wants rows to print."""
+    """Tell whether the client requests a table to print."""
     return "as=Table" in request.headers.get("Accept", "")
 
 
 def wants_watch(request: web.Request) -> bool:
-    """Tell whether the client wants changes as they happen."""
+    """Tell whether the client requests a watch."""
     return request.query.get("watch", "").lower() in ("1", "true")
 
 
 async def watch(request: web.Request, store: Store, target: Target) -> web.StreamResponse:
-    """Send changes as they happen; without a resource version, what there is comes first."""
+    """Send changes as they happen; without a resource version, send existing objects first."""
     changes: asyncio.Queue[StoreChange] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     given = request.query.get("resourceVersion", "")
@@ -192,7 +192,7 @@ async def watch(request: web.Request, store: Store, target: Target) -> web.Strea
 
 
 class _Chosen:
-    """Decides which changes a watch with selectors sees, and as what."""
+    """Decides which changes a watch with selectors sees, and as which event type."""
 
     def __init__(self, request: web.Request, target: Target) -> None:
         self._labels = request.query.get("labelSelector", "")
@@ -201,7 +201,7 @@ class _Chosen:
         self._known: set[str] = set()
 
     def event(self, type_: str, entry: Json) -> tuple[str, Json] | None:
-        """An object that is selected no more is deleted to the watcher."""
+        """Return the event for a change; an object no longer selected appears as deleted."""
         uid = entry["metadata"]["uid"]
         inside = self._namespace in (None, entry["metadata"].get("namespace", ""))
         if not inside:
@@ -240,7 +240,7 @@ async def _line(response: web.StreamResponse, document: Json) -> None:
 
 
 async def log(request: web.Request, pod: Json, runs: Runs) -> web.StreamResponse:
-    """A container's output, and what it goes on to write when ``follow`` is asked for."""
+    """Return a container's output, including future output if ``follow`` is requested."""
     lines = runs.lines(pod["metadata"]["uid"])
     query = request.query
     follow = query.get("follow", "").lower() in ("1", "true")

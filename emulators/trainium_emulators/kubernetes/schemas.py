@@ -1,13 +1,13 @@
-"""Judges an object by itself, as the API server does: its schema, its names and its labels.
+"""Validates single objects as the API server does: schema, names and labels.
 
-Built-in kinds are judged by Kubernetes' own OpenAPI schemas, which kubernetes-validate carries;
+Built-in kinds are validated by Kubernetes' own OpenAPI schemas, which kubernetes-validate contains;
 Volcano's field by field after config/crd/volcano/bases of github.com/volcano-sh/volcano, 1.15.1
-(generated from volcano.sh/apis), as far as this project writes its objects: a field that is left
-out here is refused as if Volcano did not know it. Messages are those of the API server:
+(generated from volcano.sh/apis), but only the fields that this project uses: any other field is
+refused as if Volcano did not know it. Messages are those of the API server:
 apimachinery (util/validation, runtime/serializer) and kube-openapi (validation/errors).
 
-A server drops fields that it does not know and sends a warning, unless it is asked to be strict, as
-kubectl does. Programs do not read the warning, so this one is always strict.
+A real server drops unknown fields with a warning, unless the client asks it to be strict, as
+kubectl does. Programs do not read the warning, so this server is always strict.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_NAME}(\.{_NAME})*")
 _LABEL = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _MAX_NAME, _MAX_LABEL = 253, 63
-# Whose names are path segments, not names in DNS (rbac/validation, ValidateRBACName).
+# Their names are path segments, not DNS names (rbac/validation, ValidateRBACName).
 _FREE_NAMES = ("rbac.authorization.k8s.io",)
 
 
@@ -164,7 +164,7 @@ SCHEMAS: Mapping[ApiResource, Json] = {
 
 
 def check(kind: ApiResource, entry: Json) -> None:
-    """Refuse what is no object of its kind; a status is not looked at, only its owner writes it."""
+    """Refuse an object that is invalid for its kind; its status, its owner's alone, is skipped."""
     spec = {key: value for key, value in entry.items() if key != "status"}
     spec |= {"apiVersion": kind.api_version, "kind": kind.kind}
     found = sorted(_mistakes(kind, spec), key=lambda each: [str(part) for part in each.path])
@@ -200,7 +200,7 @@ def _mistakes(kind: ApiResource, entry: Json) -> Iterator[Any]:
 
 
 def _innermost(mistake: Any) -> Iterable[Any]:
-    """Descend to the innermost mistake where one of several forms is allowed (mostly: or null)."""
+    """Find the innermost error where one of several forms is allowed (mostly "or null")."""
     if not mistake.context:
         return (mistake,)
     deepest = max(len(each.absolute_path) for each in mistake.context)
@@ -300,7 +300,7 @@ def _wrong(field: str, value: str, why: str) -> errors.Cause:
 
 
 def _of_metadata(kind: ApiResource, metadata: Json) -> Iterator[errors.Cause]:
-    """Names and labels, whose form no schema tells."""
+    """Check names and labels, whose form no schema defines."""
     name = str(metadata.get("name") or "")
     shown = json.dumps(name)
     if name and kind.group not in _FREE_NAMES:

@@ -12,27 +12,27 @@ from trainium_emulators.nodes.node import Engine
 
 
 def no_fault(run: str) -> NodeFault | None:
-    """Provoke no fault, which is the default."""
+    """Inject no fault, which is the default."""
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatorSettings:
-    """Settings of one cluster."""
+    """Settings of a cluster."""
 
     aws_endpoint: str = ""
-    """Emulator of AWS that pods talk to; empty: none."""
+    """Endpoint of the AWS emulator that pods use; empty for none."""
     processes_per_node: int = 1
     processes_of: Mapping[str, int] = field(default_factory=dict)
-    """Processes per node of single workloads, by the label of their pods."""
+    """Processes per node for individual workloads, by the label of their pods."""
     addresses: str = "127.0.0"
     """The first three numbers of the pods' loopback addresses."""
     engine: Engine | None = None
     take_fault: Callable[[str], NodeFault | None] = no_fault
-    """Hands out the fault that is armed for a run, once."""
+    """Takes the fault that is armed for a run, once."""
     claims: Path | None = None
-    """Folder for the files of claims, in ``<namespace>/<claim>``; None: one of its own."""
+    """Folder for the files of claims, in ``<namespace>/<claim>``; None creates one."""
     identify: Callable[[str], Caller | None] = everybody_is_admin
-    """Tells who sends a bearer token; None for nobody that the cluster knows."""
+    """Identifies the sender of a bearer token; None for an unknown one."""
     count_nodes: bool = False
-    """True: pods need a node with room; false: there always is one."""
+    """True if pods need a node with free resources; false if there always is one."""

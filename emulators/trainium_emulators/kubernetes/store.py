@@ -1,4 +1,4 @@
-"""Keeps the cluster's objects: versioned, selected, watched, and deleted with their owners."""
+"""Stores the cluster's objects, with versions, selectors, watches and deletion by owner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Admission = Callable[["Store", Json], Json]
 
 
 def matches(entry: Json, *, labels: str = "", fields: str = "") -> bool:
-    """Tell whether both selectors select an object (an empty one selects everything)."""
+    """Tell whether both selectors match an object (an empty one matches everything)."""
     own = entry["metadata"].get("labels") or {}
     return all(_holds(term, own) for term in _terms(labels)) and all(
         _holds_field(term, entry) for term in _terms(fields)
@@ -38,7 +38,7 @@ def matches(entry: Json, *, labels: str = "", fields: str = "") -> bool:
 
 
 def _terms(selector: str) -> list[str]:
-    """The parts between commas that are not inside brackets."""
+    """Split a selector at commas outside brackets."""
     return [term.strip() for term in re.split(r",(?![^(]*\))", selector) if term.strip()]
 
 
@@ -61,13 +61,13 @@ def _holds_field(term: str, entry: Json) -> bool:
 
 
 def now() -> str:
-    """Time as Kubernetes writes it."""
+    """Return the current time in Kubernetes' format."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreChange:
-    """One change, as a watch reports it."""
+    """One change as a watch reports it."""
 
     version: int
     type: str
@@ -93,11 +93,11 @@ class Store:
 
     @property
     def version(self) -> int:
-        """Version of the newest change."""
+        """Version of the latest change."""
         return self._version
 
     def find_kind(self, api_version: str, kind: str) -> ApiResource:
-        """The kind of a manifest."""
+        """Return the kind of a manifest."""
         for known in self.kinds:
             if (known.api_version, known.kind) == (api_version, kind):
                 return known
@@ -105,7 +105,7 @@ class Store:
         raise errors.ApiError(404, "NotFound", message)
 
     def get(self, kind: ApiResource, namespace: str, name: str) -> Json:
-        """A copy of one object."""
+        """Return a copy of one object."""
         with self._lock:
             entry = self._objects.get((kind, namespace, name))
             if entry is None:
@@ -113,7 +113,7 @@ class Store:
             return copy.deepcopy(entry)
 
     def find(self, kind: ApiResource, namespace: str, name: str) -> Json | None:
-        """A copy of one object, or None."""
+        """Return a copy of one object, or None."""
         try:
             return self.get(kind, namespace, name)
         except errors.ApiError:
@@ -122,7 +122,7 @@ class Store:
     def list(
         self, kind: ApiResource, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> list[Json]:
-        """Copies of the selected objects by namespace and name; None: of every namespace."""
+        """Return copies of matching objects by namespace and name; None means all namespaces."""
         with self._lock:
             found = [
                 copy.deepcopy(entry)
@@ -136,7 +136,7 @@ class Store:
     def create(
         self, kind: ApiResource, namespace: str, entry: Json, *, dry_run: bool = False
     ) -> Json:
-        """Add an object; returns it as it is kept."""
+        """Add an object; return it as stored."""
         entry = copy.deepcopy(entry)
         metadata = entry.setdefault("metadata", {})
         if "name" not in metadata and "generateName" in metadata:
@@ -170,13 +170,13 @@ class Store:
         owners = {owner["uid"] for owner in metadata.get("ownerReferences", ())}
         present = {entry["metadata"]["uid"] for entry in self._objects.values()} if owners else ()
         if owners.difference(present):
-            # The garbage collector would delete it again.
+            # The garbage collector would delete it right away.
             raise errors.ApiError(404, "NotFound", f"the owner of {metadata['name']} has gone")
 
     def update(
         self, kind: ApiResource, namespace: str, name: str, change: Callable[[Json], Json | None]
     ) -> Json:
-        """Put what ``change`` makes of an object (or changes in it) in its place."""
+        """Replace an object by what ``change`` returns, or by the object as it changed it."""
         with self._lock:
             old = self.get(kind, namespace, name)
             new = copy.deepcopy(old)
@@ -197,7 +197,7 @@ class Store:
             return self._keep("MODIFIED", kind, new)
 
     def set_status(self, kind: ApiResource, namespace: str, name: str, status: Json) -> None:
-        """Put parts of an object's status; an object that has gone is none of our business."""
+        """Set parts of an object's status; ignore an object that is gone."""
 
         def change(entry: Json) -> None:
             entry["status"] = {**entry.get("status", {}), **status}
@@ -211,9 +211,9 @@ class Store:
     def delete(
         self, kind: ApiResource, namespace: str, name: str, *, grace_s: int | None = None
     ) -> Json:
-        """Remove an object and what it owns; a pod that runs is only marked.
+        """Remove an object and what it owns; a running pod is only marked.
 
-        Its kubelet then stops it, and calls ``remove``. Without any grace it goes at once.
+        Its kubelet then stops it and calls ``remove``. Without a grace period it goes at once.
         """
         with self._lock:
             entry = self.get(kind, namespace, name)
@@ -228,7 +228,7 @@ class Store:
             return self.remove(kind, namespace, name)
 
     def remove(self, kind: ApiResource, namespace: str, name: str) -> Json:
-        """Remove an object at once; what it owns is deleted as ``delete`` does it."""
+        """Remove an object at once; what it owns is deleted as by ``delete``."""
         with self._lock:
             entry = self._objects.pop((kind, namespace, name), None)
             if entry is None:
@@ -243,9 +243,9 @@ class Store:
             return entry
 
     def listen(self, listener: Listener, *, since: int | None = None) -> Callable[[], None]:
-        """Call ``listener`` at every change after version ``since``; returns how to stop it.
+        """Call ``listener`` on every change after version ``since``; return a function to stop.
 
-        It is called under the store's lock and must return at once.
+        The listener is called under the store's lock and must return at once.
         """
         with self._lock:
             for change in self._history if since is not None else ():
@@ -260,7 +260,7 @@ class Store:
         return stop
 
     def _keep(self, type_: str, kind: ApiResource, entry: Json) -> Json:
-        """Put an object in its place and tell the listeners."""
+        """Store an object and notify the listeners."""
         metadata = entry["metadata"]
         self._objects[kind, metadata.get("namespace", ""), metadata["name"]] = entry
         self._announce(type_, kind, entry)

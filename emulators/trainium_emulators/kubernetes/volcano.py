@@ -1,7 +1,7 @@
-"""Volcano's controller and scheduler: turns jobs into gangs of pods, and restarts or ends them.
+"""Volcano's controller: turns jobs into gangs of pods, and restarts or ends them.
 
-What it decides is in ``volcano_rules`` and ``scheduling``; the order of effects follows Volcano
-1.15.1 (pkg/controllers/job/job_controller_actions.go, syncJob and killPods).
+Decisions are made in ``volcano_rules`` and ``volcano_scheduler``; the order of effects follows
+Volcano 1.15.1 (pkg/controllers/job/job_controller_actions.go, syncJob and killPods).
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import wait_for
 
 DELETED = "Deleted"
-"""Reported for a job that has been deleted; not a phase of Volcano's."""
+"""Phase reported for a job that has been deleted; Volcano has no such phase."""
 ENDED = (*FINISHED, DELETED)
 _TICK_S = 0.1
 _START_LIMIT_S = 30.0
 
 
 class VolcanoController:
-    """A thread that brings all jobs forward."""
+    """A thread that advances all jobs."""
 
     def __init__(
         self, store: Store, kubelet: Kubelet, scheduler: GangScheduler, settings: EmulatorSettings
@@ -56,11 +56,11 @@ class VolcanoController:
         self._stop_listening = store.listen(self._changes.put)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; pods are not touched."""
+        """Stop the thread; pods are not touched."""
         self._stop_listening()
         self._changes.put(None)
         self._thread.join()
@@ -91,7 +91,7 @@ class VolcanoController:
         elif change.kind == VOLCANO_JOB and change.type == "DELETED":
             self._tell(change.entry, DELETED)
         elif change.kind == COMMAND and change.type == "ADDED":
-            # Before it is carried out: not more than once, and also when there is no such job.
+            # Before executing it: never more than once, and even if there is no such job.
             if self._store.find(COMMAND, metadata["namespace"], metadata["name"]) is not None:
                 self._store.delete(COMMAND, metadata["namespace"], metadata["name"])
             target = change.entry["target"]["name"]
@@ -101,7 +101,7 @@ class VolcanoController:
             self._on_pod(change)
 
     def _on_pod(self, change: StoreChange) -> None:
-        """Turn changes of pods into the events that policies are about."""
+        """Turn changes of pods into the events that policies refer to."""
         pod = change.entry
         uid, annotations = pod["metadata"]["uid"], pod["metadata"].get("annotations") or {}
         phase = pod.get("status", {}).get("phase", "Pending")
@@ -132,7 +132,7 @@ class VolcanoController:
         self._phases[uid] = phase
 
     def _act(self, job: Json, action: str, why: str) -> None:
-        """Execute an action in the phase that the job is in (state/*.go)."""
+        """Execute an action in the job's current phase (state/*.go)."""
         phase = job["status"].get("state", {}).get("phase", "Pending")
         if action == "ResumeJob":
             if phase in ("Aborting", "Aborted"):
@@ -142,7 +142,7 @@ class VolcanoController:
 
     # --- phases ---------------------------------------------------------------------------------
     def _sync(self, job: Json) -> None:
-        """Bring one job forward."""
+        """Advance one job."""
         phase = job.get("status", {}).get("state", {}).get("phase")
         if phase is None:
             self._set(job, "Pending", {"minAvailable": job["spec"]["minAvailable"], "version": 0,
@@ -152,16 +152,16 @@ class VolcanoController:
         if phase in ("Pending", "Running"):
             volcano_objects.ensure(self._store, job)
             if self._scheduler.let_in(job):
-                # Also one that has gone without a policy that would say anything of it.
+                # Recreates even a pod whose disappearance no policy covers.
                 volcano_objects.create_pods(self._store, job, pods)
                 self._start(job, self._scheduler.bind(job, self._pods(job)))
         elif phase in FINISHED and volcano_objects.remain(self._store, job, pods):
-            # What goes with the pods: the gang's share of the queue. Also of a job whose phase
-            # TorchX has written, which is how it cancels one.
+            # Frees what goes with the pods: the gang's share of the queue. This includes jobs
+            # whose phase was written by TorchX, which is how it cancels one.
             self._kill(job, phase, "")
         pods = self._pods(job)
         if not self._changes.empty():
-            return  # what these pods have done is first a matter of the policies
+            return  # policies handle what these pods did before anything else does
         counts = Counts.of(pods)
         self._set(
             job,
@@ -174,12 +174,12 @@ class VolcanoController:
         return owned_by(self._store.list(POD, namespace), job["metadata"]["uid"])
 
     def _kill(self, job: Json, phase: str, why: str) -> None:
-        """End the attempt: remove its pods, and what the plugins made for it."""
+        """End the attempt: remove its pods, and what the plugins created for it."""
         status: Json = {"version": job["status"].get("version", 0) + 1}
         kept = retained(job, phase)
         if phase == "Restarting":
             status["retryCount"] = job["status"].get("retryCount", 0) + 1
-        # Before the pods go, so that their end is known for a consequence.
+        # Before the pods are removed, so that their end is recognised as a consequence.
         self._set(job, phase, status, why)
         for pod in self._pods(job):
             if pod["status"]["phase"] not in kept and not volcano_objects.is_leaving(pod):
@@ -188,7 +188,7 @@ class VolcanoController:
         volcano_objects.remove(self._store, job)
 
     def _set(self, job: Json, phase: str, status: Json, why: str = "") -> None:
-        """Write a status."""
+        """Write a job's status."""
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         old = job.get("status", {})
         status = changed_status(old, phase, status)
@@ -199,14 +199,14 @@ class VolcanoController:
         if status != old:
 
             def change(entry: Json) -> Json:
-                # As read: a status that somebody else has written must not be lost.
+                # With the version as read: a status written by someone else must not be lost.
                 return {**entry, "metadata": {**job["metadata"]}, "status": status}
 
             job |= self._store.update(VOLCANO_JOB, namespace, name, change)
         self._tell(job, phase, why)
 
     def _tell(self, job: Json, phase: str, why: str = "") -> None:
-        """Say once that a job is in a phase, also one that a client has written."""
+        """Report a job's phase once, including one written by a client."""
         uid, name = job["metadata"]["uid"], job["metadata"]["name"]
         before = self._told.get(uid)
         if before == phase:
@@ -220,7 +220,7 @@ class VolcanoController:
 
     # --- pods -----------------------------------------------------------------------------------
     def _start(self, job: Json, pods: list[Json]) -> None:
-        """Hand the gang's pods to the kubelet, and provoke the fault that is armed for the run."""
+        """Hand the gang's pods to the kubelet, and inject the fault armed for the run."""
         fault = self._settings.take_fault(volcano_objects.run_of(job)) if pods else None
         order = [task["name"] for task in job["spec"]["tasks"]]
         for pod in pods:
@@ -239,13 +239,13 @@ class VolcanoController:
 
 
 def _done(step: Callable[[Any], None], argument: object) -> bool:
-    """Take a step; false when somebody has changed the job meanwhile, and it must be seen anew."""
+    """Take a step; return False if the job was changed meanwhile and must be read again."""
     try:
         step(argument)
     except errors.ApiError as error:
         if error.reason == "Conflict":
             return False
-        # What is looked at may go at any time.
+        # Objects may disappear at any time.
         if error.code != 404:
             traceback.print_exc()
     except Exception:

@@ -1,4 +1,4 @@
-"""Makes and removes what belongs to a Volcano job: its gang, its pods, what its plugins need."""
+"""Creates and removes the objects of a Volcano job: pod group, pods, and what plugins need."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUEUE_NAME = "volcano.sh/queue-name"
 
 
 def is_alive(pod: Json) -> bool:
-    """Tell whether a pod has not ended."""
+    """Tell whether a pod has not ended yet."""
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
@@ -36,18 +36,18 @@ def is_leaving(pod: Json) -> bool:
 
 
 def run_of(job: Json) -> str:
-    """The run that a job is for; its own name without a label."""
+    """Return the run that a job belongs to, or its own name if it has no label."""
     labels = job["metadata"].get("labels") or {}
     return str(labels.get(LABEL_RUN, job["metadata"]["name"]))
 
 
 def age(job: Json) -> tuple[str, str]:
-    """Sort key that puts older jobs first, as the scheduler does: by the second, then by uid."""
+    """Sort key for older jobs first, as in the scheduler: by the second, then by uid."""
     return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
 
 
 def counted_by_task(pods: list[Json]) -> Json:
-    """The part of a job's status that counts the phases of each task's pods."""
+    """Return the part of a job's status that counts the pods of each task by phase."""
     tasks: dict[str, Json] = {}
     for pod in pods:
         if not is_leaving(pod):
@@ -59,7 +59,7 @@ def counted_by_task(pods: list[Json]) -> Json:
 
 
 def owner(job: Json) -> list[Json]:
-    """``ownerReferences`` of what belongs to the job."""
+    """Return the ``ownerReferences`` of objects that belong to the job."""
     reference = {
         "apiVersion": job["apiVersion"],
         "kind": job["kind"],
@@ -72,14 +72,14 @@ def owner(job: Json) -> list[Json]:
 
 
 def group_name(job: Json) -> str:
-    """Name of the job's pod group."""
+    """Return the name of the job's pod group."""
     return f"{job['metadata']['name']}-{job['metadata']['uid']}"
 
 
 def pod_group(job: Json) -> Json:
-    """The gang, as the scheduler sees it (createOrUpdatePodGroup)."""
+    """Return the pod group: the gang as the scheduler sees it (createOrUpdatePodGroup)."""
     spec = job["spec"]
-    # Volcano's is a resource list of quantities; plain numbers are quantities too.
+    # Volcano's field is a list of quantities; plain numbers are quantities too.
     wanted = {name: f"{float(amount):.0f}" for name, amount in job_requests(job).items()}
     return {
         "metadata": {
@@ -98,7 +98,7 @@ def pod_group(job: Json) -> Json:
 
 
 def hosts(job: Json) -> dict[str, str]:
-    """Data of the svc plugin's ConfigMap (plugins/svc/svc.go, GenerateHosts)."""
+    """Return the data of the svc plugin's ConfigMap (plugins/svc/svc.go, GenerateHosts)."""
     name = job["metadata"]["name"]
     data = {}
     for task in job["spec"]["tasks"]:
@@ -111,13 +111,13 @@ def hosts(job: Json) -> dict[str, str]:
 
 
 def config_map(job: Json) -> Json:
-    """Host names of all tasks."""
+    """Return the ConfigMap with the host names of all tasks."""
     name = f"{job['metadata']['name']}-svc"
     return {"metadata": {"name": name, "ownerReferences": owner(job)}, "data": hosts(job)}
 
 
 def service(job: Json) -> Json:
-    """The headless service under which pods have host names."""
+    """Return the headless service that gives pods their host names."""
     name = job["metadata"]["name"]
     early = "--publish-not-ready-addresses" in job["spec"].get("plugins", {}).get("svc", ())
     selector = {JOB_NAME: name, "volcano.sh/job-namespace": job["metadata"]["namespace"]}
@@ -132,7 +132,7 @@ def service(job: Json) -> Json:
 
 
 def task_pod(job: Json, task: Json, index: int) -> Json:
-    """A pod of a task (createJobPod, and the plugins env and svc)."""
+    """Return a pod of a task (createJobPod, and the plugins env and svc)."""
     template = copy.deepcopy(task["template"])
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     metadata, spec = template.get("metadata") or {}, template["spec"]
@@ -185,14 +185,14 @@ def _plugin_variables(job: Json, plugins: Json, index: int) -> list[Json]:
 
 
 def record_event(store: Store, about: Json, *, reason: str, message: str, type_: str) -> None:
-    """Write an Event, or count the one that says the same once more."""
+    """Write an Event, or increment the count of an identical one."""
     metadata = about["metadata"]
     namespace = metadata.get("namespace", "default")
     name = f"{metadata['name']}.{abs(hash((metadata['uid'], reason, message))):x}"
     moment = now()
     old = store.find(EVENT, namespace, name)
     if old is not None:
-        # As often as a second, which is how often Volcano looks.
+        # At most once a second, which is how often Volcano checks.
         if old["lastTimestamp"] != moment:
             again = {"count": old["count"] + 1, "lastTimestamp": moment}
             store.update(EVENT, namespace, name, lambda entry: {**entry, **again})
@@ -222,7 +222,7 @@ def record_event(store: Store, about: Json, *, reason: str, message: str, type_:
 
 
 def ensure(store: Store, job: Json) -> None:
-    """Make what is not there: the gang, host names and the service behind them."""
+    """Create what is missing: the pod group, the host names and their service."""
     made: list[tuple[ApiResource, Json]] = [(POD_GROUP, pod_group(job))]
     if "svc" in job["spec"].get("plugins", {}):
         made += [(CONFIG_MAP, config_map(job)), (SERVICE, service(job))]
@@ -233,7 +233,7 @@ def ensure(store: Store, job: Json) -> None:
 
 
 def remove(store: Store, job: Json) -> None:
-    """Delete all of it but the pods."""
+    """Delete all of these objects except the pods."""
     namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
     for kind, made in (
         (CONFIG_MAP, f"{name}-svc"),
@@ -245,14 +245,14 @@ def remove(store: Store, job: Json) -> None:
 
 
 def remain(store: Store, job: Json, pods: list[Json]) -> bool:
-    """Tell whether anything is left that has to go when the job has ended."""
+    """Tell whether anything remains that must be deleted once the job has ended."""
     group = store.find(POD_GROUP, job["metadata"]["namespace"], group_name(job))
     alive = (pod for pod in pods if is_alive(pod) and not is_leaving(pod))
     return group is not None or any(alive)
 
 
 def create_pods(store: Store, job: Json, pods: list[Json]) -> None:
-    """Make the pods that are not there; the first that is refused leaves an event."""
+    """Create missing pods; the first refusal is recorded as an event."""
     present = {pod["metadata"]["name"] for pod in pods}
     for task in job["spec"]["tasks"]:
         for index in range(task["replicas"]):

@@ -1,4 +1,4 @@
-"""Volcano's rules for jobs, without effects: what is admitted, what an event does, what follows.
+"""Volcano's rules for jobs as pure functions: admission, policies and phases.
 
 From the source of Volcano 1.15.1: pkg/webhooks/admission/jobs, pkg/controllers/job (applyPolicies
 in job_controller_util.go, the states in state/).
@@ -22,7 +22,7 @@ KILLED: Mapping[str, str] = {
     "TerminateJob": "Terminating",
     "CompleteJob": "Completing",
 }
-"""Actions that end an attempt, and the phase in which its pods are being removed."""
+"""Actions that end an attempt, with the phase in which its pods are removed."""
 _SETTLED = {"Aborting": "Aborted", "Terminating": "Terminated", "Completing": "Completed"}
 _EVENTS = ("*", "PodFailed", "PodEvicted", "PodPending", "Unknown", "TaskCompleted", "TaskFailed")
 _PLUGINS = ("svc", "env", "ssh")
@@ -31,7 +31,7 @@ _MAX_NAME_CHARACTERS = 63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Pods of a job by phase; those that are being removed are counted only there."""
+    """Number of a job's pods by phase; pods being removed are counted only as such."""
 
     pending: int = 0
     running: int = 0
@@ -41,7 +41,7 @@ class Counts:
 
     @classmethod
     def of(cls, pods: Sequence[Json]) -> Counts:
-        """Count."""
+        """Count pods by phase."""
         phases = [
             "terminating"
             if "deletionTimestamp" in pod["metadata"]
@@ -56,7 +56,7 @@ class Counts:
 
 
 def replicas(job: Json) -> int:
-    """Pods of a job."""
+    """Return the number of pods of a job."""
     return sum(task["replicas"] for task in job["spec"]["tasks"])
 
 
@@ -154,12 +154,12 @@ def action_for(job: Json, *, task: str, event: str, exit_code: int = 0) -> str |
 
 
 def next_phase(job: Json, counts: Counts) -> str:
-    """Phase that follows from the pods alone."""
+    """Return the phase that follows from the pods alone."""
     spec, status = job["spec"], job["status"]
     phase = str(status["state"]["phase"])
     total = replicas(job)
     if phase == "Restarting":
-        # An attempt is a retry too many when maxRetry attempts have been made.
+        # Retries are exhausted when maxRetry attempts have been made.
         if status.get("retryCount", 0) >= spec["maxRetry"]:
             return "Failed"
         return "Pending" if total - counts.terminating >= spec["minAvailable"] else phase
@@ -178,10 +178,10 @@ def next_phase(job: Json, counts: Counts) -> str:
 
 
 def changed_status(old: Json, phase: str, changes: Json) -> Json:
-    """A job's status with changes and a phase.
+    """Return a job's status with changes and a phase applied.
 
-    Whatever changes, the time of the phase's condition is that of the newest change, not that of
-    the phase's beginning (syncJob).
+    The condition of the phase has the time of the latest change of any kind, not of the phase's
+    beginning (syncJob).
     """
     status = {**old, **changes}
     same_phase = old.get("state", {}).get("phase") == phase
@@ -197,10 +197,10 @@ def changed_status(old: Json, phase: str, changes: Json) -> Json:
 
 
 def retained(job: Json, phase: str) -> tuple[str, ...]:
-    """Phases of the pods that stay when a job is killed: for their logs.
+    """Return the phases of pods that are kept, for their logs, when a job is killed.
 
-    Pods of an attempt that is followed by another are removed whatever their phase; before the
-    last retry they are kept (killPods, lastRetry).
+    If another attempt follows, pods of all phases are removed, except before the last retry
+    (killPods, lastRetry).
     """
     last = job["status"].get("retryCount", 0) >= job["spec"]["maxRetry"] - 1
     return () if phase == "Restarting" and not last else ("Succeeded", "Failed")

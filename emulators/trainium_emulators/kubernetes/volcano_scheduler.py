@@ -1,4 +1,4 @@
-"""Volcano's scheduler: lets gangs in, and binds all pods of one or none.
+"""Volcano's scheduler: admits gangs, and binds all pods of a gang or none.
 
 From the source of Volcano 1.15.1, with the configuration of its chart: the plugins overcommit and
 proportion decide whether a gang gets pods at all, gang and predicates whether they are bound.
@@ -25,18 +25,18 @@ from trainium_emulators.kubernetes.store import Store, now
 from trainium_emulators.kubernetes.volumes import UNBOUND, is_bound
 
 OVERCOMMIT = Fraction(12, 10)
-"""overcommit-factor's default."""
+"""Default of overcommit-factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUsage:
-    """Resources of the whole cluster's nodes."""
+    """Resources of all nodes of the cluster."""
 
     allocatable: Amounts
     used: Amounts
-    """Used by all pods that have a node and have not ended, also those that are leaving."""
+    """Used by all pods that have a node and have not ended, including those being removed."""
     waiting: Amounts
-    """Requested by gangs that were let in and have no nodes yet."""
+    """Requested by gangs that were admitted and have no nodes yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +46,15 @@ class QueueUsage:
     capability: Amounts
     """The queue's limits; a resource without an entry has none."""
     used: Amounts
-    """Used by pods that have a node, and neither have ended nor are leaving."""
+    """Used by pods that have a node and have neither ended nor are being removed."""
     waiting: Amounts
 
 
 def refusal(wanted: Amounts, *, queue: QueueUsage, nodes: NodeUsage | None) -> str | None:
-    """Say in Volcano's words why a gang gets no pods yet; None when it does.
+    """Return Volcano's message why a gang gets no pods yet; None if it does.
 
-    First overcommit's JobEnqueueableFn, then proportion's, for which a queue has no more than all
-    nodes together. ``nodes`` is None when they are not counted.
+    First comes overcommit's JobEnqueueableFn, then proportion's, which limits a queue to the sum
+    of all nodes. ``nodes`` is None when nodes are not counted.
     """
     if nodes is not None:
         over = [
@@ -75,7 +75,7 @@ def refusal(wanted: Amounts, *, queue: QueueUsage, nodes: NodeUsage | None) -> s
 
 
 def _most(name: str, queue: QueueUsage, nodes: NodeUsage | None) -> Fraction | None:
-    """The queue's realCapability."""
+    """Return the queue's realCapability."""
     limits = [queue.capability[name]] if name in queue.capability else []
     limits += [] if nodes is None else [nodes.allocatable.get(name, Fraction())]
     return min(limits, default=None)
@@ -86,7 +86,7 @@ def _overused(what: str, verb: str, names: Iterable[str]) -> str:
 
 
 def placed(pods: Sequence[Json], nodes: Sequence[Json], used: Mapping[str, Amounts]) -> list[str]:
-    """A node's name for each pod; fewer names than pods when there is no room."""
+    """Return a node's name for each pod; fewer names than pods if there is no room."""
     taken = {name: dict(parts) for name, parts in used.items()}
     names = []
     for pod in pods:
@@ -105,7 +105,7 @@ def placed(pods: Sequence[Json], nodes: Sequence[Json], used: Mapping[str, Amoun
 
 
 def _allows(node: Json, spec: Json) -> bool:
-    """Tell whether selector, taints and cordon let the pod on the node."""
+    """Tell whether selector, taints and cordon allow the pod on the node."""
     if node["spec"].get("unschedulable"):
         return False
     labels = node["metadata"].get("labels", {})
@@ -117,7 +117,7 @@ def _allows(node: Json, spec: Json) -> bool:
 
 
 class GangScheduler:
-    """Lets gangs in and binds their pods, for all queues."""
+    """Admits gangs and binds their pods, for all queues."""
 
     def __init__(self, store: Store, kubelet: Kubelet, settings: EmulatorSettings) -> None:
         self._store = store
@@ -125,7 +125,7 @@ class GangScheduler:
         self._settings = settings
 
     def let_in(self, job: Json) -> bool:
-        """Decide whether the gang may have pods: the scheduler's enqueue action."""
+        """Decide whether the gang may have pods (the scheduler's enqueue action)."""
         namespace = job["metadata"]["namespace"]
         group = self._store.get(POD_GROUP, namespace, volcano_objects.group_name(job))
         if group["status"]["phase"] != "Pending":
@@ -172,9 +172,9 @@ class GangScheduler:
         ]
 
     def bind(self, job: Json, pods: list[Json]) -> list[Json]:
-        """Give every pod of the gang a node and an address; nothing when there is no room."""
+        """Give every pod of the gang a node and an address; none if there is no room."""
         namespace = job["metadata"]["namespace"]
-        # One that is on its way out counts for nothing until another has its name.
+        # A pod being removed does not count until another one has its name.
         if sum(not volcano_objects.is_leaving(pod) for pod in pods) < job["spec"]["minAvailable"]:
             return []
         pods = _unbound(pods)
@@ -199,7 +199,7 @@ class GangScheduler:
         return bound
 
     def _lost_claims(self, pods: list[Json]) -> str:
-        """The predicate on volumes: a claim that is not there, or has no volume, keeps a pod from
+        """Apply the predicate on volumes: a claim that is missing or has no volume keeps a pod from
         every node."""
         for pod in pods:
             for volume in pod["spec"].get("volumes") or ():
@@ -214,7 +214,7 @@ class GangScheduler:
         return ""
 
     def bind_each(self, pods: list[Json]) -> list[Json]:
-        """Bind pods that belong to no gang, as many as there is room for: the default scheduler."""
+        """Bind as many pods without a gang as there is room for, like the default scheduler."""
         return [
             self._bound(pod, name)
             for pod in _unbound(pods)
@@ -251,8 +251,8 @@ class GangScheduler:
     def _note_unschedulable(
         self, job: Json, pods: list[Json], *, missing: int, why: str = ""
     ) -> None:
-        """OnSessionClose of plugins/gang, the cache's taskUnschedulable for each pod, and the job
-        controller's recordPodGroupEvent."""
+        """Record what OnSessionClose of plugins/gang does, the cache's taskUnschedulable for each
+        pod, and the job controller's recordPodGroupEvent."""
         size = len(pods)
         message = (
             f"{missing}/{size} tasks in gang unschedulable: pod group is not ready, "
@@ -294,7 +294,7 @@ def _wanted(groups: Iterable[Json]) -> Amounts:
 
 
 def _unbound(pods: list[Json]) -> list[Json]:
-    """Pods that wait for a node."""
+    """Return the pods that wait for a node."""
     return [
         pod
         for pod in pods

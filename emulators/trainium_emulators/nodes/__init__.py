@@ -1,1 +1,1 @@
-"""Nodes of jobs as local process groups or containers, for AWS Batch and for Kubernetes."""
+"""Nodes of jobs as local process groups or containers, for AWS Batch and Kubernetes."""

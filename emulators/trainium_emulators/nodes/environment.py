@@ -1,4 +1,4 @@
-"""The environment of a node: what Batch sets, and the extras that only the rehearsal adds."""
+"""The environment of a node: Batch's variables, and extras that only the rehearsal adds."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def single_environment(place: NodePlace) -> dict[str, str]:
 
 
 def node_address(prefix: str, index: int) -> str:
-    """Loopback address of a node; the first host number is left to the machine itself."""
+    """Return a node's loopback address; the first host number is left to the machine itself."""
     return f"{prefix}.{2 + index}"
 
 
@@ -49,7 +49,7 @@ def batch_environment(place: NodePlace, *, main_address: str) -> dict[str, str]:
 
 
 def rehearsal_extras(*, endpoint: str, processes_per_node: int, address: str) -> dict[str, str]:
-    """Variables that a real node does not have; the receipt prints these."""
+    """Return the variables that a real node does not have; the receipt prints them."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "rehearsal",
@@ -61,5 +61,5 @@ def rehearsal_extras(*, endpoint: str, processes_per_node: int, address: str) ->
 
 
 def from_pairs(pairs: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Batch's list of name and value as a mapping."""
+    """Convert Batch's list of names and values to a mapping."""
     return {pair["name"]: pair["value"] for pair in pairs}

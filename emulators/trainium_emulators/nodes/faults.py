@@ -1,4 +1,4 @@
-"""Faults that the executor provokes in a node, from outside, on the first attempt only."""
+"""Faults that the executor injects into a node from outside, on the first attempt only."""
 
 import json
 import signal
@@ -9,11 +9,11 @@ from trainium_emulators.nodes.node import NodeProcess, wait_for
 
 NO_CAPACITY = "no-capacity"
 CHILD = 1
-"""The node that a child's fault hits."""
+"""Index of the node hit by a fault of a child."""
 FEW_OPEN_FILES = 256
-"""File limit of a node that is meant to fail preflight."""
+"""Open-file limit of a node that is meant to fail preflight."""
 WORKING = "first all-reduce"
-"""A line of the main node's log by which all nodes are at work together."""
+"""Line in the main node's log which shows that all nodes work together."""
 WORKING_WITHIN_S = 600.0
 
 _SIGNALS = {
@@ -29,27 +29,27 @@ KINDS = (*_SIGNALS, "preflight-failure", NO_CAPACITY)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFault:
-    """A fault that is armed for a job."""
+    """A fault armed for a job."""
 
     kind: str
     run: str | None = None
-    """Name of the job that it is for; None: the next one."""
+    """Name of the job to hit; None for the next one."""
     after: str = WORKING
-    """Beginning of a line of the main node's log; the fault comes right after it."""
+    """Beginning of a line in the main node's log; the fault is injected right after it."""
 
     @classmethod
     def parse(cls, text: str) -> "NodeFault":
-        """Read the JSON by which it is armed."""
+        """Read the JSON that arms a fault."""
         given = json.loads(text)
         return cls(kind=given["kind"], run=given.get("run"), after=given.get("after", WORKING))
 
     @property
     def takes_host(self) -> bool:
-        """True if the host is lost, and with it the agent that reports exit codes."""
+        """True if the host is lost, along with the agent that reports exit codes."""
         return self.kind == "lose-host"
 
     def open_files(self, index: int) -> int | None:
-        """File limit that the node starts with, or None for the usual one."""
+        """Open-file limit that the node starts with, or None for the usual one."""
         return FEW_OPEN_FILES if self.kind == "preflight-failure" and index == CHILD else None
 
     def inject(
@@ -59,7 +59,7 @@ class NodeFault:
         main_index: int,
         before: Callable[[], None] = lambda: None,
     ) -> str | None:
-        """Hit the launcher of a node once the nodes work together; says what was done."""
+        """Hit a node's launcher once the nodes work together; return what was done."""
         if self.kind not in _SIGNALS:
             return None
         victim = main_index if self.kind in _OF_MAIN else CHILD

@@ -1,4 +1,4 @@
-"""Runs a node of a job as a process group of its own, or as a container."""
+"""Runs a node of a job as its own process group, or as a container."""
 
 import os
 import resource
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """A container engine and the image that nodes run in."""
+    """A container engine and the image for nodes."""
 
     program: str
     image: str
@@ -39,16 +39,16 @@ _BATCH_MARKS = ("AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_ATTEMPT", "AWS_ENDPOINT_URL")
 
 
 def pump(source: IO[str], stream: Stream, lines: list[str]) -> None:
-    """Copy a node's output to its stream until it ends; ``lines`` lets others look for a line."""
+    """Copy a node's output to its stream until it ends, and to ``lines`` for others to search."""
     for line in source:
         text = line.rstrip("\n")
-        # CloudWatch takes no empty messages.
+        # CloudWatch accepts no empty messages.
         stream.write(text or " ")
         lines.append(text)
 
 
 def image_environment() -> dict[str, str]:
-    """Variables that the image would set: the paths to Python and to the code."""
+    """Return variables that the image would set: the paths to Python and to the code."""
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
         "HOME": str(Path.home()),
@@ -74,7 +74,7 @@ class NodeProcess:
         self.stream = stream
         self.lines: list[str] = []
         self._environment = dict(environment)
-        # Variables by which its processes are known from all others.
+        # Variables that identify the node's processes.
         self._marks = marks
         self._engine = engine
         self._name = f"rehearsal-{stream.name.rpartition('/')[2]}"
@@ -119,16 +119,16 @@ class NodeProcess:
 
     @property
     def folder(self) -> Path:
-        """Its working directory."""
+        """The node's working directory."""
         return Path(self._folder.name)
 
     def exit_code(self) -> int | None:
-        """The container's exit code: 128 + signal when it was killed; None while it runs."""
+        """The container's exit code: 128 + signal if it was killed; None while it runs."""
         code = self._process.poll()
         return None if code is None else code if code >= 0 else 128 - code
 
     def send(self, number: signal.Signals) -> None:
-        """Signal the node's first process, as an engine does."""
+        """Send a signal to the node's first process, as an engine does."""
         if self._process.poll() is not None:
             return
         if self._engine is None:
@@ -140,7 +140,7 @@ class NodeProcess:
             )
 
     def stop(self, timeout_s: float) -> None:
-        """SIGTERM, then SIGKILL after the stop time-out, like the ECS agent."""
+        """Send SIGTERM, then SIGKILL after the stop timeout, like the ECS agent."""
         self.send(signal.SIGTERM)
         deadline = time.monotonic() + timeout_s
         while self.exit_code() is None and time.monotonic() < deadline:
@@ -149,7 +149,7 @@ class NodeProcess:
         self._process.wait()
 
     def finish(self) -> None:
-        """Kill what the node left behind, as a container's processes end with it."""
+        """Kill the node's remaining processes, as a container's processes end with it."""
         for process in self._survivors():
             process.kill()
         self._pump.join(timeout=5)
@@ -169,7 +169,7 @@ class NodeProcess:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Poll until ``condition`` holds; false when the time ran out."""
+    """Poll until ``condition`` holds; return False on timeout."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():

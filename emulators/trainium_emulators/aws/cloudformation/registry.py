@@ -207,7 +207,7 @@ def _update(
     account_id: str,
     region_name: str,
 ) -> Any:
-    """Update with our function, else with moto's model where it is known to be right."""
+    """Update with our function, else with moto's model where it is known to be right, else fail."""
     kind = resource_json["Type"]
     place = AccountRegion(account_id=account_id, region=region_name)
     old = resources_map._parsed_resources[logical_id]

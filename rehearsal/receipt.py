@@ -181,7 +181,7 @@ class ClusterTraining:
 
 @dataclass(slots=True, kw_only=True)
 class Phase:
-    """A step and how long it took."""
+    """A phase and its duration."""
 
     name: str
     seconds: float

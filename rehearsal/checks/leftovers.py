@@ -272,7 +272,7 @@ def take_cluster_inventory(endpoint: str | None) -> frozenset[Item]:
 
 
 def _object_names(endpoint: str, path: str) -> list[str]:
-    # Loopback: never through a proxy of the user's.
+    # Loopback: never go through the user's proxy.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(endpoint + path, timeout=_ANSWER_LIMIT_S) as answer:
         items = json.load(answer)["items"]

@@ -65,7 +65,7 @@ def drawn(log: Path, run: str) -> str:
 
 def url_in(output: str) -> str | None:
     """Return the address that the command prints, once it does."""
-    # The line is folded to the width of a terminal.
+    # The line is wrapped to the terminal's width.
     found = _URL.search(output.replace("\n", ""))
     return found and found[0]
 

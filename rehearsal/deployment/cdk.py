@@ -59,7 +59,7 @@ def synth_command(cdk: Path, *, assembly: Path, context: Mapping[str, str]) -> C
 
 
 def shell_functions(settings: Settings) -> str:
-    """Shell functions for a visitor, in place of `cdk synth` and `cdk deploy`.
+    """Return shell functions for a visitor that replace `cdk synth` and `cdk deploy`.
 
     They use the context of the deployment, to which a change adds, and the deployment method for
     moto (`deploy_command`).

@@ -28,7 +28,7 @@ class Settings:
     nodes: int
     processes_per_node: int
     processes_of: Mapping[str, int]
-    """Processes per node of single workloads."""
+    """Processes per node for individual workloads."""
     instance_type: str
     workloads: tuple[str, ...]
     """Workloads: all-reduce and llama-tiny on Batch, mnist and bert-tiny on EKS."""

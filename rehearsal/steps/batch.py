@@ -33,7 +33,7 @@ KILLED_AFTER = 11
 """Step in the log at which the node is killed: well after a save, well before the next."""
 DOCUMENTS = 400
 HELD_OUT = "0.05"
-"""Share of the documents; the default would be two documents."""
+"""Fraction of the documents; the default would be just two of them."""
 PARAMETERS = {
     "max-steps": str(MAX_STEPS),
     "save-every": str(SAVE_EVERY),

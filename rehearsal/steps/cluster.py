@@ -189,7 +189,7 @@ def probing() -> tuple[Step, ...]:
 
 
 def clock(name: str, factor: int) -> Step:
-    """Speed up idle time; this replaces the node scaler's process."""
+    """Step that speeds up idle time; a new process of the node scaler takes over."""
     return step(
         name,
         f"kubectl -n {kubernetes.SCALER} set env deployment/{kubernetes.SCALER} "

@@ -201,7 +201,7 @@ class _Chosen:
         self._known: set[str] = set()
 
     def event(self, type_: str, entry: Json) -> tuple[str, Json] | None:
-        """Return the event for a change, if any; an object no longer selected appears as deleted."""
+        """Return the event, if any; an object that is no longer selected appears as deleted."""
         uid = entry["metadata"]["uid"]
         inside = self._namespace in (None, entry["metadata"].get("namespace", ""))
         if not inside:

@@ -95,7 +95,7 @@ def _tried(good: Json, *bad: Json, region: str, everything: bool) -> Answers:
     if everything:
         answers["good"] = _deploy(good, region=region)
         with (
-            mock.patch.object(registry, "refuse", lambda *args, **kwargs: None),
+            mock.patch.object(registry, "refuse_resource", lambda *args, **kwargs: None),
             mock.patch.object(registry, "refuse_template", lambda *args: None),
         ):
             answers["without"] = _deploy(*bad, region=region)

@@ -11,7 +11,7 @@ from trainium_catalogue.contract import ssm_parameter
 
 
 class PublishedContract(Construct):
-    """One SSM parameter for every name that the CLI needs, so that nobody types an ARN."""
+    """An SSM parameter for every name that the CLI needs, so that nobody types an ARN."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, deployment: str, values: Mapping[str, str]
@@ -22,7 +22,7 @@ class PublishedContract(Construct):
             ssm.StringParameter(
                 self,
                 name.replace("/", "-"),
-                # A fixed name is the point: it is how another program finds the rest.
+                # The name has to be fixed: it is how other programs find the rest.
                 parameter_name=ssm_parameter(deployment, name),
                 string_value=value,
             )

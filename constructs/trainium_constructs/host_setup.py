@@ -12,24 +12,24 @@ from trainium_catalogue.releases import NeuronRelease
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 from trainium_constructs.lustre import LustreMount
 
-# The installer that the EC2 User Guide tells to use (Get started with EFA and MPI, step 3).
+# The installer that the EC2 User Guide says to use (Get started with EFA and MPI, step 3).
 EFA_VERSION = "1.47.0"
 # The key's fingerprint as the EC2 User Guide prints it (same page, "Verify the GPG key's
-# fingerprint"). The key comes over the network; this is what makes it Amazon's.
+# fingerprint"). The key comes over the network; the fingerprint proves that it is Amazon's.
 EFA_KEY_FINGERPRINT = "4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC"
 
 NOFILE = 1_048_576
-"""Linux's default ``fs.nr_open``: no process can have more."""
+"""Linux's default ``fs.nr_open``: the most open files of a process."""
 
-# SIGKILL follows this long after the launcher's own grace has run out.
+# Seconds from the end of the launcher's own grace period to SIGKILL.
 _STOP_MARGIN_S = 30
 
-# EC2's limit for user data, before base64; Batch adds a part of its own.
+# EC2's limit on user data before base64; Batch adds a part of its own.
 MAX_USER_DATA_BYTES = 16 * 1024
 
 
 def stop_timeout_s() -> int:
-    """Seconds between SIGTERM and SIGKILL: more than the launcher gives its workers."""
+    """Seconds from SIGTERM to SIGKILL: more than the launcher gives its workers."""
     grace = next(p.default for p in LAUNCH_PARAMETERS if p.name == "stop-grace-s")
     return round(float(grace)) + _STOP_MARGIN_S
 
@@ -39,17 +39,17 @@ _SETTINGS = "# (settings)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSetup:
-    """The preparation of a host, without which the ECS agent does not start on it."""
+    """The preparation of a host, without which its ECS agent does not start."""
 
     instance_type: InstanceType
     release: NeuronRelease
     lustre: LustreMount | None = None
     efa_version: str = EFA_VERSION
     efa_key_fingerprint: str = EFA_KEY_FINGERPRINT
-    """Forty hexadecimal digits: what the fetched key has to have."""
+    """Required fingerprint of the fetched key: forty hexadecimal digits."""
 
     def script(self) -> str:
-        """The whole shell script."""
+        """Render the whole shell script."""
         instance, release = self.instance_type, self.release
         settings = {
             "LUSTRE_DNS_NAME": self.lustre.dns_name if self.lustre else "",
@@ -73,17 +73,17 @@ class HostSetup:
         return body.replace(_SETTINGS, "\n".join(lines))
 
     def user_data(self) -> str:
-        """The script as the MIME message that Batch merges with its own."""
+        """Wrap the script as the MIME message that Batch merges with its own."""
         return mime_message(self.script(), filename="trainium-host.sh")
 
 
 def cpu_host_script() -> str:
-    """Return the script that a host of CPU jobs runs at boot."""
+    """Return the boot script of a host for CPU jobs."""
     return _read("cpu_host_setup.sh")
 
 
 def cpu_host_user_data() -> str:
-    """``cpu_host_script`` as the MIME message that Batch merges with its own."""
+    """Wrap ``cpu_host_script`` as the MIME message that Batch merges with its own."""
     return mime_message(cpu_host_script(), filename="trainium-cpu-host.sh")
 
 
@@ -94,7 +94,7 @@ def _read(name: str) -> str:
 def mime_message(script: str, *, filename: str, boundary: str = "==TRAINIUM-HOST==") -> str:
     """Wrap ``script`` as user data that Batch and EKS merge with their own.
 
-    Written out: the modules of ``email`` take longer to import than the catalogue.
+    Written out because the ``email`` modules take longer to import than the catalogue.
     """
     text = f"""\
 Content-Type: multipart/mixed; boundary="{boundary}"

@@ -1,4 +1,4 @@
-"""The container image: our own repository, who may push to it, and what is built."""
+"""The container image: our own repository, the role that pushes to it, and the build."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from constructs import Construct
 
 from trainium_constructs.nag import acknowledge_wildcard
 
-# A rebuilt image of the training code; older ones serve nobody but take 10 GB each.
+# Every change of the training code makes an image; old ones are useless and take 10 GB each.
 IMAGES_KEPT = 10
 
 DOCKERFILE = "docker/neuron/Dockerfile"
@@ -23,7 +23,7 @@ DOCKERFILE = "docker/neuron/Dockerfile"
 class ImageRepository(Construct):
     """An ECR repository that empties itself, and the role with which ``cdk deploy`` fills it.
 
-    The bootstrap's repository is shared by all CDK apps of an account and keeps images for ever;
+    The bootstrap's repository is shared by all CDK apps of an account and keeps images forever;
     with our own, ``cdk destroy`` leaves none behind (docs/adr/0002).
     """
 
@@ -40,7 +40,7 @@ class ImageRepository(Construct):
         Args:
             repository_name: A physical name, because the CDK CLI pushes by name.
             publishing_role_name: A physical name, because the CDK CLI assumes it by name; with
-                the prefix ``cdk-`` it works for users who may only assume the bootstrap's roles.
+                the prefix ``cdk-`` it works for users who may assume only the bootstrap's roles.
         """
         super().__init__(scope, construct_id)
         self.repository = ecr.Repository(
@@ -48,7 +48,7 @@ class ImageRepository(Construct):
             "Repository",
             repository_name=repository_name,
             image_scan_on_push=True,
-            # The CDK tags an image with the hash of its sources: a tag never needs to move.
+            # The CDK tags an image with the hash of its sources, so a tag never needs to move.
             image_tag_mutability=ecr.TagMutability.IMMUTABLE,
             lifecycle_rules=[
                 ecr.LifecycleRule(
@@ -67,7 +67,7 @@ class ImageRepository(Construct):
             assumed_by=iam.AccountRootPrincipal(),
         )
         self.repository.grant_pull_push(self.publishing_role)
-        # What the CLI asks before and after a push, as in the bootstrap's own publishing role.
+        # Calls of the CLI before and after a push, as in the bootstrap's own publishing role.
         self.repository.grant(
             self.publishing_role, "ecr:DescribeRepositories", "ecr:DescribeImages"
         )
@@ -82,7 +82,7 @@ class TrainingImage(Construct):
     def __init__(
         self, scope: Construct, construct_id: str, *, context: Path, base_image: str
     ) -> None:
-        """Describe the image; the CDK CLI builds and pushes it when it deploys.
+        """Declare the image; the CDK CLI builds and pushes it on deployment.
 
         Args:
             context: Build context; its ``.dockerignore`` is an allow-list.
@@ -95,9 +95,9 @@ class TrainingImage(Construct):
             directory=str(context),
             file=DOCKERFILE,
             build_args={"BASE_IMAGE": base_image},
-            # Trainium hosts are x86_64, whatever the machine that builds.
+            # Trainium hosts are x86_64, whatever machine builds.
             platform=assets.Platform.LINUX_AMD64,
-            # The CLI's own digest of the context covers exactly what the allow-list lets in.
+            # The CLI's digest of the context then covers exactly what the allow-list admits.
             ignore_mode=cdk.IgnoreMode.DOCKER,
             display_name="training image",
         )
@@ -112,7 +112,7 @@ class OwnRepositorySynthesizer(cdk.DefaultStackSynthesizer):
     def __init__(
         self, *, images: cdk.Stack, repository_name: str, publishing_role_name: str
     ) -> None:
-        """Push with ``publishing_role_name`` to ``repository_name``, both made by ``images``."""
+        """Push with ``publishing_role_name`` to ``repository_name``, both created by ``images``."""
         super().__init__(
             image_assets_repository_name=repository_name,
             image_asset_publishing_role_arn=(
@@ -122,20 +122,20 @@ class OwnRepositorySynthesizer(cdk.DefaultStackSynthesizer):
         self._images = images
 
     def reusable_bind(self, stack: cdk.Stack) -> cdk.IBoundStackSynthesizer:
-        """Serve one stack; the copy that the CDK would make does not know what is overridden."""
+        """Serve one stack; the copy that the CDK would make lacks the overrides."""
         self.bind(stack)
         self._artifact_id = stack.artifact_id
         return self
 
     def synthesize(self, session: cdk.ISynthesisSession) -> None:
-        """Write the stack, and let its assets wait for the repository.
+        """Write the stack, and make its assets wait for the repository.
 
-        ``cdk deploy`` builds all assets before the first stack is deployed, and asks for the
+        ``cdk deploy`` builds all assets before it deploys the first stack, and looks for the
         repository when it builds; on a first deployment there is none yet ("No ECR repository
         named ..."). An asset manifest that depends on a stack is built after it: the CLI's work
         graph reads that dependency (app-staging-synthesizer-alpha relies on it too), but only
-        the manifest builder can write it, and the default synthesizer keeps its own private.
-        So the entry is written once more, with the dependency.
+        the manifest builder can write it, and the default synthesizer keeps its builder private.
+        So the entry is written again, with the dependency.
         """
         super().synthesize(session)
         session.assembly.add_artifact(
@@ -162,7 +162,7 @@ _PRIVATE_ECR = re.compile(
 def private_repository(
     scope: Construct, construct_id: str, image_uri: str
 ) -> ecr.IRepository | None:
-    """The private ECR repository that a finished image lies in; None for any other registry."""
+    """The private ECR repository of a finished image; None for any other registry."""
     if not (parts := _PRIVATE_ECR.match(image_uri)):
         return None
     arn = cdk.Stack.of(scope).format_arn(

@@ -1,4 +1,4 @@
-"""The launch template of the nodes: one interface for every EFA card, where there are any."""
+"""The launch template of the nodes: one interface per EFA card, if there are any."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from constructs import Construct
 
 from trainium_catalogue.instances import EfaLayout, InstanceType
 
-# Where Amazon Linux 2023 has its root volume.
+# The root volume of Amazon Linux 2023.
 ROOT_DEVICE = "/dev/xvda"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """Capacity that was bought beforehand."""
+    """Reserved EC2 capacity."""
 
     reservation_id: str
     is_block: bool = False
-    """A Capacity Block: paid in advance, ends at a fixed time."""
+    """True for a Capacity Block: paid in advance, ends at a fixed time."""
 
 
 class EfaLaunchTemplate(Construct):
-    """The launch template of a node, for whichever service starts it."""
+    """The launch template of a node, for any service that starts it."""
 
     def __init__(
         self,
@@ -44,35 +44,35 @@ class EfaLaunchTemplate(Construct):
         instance_tags: Mapping[str, str] | None = None,
         metadata_hops: int = 2,
     ) -> None:
-        """Describe a node.
+        """Create the template.
 
         Args:
-            instance_type: What is started.
+            instance_type: Type of the node.
             layout: Kind of the secondary interfaces.
-            security_groups: Groups of every interface of the host; one must admit itself, in and
+            security_groups: Groups of all interfaces of the host; one must admit itself, in and
                 out.
-            user_data: MIME message with what the host does when it starts. Default: nothing.
+            user_data: MIME message that the host runs at boot. Default: none.
             root_volume_gib: Size of the encrypted root volume, which holds the images.
             reservation: Capacity to use. Default: on demand.
-            set_instance_type: Put the instance type into the template. Default: its user names it.
-            placement_group_name: Group to start in. Default: its user names it.
+            set_instance_type: Put the instance type into the template. Default: the service does.
+            placement_group_name: Group to start in. Default: the service names it.
             terminate_on_shutdown: Terminate a node that powers itself off. Default: the service
-                decides, as EKS insists (EKS User Guide, launch templates).
-            instance_tags: Tags of instances and volumes, where nobody else sets them.
-            metadata_hops: How far an answer of the metadata service goes: 1 is the host itself, 2
-                a container with a network of its own. Default: 2, as the optimised AMIs set it.
+                decides, as EKS requires (EKS User Guide, launch templates).
+            instance_tags: Tags of instances and volumes, if nobody else sets them.
+            metadata_hops: Hop limit of the metadata service: 1 reaches the host itself, 2 also a
+                container with its own network. Default: 2, as the optimised AMIs set it.
         """
         super().__init__(scope, construct_id)
         is_block = reservation is not None and reservation.is_block
         groups = [group.security_group_id for group in security_groups]
         self.lists_interfaces = instance_type.supports_multi_node
-        """The groups are those of listed interfaces; Batch then takes no others."""
-        # L1: the L2 has no network interfaces.
+        """True if the interfaces are listed with their groups; Batch then accepts no others."""
+        # L1: the L2 does not support network interfaces.
         self.template = ec2.CfnLaunchTemplate(
             self,
             "Template",
             launch_template_data=ec2.CfnLaunchTemplate.LaunchTemplateDataProperty(
-                # No subnet: who starts the node fills it in.
+                # No subnet: the service that starts the node fills it in.
                 network_interfaces=(
                     [
                         ec2.CfnLaunchTemplate.NetworkInterfaceProperty(
@@ -87,7 +87,7 @@ class EfaLaunchTemplate(Construct):
                     if self.lists_interfaces
                     else None
                 ),
-                # EC2 refuses groups of the template beside those of its interfaces.
+                # EC2 refuses template-wide groups in addition to those of the interfaces.
                 security_group_ids=None if self.lists_interfaces else groups,
                 block_device_mappings=[
                     ec2.CfnLaunchTemplate.BlockDeviceMappingProperty(
@@ -95,7 +95,7 @@ class EfaLaunchTemplate(Construct):
                         ebs=ec2.CfnLaunchTemplate.EbsProperty(
                             volume_type="gp3",
                             volume_size=root_volume_gib,
-                            # The image is more than 10 GB, and every node waits for its slowest.
+                            # The image is more than 10 GB, and all nodes wait for the slowest.
                             throughput=500,
                             encrypted=True,
                             delete_on_termination=True,
@@ -106,17 +106,17 @@ class EfaLaunchTemplate(Construct):
                     http_endpoint="enabled",
                     http_tokens="required",
                     # On ECS, the agent keeps tasks of multi-node jobs (awsvpc) off the service
-                    # (ECS_AWSVPC_BLOCK_IMDS, host_setup.sh): they take their role from ECS.
+                    # (ECS_AWSVPC_BLOCK_IMDS, host_setup.sh): they get their role from ECS.
                     http_put_response_hop_limit=metadata_hops,
                 ),
-                # EC2's default, stop, would leave the volume billed until a health check finds it.
+                # EC2's default, stop, would keep the volume billed until a health check notices.
                 instance_initiated_shutdown_behavior="terminate" if terminate_on_shutdown else None,
                 user_data=cdk.Fn.base64(user_data) if user_data else None,
                 capacity_reservation_specification=_target(reservation),
-                # A block wants the market type beside its id, on Batch too: AWS shows it so ("How
+                # A block needs the market type besides its id, on Batch too, as AWS shows ("How
                 # to use Capacity Blocks for ML with AWS Batch", aws.amazon.com/blogs/hpc, and
-                # github.com/aws-samples/sample-aws-batch-capacity-block-reservations). Where the
-                # Batch User Guide says that market options are ignored, it speaks of Spot.
+                # github.com/aws-samples/sample-aws-batch-capacity-block-reservations). The
+                # Batch User Guide's remark that market options are ignored is about Spot.
                 instance_market_options=(
                     ec2.CfnLaunchTemplate.InstanceMarketOptionsProperty(
                         market_type="capacity-block"
@@ -141,14 +141,14 @@ class EfaLaunchTemplate(Construct):
 
     @property
     def version(self) -> str:
-        """The newest version, by number: a change of the template then changes who uses it."""
+        """The newest version, by number, so that changing the template also changes its users."""
         return self.template.attr_latest_version_number
 
 
 def tag_specifications(
     tags: Mapping[str, str] | None,
 ) -> list[ec2.CfnLaunchTemplate.TagSpecificationProperty] | None:
-    """The same tags for instances and their volumes; None without tags."""
+    """Tag instances and their volumes alike; None without tags."""
     if not tags:
         return None
     return [

@@ -1,4 +1,4 @@
-"""A log group that keeps its records for a while and goes with its stack."""
+"""A log group with a retention that is deleted with its stack."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class RetainedLogs(Construct):
     ) -> None:
         """Keep records for ``retention_days``, one of the periods that CloudWatch Logs knows.
 
-        ``name`` is for a group that its writer finds by name.
+        Give ``name`` if the writer finds the group by name.
         """
         super().__init__(scope, construct_id)
         self.log_group = logs.LogGroup(
             self, "Group", log_group_name=name, removal_policy=cdk.RemovalPolicy.DESTROY
         )
-        # The L2 takes an enumeration of the same numbers, under names.
+        # The L2 takes an enumeration that gives the same numbers names.
         resource = self.log_group.node.default_child
         assert isinstance(resource, logs.CfnLogGroup)
         resource.retention_in_days = retention_days

@@ -13,7 +13,7 @@ from trainium_catalogue.contract import DATASETS_PREFIX
 from trainium_constructs.network import EfaNetwork
 
 PORTS = ((988, 988), (1018, 1023))
-"""TCP, between clients and servers and among servers (FSx for Lustre User Guide, limiting
+"""TCP ports between clients and servers and among servers (FSx for Lustre User Guide, limiting
 access with VPC security groups)."""
 
 
@@ -27,7 +27,7 @@ class LustreMount:
 
 
 class LustreFileSystem(Construct):
-    """A persistent file system in one zone; it goes when its stack goes."""
+    """A persistent file system in one zone, deleted with its stack."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class LustreFileSystem(Construct):
 
         Args:
             network: The VPC, and the nodes' group.
-            subnet: Where it is; another one makes another file system.
+            subnet: Subnet of the file system; changing it replaces the file system.
             opens_nodes: Add rules for Lustre to the nodes' group. False for a group that is not
-                ours to change; it must admit the ports of Lustre by itself.
+                ours to change, which must admit Lustre's ports itself.
             capacity_gib: 1200, 2400, or more in steps of 2400.
-            mbps_per_tib: Throughput: 125, 250, 500 or 1000 MB/s for each TiB.
+            mbps_per_tib: Throughput: 125, 250, 500 or 1000 MB/s per TiB.
             bucket_name: Bucket whose datasets appear in the file system, and the other way round.
         """
         super().__init__(scope, construct_id)
@@ -63,7 +63,7 @@ class LustreFileSystem(Construct):
         rules = _open(
             self, group.security_group_id, network.security_group.security_group_id, opens_nodes
         )
-        # L1: the L2 keeps file systems behind when their stack is destroyed.
+        # L1: the L2 leaves file systems behind when their stack is destroyed.
         self.file_system = fsx.CfnFileSystem(
             self,
             "FileSystem",
@@ -77,7 +77,7 @@ class LustreFileSystem(Construct):
                 deployment_type="PERSISTENT_2",
                 per_unit_storage_throughput=mbps_per_tib,
                 data_compression_type="LZ4",
-                # What is kept lies in the bucket.
+                # Everything worth keeping is in the bucket.
                 automatic_backup_retention_days=0,
             ),
         )
@@ -94,7 +94,7 @@ class LustreFileSystem(Construct):
             file_system_path=f"/{DATASETS_PREFIX.rstrip('/')}",
             data_repository_path=f"s3://{bucket_name}/{DATASETS_PREFIX}",
             batch_import_meta_data_on_create=True,
-            # One way only: a file that is deleted on a node must not be lost to the bucket.
+            # One way only: deleting a file on a node must not delete it from the bucket.
             s3=policy.S3Property(
                 auto_import_policy=policy.AutoImportPolicyProperty(
                     events=["NEW", "CHANGED", "DELETED"]
@@ -116,10 +116,10 @@ class LustreFileSystem(Construct):
 def _open(
     scope: Construct, servers: str, clients: str, opens_clients: bool
 ) -> list[cdk.CfnResource]:
-    """Let servers and clients talk on Lustre's ports, both ways, and servers among themselves.
+    """Open Lustre's ports between servers and clients, both ways, and among servers.
 
-    Rules of their own, beside the file system: inside the groups they would tie the network stack
-    to this one, which already depends on it.
+    The rules are separate resources: inside the groups they would make the network stack depend on
+    this one, which already depends on it.
     """
     pairs = [(servers, servers, "Servers"), (servers, clients, "ServersClients")]
     if opens_clients:

@@ -1,4 +1,4 @@
-"""Acknowledging a cdk-nag finding: with its reason, on the construct it is about."""
+"""Acknowledgement of cdk-nag findings, each with its reason, on the construct concerned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from constructs import IConstruct
 
 
 def acknowledge(construct: IConstruct, rule: str, reason: str) -> None:
-    """Record that ``rule`` (say ``AwsSolutions-S1``) is known on ``construct``, and why."""
+    """Acknowledge ``rule`` (such as ``AwsSolutions-S1``) on ``construct``, with the reason."""
     cdk.Validations.of(construct).acknowledge(cdk.Acknowledgment(id=rule, reason=reason))
 
 
@@ -25,7 +25,7 @@ def acknowledge_wildcard(construct: IConstruct, resource: str, reason: str) -> N
 
 
 def acknowledge_wildcards(construct: IConstruct, resources: Iterable[str], reason: str) -> None:
-    """Record one reason for several resources; one call, for each costs a trip through jsii."""
+    """Record one reason for several resources, in one call: each call is a trip through jsii."""
     cdk.Validations.of(construct).acknowledge(
         *(
             cdk.Acknowledgment(id=f"AwsSolutions-IAM5[Resource::{resource}]", reason=reason)
@@ -37,7 +37,7 @@ def acknowledge_wildcards(construct: IConstruct, resources: Iterable[str], reaso
 def spelling_of(arn: str, *, owner: IConstruct, reader: IConstruct) -> str:
     """Spell ``arn`` of ``owner`` as cdk-nag does in a policy of ``reader``.
 
-    Across stacks that is the name of an export, which has to exist before it can be named.
+    Across stacks it contains the name of an export, which must exist before it can be named.
     """
     ours, theirs = cdk.Stack.of(reader), cdk.Stack.of(owner)
     if ours is theirs or not cdk.Token.is_unresolved(arn):

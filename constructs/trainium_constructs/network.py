@@ -1,8 +1,8 @@
-"""The network of the nodes: a private subnet in each zone, and the two groups of a node.
+"""The network of the nodes: a private subnet in each zone, and a node's two security groups.
 
-The hosts' interfaces, EFA included, have a group of their own (``EfaSecurityGroup``). The tasks of
-multi-node Batch jobs have the VPC's default group, because Batch takes no other one beside a launch
-template with EFA interfaces (``TrainiumComputeEnvironment`` says why).
+The hosts' interfaces, EFA included, have their own group (``EfaSecurityGroup``). The tasks of
+multi-node Batch jobs have the VPC's default group, because Batch accepts no other with a launch
+template that has EFA interfaces (``TrainiumComputeEnvironment`` says why).
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ DEFAULT_INTERFACE_ENDPOINTS: tuple[str, ...] = (
     "ecs-telemetry",
     "logs",
 )
-"""The services that a node talks to all its life: its image, the ECS control plane, its logs."""
+"""The services that every node uses: for its image, the ECS control plane and its logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfaNetwork:
-    """The network of the nodes: one subnet at a time, because EFA traffic does not leave it."""
+    """The network of the nodes: one subnet at a time, because EFA traffic cannot leave a subnet."""
 
     vpc: ec2.IVpc
     subnet: ec2.ISubnet
-    """Private, with a way out: EC2 gives no public address to an instance with several cards."""
+    """Private subnet with a way out: EC2 gives an instance with several cards no public address."""
     security_group: ec2.ISecurityGroup
     """The group of the hosts' interfaces; its members may talk to each other."""
     zone: str
-    """The place of ``subnet``: its zone, or the id of an existing subnet."""
+    """The zone of ``subnet``, or the id of an existing subnet."""
     zones: tuple[str, ...]
-    """Places to which ``zone`` can change while only the nodes change."""
+    """Values to which ``zone`` can change with effect on the nodes only."""
     subnets: tuple[ec2.ISubnet, ...]
-    """One such subnet in every zone, for what may run in any of them."""
+    """A private subnet in every zone, for what may run in any of them."""
     cluster_subnets: tuple[ec2.ISubnet, ...] = ()
-    """Subnets for the control plane of an EKS cluster, which needs two zones."""
+    """Subnets of the EKS control plane, which needs two zones."""
 
 
 def zone_placement_group(scope: Construct, network: EfaNetwork) -> str:
-    """Make a cluster placement group for every zone, and name the one of the nodes' zone.
+    """Create a cluster placement group for every zone; return the name of the nodes' group.
 
-    A group is in one zone while an instance is in it (EC2 user guide, placement groups): in a
-    group of all zones, nodes that still work in one would keep new ones from starting in another.
+    A group is tied to one zone while it has instances (EC2 user guide, placement groups): with a
+    single group, nodes still working in one zone would keep new ones from starting in another.
     """
     groups = {
         zone: ec2.PlacementGroup(
@@ -66,7 +66,7 @@ def zone_placement_group(scope: Construct, network: EfaNetwork) -> str:
 
 
 class NodeVpc(Construct):
-    """A VPC with a private subnet for nodes in each of a few zones, and one way out of it."""
+    """A VPC with a private subnet for nodes in each of a few zones, and one way out."""
 
     def __init__(
         self,
@@ -84,13 +84,13 @@ class NodeVpc(Construct):
 
         Args:
             cidr: Address range; a quarter of it goes to the nodes of each zone.
-            zone_ids: Ids of availability zones, which mean the same places in every account. The
-                first one has the ways out, which the others share: they cost by the hour, and
-                little passes through them, since S3 has a gateway endpoint.
-            zone_names: Names of the zones, for who does not know the ids.
+            zone_ids: Ids of availability zones, which are the same in every account. The first has
+                the ways out, shared by the others: they are billed by the hour and see little
+                traffic, since S3 has a gateway endpoint.
+            zone_names: Names of the zones, if the ids are unknown.
             nat_gateways: 0 or 1; without one, nodes reach only what has an endpoint.
-            interface_endpoints: AWS services to reach without leaving the VPC, say ``ecr.api``.
-            log_retention_days: How long flow logs are kept.
+            interface_endpoints: AWS services to reach without leaving the VPC, such as ``ecr.api``.
+            log_retention_days: Retention of the flow logs.
         """
         super().__init__(scope, construct_id)
         if bool(zone_ids) == bool(zone_names):
@@ -102,7 +102,7 @@ class NodeVpc(Construct):
             raise ValueError(f"nat_gateways must be 0 or 1, in the first zone, got {nat_gateways}")
         plan = plan_subnets(cidr)
         # L1: the L2 asks its stack for all zones, which is a look-up in a concrete environment,
-        # and cannot place a subnet by zone id.
+        # and cannot place subnets by zone id.
         network = ec2.CfnVPC(
             self, "Vpc", cidr_block=cidr, enable_dns_hostnames=True, enable_dns_support=True
         )
@@ -135,7 +135,7 @@ class NodeVpc(Construct):
         self.default_security_group_id = network.attr_default_security_group
         """Group of the tasks of multi-node Batch jobs."""
         _state_default_group(self, self.default_security_group_id)
-        # Imported from its own L1, so that endpoints and flow logs can be L2.
+        # Imported from its own L1, so that endpoints and flow logs can be L2 constructs.
         self.vpc: ec2.IVpc = ec2.Vpc.from_vpc_attributes(
             self, "Attributes", vpc_id=network.ref, vpc_cidr_block=cidr, availability_zones=[""]
         )
@@ -179,7 +179,7 @@ class NodeVpc(Construct):
                 _construct_id(name),
                 vpc=self.vpc,
                 service=ec2.InterfaceVpcEndpointAwsService(name),
-                # Names of private DNS lead here from every zone of the VPC.
+                # Private DNS leads here from every zone of the VPC.
                 subnets=ec2.SubnetSelection(subnets=private[:1]),
                 security_groups=[group],
                 open=False,
@@ -220,17 +220,17 @@ class EfaSecurityGroup(Construct):
 
 
 def _state_default_group(scope: Construct, group_id: str) -> None:
-    """State what the tasks need of a new VPC's default group: each other, and HTTPS out.
+    """Add the tasks' rules to a new VPC's default group: each other, and HTTPS out.
 
     EC2 makes the group with "everything from itself" in and "everything to everywhere" out
     (docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html).
 
-    * In: the same rule a second time fails as InvalidPermission.Duplicate, which CloudFormation
-      does not forgive (github.com/aws-cloudformation/cloudformation-coverage-roadmap/issues/612).
-      So TCP alone is stated; a rendezvous is TCP, and EFA is the hosts' matter.
-    * Out: a rule of one's own takes EC2's "everything to everywhere" away, in whatever order
-      (github.com/aws/aws-cdk/issues/987, 14657). So everything that tasks send is stated, and
-      both with EC2's rule and without it they reach each other, the endpoints and S3.
+    * In: a duplicate rule fails with InvalidPermission.Duplicate, which CloudFormation does not
+      tolerate (github.com/aws-cloudformation/cloudformation-coverage-roadmap/issues/612).
+      So only TCP is stated; a rendezvous is TCP, and EFA belongs to the hosts.
+    * Out: any rule of ours removes EC2's "everything to everywhere", in whatever order
+      (github.com/aws/aws-cdk/issues/987, 14657). So everything that tasks send is stated: with
+      or without EC2's rule, they reach each other, the endpoints and S3.
     """
     ec2.CfnSecurityGroupIngress(
         scope,
@@ -263,7 +263,7 @@ def _state_default_group(scope: Construct, group_id: str) -> None:
 
 
 def _place(subnet: ec2.Subnet, zone_id: str) -> None:
-    """Put ``subnet`` into the zone with this id; the L2 takes names only."""
+    """Put ``subnet`` into the zone with this id; the L2 accepts only names."""
     resource = subnet.node.default_child
     assert isinstance(resource, ec2.CfnSubnet)
     resource.availability_zone = None
@@ -295,17 +295,17 @@ class SubnetPlan:
 
     @property
     def private_addresses(self) -> int:
-        """Addresses that nodes and endpoints can take in a zone."""
+        """Number of addresses for nodes and endpoints in a zone."""
         return usable_addresses(self.private[0])
 
 
 def usable_addresses(subnet: IPv4Network) -> int:
-    """Addresses of a subnet that AWS does not keep for itself."""
+    """Number of addresses in a subnet, less those that AWS reserves."""
     return max(0, subnet.num_addresses - RESERVED_ADDRESSES)
 
 
 def addresses_needed(*, num_nodes: int, per_node: int, num_endpoints: int) -> int:
-    """Addresses that the nodes' subnet must offer; an interface endpoint takes one."""
+    """Number of addresses that the nodes' subnet must offer; each interface endpoint takes one."""
     return num_nodes * per_node + num_endpoints
 
 

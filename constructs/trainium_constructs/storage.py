@@ -18,14 +18,14 @@ from trainium_constructs.nag import (
     spelling_of,
 )
 
-# A compile cache is cheap to rebuild and useless once the compiler has moved on.
+# A compile cache is cheap to rebuild and useless after a compiler upgrade.
 CACHE_EXPIRY = cdk.Duration.days(90)
 NONCURRENT_EXPIRY = cdk.Duration.days(30)
-# Below runs/ a version is mostly a checkpoint that the trainer has deleted: 81 GB each for
-# Llama-2-7B. Days are enough to undo a mistake. Of two rules the shorter time counts (S3 User
+# Old versions below runs/ are mostly checkpoints that the trainer has deleted: 81 GB each for
+# Llama-2-7B. Days are enough to undo a mistake. Of two rules the shorter time applies (S3 User
 # Guide, conflicts in lifecycle configurations).
 RUNS_NONCURRENT_EXPIRY = cdk.Duration.days(3)
-# A multipart upload that a lost node never finished is invisible and billed.
+# A multipart upload that a lost node never finished is invisible, but billed.
 UPLOAD_EXPIRY = cdk.Duration.days(7)
 
 RESULT_FOLDERS = ("metrics", "logs", "results")
@@ -34,7 +34,7 @@ _WRITE = ("s3:PutObject", "s3:AbortMultipartUpload")
 
 
 class TrainingBucket(Construct):
-    """One encrypted, versioned, TLS-only bucket for what must outlive the machines."""
+    """An encrypted, versioned, TLS-only bucket for data that must outlive the machines."""
 
     def __init__(
         self,
@@ -45,12 +45,12 @@ class TrainingBucket(Construct):
         kms_key_arn: str | None = None,
         retain_data: bool = True,
     ) -> None:
-        """Create the bucket, or take an existing one.
+        """Create the bucket, or use an existing one.
 
         Args:
             bucket_name: An existing bucket, left as it is. Default: a new one.
-            kms_key_arn: Key that an existing bucket encrypts with. Default: S3's own, which needs
-                no grant.
+            kms_key_arn: Key with which an existing bucket is encrypted. Default: S3's own, which
+                needs no grant.
             retain_data: Keep a new bucket, with its content, when the stack is destroyed.
         """
         super().__init__(scope, construct_id)
@@ -90,7 +90,7 @@ class TrainingBucket(Construct):
                 ),
             ],
             removal_policy=cdk.RemovalPolicy.RETAIN if retain_data else cdk.RemovalPolicy.DESTROY,
-            # CloudFormation cannot delete a bucket that holds something; no native property does.
+            # CloudFormation cannot delete a bucket with content, and no native property empties it.
             auto_delete_objects=not retain_data,
         )
         acknowledge(
@@ -102,35 +102,35 @@ class TrainingBucket(Construct):
         return bucket
 
     def grant(self, role: iam.Role, workload: Workload) -> None:
-        """Let ``role`` touch what the workload needs, and nothing else."""
-        # A run is named by who submits it, so a role can be narrowed to runs, not to one of them.
+        """Grant ``role`` what the workload needs, and nothing else."""
+        # Whoever submits a run names it, so a role can be limited to runs, but not to one run.
         results = [f"{RUNS_PREFIX}*/{folder}/*" for folder in RESULT_FOLDERS]
         reads = [f"{prefix}*" for prefix in (*workload.reads, *workload.writes)]
         writes = [f"{prefix}*" for prefix in workload.writes]
         self._allow(role, {_WRITE: results, _READ: reads, (*_WRITE, "s3:DeleteObject"): writes})
-        # A multipart upload asks for both (S3 User Guide, SSE-KMS, permissions).
+        # A multipart upload needs both (S3 User Guide, SSE-KMS, permissions).
         self._allow_key(role, ["kms:Decrypt", "kms:GenerateDataKey"])
         if reads:
-            # S3 says 403 instead of 404 of a missing object to a role that may not list, and asks
-            # that question without a prefix (HeadObject, API reference, permissions). Neuron's
-            # compile cache looks for what is not there yet: it needs the 404.
+            # For a missing object, S3 answers 403 instead of 404 to a role that may not list, which
+            # it checks without a prefix (HeadObject, API reference, permissions). Neuron's compile
+            # cache looks for objects that do not exist yet: it needs the 404.
             condition = "StringLikeIfExists" if _runs_neuron(workload) else "StringLike"
             self._list(role, {condition: {"s3:prefix": reads}})
 
         if _runs_neuron(workload) and RUNS_PREFIX not in (*workload.reads, *workload.writes):
-            # Nodes that do not meet look for signs of each other.
+            # Nodes that cannot find each other look for signs of their peers.
             signs = f"{RUNS_PREFIX}*/results/{JOINING_FOLDER}/*"
             self._list(role, {"StringLike": {"s3:prefix": signs}})
 
     def grant_reading(self, role: iam.Role, prefixes: Sequence[str]) -> None:
-        """Let ``role`` list and read below ``prefixes``, and nothing else."""
+        """Grant ``role`` listing and reading below ``prefixes``, and nothing else."""
         keys = [f"{prefix}*" for prefix in prefixes]
         self._allow(role, {_READ: keys})
         self._allow_key(role, ["kms:Decrypt"])
         self._list(role, {"StringLike": {"s3:prefix": keys}})
 
     def _allow_key(self, role: iam.Role, actions: Sequence[str]) -> None:
-        """Let ``role`` use the bucket's own key, through S3 and in no other way."""
+        """Let ``role`` use the bucket's own key, only through S3."""
         if self._kms_key_arn is None:
             return
         role.add_to_policy(
@@ -153,7 +153,7 @@ class TrainingBucket(Construct):
         )
 
     def _allow(self, role: iam.Role, granted: Mapping[tuple[str, ...], Sequence[str]]) -> None:
-        """Let ``role`` do the actions of each entry to the keys of that entry."""
+        """Grant ``role`` each entry's actions on that entry's keys."""
         for actions, keys in granted.items():
             if keys:
                 role.add_to_policy(
@@ -170,13 +170,13 @@ class TrainingBucket(Construct):
 
 
 def grant_data_uris(role: iam.Role, workload: Workload, uris: Sequence[str]) -> None:
-    """Let ``role`` touch storage outside the deployment, where the workload has a use for it."""
+    """Grant ``role`` access to storage outside the deployment, if the workload uses it."""
     for uri in uris if workload.reads_data_uris else ():
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         bucket_arn = f"arn:{cdk.Aws.PARTITION}:s3:::{bucket}"
         objects = f"{bucket_arn}/{prefix}*"
         writes = (*_WRITE, "s3:DeleteObject") if workload.writes_data_uris else ()
-        # Checkpoints may be there too.
+        # Checkpoints may be stored there too.
         condition = "StringLikeIfExists" if writes and _runs_neuron(workload) else "StringLike"
         role.add_to_policy(iam.PolicyStatement(actions=[*_READ, *writes], resources=[objects]))
         role.add_to_policy(

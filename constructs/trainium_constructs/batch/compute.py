@@ -1,4 +1,4 @@
-"""The compute environment and the queue of the nodes."""
+"""The compute environment of the nodes, and its queue."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from trainium_constructs.network import EfaNetwork, zone_placement_group
 from trainium_constructs.shell import allow_sessions
 
 UPDATE_TIMEOUT_MINUTES = 7200
-"""Time left to running jobs when an infrastructure update replaces the instances: Batch's
-maximum (API reference, UpdatePolicy), since each has a time limit of its own. Without it an update,
-which every new version of the launch template is, ends them after 30 minutes."""
+"""Time for running jobs to finish when an infrastructure update replaces the instances: Batch's
+maximum (API reference, UpdatePolicy), since each job has its own time limit. By default an update,
+such as any new version of the launch template, ends them after 30 minutes."""
 INSTANCE_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"
 
 # The three reasons that a queue can act on (AWS Batch User Guide, jobStateTimeLimitActions). A job
-# that is blocked for another one, by hosts that never join for example, has to be stopped by hand.
+# blocked for any other reason, such as hosts that never join, has to be stopped by hand.
 BLOCKED_REASONS = (
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE",
@@ -33,7 +33,7 @@ BLOCKED_REASONS = (
 def instance_profile(
     scope: Construct, *, shell: bool = False
 ) -> tuple[iam.Role, iam.CfnInstanceProfile]:
-    """Make the role of a host: the ECS agent's rights, none of a job's; ``shell``: sessions."""
+    """Create a host's role: the ECS agent's rights, none of a job's; ``shell`` adds sessions."""
     role = iam.Role(
         scope,
         "InstanceRole",
@@ -51,7 +51,7 @@ def instance_profile(
 
 
 class TrainiumComputeEnvironment(Construct):
-    """Nodes that Batch starts for jobs, close to each other, and stops afterwards."""
+    """Nodes that Batch starts close together for jobs, and stops afterwards."""
 
     def __init__(
         self,
@@ -74,17 +74,17 @@ class TrainiumComputeEnvironment(Construct):
 
         Args:
             instance_type: The one type of all nodes.
-            network: Subnet of the nodes; its group is that of the tasks where the launch template
-                lists no interfaces, and the VPC's default group is where it does.
-            launch_template: How a node starts.
+            network: Subnet of the nodes. Tasks have its group if the launch template lists no
+                interfaces, and otherwise the VPC's default group.
+            launch_template: Launch template of the nodes.
             image_id: Host image: ECS-optimised, with the Neuron driver.
-            max_vcpus: Ceiling over all jobs that run at the same time.
-            min_vcpus: vCPUs that run, and cost, all the time.
-            scale_down_delay_minutes: How long an idle node waits for another job. Default:
+            max_vcpus: Limit across all jobs that run at the same time.
+            min_vcpus: vCPUs that always run, and always cost.
+            scale_down_delay_minutes: Time that an idle node waits for another job. Default:
                 Batch's own, a few minutes.
             placement_group: Existing cluster placement group to start nodes in. Default: a new one,
                 and none for reserved capacity.
-            reserved: Nodes start in reserved capacity, which has its place already: a new group
+            reserved: Start nodes in reserved capacity, which already has its place: a new group
                 would contradict it.
             shell: Let hosts accept sessions of AWS Systems Manager.
             instance_tags: Tags of the instances.
@@ -102,21 +102,21 @@ class TrainiumComputeEnvironment(Construct):
         # interface of its own (awsvpc), with the environment's groups or, without any, the VPC's
         # default group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html).
         lists_interfaces = launch_template.lists_interfaces
-        # L1: the L2 drops the launch template's version (Batch then uses version 1 for ever) and
-        # knows no scale-down delay.
+        # L1: the L2 drops the launch template's version (Batch then uses version 1 forever) and
+        # has no scale-down delay.
         self.environment = batch.CfnComputeEnvironment(
             self,
-            # Two ids: a change between the two kinds makes a new environment. In place it would
-            # not work, since groups that an update leaves out stay (UpdateComputeEnvironment, API
+            # Two ids: changing between the two kinds creates a new environment. It would not work
+            # in place, since groups that an update leaves out stay (UpdateComputeEnvironment, API
             # reference: an empty list removes them, and CloudFormation sends none).
             "Environment" if lists_interfaces else "EnvironmentWithGroups",
             type="MANAGED",
             state="ENABLED",
-            # CloudFormation's default, true, would replace the environment at each change; with
+            # CloudFormation's default, true, would replace the environment on every change; with
             # this allocation strategy and the service-linked role Batch updates it in place.
             replace_compute_environment=False,
             compute_resources=batch.CfnComputeEnvironment.ComputeResourcesProperty(
-                # Multi-node jobs run on nothing but on-demand EC2.
+                # Multi-node jobs run only on on-demand EC2.
                 type="EC2",
                 allocation_strategy="BEST_FIT_PROGRESSIVE",
                 instance_types=[instance_type.name],
@@ -133,7 +133,7 @@ class TrainiumComputeEnvironment(Construct):
                     version=launch_template.version,
                 ),
                 ec2_configuration=[
-                    # There is no Neuron image type; this one only says how to set ECS up.
+                    # There is no Neuron image type; this one only selects how ECS is set up.
                     batch.CfnComputeEnvironment.Ec2ConfigurationObjectProperty(
                         image_type="ECS_AL2023", image_id_override=image_id
                     )
@@ -152,7 +152,7 @@ class TrainiumComputeEnvironment(Construct):
                 job_execution_timeout_minutes=UPDATE_TIMEOUT_MINUTES,
             ),
         )
-        # The agent cannot register with a role that has no policy yet, nor deregister without.
+        # The agent can neither register nor deregister while its role has no policy.
         self.environment.node.add_dependency(self.instance_role)
 
     @property
@@ -162,7 +162,7 @@ class TrainiumComputeEnvironment(Construct):
 
 
 class TrainingQueue(Construct):
-    """The queue in front of one compute environment."""
+    """The queue of one compute environment."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class TrainingQueue(Construct):
         environment_arn: str,
         runnable_time_limit: cdk.Duration,
     ) -> None:
-        """Create the queue; a job that cannot start is cancelled after ``runnable_time_limit``."""
+        """Create the queue; it cancels jobs that cannot start after ``runnable_time_limit``."""
         super().__init__(scope, construct_id)
         self.queue = batch.CfnJobQueue(
             self,

@@ -21,7 +21,7 @@ _SHARED_MEMORY_MIB = 4096
 
 
 class CpuJob(Construct):
-    """The job definition of one CPU workload; a submission may make an array of it."""
+    """The job definition of one CPU workload; a submission may turn it into an array."""
 
     def __init__(
         self,
@@ -39,12 +39,12 @@ class CpuJob(Construct):
         """Define the job.
 
         Args:
-            workload: What runs.
-            image_uri: The training image, which runs on any x86-64 host.
-            time_limit: Time of one attempt.
-            environment: What the container finds in its environment.
-            execution_role: With what the ECS agent pulls the image and writes the log.
-            log_group: Where the container logs.
+            workload: Workload to run.
+            image_uri: The training image; runs on any x86-64 host.
+            time_limit: Time limit of one attempt.
+            environment: Environment variables of the container.
+            execution_role: Role with which the ECS agent pulls the image and writes the log.
+            log_group: Log group of the container.
             tags: Tags of the jobs.
         """
         super().__init__(scope, construct_id)
@@ -52,7 +52,7 @@ class CpuJob(Construct):
             self, "JobRole", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
         )
         requirement = batch.CfnJobDefinition.ResourceRequirementProperty
-        # L1, as the multi-node definition beside it: both are made from the same parts.
+        # L1, like the multi-node definition: both are made from the same parts.
         self.definition = batch.CfnJobDefinition(
             self,
             "Definition",
@@ -64,7 +64,7 @@ class CpuJob(Construct):
                 image=image_uri,
                 command=launch_command(workload.name),
                 # There is no Neuron device that only root may open, and the host's metadata service
-                # answers root alone (cpu_host_setup.sh).
+                # answers only root (cpu_host_setup.sh).
                 user=_USER,
                 resource_requirements=[
                     requirement(type="VCPU", value=str(JOB_VCPUS)),
@@ -87,7 +87,7 @@ class CpuJob(Construct):
                 attempt_duration_seconds=round(time_limit.to_seconds())
             ),
             retry_strategy=batch.CfnJobDefinition.RetryStrategyProperty(
-                # A Spot instance that is taken away ends as a lost host does.
+                # A reclaimed Spot instance ends like a lost host.
                 attempts=ATTEMPTS,
                 evaluate_on_exit=retry_rules(),
             ),

@@ -20,7 +20,7 @@ from trainium_constructs.nag import acknowledge_wildcard
 
 LOG_STREAM_PREFIX = "node"
 
-# Batch evaluates no more rules than this.
+# The most rules that Batch evaluates.
 MAX_RETRY_RULES = 5
 
 _HOST_VOLUME = "host"
@@ -29,9 +29,9 @@ _RuleProperty = batch.CfnJobDefinition.EvaluateOnExitProperty
 
 
 def retry_rules() -> list[batch.CfnJobDefinition.EvaluateOnExitProperty]:
-    """Make the rules for another attempt from the table of exit codes.
+    """Derive the retry rules from the table of exit codes.
 
-    What no rule matches is retried, so the last rule ends everything else.
+    Batch retries what no rule matches, so the last rule ends everything else.
     """
     rules = [
         _RuleProperty(action="RETRY", on_status_reason=HOST_LOST_REASON),
@@ -45,7 +45,7 @@ def retry_rules() -> list[batch.CfnJobDefinition.EvaluateOnExitProperty]:
 def environment_pairs(
     environment: Mapping[str, str],
 ) -> list[batch.CfnJobDefinition.EnvironmentProperty]:
-    """Environment of a container, as Batch takes it."""
+    """Environment of a container, in Batch's format."""
     return [
         batch.CfnJobDefinition.EnvironmentProperty(name=name, value=value)
         for name, value in environment.items()
@@ -55,7 +55,7 @@ def environment_pairs(
 def log_configuration(
     log_group: logs.ILogGroup,
 ) -> batch.CfnJobDefinition.LogConfigurationProperty:
-    """One stream for each container, in ``log_group``."""
+    """Log to ``log_group``, with one stream per container."""
     return batch.CfnJobDefinition.LogConfigurationProperty(
         log_driver="awslogs",
         options={
@@ -67,7 +67,7 @@ def log_configuration(
 
 
 class JobExecutionRole(Construct):
-    """The role with which the ECS agent starts a container: pulls its image, writes its log."""
+    """The role with which the ECS agent starts a container: to pull the image and log."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class JobExecutionRole(Construct):
         repository: ecr.IRepository | None,
         log_group: logs.ILogGroup,
     ) -> None:
-        """Allow what ``log_group`` and ``repository`` need; None is a public registry."""
+        """Allow access to ``log_group`` and ``repository``; None means a public registry."""
         super().__init__(scope, construct_id)
         self.role = iam.Role(
             self, "Role", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
@@ -110,23 +110,23 @@ class MultiNodeTrainingJob(Construct):
         """Define the job.
 
         Args:
-            workload: What runs.
-            instance_type: Where it runs: devices, vCPUs and memory follow from it.
+            workload: Workload to run.
+            instance_type: Type of the nodes; devices, vCPUs and memory follow from it.
             image_uri: The training image.
-            max_nodes: Most nodes there can be; a submission chooses its own number.
-            time_limit: Time of one attempt, all nodes together.
-            environment: What every node finds in its environment.
-            execution_role: With what the ECS agent pulls the image and writes the log.
-            log_group: Where the nodes log.
-            host_folder: Folder of the host that the container sees under the same name.
+            max_nodes: Most nodes; each submission chooses its own number.
+            time_limit: Time limit of one attempt, for all nodes together.
+            environment: Environment variables of every node.
+            execution_role: Role with which the ECS agent pulls the image and writes the log.
+            log_group: Log group of the nodes.
+            host_folder: Folder of the host, mounted in the container under the same path.
             tags: Tags of the jobs.
         """
         super().__init__(scope, construct_id)
         self.job_role = iam.Role(
             self, "JobRole", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
         )
-        # L1: the L2 closes the node range ("0:3"), and then no submission can ask for another
-        # number of nodes.
+        # L1: the L2 closes the node range ("0:3"), after which no submission can ask for a
+        # different number of nodes.
         self.definition = batch.CfnJobDefinition(
             self,
             "Definition",
@@ -210,11 +210,12 @@ def _container(
         if host_folder
         else None,
         linux_parameters=batch.CfnJobDefinition.LinuxParametersProperty(
-            # Reaps what a killed launcher leaves.
+            # Reaps the processes that a killed launcher leaves.
             init_process_enabled=True,
             shared_memory_size=instance_type.shared_memory_mib,
-            # The same path in the container, to read, write and mknod, is the default (AWS Batch
-            # API reference, Device); spelt out it is a quarter of what every synthesis checks.
+            # Path and permissions in the container default to the same path, and to read, write
+            # and mknod (AWS Batch API reference, Device); spelt out, they would be a quarter of
+            # all that every synthesis checks.
             devices=[
                 batch.CfnJobDefinition.DeviceProperty(host_path=path)
                 for path in (

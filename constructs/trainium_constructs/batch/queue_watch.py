@@ -1,8 +1,8 @@
-"""A watch over a queue: it cancels a job that hosts are up for, and billed, without taking it.
+"""A queue watch: it cancels a job whose hosts are up, and billed, but never take it.
 
-A host that is not ready ends itself, and Batch starts another one, for as long as the job waits.
-No reason that Batch can cancel a job for (``BLOCKED_REASONS``) is about that: hosts without a way
-out, with a broken driver or with a missing chip would come and go without end.
+A host that is not ready terminates itself, and Batch starts another for as long as the job waits.
+None of the reasons for which Batch can cancel a job (``BLOCKED_REASONS``) covers that: hosts with
+no way out, a broken driver or a missing chip would come and go forever.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON, TAG_DEPLOYMENT
 from trainium_constructs.nag import acknowledge, acknowledge_wildcards, spelling_of
 
 LOOK_MINUTES = 10
-"""Minutes between two looks: a host needs about as long to start."""
+"""Minutes between two looks, about as long as a host needs to start."""
 
 FIRST_CHILD = ":0"
-"""End of the id of an array's first child."""
+"""Suffix of the id of an array's first child."""
 
 LOOKS = 4
-"""Looks in vain before a job is cancelled: half an hour of hosts, and one for a first bad host."""
+"""Looks in vain before a job is cancelled: half an hour of hosts, plus one for a bad first host."""
 
 # While another job runs there is nothing to see. An execution may have 25,000 events (Step
-# Functions Developer Guide, quotas), which at this pace is more than two weeks. No longer: a state
-# machine is deleted when its executions have left the state they are in (API reference,
-# DeleteStateMachine), so the destruction of the stack waits as long as this wait still lasts.
+# Functions Developer Guide, quotas), more than two weeks at this pace. The wait is no longer than
+# this because a state machine is only deleted once its executions have left their current state
+# (API reference, DeleteStateMachine), and the destruction of the stack waits for that.
 _TURN_MINUTES = 20
 
 _MINUTE_S = 60
-# The smallest page of EC2; one instance is enough, and 16 interfaces each make a long answer.
+# EC2's smallest page: one instance is enough, and 16 interfaces each make for a long answer.
 _HOSTS_PER_PAGE = 5
 
 
 class QueueWatch(Construct):
-    """One execution for each job or array that begins to wait, which ends when it waits no more."""
+    """Starts an execution for each job or array that begins to wait; it ends with the wait."""
 
     def __init__(
         self,
@@ -53,9 +53,9 @@ class QueueWatch(Construct):
         """Watch the queue.
 
         Args:
-            queue_arn: Queue whose jobs are watched.
+            queue_arn: Queue to watch.
             host_name: ``Name`` tag of the hosts that serve the queue.
-            deployment: Deployment that the hosts are tagged with.
+            deployment: Deployment tag of the hosts.
         """
         super().__init__(scope, construct_id)
         stack = cdk.Stack.of(self)
@@ -74,7 +74,7 @@ class QueueWatch(Construct):
             "AWS knows no resource for these reading actions, and a job's id is made when it is "
             "submitted",
         )
-        # L1: the L2 spells states as classes; what a reader of the console sees is this table.
+        # L1: the L2 spells states as classes; this table is what the console shows.
         self.machine = sfn.CfnStateMachine(
             self,
             "Machine",
@@ -104,9 +104,9 @@ class QueueWatch(Construct):
                 "detail": {
                     "status": ["RUNNABLE"],
                     "jobQueue": [queue_arn],
-                    # Nodes of a job, say id#1, wait with it. An array itself is never RUNNABLE, but
-                    # PENDING, while its children are (AWS Batch User Guide, array jobs): the first
-                    # child, id:0, is watched for all.
+                    # A job's nodes, such as id#1, wait with it. An array itself is never RUNNABLE,
+                    # but PENDING while its children are (AWS Batch User Guide, array jobs): its
+                    # first child, id:0, is watched on behalf of all.
                     "jobId": [
                         {"anything-but": {"wildcard": ["*#*", "*:*"]}},
                         {"suffix": FIRST_CHILD},
@@ -163,7 +163,7 @@ def definition(*, host_name: str, deployment: str, partition: str) -> dict[str, 
             "It waits?": {
                 "Type": "Choice",
                 "Choices": [
-                    # Batch's own limit on the wait for capacity is in force.
+                    # Batch's own time limit on waiting for capacity applies.
                     {"And": [waits, *for_capacity], "Next": "Start over"},
                     {**waits, "Next": "Look at the queue"},
                 ],
@@ -191,8 +191,8 @@ def definition(*, host_name: str, deployment: str, partition: str) -> dict[str, 
                 "ResultPath": "$.hosts",
                 "Next": "Hosts are up?",
             },
-            # Without one nothing is billed. What was counted stays: hosts that end themselves come
-            # and go.
+            # Without hosts nothing is billed. The count is kept: hosts that terminate themselves
+            # come and go.
             "Hosts are up?": _choice("$.hosts.Reservations[0]", then="Count", otherwise="Wait"),
             "Count": {
                 **_keep({"inVain.$": "States.MathAdd($.inVain, 1)"}),
@@ -212,8 +212,8 @@ def definition(*, host_name: str, deployment: str, partition: str) -> dict[str, 
             "Cancel the job": {
                 **_task(f"{call}:batch:cancelJob"),
                 "Parameters": {
-                    # Of a child the array's: cancelling that cancels all children (API reference,
-                    # CancelJob).
+                    # The id before the colon: a child's array, whose cancellation cancels all its
+                    # children (API reference, CancelJob), or the job itself.
                     "JobId.$": "States.ArrayGetItem(States.StringSplit($.jobId, ':'), 0)",
                     "Reason": HOSTS_IN_VAIN_REASON,
                 },
@@ -225,7 +225,7 @@ def definition(*, host_name: str, deployment: str, partition: str) -> dict[str, 
 
 
 def _task(resource: str) -> dict[str, Any]:
-    """A call of the API, repeated for a while: a throttled look must not end the watch."""
+    """Call the API, with retries: a throttled look must not end the watch."""
     retry = {"ErrorEquals": ["States.ALL"], "IntervalSeconds": 30, "MaxAttempts": 5}
     return {"Type": "Task", "Resource": resource, "Retry": [{**retry, "BackoffRate": 2}]}
 
@@ -237,7 +237,7 @@ def _choice(path: str, *, then: str, otherwise: str) -> dict[str, Any]:
 
 
 def _keep(changed: dict[str, Any]) -> dict[str, Any]:
-    """Keep what the next look needs, and nothing else of what this one saw."""
+    """Keep what the next look needs, and drop the rest of what this one saw."""
     kept = {"jobId.$": "$.jobId", "queue.$": "$.queue"}
     if not any(name.startswith("inVain") for name in changed):
         kept["inVain.$"] = "$.inVain"

@@ -1,6 +1,6 @@
-"""CDK constructs for training on AWS Trainium with Amazon EKS; imported only where they are used.
+"""CDK constructs for training on AWS Trainium with Amazon EKS; imported only where used.
 
-The CDK's modules behind them take their time, which a deployment without a cluster saves.
+Their CDK modules load slowly; a deployment without a cluster saves that time.
 """
 
 from trainium_constructs.eks.cluster import TrainingCluster

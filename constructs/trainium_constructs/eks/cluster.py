@@ -1,4 +1,4 @@
-"""The EKS cluster: control plane, who may use it, and AWS's own add-ons."""
+"""The EKS cluster: control plane, access to it, and AWS's own add-ons."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from trainium_constructs.network import EfaNetwork
 
 
 class ApiCallers(Construct):
-    """Two groups: one of the control plane, and one of the functions that call it."""
+    """Two security groups: the control plane's, and that of the functions that call it."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, vpc: ec2.IVpc, ranges: Sequence[str]
     ) -> None:
-        """Create the groups; ``ranges`` are addresses that may call the API too."""
+        """Create the groups; addresses in ``ranges`` may also call the API."""
         super().__init__(scope, construct_id)
-        # Not the group that EKS makes, which is the CDK's choice: while the interfaces of the
-        # functions wait for their end, EKS deletes its cluster and leaves a group in use behind,
-        # and with it the VPC (aws/aws-k8s-tester pull request 416).
+        # Not the group that EKS creates, as the CDK would choose: the functions' interfaces are
+        # deleted late, so that EKS would delete its cluster but leave a group in use behind, and
+        # with it the VPC (aws/aws-k8s-tester pull request 416).
         self.functions = ec2.SecurityGroup(
             self,
             "Functions",
@@ -59,7 +59,7 @@ _CNI_POLICY = "AmazonEKS_CNI_Policy"
 
 
 class TrainingCluster(Construct):
-    """A cluster without nodes: its API answers, DNS and pods' networks wait for nodes."""
+    """A cluster without nodes: its API answers, but DNS and pod networks wait for nodes."""
 
     def __init__(
         self,
@@ -78,17 +78,17 @@ class TrainingCluster(Construct):
         """Create the cluster.
 
         Args:
-            cluster_name: Beginning of a physical name, because EKS finds the log group of the
-                control plane by it: made here, the group has a retention and goes with the stack.
-            kubernetes_version: Minor version, say ``1.35``.
-            network: Subnets of the control plane, in two zones at least. They are planned from
-                the start, because a cluster takes none of another zone later
+            cluster_name: Prefix of a physical name, by which EKS finds the control plane's log
+                group: created here, the group has a retention and goes with the stack.
+            kubernetes_version: Minor version, such as ``1.35``.
+            network: Subnets of the control plane, in at least two zones. All are given from the
+                start, because a cluster accepts none in another zone later
                 (github.com/aws/containers-roadmap/issues/2330).
-            endpoint_cidrs: Who may call the API from outside the VPC; nobody if it is empty.
-            inside_cidrs: Who may call it through the VPC beside the nodes.
-            admin_arns: Roles and users that may do everything in the cluster.
-            submitter_arns: Roles and users that may do what the roles of ``submitters`` say.
-            log_retention_days: How long the control plane's logs are kept.
+            endpoint_cidrs: Addresses that may call the API from outside the VPC; empty: none.
+            inside_cidrs: Addresses that may call it through the VPC, besides the nodes'.
+            admin_arns: Roles and users with full access to the cluster.
+            submitter_arns: Roles and users with the rights that ``submitters`` defines.
+            log_retention_days: Retention of the control plane's logs.
         """
         super().__init__(scope, construct_id)
         self.kubernetes_version = kubernetes_version
@@ -117,14 +117,14 @@ class TrainingCluster(Construct):
                 description=f"secrets of the EKS cluster of {self.node.path}",
                 enable_key_rotation=True,
                 removal_policy=cdk.RemovalPolicy.DESTROY,
-                # The shortest that KMS allows; a key that waits for its end costs nothing.
+                # The shortest that KMS allows; a key that is pending deletion costs nothing.
                 pending_window=cdk.Duration.days(7),
             ),
             cluster_logging=list(eks.ClusterLoggingTypes),
-            # Nodes are ours; the default is Auto Mode, which knows no EFA.
+            # We manage the nodes; the default is Auto Mode, which does not support EFA.
             default_capacity_type=eks.DefaultCapacityType.NODEGROUP,
             default_capacity=0,
-            # Who may enter stands in the template; who happened to deploy is no part of it.
+            # The template lists who has access; whoever happens to deploy gets none by that.
             bootstrap_cluster_creator_admin_permissions=False,
             bootstrap_self_managed_addons=False,
             kubectl_provider_options=eks.KubectlProviderOptions(
@@ -133,12 +133,12 @@ class TrainingCluster(Construct):
             ),
             output_config_command=False,
         )
-        # First in, last out: else the control plane makes another one, which nobody deletes.
+        # First in, last out: otherwise the control plane creates another, which nobody deletes.
         cluster.node.add_dependency(logs)
         for index, arn in enumerate(admin_arns):
             cluster.grant_cluster_admin(f"Admin{index}", arn)
         for index, arn in enumerate(submitter_arns):
-            # L1: the L2 wants an access policy of EKS, of which none is as narrow.
+            # L1: the L2 requires one of EKS's access policies, and none is as narrow.
             eks.CfnAccessEntry(
                 self,
                 f"Submitter{index}",
@@ -149,10 +149,10 @@ class TrainingCluster(Construct):
             )
         acknowledge_cluster(cluster)
         functions = cluster.node.find_child("KubectlProvider")
-        # With the rules that let them in: until the last object is deleted.
+        # The functions need the rules that admit them until the last object is deleted.
         functions.node.add_dependency(callers)
         _end_logs_of(functions, log_retention_days)
-        # jsii's Python types leave an optional member of the interface out of the class.
+        # jsii's Python class lacks an optional member of the interface.
         self.cluster = cast("eks.ICluster", cluster)
         self._add_networks()
 
@@ -170,7 +170,7 @@ class TrainingCluster(Construct):
         networks = self.add_on(
             "PodNetworks",
             "vpc-cni",
-            # Left to itself it takes all addresses of one more interface, 50 of a trn1.32xlarge,
+            # By default it takes all addresses of one more interface, 50 on a trn1.32xlarge,
             # before any pod needs them (amazon-vpc-cni-k8s, eni-and-ip-target.md).
             values={
                 "env": {
@@ -191,8 +191,8 @@ class TrainingCluster(Construct):
         values: Mapping[str, Any] | None = None,
         after: Sequence[IDependable] = (),
     ) -> eks.CfnAddon:
-        """Install one of EKS's own add-ons, in the version that EKS has for this Kubernetes."""
-        # L1, whose deletion removes what the add-on made; nothing else is needed of the L2.
+        """Install one of EKS's own add-ons, in EKS's version for this Kubernetes."""
+        # L1: its deletion also removes what the add-on created, and the L2 has nothing we need.
         add_on = eks.CfnAddon(
             self,
             construct_id,
@@ -206,11 +206,11 @@ class TrainingCluster(Construct):
 
 
 def _unique(name: str, stack: cdk.Stack) -> str:
-    """``name`` with an ending that no other stack has, not even the next one of the same name.
+    """Add a suffix to ``name`` that no other stack has, not even the next one of the same name.
 
-    A late record of a control plane that is gone brings its log group back, whatever its role may
-    do (terraform-aws-modules/terraform-aws-eks issue 2446); under the same name the next
-    deployment would find a log group that is not its own, and fail.
+    A late record from a deleted control plane re-creates its log group, whatever its role allows
+    (terraform-aws-modules/terraform-aws-eks issue 2446); under the same name, the next deployment
+    would find a log group that is not its own, and fail.
     """
     # arn:aws:cloudformation:us-west-2:111122223333:stack/name/1a2b3c4d-...
     own = cdk.Fn.select(2, cdk.Fn.split("/", stack.stack_id))
@@ -218,7 +218,7 @@ def _unique(name: str, stack: cdk.Stack) -> str:
 
 
 def _end_logs_of(functions: IConstruct, retention_days: int) -> None:
-    """Let the logs of the CDK's own functions end, which by default stay for ever."""
+    """Limit the retention of the CDK functions' logs, which by default stay forever."""
     for construct in functions.node.find_all():
         if isinstance(construct, cdk_logs.CfnLogGroup):
             construct.retention_in_days = retention_days
@@ -229,13 +229,13 @@ _KEPT_BY_AWS = "AWS keeps this policy in step with what its service needs"
 
 
 def acknowledge_cluster(cluster: eks.Cluster) -> None:
-    """Record what is known about the cluster and about the functions that run kubectl and helm."""
+    """Acknowledge the findings about the cluster and the functions that run kubectl and helm."""
     acknowledge_managed_policy(cluster.role, "AmazonEKSClusterPolicy", _KEPT_BY_AWS)
     _acknowledge_functions(cluster.node.find_child("KubectlProvider"))
 
 
 def _acknowledge_functions(provider: IConstruct) -> None:
-    """The CDK makes them with roles of its own; they live in the VPC and read public charts."""
+    """Acknowledge what the CDK gives its functions: own roles, a VPC, access to public charts."""
     handler = provider.node.find_child("Handler")
     framework = provider.node.find_child("Provider").node.find_child("framework-onEvent")
     for function in (handler, framework):
@@ -251,7 +251,7 @@ def _acknowledge_functions(provider: IConstruct) -> None:
 
 
 def _public_registry(handler: IConstruct) -> str:
-    """Spell, as cdk-nag does, the policy that exists in the partition ``aws`` only."""
+    """Spell, as cdk-nag does, the policy that exists only in the partition ``aws``."""
     condition = handler.node.find_child("HasEcrPublic")
     assert isinstance(condition, cdk.CfnCondition)
     stack = cdk.Stack.of(handler)

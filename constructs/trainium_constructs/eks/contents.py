@@ -1,4 +1,4 @@
-"""The contents of a cluster, installed in an order whose reverse removes everything again."""
+"""The contents of a cluster, installed in an order that can be undone in reverse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ON_TRAINIUM = [{"key": TAINT, "operator": "Exists", "effect": "NoSchedule"}]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """The choices that decide the contents of a cluster."""
+    """The choices that determine a cluster's contents."""
 
     deployment: str
     kubernetes_version: str
@@ -42,16 +42,16 @@ class ClusterSettings:
     bucket_name: str
     lustre: LustreMount | None = None
     recovery: bool = False
-    """Replace a node with an unrecoverable Neuron error."""
+    """True to replace nodes with an unrecoverable Neuron error."""
     chart_versions: Mapping[str, str] = field(default_factory=dict)
-    """Other versions than the pinned ones, by our name of the chart."""
+    """Versions that override the pinned ones, by our name for the chart."""
 
 
 class ClusterContents(Construct):
-    """DNS, charts, the namespace of the jobs with its queue, and what watches them.
+    """DNS, charts, the jobs' namespace with its queue, and the monitoring.
 
-    CloudFormation deletes in the reverse order of creation: first the namespace, and with it every
-    job and pod, while Volcano is there to end them; then the charts; then the nodes.
+    CloudFormation deletes in reverse order of creation: first the namespace and with it every job
+    and pod, while Volcano is still there to end them; then the charts; then the nodes.
     """
 
     def __init__(
@@ -67,25 +67,25 @@ class ClusterContents(Construct):
         """Install everything.
 
         Args:
-            cluster: Where they go.
-            settings: What they follow from.
-            accounts: Service accounts in the namespace of the jobs.
-            after: The node groups, and the roles of those accounts.
+            cluster: Cluster to install into.
+            settings: Choices that determine the contents.
+            accounts: Service accounts in the jobs' namespace.
+            after: Node groups, and roles of those accounts, to wait for.
         """
         super().__init__(scope, construct_id)
         self._cluster, self._settings = cluster, settings
         dns = cluster.add_on("Dns", "coredns", after=after)
         recovery = self._recovery()
-        # The chart puts its node problem detector into a namespace that it does not make (Neuron
+        # The chart puts its node problem detector into a namespace that it does not create (Neuron
         # documentation, permissions for node problem detector and recovery, step 3).
         health = self._apply("Health", [self._privileged(RECOVERY_NAMESPACE)], after=after)
         self.charts = self._install_charts((*after, dns, recovery, health))
-        # The namespace and what is in it at once: a claim goes with the last pod that mounts it.
+        # The namespace together with its contents: a claim goes with the last pod that mounts it.
         everything = [self._namespace(), *self._jobs(accounts)]
         jobs = self._apply("Jobs", everything, after=[*self.charts.values()])
         self._apply("Watching", self._watching(), after=[jobs])
-        # Not at once with the jobs' namespace: Volcano's webhook has a say in queues, and its pod
-        # counts as ready before it listens (Volcano 1.15.1, admission.yaml: no readiness probe).
+        # Not together with the jobs' namespace: Volcano's webhook checks queues, and its pod counts
+        # as ready before it listens (Volcano 1.15.1, admission.yaml: no readiness probe).
         queue = manifests.volcano_queue(settings.instance_type, settings.max_nodes)
         self._apply("Queue", [queue], after=[jobs])
 
@@ -123,8 +123,8 @@ class ClusterContents(Construct):
             account=RECOVERY_ACCOUNT,
         )
         role = pods.role
-        # As the Neuron documentation asks for (permissions for node problem detector and
-        # recovery); the groups of EKS have no name here, but a tag.
+        # Rights as in the Neuron documentation (permissions for node problem detector and
+        # recovery); EKS's groups are matched by tag, since their names are not known here.
         role.add_to_policy(
             iam.PolicyStatement(
                 actions=["cloudwatch:PutMetricData"],
@@ -156,13 +156,13 @@ class ClusterContents(Construct):
         return manifests.namespace(
             kubernetes.NAMESPACE,
             deployment=self._settings.deployment,
-            # Neuron's runtime runs as root; nothing else of "restricted" is missing by need.
+            # Neuron's runtime runs as root; no other rule of "restricted" has to be broken.
             enforce="baseline",
             kubernetes_version=self._settings.kubernetes_version,
         )
 
     def _privileged(self, name: str) -> Manifest:
-        """A namespace for what reads devices of the host."""
+        """A namespace for pods that read devices of the host."""
         return manifests.namespace(
             name,
             deployment=self._settings.deployment,
@@ -217,10 +217,10 @@ def _chart_values(
     efa: bool,
     volcano_version: str = VOLCANO_VERSION,
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return what differs from a chart's own defaults, for every chart that the type needs."""
+    """Return the values that differ from the defaults of each chart that the type needs."""
     values: dict[str, Mapping[str, Any]] = {
         "neuron": {
-            # One type, so that a chart which does not know it yet runs on it too.
+            # Named, so that a chart that does not know the type yet runs on it too.
             "neuronInstances": [instance_type],
             "devicePlugin": {"tolerations": _ON_TRAINIUM},
             # A pod takes a whole node: there is no device to choose among.
@@ -233,31 +233,31 @@ def _chart_values(
         },
         "fsx": {
             "controller": {
-                # Pods do not reach the metadata service, which it would ask.
+                # It would ask the metadata service, which pods cannot reach.
                 "region": region,
                 "replicaCount": 1,
             },
             "node": {
-                # With it and the node's name, which the chart gives, the node plugin asks nobody
-                # (aws-fsx-csi-driver, pkg/driver/node.go): at hop limit 1 it would start only
-                # after its attempts to reach the metadata service have failed.
+                # With the region and the node's name, which the chart gives, the node plugin needs
+                # no metadata service (aws-fsx-csi-driver, pkg/driver/node.go): at hop limit 1 it
+                # would start only after all attempts to reach it had failed.
                 "region": region,
-                # A Trainium node comes with a taint.
+                # Trainium nodes have a taint.
                 "tolerateAllTaints": True,
             },
         },
         "volcano": {
             "basic": {
-                # The images of the chart, not what its author had as a default.
+                # The images of this chart version instead of the chart's default tag.
                 "image_tag_version": f"v{volcano_version}",
                 "image_pull_policy": "IfNotPresent",
             },
-            # It tolerates no taint, so it stays on the system nodes; nothing to say.
+            # Nothing to set: it tolerates no taint, so it stays on the system nodes.
         },
     }
     if efa:
         values["efa"] = {
-            # Its own list tolerates nothing but CriticalAddonsOnly.
+            # Its own list tolerates only CriticalAddonsOnly.
             "tolerations": _ON_TRAINIUM,
             "image": {"repository": f"{eks_registry(region)}/eks/aws-efa-k8s-device-plugin"},
         }
@@ -272,7 +272,7 @@ def _install(
     values: Mapping[str, Any],
     version: str | None = None,
 ) -> eks.HelmChart:
-    """Install a chart of the table, and wait until it runs."""
+    """Install a chart from the catalogue and wait until it runs."""
     chart = CHARTS[name]
     return eks.HelmChart(
         scope,
@@ -286,8 +286,8 @@ def _install(
         create_namespace=chart.namespace != "kube-system",
         values=dict(values),
         wait=True,
-        # Helm gives it to each of its operations: to the hooks of a chart, then to what they
-        # precede. The function that runs helm ends after 15 minutes, without a word to
-        # CloudFormation; two operations and the chart's download have to fit.
+        # Helm applies it to each operation: a chart's hooks, then what they precede. The function
+        # that runs helm times out after 15 minutes without telling CloudFormation; two operations
+        # and the chart's download have to fit.
         timeout=cdk.Duration.minutes(6),
     )

@@ -1,4 +1,4 @@
-"""Pod Identity: a role for one service account of one cluster."""
+"""EKS Pod Identity: a role for one service account of one cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from constructs import Construct
 class PodRole(Construct):
     """Credentials that pods get from EKS, not from their node.
 
-    They are given when a pod is created: whatever creates pods has to come after this.
+    Pods get them at creation, so anything that creates pods must depend on this.
     """
 
     def __init__(
@@ -22,11 +22,11 @@ class PodRole(Construct):
         namespace: str,
         account: str,
     ) -> None:
-        """Create a role without rights for the service account ``account`` in ``namespace``."""
+        """Create a role, still without rights, for service account ``account`` in ``namespace``."""
         super().__init__(scope, construct_id)
         service = iam.ServicePrincipal("pods.eks.amazonaws.com").with_conditions(
             # EKS sets these tags on each session (EKS User Guide, Pod Identity, role trust policy
-            # and session tags). The cluster's ARN names account and region too.
+            # and session tags). The cluster's ARN includes account and region.
             {
                 "StringEquals": {
                     "aws:RequestTag/eks-cluster-arn": cluster.cluster_arn,

@@ -1,4 +1,4 @@
-"""The objects that the stack puts into the cluster, as plain data; the tests validate them."""
+"""The objects that the stack creates in the cluster, as plain data; the tests validate them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from trainium_constructs.lustre import LustreMount
 Manifest = dict[str, Any]
 
 _LUSTRE_SIZE: Mapping[str, Any] = {
-    # Whatever the file system's own size is, which nothing here enforces: the claim of a volume
+    # Fixed, whatever the file system's size: nothing enforces it here, and the claim of a volume
     # that was not provisioned can never grow (Kubernetes, expanding persistent volume claims).
     "capacity": {"storage": "1200Gi"},
     "accessModes": ["ReadWriteMany"],
-    # None of them: nothing is to be provisioned.
+    # No class: nothing is to be provisioned.
     "storageClassName": "",
 }
 
-# Beside the nodes' pods: TensorBoard, and what a user starts to look around.
+# CPUs besides the nodes' pods: for TensorBoard, and pods that a user starts to look around.
 _SPARE_CPUS = 16
 _SPARE_MEMORY_MIB = 65_536
 
@@ -48,7 +48,7 @@ def namespace(name: str, *, deployment: str, enforce: str, kubernetes_version: s
 
 
 def total_resources(instance_type: InstanceType, nodes: int) -> dict[str, str]:
-    """Add up the requests of the pods on all nodes."""
+    """Add up the requests of the pods of all nodes."""
     return {
         name: f"{nodes * int(quantity.removesuffix('Mi'))}{'Mi' if quantity.endswith('Mi') else ''}"
         for name, quantity in kubernetes.pod_resources(instance_type).items()
@@ -56,7 +56,7 @@ def total_resources(instance_type: InstanceType, nodes: int) -> dict[str, str]:
 
 
 def resource_quota(instance_type: InstanceType, max_nodes: int) -> Manifest:
-    """Limit the namespace to what the node group can hold, and to no way in from outside."""
+    """Limit the namespace to the node group's capacity, and allow no access from outside."""
     total = total_resources(instance_type, max_nodes)
     cpu = int(total.pop("cpu")) + _SPARE_CPUS
     memory = int(total.pop("memory").removesuffix("Mi")) + _SPARE_MEMORY_MIB
@@ -78,7 +78,7 @@ def resource_quota(instance_type: InstanceType, max_nodes: int) -> Manifest:
 
 
 def volcano_queue(instance_type: InstanceType, max_nodes: int) -> Manifest:
-    """The queue of the jobs: as large as all nodes, so that a larger gang waits outside."""
+    """The jobs' queue, as large as all nodes, so that a larger gang waits outside."""
     return {
         "apiVersion": "scheduling.volcano.sh/v1beta1",
         "kind": "Queue",
@@ -92,7 +92,7 @@ def volcano_queue(instance_type: InstanceType, max_nodes: int) -> Manifest:
 
 
 def service_account(name: str, *, namespace: str = kubernetes.NAMESPACE) -> Manifest:
-    """An account whose pods get credentials of AWS, and none of the cluster unless they ask."""
+    """An account whose pods get AWS credentials, and the cluster's only on request."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -102,7 +102,7 @@ def service_account(name: str, *, namespace: str = kubernetes.NAMESPACE) -> Mani
 
 
 def lustre_volume(mount: LustreMount, *, name: str) -> Manifest:
-    """The file system of the storage stack: it is there before the cluster, and stays its own."""
+    """A volume for the file system, which exists before the cluster and independently of it."""
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -111,7 +111,7 @@ def lustre_volume(mount: LustreMount, *, name: str) -> Manifest:
             **_LUSTRE_SIZE,
             "volumeMode": "Filesystem",
             "persistentVolumeReclaimPolicy": "Retain",
-            # flock: what writes HDF5 or SQLite locks its files.
+            # flock: writers of HDF5 or SQLite lock their files.
             "mountOptions": ["flock"],
             "claimRef": {"name": kubernetes.LUSTRE_CLAIM, "namespace": kubernetes.NAMESPACE},
             "csi": {
@@ -139,7 +139,7 @@ def lustre_claim(*, volume: str) -> Manifest:
 
 
 def lustre_mounts() -> tuple[Manifest, Manifest]:
-    """A pod's volume and its container's mount of the claim, to read from."""
+    """A pod's volume and its container's read-only mount of the claim."""
     volume = {"name": "lustre", "persistentVolumeClaim": {"claimName": kubernetes.LUSTRE_CLAIM}}
     return volume, {"name": "lustre", "mountPath": LUSTRE_MOUNT, "readOnly": True}
 
@@ -147,23 +147,23 @@ def lustre_mounts() -> tuple[Manifest, Manifest]:
 SUBMITTER = "trainium-submitter"
 
 _READ = ["get", "list", "watch"]
-# From Kubernetes 1.35 on a websocket's GET needs the right to create too (feature gate
-# AuthorizePodWebsocketUpgradeCreatePermission); before, one of the two decided.
+# Since Kubernetes 1.35 a websocket's GET also needs the right to create (feature gate
+# AuthorizePodWebsocketUpgradeCreatePermission); before, either one was enough.
 _CONNECT = ["get", "create"]
 
 
 def submitters() -> list[Manifest]:
-    """A role in the jobs' namespace, and one for what belongs to none, both bound to the group.
+    """A role in the jobs' namespace and a cluster role, both bound to the group.
 
-    Who may create jobs can run any image as any service account of the namespace, and who may
-    enter pods can take what those have: the bucket, but nothing of the cluster's own.
+    Whoever may create jobs can run any image as any service account of the namespace, and whoever
+    may enter pods can use their credentials: for the bucket, but for nothing of the cluster's own.
     """
     return [
         _role(
             "Role",
             [
-                # delete and the status: torchx delete and cancel, and a job between two attempts,
-                # which Volcano leaves alone until its phase is changed.
+                # delete and the status: for torchx delete and cancel, and for a job between two
+                # attempts, which Volcano leaves alone until its phase is changed.
                 _rule("batch.volcano.sh", ["jobs"], [*_READ, "create", "patch", "delete"]),
                 _rule("batch.volcano.sh", ["jobs/status"], ["get", "update", "patch"]),
                 _rule("bus.volcano.sh", ["commands"], ["create"]),
@@ -189,7 +189,7 @@ def submitters() -> list[Manifest]:
 
 
 def _metadata(kind: str) -> Manifest:
-    """Name an object, in the jobs' namespace unless its kind belongs to none."""
+    """Metadata that places an object in the jobs' namespace, unless its kind has none."""
     inside = {} if kind.startswith("Cluster") else {"namespace": kubernetes.NAMESPACE}
     return {"name": SUBMITTER, **inside}
 

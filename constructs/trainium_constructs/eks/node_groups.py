@@ -25,14 +25,14 @@ from trainium_constructs.network import EfaNetwork, zone_placement_group
 from trainium_constructs.shell import allow_sessions
 
 SYSTEM_LABEL = {"trainium/nodes": "system"}
-# The add-ons' images, and the training image, which serves TensorBoard.
+# Room for the add-ons' images and the training image, which serves TensorBoard.
 _SYSTEM_VOLUME_GIB = 100
 
-# For the kubelet alone: pods have roles of their own, the network plug-in too.
+# For the kubelet only: pods have their own roles, the network plug-in included.
 _NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly")
 
-# A container takes over containerd's limit of locked memory. The image leaves that at systemd's
-# 8 MiB: what it sets is open files alone (amazon-eks-ami, base-runtime-spec.json). EFA and the
+# A container inherits containerd's limit on locked memory. The image leaves that at systemd's
+# 8 MiB and sets only open files (amazon-eks-ami, base-runtime-spec.json). EFA and the
 # Neuron runtime lock gigabytes, and a pod cannot ask for a limit (kubernetes/kubernetes#3595).
 _SCRIPT = """\
 #!/bin/bash
@@ -44,7 +44,7 @@ systemctl daemon-reload
 
 
 class TrainiumNodeGroup(Construct):
-    """Nodes of one type, in one zone and close to each other, for whole-node pods."""
+    """Nodes of one type, in one zone and close together, for whole-node pods."""
 
     def __init__(
         self,
@@ -67,22 +67,22 @@ class TrainiumNodeGroup(Construct):
         """Create the group.
 
         Args:
-            cluster: Where the nodes belong.
+            cluster: Cluster of the nodes.
             instance_type: Type of every node.
             network: Subnet of the nodes, and the group that EFA needs.
             layout: Kind of the secondary interfaces.
             host_image_version: Pinned release of the EKS-optimised Neuron image.
             root_volume_gib: Size of the encrypted root volume, which holds the images.
-            nodes: Nodes at first; the number is changed without a deployment.
-            max_nodes: Most nodes there can be.
+            nodes: Initial number of nodes; it changes without a deployment.
+            max_nodes: Most nodes.
             reservation: Capacity to use. Default: on demand.
             placement_group: Existing cluster placement group to start nodes in. Default: a new one,
                 and none for reserved capacity.
             shell: Let hosts accept sessions of AWS Systems Manager.
-            instance_tags: Tags of the instances, which a managed node group does not tag itself.
+            instance_tags: Tags of the instances, which a managed node group does not set itself.
         """
         super().__init__(scope, construct_id)
-        # Reserved capacity already has its place, which a new group would contradict.
+        # Reserved capacity already has its place; a new group would contradict it.
         group = placement_group
         if group is None and reservation is None:
             group = zone_placement_group(self, network)
@@ -91,22 +91,22 @@ class TrainiumNodeGroup(Construct):
             "Node",
             instance_type=instance_type,
             layout=layout,
-            # A template that names groups takes the cluster's away from the nodes, which then
-            # reach neither the API nor each other's pods (EKS User Guide, launch templates).
+            # Groups in a template replace the cluster's group on the nodes, which would then reach
+            # neither the API nor each other's pods (EKS User Guide, launch templates).
             security_groups=[cluster.cluster.cluster_security_group, network.security_group],
             user_data=_user_data(),
             root_volume_gib=root_volume_gib,
             reservation=reservation,
             # The L2 refuses Trainium types beside the Neuron image (aws-cdk, managed-nodegroup.ts)
-            # and installs a Neuron plug-in of 2021 where it sees one.
+            # and installs a Neuron plug-in from 2021 when it sees one.
             set_instance_type=True,
             placement_group_name=group,
             instance_tags=instance_tags,
-            # A pod one hop further could take the node's role (EKS Best Practices Guide, restrict
-            # access to the instance profile). What runs on a node and asks the metadata service has
-            # the host's network: vpc-cni, kube-proxy, the agent of Pod Identity, EFA's plugin.
-            # Neuron's plugin works without: AWS's workshop runs its chart on Karpenter's nodes,
-            # whose limit is 1 (github.com/aws-samples/eks-workshop-v2, nodepool-trn1.yaml).
+            # At 2, a pod could take the node's role (EKS Best Practices Guide, restrict access to
+            # the instance profile). Pods that need the metadata service have the host's network:
+            # vpc-cni, kube-proxy, the Pod Identity agent, EFA's plugin. Neuron's plugin works
+            # without: AWS's workshop runs its chart on Karpenter's nodes, whose limit is 1
+            # (github.com/aws-samples/eks-workshop-v2, nodepool-trn1.yaml).
             metadata_hops=1,
         )
         is_block = reservation is not None and reservation.is_block
@@ -121,7 +121,7 @@ class TrainiumNodeGroup(Construct):
             ami_type=eks.NodegroupAmiType.AL2023_X86_64_NEURON,
             release_version=host_image_version,
             capacity_type=eks.CapacityType.CAPACITY_BLOCK if is_block else None,
-            # A gang ends with the first node that goes: all at once is one restart and not many.
+            # A gang ends with the first node that goes: all at once means one restart, not many.
             max_unavailable_percentage=100,
             min_size=0,
             desired_size=nodes,
@@ -131,8 +131,8 @@ class TrainiumNodeGroup(Construct):
             labels={"trainium/nodes": "trainium"},
         )
         _follow_cluster(self.nodes, cluster.kubernetes_version)
-        # Old nodes go before new ones come: reserved capacity has room for one of the two, and a
-        # full placement group too (EKS API reference, NodegroupUpdateConfig).
+        # Old nodes go before new ones come: reserved capacity, or a full placement group, has room
+        # for only one of the two (EKS API reference, NodegroupUpdateConfig).
         _resource_of(self.nodes).add_property_override("UpdateConfig.UpdateStrategy", "MINIMAL")
         self.nodes.node.add_dependency(*cluster.before_nodes)
 
@@ -155,10 +155,10 @@ class SystemNodeGroup(Construct):
         """Create the group.
 
         Args:
-            cluster: Where the nodes belong.
-            instance_types: Types to choose from, x86-64.
-            network: Subnets with a way to the internet, and the group that the file system admits:
-                TensorBoard reads from it.
+            cluster: Cluster of the nodes.
+            instance_types: x86-64 types to choose from.
+            network: Subnets with a way to the internet, and the group that the file system admits,
+                since TensorBoard reads from it.
             host_image_version: Pinned release of the EKS-optimised image.
             shell: Let hosts accept sessions of AWS Systems Manager.
             instance_tags: Tags of the instances.
@@ -179,7 +179,7 @@ class SystemNodeGroup(Construct):
             release_version=host_image_version,
             min_size=SYSTEM_NODES,
             desired_size=SYSTEM_NODES,
-            # One more while an update replaces them.
+            # One extra while an update replaces them.
             max_size=SYSTEM_NODES + 1,
             node_role=_node_role(self, shell=shell),
             labels=SYSTEM_LABEL,
@@ -213,7 +213,7 @@ def _system_template(
             metadata_options=template.MetadataOptionsProperty(
                 http_endpoint="enabled",
                 http_tokens="required",
-                # One hop further are pods, which have roles of their own.
+                # Out of reach of pods, which have their own roles.
                 http_put_response_hop_limit=1,
             ),
             tag_specifications=tag_specifications(instance_tags),
@@ -222,7 +222,7 @@ def _system_template(
 
 
 def _node_role(scope: Construct, *, shell: bool) -> iam.Role:
-    """The role ``NodeRole`` of a group; ``shell`` lets its nodes accept sessions."""
+    """Create a group's role ``NodeRole``; ``shell`` lets its nodes accept sessions."""
     role = iam.Role(
         scope,
         "NodeRole",
@@ -241,7 +241,7 @@ def _node_role(scope: Construct, *, shell: bool) -> iam.Role:
 
 
 def _user_data() -> str:
-    """The MIME message that EKS merges with its own.
+    """Build the MIME message that EKS merges with its own.
 
     cloud-init runs the script before nodeadm starts containerd (amazon-eks-ami,
     nodeadm-run.service).
@@ -250,9 +250,9 @@ def _user_data() -> str:
 
 
 def _follow_cluster(group: eks.Nodegroup, kubernetes_version: str) -> None:
-    """Let ``group`` take the cluster's new version, say ``1.36``, together with its new image.
+    """Update ``group`` to the cluster's new version, such as ``1.36``, together with its new image.
 
-    With the image's release alone, CloudFormation keeps the version and refuses the release
+    Given only the image's release, CloudFormation keeps the version and refuses the release
     (eksctl-io/eksctl issue 7976).
     """
     _resource_of(group).version = kubernetes_version

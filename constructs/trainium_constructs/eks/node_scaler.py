@@ -1,4 +1,4 @@
-"""The node scaler in the cluster: takes Trainium nodes away that nobody uses (docs/adr/0014)."""
+"""The node scaler in the cluster, which removes unused Trainium nodes (docs/adr/0014)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 
 class NodeScaler(Construct):
-    """A deployment of one pod, with the rights that it needs in the cluster and in the account."""
+    """A deployment of one pod, with its rights in the cluster and in the account."""
 
     def __init__(
         self,
@@ -40,16 +40,16 @@ class NodeScaler(Construct):
         idle_minutes: int,
         after: Sequence[IDependable],
     ) -> None:
-        """Install it.
+        """Install the node scaler.
 
         Args:
-            cluster: Where it runs.
-            node_group: Whose nodes it takes away and gets.
+            cluster: Cluster to run in.
+            node_group: Group whose nodes it removes and adds.
             deployment: Name of the deployment.
-            region: Where the cluster is.
-            image: The training image, which has its code.
-            idle_minutes: After how long an idle node goes.
-            after: What has to be there before: the namespace of the jobs.
+            region: Region of the cluster.
+            image: The training image, which contains its code.
+            idle_minutes: Minutes after which an idle node is removed.
+            after: Resources that must exist first: the jobs' namespace.
         """
         super().__init__(scope, construct_id)
         name = kubernetes.SCALER
@@ -80,14 +80,14 @@ class NodeScaler(Construct):
                 _deployment(image=image, command=command, region=region),
             ],
         )
-        # Pods get the credentials that there are when they are made.
+        # Pods get their credentials when they are created.
         applied.node.add_dependency(pods, *after)
 
 
 def _allow_scaling(role: iam.Role, *, cluster: eks.ICluster, node_group: eks.Nodegroup) -> None:
-    """As the Cluster Autoscaler asks for, for one group.
+    """Grant the rights that the Cluster Autoscaler asks for, for one group.
 
-    github.com/kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md.
+    Source: github.com/kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md.
     """
     role.add_to_policy(
         iam.PolicyStatement(actions=["eks:DescribeNodegroup"], resources=[node_group.nodegroup_arn])
@@ -102,7 +102,7 @@ def _allow_scaling(role: iam.Role, *, cluster: eks.ICluster, node_group: eks.Nod
                 "autoscaling:TerminateInstanceInAutoScalingGroup",
             ],
             resources=["*"],
-            # EKS gives the group a name of its own making, and these tags.
+            # EKS makes up the group's name, but sets these tags.
             conditions={
                 "StringEquals": {
                     "aws:ResourceTag/eks:cluster-name": cluster.cluster_name,
@@ -117,12 +117,12 @@ def _allow_scaling(role: iam.Role, *, cluster: eks.ICluster, node_group: eks.Nod
 
 
 def _rights() -> list[Manifest]:
-    """Let it read and change what it needs in the cluster, and nothing else."""
+    """Allow it to read and change only what it needs in the cluster."""
     name = kubernetes.SCALER
     events = {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
     everywhere = [
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "patch"]},
-        # Of all namespaces: anybody's pod keeps its node.
+        # In all namespaces: anybody's pod keeps its node.
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]
     of_jobs = [
@@ -145,7 +145,7 @@ def _rights() -> list[Manifest]:
             "subjects": subjects,
         },
     ]
-    # Events about nodes, which are in no namespace, are kept in this one.
+    # Events about nodes, which have no namespace, are kept in "default".
     for namespace, rules in ((kubernetes.NAMESPACE, of_jobs), ("default", [events])):
         metadata = {"name": name, "namespace": namespace}
         made += [
@@ -174,7 +174,7 @@ def _deployment(*, image: str, command: Sequence[str], region: str) -> Manifest:
         "metadata": {"name": name, "namespace": name, "labels": _LABELS},
         "spec": {
             "replicas": 1,
-            # Never two at once.
+            # Never two scalers at once.
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": _LABELS},
             "template": {
@@ -193,7 +193,7 @@ def _deployment(*, image: str, command: Sequence[str], region: str) -> Manifest:
                     "containers": [
                         {
                             "name": name,
-                            # TensorBoard's, which the system nodes have already.
+                            # Also TensorBoard's image, so the system nodes have it already.
                             "image": image,
                             "command": list(command),
                             "env": [{"name": ENV_REGION, "value": region}],

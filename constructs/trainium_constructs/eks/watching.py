@@ -1,4 +1,4 @@
-"""Monitoring of runs and nodes: TensorBoard behind a service, neuron-monitor on every node."""
+"""Monitoring of runs and nodes: TensorBoard as a service, neuron-monitor on every node."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from trainium_constructs.eks.node_groups import SYSTEM_LABEL
 TENSORBOARD = "tensorboard"
 TENSORBOARD_PORT = 6006
 MONITOR = "neuron-monitor"
-"""Name and namespace; it needs privileges that no training pod may have."""
+"""Name and namespace of the monitor, which needs privileges that no training pod may have."""
 
 _NOBODY = 65534
 
 
 def tensorboard(*, image: str, bucket: str, region: str, lustre: bool) -> list[Manifest]:
-    """TensorBoard on all runs, and the service that ``jobs tensorboard`` forwards a port to."""
+    """TensorBoard for all runs, and the service to which ``jobs tensorboard`` forwards a port."""
     labels = {"app.kubernetes.io/name": TENSORBOARD}
-    # Training writes there what it also uploads; from the bucket every look is a listing.
+    # Training writes to Lustre what it also uploads; in the bucket every refresh is a listing.
     logs = f"{LUSTRE_MOUNT}/{RUNS_PREFIX}" if lustre else f"s3://{bucket}/{RUNS_PREFIX}"
     volume, mount = lustre_mounts()
     scratch = {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}
@@ -49,7 +49,7 @@ def tensorboard(*, image: str, bucket: str, region: str, lustre: bool) -> list[M
                         "containers": [
                             {
                                 "name": TENSORBOARD,
-                                # The training image has it: one image to pin and to scan.
+                                # The training image contains it: one image to pin and to scan.
                                 "image": image,
                                 "command": ["python", "-m", "tensorboard.main"],
                                 "args": [
@@ -105,9 +105,9 @@ def tensorboard(*, image: str, bucket: str, region: str, lustre: bool) -> list[M
 
 
 def neuron_monitor(*, instance_type: str) -> list[Manifest]:
-    """One pod on each Trainium node, which a Prometheus finds by its annotations.
+    """A pod on each Trainium node, which Prometheus finds by its annotations.
 
-    After AWS's own DaemonSet (aws-neuron-sdk, src/k8/k8s-neuron-monitor-daemonset.yml), which
+    Modelled on AWS's own DaemonSet (aws-neuron-sdk, src/k8/k8s-neuron-monitor-daemonset.yml), which
     tolerates no taint and lists no Trainium2.
     """
     labels = {"app.kubernetes.io/name": MONITOR}
@@ -128,8 +128,8 @@ def neuron_monitor(*, instance_type: str) -> list[Manifest]:
                         },
                     },
                     "spec": {
-                        # It labels its figures with the instance's id and type, which only the
-                        # host can ask the metadata service for (Neuron Monitor User Guide,
+                        # It labels its metrics with the instance's id and type, which only the
+                        # host can get from the metadata service (Neuron Monitor User Guide,
                         # instance_info).
                         "hostNetwork": True,
                         "automountServiceAccountToken": False,
@@ -155,7 +155,7 @@ def neuron_monitor(*, instance_type: str) -> list[Manifest]:
                                     "requests": {"cpu": "256m", "memory": "128Mi"},
                                     "limits": {"cpu": "500m", "memory": "256Mi"},
                                 },
-                                # It reads every device of the host without asking for one.
+                                # It reads every device of the host without requesting any.
                                 "securityContext": {"privileged": True},
                             }
                         ],

@@ -43,7 +43,9 @@ class Key(Generic[T]):
         try:
             return self.kind.read(value)
         except Unfit as unfit:
-            raise ConfigError(PREFIX + name, value, unfit.reason, unfit.remedy) from None
+            # As JSON: that it is a list may be what is wrong.
+            shown = json.dumps(value) if isinstance(value, list) else value
+            raise ConfigError(PREFIX + name, shown, unfit.reason, unfit.remedy) from None
 
     def default_from(self, earlier: Mapping[str, Any]) -> T:
         """Return the value of an omitted key."""

@@ -205,7 +205,7 @@ def test_another_zone_replaces_nothing_but_the_clusters_node_group(
     }
 
     assert after.items == before.items
-    assert changed == {"eks/node-group"}
+    assert changed == {"eks/node-group", "settings"}
 
 
 def test_a_file_system_goes_by_redeploying_and_nothing_else_that_lasts(

@@ -106,6 +106,7 @@ def test_the_context_holds_what_the_dockerfile_copies_and_nothing_else(
     assert {name for name in folders if not name.startswith("training")} == {
         "docker/neuron",
         "constructs/trainium_catalogue",
+        "constructs/trainium_catalogue/parameters",
         "node_scaler",
     }
     assert "training" in folders

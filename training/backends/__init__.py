@@ -1,4 +1,4 @@
-"""The back-ends that the training loop runs on: torch.distributed, torch_xla, and NxD on it."""
+"""The back-ends of the training loop: torch.distributed, torch_xla, and NxD on top of it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ def open_model_parallel(
     peak_flops: float | None,
     report: Callable[[str], None] = lambda text: None,
 ) -> ModelParallel:
-    """The back-end of a model that ranks share, on a device whose ranks have already met.
+    """Open the back-end of a model that ranks share; the device's group must already exist.
 
-    ``peak_flops`` is one rank's. ``report`` is called while something goes on that takes long,
-    such as compiling.
+    ``peak_flops`` is per rank. ``report`` is called during anything slow, such as compiling.
     """
     if device.kind is DeviceKind.XLA:
         from training.backends.nxd import NxdBackend
@@ -43,7 +42,7 @@ def open_data_parallel(
     peak_flops: float | None,
     report: Callable[[str], None] = lambda text: None,
 ) -> DataParallel:
-    """The same for a model that every rank can hold."""
+    """Open the back-end of a model that fits on every rank."""
     if device.kind is DeviceKind.XLA:
         from training.backends.xla import XlaBackend
 

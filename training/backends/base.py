@@ -1,8 +1,8 @@
-"""Protocols: what the training loop asks of a back-end, and a back-end of a model.
+"""Protocols between the training loop and a back-end, and between a back-end and a model.
 
-``native`` is plain torch.distributed (gloo on CPUs, TorchNeuron on Trainium2 and later), ``nxd``
-is torch_xla with neuronx_distributed, and ``xla`` torch_xla alone, for models that need no tensor
-parallelism. Each runs the same models, with the same tensor-parallel plan.
+``native`` is plain torch.distributed (gloo on CPUs, TorchNeuron on Trainium2 and later), ``nxd`` is
+torch_xla with neuronx_distributed, and ``xla`` is torch_xla alone, for models without tensor
+parallelism. All run the same models with the same tensor-parallel plan.
 """
 
 from __future__ import annotations
@@ -19,71 +19,71 @@ if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
 
 Batch = torch.Tensor | Mapping[str, torch.Tensor]
-"""One micro-batch, as the workload's data gives it."""
+"""One micro-batch, as provided by the workload's data."""
 
 
 class Network(Protocol):
-    """A model whose weights a back-end makes, places, splits and trains."""
+    """A model whose weights a back-end creates, places, splits and trains."""
 
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
-        """The model without storage, on the meta device, ready to train.
+        """Build the model on the meta device, without storage, ready to train.
 
-        Split by tensor parallelism over ``mesh``, where there is one.
+        Split by tensor parallelism over ``mesh``, if there is one.
         """
 
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
-        """The whole of one parameter as training begins, fp32 on the host."""
+        """Make the initial value of one whole parameter, fp32 on the host."""
 
     def restore(self, model: nn.Module, device: torch.device) -> None:
-        """Make again what the move from the meta device has lost: ties, and buffers."""
+        """Restore what was lost in the move from the meta device: ties and buffers."""
 
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """The modules that are gathered one by one."""
+        """List the modules that are gathered one by one."""
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
-        """Mean loss of a micro-batch that is on the model's device."""
+        """Compute the mean loss of a micro-batch on the model's device."""
 
 
 class SequenceNetwork(Network, Protocol):
-    """A model whose loss is a mean over sequences, and that several ranks can share."""
+    """A model that several ranks can share, whose loss is a mean over sequences."""
 
     def losses(self, model: Any, batch: Any) -> torch.Tensor:
-        """Mean loss of each sequence of a micro-batch, ``[micro_batch]``."""
+        """Compute the mean loss of each sequence of a micro-batch, ``[micro_batch]``."""
 
     def for_nxd(self) -> NxdNetwork:
-        """The same model in neuronx_distributed's modules."""
+        """Return the same model built of neuronx_distributed's modules."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPart:
-    """The part of one weight that a rank computes with."""
+    """The part of a weight that a rank computes with."""
 
     name: str
-    """Its name in the whole model."""
+    """Name of the weight in the whole model."""
     whole: torch.Size
     size: torch.Size
     offsets: tuple[int, ...]
-    """Its beginning in the whole."""
+    """Offset of the part in the whole weight."""
 
 
 class NxdNetwork(Protocol):
-    """A rank's part of a model, made of neuronx_distributed's parallel modules."""
+    """A rank's part of a model, built of neuronx_distributed's parallel modules."""
 
     def model(self) -> nn.Module:
-        """The model on the meta device: what NxD calls ``model_fn``."""
+        """Build the model on the meta device: NxD's ``model_fn``."""
 
     def fill(self, module: nn.Module, device: torch.device) -> None:
-        """Give a module's own parameters their values: what NxD calls ``param_init_fn``."""
+        """Initialize a module's own parameters: NxD's ``param_init_fn``."""
 
     def pieces(self) -> dict[torch.Tensor, WeightPart]:
-        """This rank's part of every parameter of the model, as it is now."""
+        """Map the model's current parameters to this rank's parts."""
 
     def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:
-        """Keyword arguments of the model and its labels, of a micro-batch on its device."""
+        """Turn a micro-batch on the device into the model's keyword arguments and labels."""
 
 
 Score = Callable[[Any, Any], torch.Tensor]
-"""A number to sum up in an evaluation, from a model and a batch on its device."""
+"""Computes a number to sum over an evaluation, from a model and a batch on its device."""
 
 
 def place(batch: Batch, device: torch.device) -> Any:
@@ -94,10 +94,10 @@ def place(batch: Batch, device: torch.device) -> Any:
 
 
 class Backend(Protocol):
-    """One rank's share of the model, its optimizer and the collectives between the ranks.
+    """One rank's share of the model, its optimizer, and the collectives between ranks.
 
-    Every rank calls every method in the same order. Scalars stay on the device until they are
-    fetched, so that a step that is not logged waits for nothing.
+    Every rank calls every method in the same order. Scalars stay on the device until fetched, so
+    that a step that is not logged waits for nothing.
     """
 
     name: str
@@ -105,42 +105,42 @@ class Backend(Protocol):
     rank: int
     num_ranks: int
     data_rank: int
-    """Number of the data-parallel share this rank computes; the ranks of one model share it."""
+    """Index of this rank's data-parallel share; ranks that share a model have the same."""
     tracing_only: bool
-    """Graphs are extracted and nothing is computed: numbers mean nothing, and none are written."""
+    """True if graphs are only extracted: nothing is computed, and no numbers are written."""
     peak_flops: float | None
-    """Dense bf16 operations of one rank per second; None where no peak is published (CPUs)."""
+    """Dense bf16 operations per second of one rank; None if no peak is published (CPUs)."""
 
     def build(self) -> None:
-        """Make the sharded model with its initial weights, and the optimizer."""
+        """Create the sharded model with its initial weights, and the optimizer."""
 
     def forward_backward(self, tokens: Any, *, is_last: bool) -> torch.Tensor:
         """Add the gradients of one micro-batch; returns the step's loss so far.
 
-        ``tokens`` is what the workload's data gives, on the host: for a Llama int64
-        ``[micro_batch, seq_len + 1]``, of which token i predicts i + 1. After the last micro-batch
-        it is this data rank's mean loss. Gradients are reduced over data-parallel ranks only when
-        ``is_last``.
+        ``tokens`` comes from the workload's data and is on the host: for a Llama int64
+        ``[micro_batch, seq_len + 1]``, where token i predicts token i + 1. After the last
+        micro-batch the result is this data rank's mean loss. Gradients are reduced over
+        data-parallel ranks only if ``is_last``.
         """
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
         """Clip, update the weights and drop the gradients; returns the norm before clipping.
 
-        It and the last loss may be fetched while the next step is being made.
+        The norm and the last loss may be fetched while the next step is in progress.
         """
 
     def drop_step(self) -> None:
-        """Forget the micro-batches of a step that will not be finished.
+        """Discard the micro-batches of a step that will not be finished.
 
-        Weights and optimizer state are those of the last whole step, to be saved; after that
-        nothing more is trained.
+        Leaves weights and optimizer state of the last whole step, to be saved; nothing more is
+        trained after that.
         """
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
-        """Average over data-parallel ranks, fetched; the same on every rank."""
+        """Average over data-parallel ranks, fetched to the host; the same on every rank."""
 
     def fetch(self, scalar: torch.Tensor) -> float:
-        """A device scalar as a number."""
+        """Fetch a device scalar as a number."""
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -150,36 +150,36 @@ class Backend(Protocol):
     ) -> None:
         """Write a checkpoint with master weights and optimizer state.
 
-        Returns when training may change the weights again; ``checkpoints.wait()`` when the upload
-        is complete.
+        Returns when training may change the weights again; ``checkpoints.wait()`` waits for the
+        upload.
         """
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
-        """Replace weights and optimizer state by a checkpoint's; returns the one they now hold.
+        """Load weights and optimizer state from a checkpoint; returns the one loaded.
 
-        That is an earlier one where ``info`` is damaged; whatever topology wrote it.
+        This is an earlier one if ``info`` is damaged. Any topology may have written it.
         """
 
 
 class DataParallel(Backend, Protocol):
-    """A back-end on which every rank holds the whole model while it computes."""
+    """A back-end on which every rank computes with the whole model."""
 
     def seed(self, number: int) -> None:
-        """Make what is random in the next micro-batch a function of ``number``."""
+        """Seed the randomness of the next micro-batch with ``number``."""
 
     def evaluate(self, batch: Any, score: Score) -> float:
-        """Sum over data-parallel ranks of ``score``, fetched; the same on every rank.
+        """Sum ``score`` over data-parallel ranks, fetched to the host; the same on every rank.
 
-        ``score`` is given the model and the batch on its device; gradients are not computed.
+        ``score`` receives the model and the batch on its device; no gradients are computed.
         """
 
 
 class ModelParallel(Backend, Protocol):
-    """A back-end that may split a model of sequences over several ranks."""
+    """A back-end that may split a sequence model over several ranks."""
 
     def losses_of(self, tokens: Any) -> torch.Tensor:
-        """Mean loss of each sequence of a micro-batch, ``[micro_batch]``, on the device.
+        """Compute the mean loss of each sequence, ``[micro_batch]``, on the device.
 
-        ``tokens`` are this data rank's, as ``forward_backward`` takes them. No gradients are
-        computed, and those of a step that has begun stay as they are.
+        ``tokens`` are this data rank's, as for ``forward_backward``. Computes no gradients and
+        leaves those of a step in progress as they are.
         """

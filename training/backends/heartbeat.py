@@ -1,4 +1,4 @@
-"""Report that a rank lives during a call that cannot say so: a long silence counts as a hang."""
+"""Reports that a rank is alive during blocking calls, since a long silence counts as a hang."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from training.core.progress import COMPILES_AT_MOST_S
 
 _LOADS_AT_MOST_S = 3600.0
 _UNTIL_STEADY = 2
-"""Steps that have all graphs of a job: in these, ranks also wait for others that compile."""
+"""First steps, which cover all graphs of a job: ranks also wait for others that compile."""
 
 
 class DeviceHeartbeat:
-    """Reports while this rank compiles, in any step, and while the first steps wait for others."""
+    """Reports while this rank compiles, and in the first steps while it waits for others."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._steps = 0
 
     def step_made(self) -> None:
-        """Count one more step."""
+        """Count a completed step."""
         self._steps += 1
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Around a call that may compile, or wait for the device."""
+        """Wrap a call that may compile or wait for the device."""
         return heartbeat(
             self._report,
             "compiling graphs",
@@ -34,15 +34,15 @@ class DeviceHeartbeat:
         )
 
     def loading(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Around the loading of a checkpoint."""
+        """Wrap the loading of a checkpoint."""
         return heartbeat(self._report, f"loading {name}", at_most_s=_LOADS_AT_MOST_S)
 
 
 def is_compiling() -> bool:
     """Tell whether this process is inside the compiler.
 
-    torch_xla counts a graph that is not in its cache before it compiles, and takes the time after
-    (2.9, csrc/xla_graph_executor.cpp, ``LookupCachedCompile`` and ``Compile``).
+    torch_xla counts a graph missing from its cache before it compiles, and records the time
+    afterwards (2.9, csrc/xla_graph_executor.cpp, ``LookupCachedCompile`` and ``Compile``).
     """
     from torch_xla.debug import metrics
 

@@ -50,7 +50,7 @@ class NativeBackend:
         self.peak_flops = peak_flops
         plan = config.plan
         self._degree, self._parts = plan.tensor_parallel, plan.data_parallel
-        # Neighbours share a model, so that its collectives stay on a node.
+        # Neighbours share a model, so that its collectives stay within a node.
         self.data_rank = self.rank // self._degree
         self._loss: torch.Tensor | None = None
         self._mesh: DeviceMesh | None = None
@@ -60,7 +60,7 @@ class NativeBackend:
             )
 
     def build(self) -> None:
-        """Make the sharded model with its initial weights, and the optimizer."""
+        """Create the sharded model with its initial weights, and the optimizer."""
         if self._device.type == "cpu":
             _keep_freed_memory()
         network = self._network
@@ -79,11 +79,11 @@ class NativeBackend:
         return self._parts > 1 or self._mixed
 
     def _shard(self, model: nn.Module) -> None:
-        """Optimizer state, gradients and master weights by data rank (ZeRO-2)."""
+        """Shard optimizer state, gradients and master weights over data ranks (ZeRO-2)."""
         policy = _PRECISION if self._mixed else MixedPrecisionPolicy()
         mesh = self._part("data")
         for layer in self._network.layers(model):
-            # Weights stay gathered from forward to backward: one gathering a step, as in ZeRO-1.
+            # Weights stay gathered from forward to backward: one all-gather a step, as in ZeRO-1.
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
@@ -95,7 +95,7 @@ class NativeBackend:
         return self._mesh[name]
 
     def seed(self, number: int) -> None:
-        """Make what is random in the next micro-batch a function of ``number``."""
+        """Seed the randomness of the next micro-batch with ``number``."""
         torch.manual_seed(number)
 
     def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
@@ -103,7 +103,7 @@ class NativeBackend:
         if self._shards:
             sharded = cast(FSDPModule, self._model)
             sharded.set_requires_gradient_sync(is_last)
-            # Else every micro-batch would gather the same weights again.
+            # Otherwise every micro-batch would gather the same weights again.
             sharded.set_reshard_after_backward(is_last)
         placed = place(tokens, self._device)
         with self._loss_context():
@@ -115,7 +115,7 @@ class NativeBackend:
         return self._loss
 
     def _loss_context(self) -> AbstractContextManager[None]:
-        # The logits of the whole vocabulary are never together on one rank.
+        # No rank ever holds the logits of the whole vocabulary.
         return loss_parallel() if self._degree > 1 else nullcontext()
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
@@ -126,14 +126,14 @@ class NativeBackend:
         return norm
 
     def drop_step(self) -> None:
-        """Forget the micro-batches of a step that will not be finished."""
-        # The gradients so far stay, unseen by what is saved, until the process ends.
+        """Discard the micro-batches of a step that will not be finished."""
+        # The gradients so far stay until the process ends; they are not saved.
         self._reshard()
 
     def _reshard(self) -> None:
-        """Make weights the ranks' own parts again, which a forward pass has gathered.
+        """Reduce weights that a forward pass has gathered to the ranks' own parts.
 
-        Of the parts a checkpoint is made.
+        Checkpoints are made of these parts.
         """
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
@@ -141,24 +141,24 @@ class NativeBackend:
 
     @torch.no_grad()
     def losses_of(self, tokens: Batch) -> torch.Tensor:
-        """Mean loss of each sequence of a micro-batch, without gradients."""
+        """Compute the mean loss of each sequence of a micro-batch, without gradients."""
         placed = place(tokens, self._device)
         with self._loss_context():
             losses = cast(SequenceNetwork, self._network).losses(self._model, placed)
-        # No backward pass does it.
+        # There is no backward pass to do it.
         self._reshard()
         return _local(losses)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> float:
-        """Sum over data-parallel ranks of ``score``, fetched; the same on every rank."""
+        """Sum ``score`` over data-parallel ranks, fetched to the host; the same on every rank."""
         self._model.eval()
         found = score(self._model, place(batch, self._device))
         self._model.train()
         return self.mean_over_data(found) * self._parts
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
-        """Average over data-parallel ranks, fetched; the same on every rank."""
+        """Average over data-parallel ranks, fetched to the host; the same on every rank."""
         if self._parts > 1:
             loss = loss.clone()
             dist.all_reduce(loss, group=self._part("data").get_group())
@@ -166,7 +166,7 @@ class NativeBackend:
         return self.fetch(loss)
 
     def fetch(self, scalar: torch.Tensor) -> float:
-        """A device scalar as a number."""
+        """Fetch a device scalar as a number."""
         return float(scalar.item())
 
     def barrier(self) -> None:
@@ -177,7 +177,7 @@ class NativeBackend:
             nothing.item()
 
     def state_dict(self) -> dict[str, Any]:
-        """Master weights and moments by name of the parameter, sharded as they are here."""
+        """Master weights and moments by parameter name, sharded as on this rank."""
         weights = dict(self._model.named_parameters())
         return checkpoint_state(weights, self._optimizer)
 
@@ -188,7 +188,7 @@ class NativeBackend:
         checkpoints.save(self.state_dict(), step, meta, asynchronous=asynchronous)
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
-        """Replace weights and optimizer state by a checkpoint's, whatever topology wrote it."""
+        """Load weights and optimizer state from a checkpoint, whatever topology wrote it."""
         loaded = checkpoints.load(self.state_dict(), info)
         self._optimizer.restore_step(loaded.step)
         return loaded
@@ -196,13 +196,13 @@ class NativeBackend:
 
 @torch.no_grad()
 def _fill(parameter: torch.Tensor, whole: torch.Tensor) -> None:
-    """Keep this rank's part of a parameter's value."""
+    """Set a parameter to this rank's part of ``whole``."""
     if isinstance(parameter, DTensor):
         part = distribute_tensor(
             whole.to(parameter.device),
             parameter.device_mesh,
             parameter.placements,
-            src_data_rank=None,  # every rank has the whole: nothing is sent
+            src_data_rank=None,  # every rank has the whole, so nothing is sent
         )
         parameter.to_local().copy_(part.to_local())
     else:
@@ -220,9 +220,9 @@ _NEVER = 2**31 - 1
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc, where that is the C library, use freed memory again instead of returning it.
+    """Make glibc, if it is the C library, reuse freed memory instead of returning it.
 
-    Blocks above 32 MiB, such as logits, are otherwise mapped anew, and cleared by the kernel, in
+    Otherwise blocks above 32 MiB, such as logits, are mapped anew and cleared by the kernel in
     every step: half of a step on CPUs (mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD).
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):

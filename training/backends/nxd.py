@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from training.core.device import Device
 
 _NO_CLIPPING = 1e30
-"""A limit that no norm reaches: the norm itself is wanted all the same."""
+"""A limit that no norm reaches, because the norm is needed even without clipping."""
 
 
 def nxd_config(config: TrainConfig, network: NxdNetwork) -> dict[str, Any]:
-    """NxD's own configuration of a run; joins its process groups as a side effect."""
+    """Build NxD's own configuration of a run; joins its process groups as a side effect."""
     import neuronx_distributed as nxd
     from neuronx_distributed.utils.model_utils import get_platform_lnc
 
     return nxd.neuronx_distributed_config(
         tensor_parallel_size=config.plan.tensor_parallel,
-        # Decides on trn2 which cores are near each other (parallel_state.py, get_logic_chosen).
+        # Determines on trn2 which cores are close together (parallel_state.py, get_logic_chosen).
         lnc_size=int(get_platform_lnc()),
         optimizer_config={
             "zero_one_enabled": True,
@@ -43,14 +43,14 @@ def nxd_config(config: TrainConfig, network: NxdNetwork) -> dict[str, Any]:
         mixed_precision_config={
             "use_master_weights": True,
             "use_fp32_grad_acc": True,
-            # Of NxD's own checkpoints, which are not used; False would be warned of.
+            # For NxD's own checkpoints, which are not used; False would cause a warning.
             "use_master_weights_in_ckpt": True,
         },
         activation_checkpoint_config="full" if config.activation_checkpointing else None,
         model_init_config={
             "meta_device_init": True,
             "param_init_fn": network.fill,
-            # All workers of a node at once: each makes only its own part of the weights.
+            # All workers of a node at once, since each makes only its own part of the weights.
             "sequential_move_factor": 64,
         },
     )
@@ -65,7 +65,7 @@ class NxdBackend:
 
     name = "nxd"
     data_rank: int
-    """NxD decides it, in ``build``."""
+    """Assigned by NxD in ``build``."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class NxdBackend:
         self._config, self._network = config, network.for_nxd()
         self.rank, self.num_ranks = device.rank, device.num_ranks
         self.peak_flops = peak_flops
-        # neuron_parallel_compile runs such a job only to see its graphs; the numbers are void.
+        # neuron_parallel_compile runs such a job only to extract its graphs; the numbers are void.
         self.tracing_only = config.compile_only
         self._heartbeat = DeviceHeartbeat(report)
         self._ranks = Ranks()
 
     def build(self) -> None:
-        """Make the sharded model with its initial weights, and the optimizer."""
+        """Create the sharded model with its initial weights, and the optimizer."""
         with self._heartbeat.waiting():
             self._build()
         self._publish()
@@ -106,8 +106,8 @@ class NxdBackend:
             TracedAdamW,
             groups_by_decay(((piece.name, weight) for weight, piece in pieces.items()), config),
             **adamw_settings(config),
-            # NxD does not pass its max_grad_norm on (trainer.py, initialize_optimizer_from_class);
-            # torch_xla's ZeroRedundancyOptimizer takes this one, and would take 1.0 without it.
+            # NxD does not pass on its max_grad_norm (trainer.py, initialize_optimizer_from_class);
+            # torch_xla's ZeroRedundancyOptimizer uses this one, and would default to 1.0.
             max_norm=_limit(config),
         )
         self._shards = Shards(self._optimizer.optimizer, pieces)
@@ -116,10 +116,10 @@ class NxdBackend:
         xm.mark_step()
 
     def _publish(self) -> None:
-        """Master weights to all ranks, as a graph of its own, whether the run is new or continues.
+        """Publish master weights to all ranks in a separate graph, for new and resumed runs alike.
 
-        Left pending it would become part of the first micro-batch: a graph that only jobs that
-        continue a run have, and that no job compiles beforehand.
+        Left pending it would become part of the first micro-batch: a graph that only resumed jobs
+        have and that no job compiles in advance.
         """
         import torch_xla.core.xla_model as xm
 
@@ -144,17 +144,17 @@ class NxdBackend:
         return self._loss
 
     def _token_losses(self, tokens: Batch) -> torch.Tensor:
-        """Loss of every token of a micro-batch, fp32 ``[micro_batch, seq_len]``."""
+        """Compute the loss of every token of a micro-batch, fp32 ``[micro_batch, seq_len]``."""
         from neuronx_distributed.parallel_layers import parallel_cross_entropy
 
         inputs, labels = self._network.inputs(place(tokens, self._device))
         logits = self._model(**inputs, use_cache=False).logits
-        # fp32, for the sum over the vocabulary; and a copy, which NxD's function overwrites.
+        # fp32 for the sum over the vocabulary; also a copy, since NxD's function overwrites it.
         return parallel_cross_entropy(logits.float(), labels)
 
     @torch.no_grad()
     def losses_of(self, tokens: Batch) -> torch.Tensor:
-        """Mean loss of each sequence of a micro-batch, without gradients."""
+        """Compute the mean loss of each sequence of a micro-batch, without gradients."""
         import torch_xla.core.xla_model as xm
 
         losses = self._token_losses(tokens).mean(1)
@@ -172,7 +172,7 @@ class NxdBackend:
         self._optimizer.step()
         norm: torch.Tensor = self._optimizer.grad_norm.detach()
         self._optimizer.zero_grad()
-        # The old one has been handed out.
+        # The old one has been returned to the caller.
         self._loss = self._zero()
         with self._heartbeat.waiting():
             xm.mark_step()
@@ -180,7 +180,7 @@ class NxdBackend:
         return norm
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
-        """Average over data-parallel ranks, fetched; the same on every rank."""
+        """Average over data-parallel ranks, fetched to the host; the same on every rank."""
         import torch_xla.core.xla_model as xm
         from neuronx_distributed.parallel_layers import parallel_state
 
@@ -194,7 +194,7 @@ class NxdBackend:
         return self.fetch(mean)
 
     def fetch(self, scalar: torch.Tensor) -> float:
-        """A device scalar as a number; waits for the device."""
+        """Fetch a device scalar as a number; waits for the device."""
         with self._heartbeat.waiting():
             return float(scalar.cpu().item())
 
@@ -209,14 +209,14 @@ class NxdBackend:
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
     ) -> None:
         """Write a checkpoint with master weights and optimizer state."""
-        # Else there would be two copies of the state on the host.
+        # Otherwise there would be two copies of the state on the host.
         checkpoints.wait()
         with self._heartbeat.waiting():
             state = self._shards.copy()
         checkpoints.save(state, step, meta, asynchronous=asynchronous, copied=True)
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
-        """Replace weights and optimizer state by a checkpoint's, whatever topology wrote it."""
+        """Load weights and optimizer state from a checkpoint, whatever topology wrote it."""
         with self._heartbeat.loading(info.name):
             state = self._shards.empty()
             loaded = checkpoints.load(state, info)

@@ -1,10 +1,10 @@
 """A rank's part of the optimizer under NxD: fp32 master weights and their moments.
 
-Tensor parallelism divides a weight, and ZeRO-1 this rank's part of it once more, by rows, padded
-to a multiple of the data-parallel ranks (torch_xla 2.9, distributed/zero_redundancy_optimizer.py).
-Each shard is a rectangle of the whole weight all the same, so checkpoints are those of every other
-back-end. NxD's own are not: they are bound to the arrangement of ranks that wrote them, they have
-no checksums, and they are loaded in turns that wait for each other (ADR 7).
+Tensor parallelism divides a weight, and ZeRO-1 divides this rank's part again, by rows, padded to a
+multiple of the data-parallel ranks (torch_xla 2.9, distributed/zero_redundancy_optimizer.py). Each
+shard is still a rectangle of the whole weight, so checkpoints are the same as those of every other
+back-end. NxD's own are not: they are bound to the arrangement of ranks that wrote them, have no
+checksums, and are loaded in turns that wait for each other (ADR 7).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from training.backends.optimizers import MOMENTS, TracedAdamW
 
 
 class Chunk(torch.Tensor):
-    """A rectangle of a tensor, on the host: what one rank saves of it, or wants to be filled.
+    """A rectangle of a tensor on the host, which one rank saves or loads.
 
     It shares the memory of ``part``, which may be empty and begins at ``offsets`` in a tensor of
-    size ``whole``. Ranks that hold the same rectangle save it once. torch's planner asks tensors
-    of other classes for the three methods below (torch/distributed/_checkpointable.py, 2.9 to
+    size ``whole``. Ranks that hold the same rectangle save it once. torch's planner expects the
+    three methods below of custom tensor classes (torch/distributed/_checkpointable.py, 2.9 to
     2.13). DTensor has them too, but needs a device mesh with its process groups.
     """
 
@@ -40,7 +40,7 @@ class Chunk(torch.Tensor):
 
     @staticmethod
     def of(part: torch.Tensor, *, offsets: Sequence[int], whole: Sequence[int]) -> Chunk:
-        """Make one of ``part``."""
+        """Make a chunk of ``part``."""
         assert part.dim() == len(offsets) == len(whole), (part.size(), offsets, whole)
         chunk = part.as_subclass(Chunk)
         chunk.part = part
@@ -48,11 +48,11 @@ class Chunk(torch.Tensor):
         return chunk
 
     def size(self, dim: int | None = None) -> Any:
-        """Size of the whole tensor: the planner compares it with what was saved."""
+        """Size of the whole tensor, which the planner compares with the saved one."""
         return self.whole if dim is None else self.whole[dim]
 
     def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
-        """The items to save of the tensor ``fqn``."""
+        """List the items of the tensor ``fqn`` to save."""
         return [
             WriteItem(
                 index=MetadataIndex(fqn, chunk.offsets),
@@ -67,13 +67,13 @@ class Chunk(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """The place of the part; none where it is empty."""
+        """Locate the part; an empty list if it is empty."""
         if not self.part.numel():
             return []
         return [ChunkStorageMetadata(offsets=self.offsets, sizes=self.part.size())]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """The part itself, to read from or to write to."""
+        """Return the part itself, to read from or write to."""
         assert index.offset == self.offsets, (index, self.offsets)
         return self.part
 
@@ -84,24 +84,24 @@ class _Shard:
 
     piece: WeightPart
     master: torch.Tensor
-    """``[rows, ...]`` with the rows of padding."""
+    """``[rows, ...]``, padding included."""
     first_row: int
-    """Its place in the part that tensor parallelism leaves."""
+    """Position in this rank's tensor-parallel part."""
 
     @property
     def rows(self) -> int:
-        """Without padding; 0 where others have them all."""
+        """Number of rows without padding; 0 if other ranks have them all."""
         return max(0, min(self.master.size(0), self.piece.size[0] - self.first_row))
 
     def chunk(self, padded: torch.Tensor) -> Chunk:
-        """The rows of ``padded``, which is like ``master`` and on the host, in the whole weight."""
+        """Place the rows of ``padded``, on the host and shaped like ``master``, in the weight."""
         offsets = list(self.piece.offsets)
         offsets[0] += self.first_row
         return Chunk.of(padded[: self.rows], offsets=offsets, whole=self.piece.whole)
 
 
 class Shards:
-    """A rank's shards, by the names of the weights, as they are saved and restored."""
+    """A rank's shards by weight name, to save and restore."""
 
     def __init__(self, zero1: Any, pieces: Mapping[torch.Tensor, WeightPart]) -> None:
         self._zero1 = zero1
@@ -118,24 +118,24 @@ class Shards:
             yield from zip(weights["params"], masters["params"], strict=True)
 
     def make_gradients(self) -> None:
-        """Make the fp32 gradients that the backward pass adds to.
+        """Create the fp32 gradients that the backward pass adds to.
 
-        torch_xla would make them in the first micro-batch, which would be a graph of its own.
+        torch_xla would create them in the first micro-batch, giving it a graph of its own.
         """
         for weight, master in self._pairs():
             gradient = torch.zeros(weight.size(), dtype=torch.float32, device=weight.device)
             weight.main_grad = master.main_grad = gradient  # type: ignore[attr-defined]
 
     def publish(self) -> None:
-        """Gather the master weights of all data-parallel ranks into the weights computed with."""
+        """Gather the master weights of all data-parallel ranks into the model's weights."""
         self._zero1.allgather_weights_and_update_full_parameter()
 
     def copy(self) -> dict[str, Any]:
-        """A copy on the host, as a checkpoint's state."""
+        """Copy the state to the host for a checkpoint."""
         return self._state(lambda tensor: tensor.detach().cpu())
 
     def empty(self) -> dict[str, Any]:
-        """A state with memory to be filled; give it to ``restore``."""
+        """Allocate a state to be filled and passed to ``restore``."""
         return self._state(lambda tensor: torch.empty(tensor.size()))
 
     def _state(self, convert: Any) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Shards:
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Take over what ``empty`` has been filled with: the state after ``step`` updates."""
+        """Adopt a filled ``empty`` state, that after ``step`` updates."""
         for shard in self._shards:
             _fill(shard.master, state["model"][shard.piece.name])
             for moment in MOMENTS:
@@ -165,7 +165,7 @@ class Shards:
 
 
 def _fill(tensor: torch.Tensor, chunk: Chunk) -> None:
-    """A copy alone: to take a part of a tensor on the device would be a graph."""
+    """Copy without slicing on the device, which would add a graph."""
     padded = torch.zeros(tensor.size())
     padded[: chunk.part.size(0)] = chunk.part
     tensor.copy_(padded)

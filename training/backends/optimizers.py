@@ -1,12 +1,12 @@
-"""AdamW, plain descent and clipping over parameters that are sharded in different ways.
+"""AdamW, plain descent and clipping for parameters that are sharded in different ways.
 
 Each comes twice: eager, and for a device whose operations are recorded, compiled and cached.
-torch_xla makes a constant of the graph of each number that is 0 or 1, and one parameter of numbers
-that are equal (2.9, csrc/tensor.cpp, ``IsSpecialScalar``; csrc/xla_graph_executor.cpp,
-``GetDeviceData``). torch's AdamW gives it the learning rate and the bias corrections as numbers.
-So whenever one of them becomes 1.0 in fp32, or equal to another, the update is a new graph, in the
-middle of a run: in step 9,903 of Llama-2-7B's schedule. In the traced optimizers what changes from
-step to step goes to the device as a tensor of one dimension, which is always data.
+torch_xla turns every number 0 or 1 into a constant of the graph, and equal numbers into a single
+parameter (2.9, csrc/tensor.cpp, ``IsSpecialScalar``; csrc/xla_graph_executor.cpp,
+``GetDeviceData``). torch's AdamW passes the learning rate and the bias corrections as numbers. So
+whenever one of them becomes 1.0 in fp32, or equal to another, the update is a new graph in the
+middle of a run: in step 9,903 of Llama-2-7B's schedule. The traced optimizers pass whatever changes
+between steps to the device as a one-dimensional tensor, which is always data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from training.core.config import TrainConfig
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's, as torch and checkpoints name them."""
+"""AdamW's moments, as torch and checkpoints name them."""
 
 
 def _mesh_of(tensor: torch.Tensor) -> object:
@@ -34,25 +34,25 @@ def _mesh_of(tensor: torch.Tensor) -> object:
 
 
 def is_decayed(name: str) -> bool:
-    """Tell whether weight decay applies: not to norms and biases."""
+    """Tell whether weight decay applies, which excludes norms and biases."""
     return not name.lower().endswith(("norm.weight", "bias"))
 
 
 class NamedOptimizer(Protocol):
-    """An optimizer whose state is kept by the names of the parameters."""
+    """An optimizer whose state is keyed by parameter name."""
 
     def step(self, learning_rate: float) -> None:
-        """Update the weights; the next micro-batch begins new gradients."""
+        """Update the weights; the next micro-batch starts new gradients."""
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """State for a checkpoint, by kind and name of the parameter."""
+        """Return the state for a checkpoint, by kind and parameter name."""
 
     def restore_step(self, step: int) -> None:
-        """Count on from ``step`` updates."""
+        """Continue counting from ``step`` updates."""
 
 
 def checkpoint_state(weights: dict[str, Any], optimizer: NamedOptimizer) -> dict[str, Any]:
-    """The content of a checkpoint, whichever back-end writes it."""
+    """Assemble the content of a checkpoint, the same for every back-end."""
     state = optimizer.state(weights)
     return {"model": weights, "optimizer": state} if state else {"model": weights}
 
@@ -60,7 +60,7 @@ def checkpoint_state(weights: dict[str, Any], optimizer: NamedOptimizer) -> dict
 def _moments(
     optimizer: torch.optim.Optimizer, weights: Mapping[str, torch.Tensor]
 ) -> dict[str, Any]:
-    """Both moments of every parameter, by its name."""
+    """Collect both moments of every parameter, by name."""
     return {
         moment: {name: optimizer.state[parameter][moment] for name, parameter in weights.items()}
         for moment in MOMENTS
@@ -68,7 +68,7 @@ def _moments(
 
 
 def adamw_settings(config: TrainConfig) -> dict[str, Any]:
-    """Arguments of every AdamW beside its groups."""
+    """Arguments of every AdamW other than its groups."""
     return {
         "lr": config.learning_rate,
         "betas": (config.beta1, config.beta2),
@@ -79,7 +79,7 @@ def adamw_settings(config: TrainConfig) -> dict[str, Any]:
 def eager_optimizer(
     parameters: Iterable[tuple[str, torch.Tensor]], config: TrainConfig
 ) -> NamedOptimizer:
-    """The optimizer of a run where operations run as they are called."""
+    """Create a run's optimizer for eager execution."""
     if config.optimizer is Optimizer.SGD:
         return EagerSgd([parameter for _, parameter in parameters])
     return EagerAdamW(parameters, config)
@@ -104,15 +104,15 @@ class EagerSgd:
         return {}
 
     def restore_step(self, step: int) -> None:
-        """Do nothing: no step is counted."""
+        """Do nothing: steps are not counted."""
 
 
 class EagerAdamW:
     """torch's AdamW."""
 
     def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]], config: TrainConfig) -> None:
-        # One group of a kind: operations on lists of DTensors need one mesh, and norms are whole
-        # where matrices are split.
+        # One group per kind: operations on lists of DTensors need a single mesh, and norms are
+        # whole where matrices are split.
         groups: dict[tuple[object, bool], list[torch.Tensor]] = {}
         for name, parameter in parameters:
             groups.setdefault((_mesh_of(parameter), is_decayed(name)), []).append(parameter)
@@ -123,13 +123,13 @@ class EagerAdamW:
                 for (_, decayed), members in groups.items()
             ],
             **adamw_settings(config),
-            # One pass over each parameter where there is such a kernel.
+            # One pass over each parameter, if there is such a kernel.
             fused=on_cpu or None,
             foreach=None if on_cpu else True,
         )
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
-                # Made now, so that a checkpoint can be loaded before the first step.
+                # Created now, so that a checkpoint can be loaded before the first step.
                 self._optimizer.state[parameter] = {
                     "step": torch.tensor(0.0),
                     **{moment: torch.zeros_like(parameter) for moment in MOMENTS},
@@ -143,11 +143,11 @@ class EagerAdamW:
         self._optimizer.zero_grad()
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Both moments of every parameter, by its name."""
+        """Collect both moments of every parameter, by name."""
         return _moments(self._optimizer, weights)
 
     def restore_step(self, step: int) -> None:
-        """Count on from ``step`` updates."""
+        """Continue counting from ``step`` updates."""
         for state in self._optimizer.state.values():
             state["step"].fill_(float(step))
 
@@ -155,7 +155,7 @@ class EagerAdamW:
 class TracedAdamW(torch.optim.Optimizer):
     """Decoupled weight decay (Loshchilov and Hutter, 2019), numerically torch's AdamW.
 
-    The moments exist from the beginning, so that the first update is the graph of all others.
+    The moments exist from the start, so that the first update has the same graph as all others.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class TracedAdamW(torch.optim.Optimizer):
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
         self.updates = 0
-        """Made so far."""
+        """Updates so far."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = {moment: torch.zeros_like(parameter) for moment in MOMENTS}
@@ -221,7 +221,7 @@ class TracedSgd(torch.optim.Optimizer):
 
 
 def _as_data(numbers: list[float], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Numbers on the device, in fp32, none of which is a constant there."""
+    """Put numbers on the device in fp32, none as a constant of the graph."""
     return torch.tensor(numbers, dtype=torch.float32).to(device).unbind()
 
 
@@ -237,34 +237,34 @@ class TracedOptimizer:
             self._optimizer = traced_adamw(named, config)
 
     def step(self, learning_rate: float) -> None:
-        """Update the weights, and make the gradients 0."""
+        """Update the weights and zero the gradients."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
-        # Never None: the next micro-batch is the graph of all others.
+        # Never None, so that the next micro-batch has the same graph as all others.
         self._optimizer.zero_grad(set_to_none=False)
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """The moments of every parameter, by its name; nothing without any."""
+        """Collect the moments of every parameter, by name, if there are any."""
         if isinstance(self._optimizer, TracedSgd):
             return {}
         return _moments(self._optimizer, weights)
 
     def restore_step(self, step: int) -> None:
-        """Count on from ``step`` updates."""
+        """Continue counting from ``step`` updates."""
         if isinstance(self._optimizer, TracedAdamW):
             self._optimizer.updates = step
 
 
 def traced_adamw(named: Iterable[tuple[str, torch.Tensor]], config: TrainConfig) -> TracedAdamW:
-    """AdamW as a run has it."""
+    """Create a run's AdamW."""
     return TracedAdamW(groups_by_decay(named, config), **adamw_settings(config))
 
 
 def groups_by_decay(
     named: Iterable[tuple[str, torch.Tensor]], config: TrainConfig
 ) -> list[dict[str, Any]]:
-    """Parameters that weight decay applies to, and those that it does not."""
+    """Group parameters by whether weight decay applies."""
     groups: dict[bool, list[torch.Tensor]] = {}
     for name, parameter in named:
         groups.setdefault(is_decayed(name), []).append(parameter)
@@ -275,10 +275,10 @@ def groups_by_decay(
 
 
 def clip(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
-    """Scale all gradients so that their common norm is ``limit`` at most (0: measure only).
+    """Scale all gradients so that their common norm is at most ``limit`` (0: measure only).
 
-    Returns the norm before, the same on every rank. torch's ``clip_grad_norm_`` refuses a list
-    with gradients of several meshes, and reduces each mesh dimension on its own.
+    Returns the previous norm, the same on every rank. torch's ``clip_grad_norm_`` refuses a list
+    with gradients of several meshes, and reduces each mesh dimension separately.
     """
     groups: dict[object, list[torch.Tensor]] = {}
     for parameter in parameters:

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from training.core.device import Device
 
 _BUCKET_MIB = 50
-"""Gradients that are reduced at once: the default of torch_xla on Neuron for this very call
-(2.9, _internal/neuron.py). AWS's guide to environment variables holds 512 faster for BERT on
-several nodes, but NxD knows of NaN from more than 140 MB (trainer.py, P148368176)."""
+"""Gradients reduced at once: torch_xla's default on Neuron for this very call (2.9,
+_internal/neuron.py). AWS's guide to environment variables calls 512 faster for BERT on several
+nodes, but NxD knows of NaN above 140 MB (trainer.py, P148368176)."""
 
 
 class XlaBackend:
     """One rank's share of a run; see ``Backend``.
 
-    Weights are bf16 on the device where the model is mixed, beside fp32 master weights, gradients
-    and moments: 18 bytes a parameter, 6 GB of a core's 16 for BERT-large.
+    With mixed precision the device holds bf16 weights beside fp32 master weights, gradients and
+    moments: 18 bytes a parameter, 6 GB of a core's 16 for BERT-large.
     """
 
     name = "xla"
@@ -51,13 +51,13 @@ class XlaBackend:
         self.rank, self.num_ranks = device.rank, device.num_ranks
         self.data_rank = device.rank
         self.peak_flops = peak_flops
-        # neuron_parallel_compile runs such a job only to see its graphs; the numbers are void.
+        # neuron_parallel_compile runs such a job only to extract its graphs; the numbers are void.
         self.tracing_only = config.compile_only
         self._heartbeat = DeviceHeartbeat(report)
         self._ranks = Ranks()
 
     def build(self) -> None:
-        """Make the model with its initial weights, and the optimizer."""
+        """Create the model with its initial weights, and the optimizer."""
         import torch_xla.core.xla_model as xm
 
         self._device = xm.xla_device()
@@ -65,7 +65,7 @@ class XlaBackend:
         if self._config.mixed:
             model.to(torch.bfloat16)
         model.to_empty(device=self._device)
-        # Ties are made on the device: torch_xla copies each of two tied parameters.
+        # Tie on the device, because torch_xla copies each of two tied parameters.
         self._network.restore(model, self._device)
         self._model = model
         self._weights = dict(model.named_parameters())
@@ -73,7 +73,7 @@ class XlaBackend:
         for name, weight in self._weights.items():
             whole = self._network.initial_weight(name, weight.size())
             self._masters[name] = nn.Parameter(whole.to(self._device))
-            # Always there and never None, so that all micro-batches are one graph.
+            # Never None, so that all micro-batches share one graph.
             self._masters[name].grad = torch.zeros_like(self._masters[name])
         self._optimizer = TracedOptimizer(self._masters.items(), self._config)
         self._loss = self._zero()
@@ -86,15 +86,15 @@ class XlaBackend:
 
     @torch.no_grad()
     def _publish(self) -> None:
-        """Copy master weights to the weights that are computed with."""
+        """Copy master weights to the model's weights."""
         for name, weight in self._weights.items():
             weight.copy_(self._masters[name])
 
     def _publish_alone(self) -> None:
-        """Publish in a graph of its own, whether the run is new or continues.
+        """Publish in a graph of its own, for new and resumed runs alike.
 
-        Left pending it would become part of the first micro-batch: a graph that only jobs that
-        continue a run have, and that no job compiles beforehand.
+        Left pending it would become part of the first micro-batch: a graph that only resumed jobs
+        have and that no job compiles in advance.
         """
         import torch_xla.core.xla_model as xm
 
@@ -103,10 +103,10 @@ class XlaBackend:
             xm.mark_step()
 
     def seed(self, number: int) -> None:
-        """Make what is random in the next micro-batch a function of ``number``."""
+        """Seed the randomness of the next micro-batch with ``number``."""
         import torch_xla.core.xla_model as xm
 
-        # Data of the device, no constant of the graph (torch_xla, csrc/xla_graph_executor.cpp).
+        # Device data, not a constant of the graph (torch_xla, csrc/xla_graph_executor.cpp).
         xm.set_rng_state(number)
 
     def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
@@ -127,7 +127,7 @@ class XlaBackend:
         return self._loss
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
-        """Reduce, clip, update the weights and zero the gradients; returns the norm before."""
+        """Reduce, clip, update the weights and zero the gradients; returns the previous norm."""
         import torch_xla.core.xla_model as xm
 
         gradients = [p.grad for p in self._masters.values() if p.grad is not None]
@@ -143,7 +143,7 @@ class XlaBackend:
             clip_grads_with_norm_(self._masters.values(), self._config.max_grad_norm, norm)
         self._optimizer.step(learning_rate)
         self._publish()
-        # The old one has been handed out.
+        # The old one has been returned to the caller.
         self._loss = self._zero()
         with self._heartbeat.waiting():
             xm.mark_step()
@@ -155,21 +155,21 @@ class XlaBackend:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> float:
-        """Sum over data-parallel ranks of ``score``, fetched; the same on every rank."""
+        """Sum ``score`` over data-parallel ranks, fetched to the host; the same on every rank."""
         self._model.eval()
         found = score(self._model, place(batch, self._device))
         self._model.train()
         return self.mean_over_data(found) * self.num_ranks
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
-        """Average over data-parallel ranks, fetched; the same on every rank."""
+        """Average over data-parallel ranks, fetched to the host; the same on every rank."""
         import torch_xla.core.xla_model as xm
 
         part: torch.Tensor = loss / self.num_ranks
         return self.fetch(xm.all_reduce(xm.REDUCE_SUM, part))
 
     def fetch(self, scalar: torch.Tensor) -> float:
-        """A device scalar as a number; waits for the device."""
+        """Fetch a device scalar as a number; waits for the device."""
         with self._heartbeat.waiting():
             return float(scalar.cpu().item())
 
@@ -181,7 +181,7 @@ class XlaBackend:
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
     ) -> None:
         """Write a checkpoint; each rank copies and writes an equal part of the tensors."""
-        # Else there would be two copies of the state on the host.
+        # Otherwise there would be two copies of the state on the host.
         checkpoints.wait()
         state = _map(
             {
@@ -195,7 +195,7 @@ class XlaBackend:
         checkpoints.save(state, step, meta, asynchronous=asynchronous, copied=True)
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
-        """Replace weights and optimizer state by a checkpoint's, whatever topology wrote it."""
+        """Load weights and optimizer state from a checkpoint, whatever topology wrote it."""
         state = _map(self._masters, self._optimizer, lambda tensor: torch.empty(tensor.size()))
         with self._heartbeat.loading(info.name):
             loaded = checkpoints.load(state, info)
@@ -218,7 +218,7 @@ def _map(
     optimizer: NamedOptimizer,
     change: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[str, Any]:
-    """A checkpoint's state of some weights, each tensor changed."""
+    """Apply a function to each tensor of a checkpoint's state for some weights."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Writes results and metrics of a run locally at once, and to the bucket in the background."""
+"""Results and metrics of a run, written locally and to the bucket; uploads in the background."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checks that this image holds what the workloads import: ``python -m training.checks.health``.
 
-The image's build runs it, where there is no Neuron device: what looks for one while it is imported
-is only looked up there, and imported where there is a device.
+The image's build runs it without a Neuron device: modules that look for one on import are then only
+located, and are imported where there is a device.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MODULES = (
     "transformers.models.llama.modeling_llama",
     "transformers.tokenization_utils_fast",
 )
-"""Modules of other projects; the workloads import most of them only where they need them."""
+"""Third-party modules; the workloads import most of them only when needed."""
 NEURON_MODULES = ("torch_xla", "torch_neuronx", "neuronx_distributed", "libneuronxla", "neuronxcc")
 """Only in a Neuron image; ``training`` imports them only on a Neuron device."""
 _FOLDER = Path(training.__path__[0])
@@ -54,7 +54,7 @@ DATA = (
     _FOLDER / "checks" / "verify" / "golden.json",
     _FOLDER / "datasets" / "prepared" / "digits.csv.gz",
 )
-"""Files that ``training`` reads beside its modules."""
+"""Data files that ``training`` reads."""
 _DEVICE = Path("/dev/neuron0")
 
 log = logging.getLogger("training.checks.health")
@@ -63,25 +63,25 @@ Import = Callable[[str], object]
 
 
 def own_modules() -> list[str]:
-    """Every module of ``training``, which all can be imported without a device."""
+    """List every module of ``training``; all can be imported without a device."""
     found = pkgutil.walk_packages(training.__path__, "training.")
     return [module.name for module in found]
 
 
 def failed_imports(names: Iterable[str], load: Import = importlib.import_module) -> list[str]:
-    """One line for each module that cannot be imported: its name and why."""
+    """Describe each module that cannot be imported in one line: its name and the reason."""
     problems = []
     for name in names:
         try:
             load(name)
-        # A module may raise what it likes, and a library that is missing may end the process.
+        # A module may raise anything, and a missing library may exit the process.
         except (Exception, SystemExit) as error:
             problems.append(f"{name} cannot be imported: {describe(error)}")
     return problems
 
 
 def version_of(name: str) -> str:
-    """Version of the distribution that a module comes from; "not installed" without one."""
+    """Version of the distribution that provides a module, or "not installed"."""
     top = name.partition(".")[0] if not name.startswith("google.") else "google"
     distributions = importlib.metadata.packages_distributions().get(top, ())
     versions = [f"{found} {importlib.metadata.version(found)}" for found in set(distributions)]
@@ -93,7 +93,7 @@ def _present(names: Iterable[str]) -> list[str]:
 
 
 def main() -> int:
-    """Say versions and what is missing; 0 where nothing is."""
+    """Print versions and anything missing; returns 0 if nothing is."""
     set_up_logging()
     leave_out_sklearn()
     neuron = _present(NEURON_MODULES)

@@ -1,1 +1,1 @@
-"""The all-reduce workload: are the sums right, and how fast are they?"""
+"""The all-reduce workload: correctness and speed of sums over all ranks."""

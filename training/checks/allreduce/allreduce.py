@@ -1,4 +1,4 @@
-"""The all-reduce workload: is every sum right, and how fast are they?"""
+"""The all-reduce workload: checks that every sum is right, and measures the speed."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from trainium_catalogue.parameters.allreduce import BYTES_PER_ELEMENT
 log = logging.getLogger(__name__)
 
 _CHECK_BYTES = 2**20
-"""Payload of the first check, which is made in int32 as well."""
+"""Payload of the first check, which is also done in int32."""
 
 _MAX_COUNTED = 1000
-"""Wrong elements a rank counts, so that the sum over all ranks is exact in any arithmetic."""
+"""Limit on wrong elements a rank counts, so that the sum over ranks is exact in any arithmetic."""
 
 
 _COLUMNS = "{:>9}  {:>10}  {:>5}  {:>11}  {:>11}  {:>11}  {:>11}  {:>7}"
@@ -88,7 +88,7 @@ class Drill(Exception):
 
 
 class BelowBar(Exception):
-    """Bandwidth is below the published figure, and the user asked to fail then."""
+    """Bandwidth is below the published figure, which the user asked to treat as a failure."""
 
 
 class AllReduce:
@@ -106,7 +106,7 @@ class AllReduce:
         self._started_s = time.monotonic()
 
     def run(self) -> None:
-        """Check, sweep, and leave a result file whatever comes out."""
+        """Check, sweep, and leave a result file whatever the outcome."""
         leads = self._device.rank == 0
         if leads:
             self._job.store.start_metrics()
@@ -149,7 +149,7 @@ class AllReduce:
                 raise Drill(f"raised on rank {self._device.rank} because inject-error-rank says so")
 
     def _check(self, num_bytes: int, data_type: torch.dtype) -> SumComparison:
-        """One all-reduce of known values, compared element by element with the exact sum."""
+        """Compare one all-reduce of known values element by element with the exact sum."""
         name = str(data_type).removeprefix("torch.")
         self._job.progress.report(f"checking {size_label(num_bytes)} {name}")
         num_elements = num_bytes // BYTES_PER_ELEMENT
@@ -158,7 +158,7 @@ class AllReduce:
         self._device.synchronize()
         found = self._device.fetch(payload)
         wrong, example = compare(found, sum_pattern(self._device.num_ranks))
-        # A broken all-reduce may also hide the count, so what this rank has seen counts as well.
+        # A broken all-reduce may also spoil the total, so this rank's own count matters too.
         total = self._share(min(wrong, _MAX_COUNTED))
         check = SumComparison(
             data_type={"float32": "fp32"}.get(name, name),
@@ -177,7 +177,7 @@ class AllReduce:
     def _time(self, num_bytes: int) -> None:
         check = self._check(num_bytes, torch.float32)
         label = size_label(num_bytes)
-        # Zeros stay zeros, so that repeated sums neither overflow nor need a reset in between.
+        # Zeros stay zeros, so repeated sums neither overflow nor need a reset in between.
         payload = self._device.place(torch.zeros(check.elements, dtype=torch.float32))
         self._once(payload)  # compiles on XLA
         probe_s = self._once(payload)
@@ -225,7 +225,7 @@ class AllReduce:
 
     def _slowest(self, times_s: list[float]) -> list[float]:
         """Find each iteration's time on its slowest rank."""
-        # Always of the same length, so that XLA compiles it once.
+        # Always the same length, so that XLA compiles it once.
         padded = torch.zeros(self._sweep.iterations, dtype=torch.float32)
         padded[: len(times_s)] = torch.tensor(times_s, dtype=torch.float32)
         shared = self._device.place(padded)
@@ -234,7 +234,7 @@ class AllReduce:
         return [float(value) for value in self._device.fetch(shared)[: len(times_s)]]
 
     def _share(self, number: int) -> int:
-        """Sum up a number over all ranks."""
+        """Sum a number over all ranks."""
         shared = self._device.place(torch.tensor([number], dtype=torch.int32))
         self._device.all_reduce(shared)
         self._device.synchronize()
@@ -261,7 +261,7 @@ class AllReduce:
         )
 
     def _conclude(self, bar: BarResult, error: Exception | None) -> None:
-        """Write the result; docs/schemas/all-reduce-result.schema.json."""
+        """Write the result as in docs/schemas/all-reduce-result.schema.json."""
         context = self._job.context
         result = {
             "workload": "all-reduce",
@@ -298,7 +298,7 @@ class AllReduce:
 
 
 def where(context: NodeContract, num_ranks: int) -> dict[str, Any]:
-    """Describe what was measured: the fields that result and metrics share."""
+    """Describe the hardware measured, in the fields that result and metrics share."""
     return {
         "deployment": context.deployment,
         "job_id": context.job_id,
@@ -322,7 +322,7 @@ def heading(place: Mapping[str, Any], sweep: Sweep) -> str:
 
 
 def table_row(timing: Timing) -> str:
-    """Build the line of one size; a wrong sum ends the sweep before it gets a row."""
+    """Build the row for one size; a wrong sum ends the sweep before it gets one."""
     return _COLUMNS.format(
         size_label(timing.bytes),
         timing.elements,

@@ -22,12 +22,12 @@ BANDWIDTH_DEFINITION = (
 )
 
 _PERIOD = 251
-"""Prime, so that a piece that lands in the wrong place does not fit there."""
+"""Prime, so that a piece in the wrong place does not match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """The parameters of a sweep, checked."""
+    """The validated parameters of a sweep."""
 
     min_bytes: int
     max_bytes: int
@@ -41,7 +41,7 @@ class Sweep:
 
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> Sweep:
-        """Check parameters against each other; ``ValueError`` names value and remedy."""
+        """Check that parameters are consistent; ``ValueError`` names value and remedy."""
         check_sweep(values, num_ranks)
         return Sweep(
             min_bytes=int(values["min-bytes"]),
@@ -56,7 +56,7 @@ class Sweep:
         )
 
     def sizes(self) -> list[int]:
-        """Payloads in bytes, from the smallest up, each ``size_factor`` times the one before."""
+        """Payloads in bytes, ascending, each ``size_factor`` times the one before."""
         sizes = [self.min_bytes]
         while sizes[-1] * self.size_factor <= self.max_bytes:
             sizes.append(sizes[-1] * self.size_factor)
@@ -64,7 +64,7 @@ class Sweep:
 
 
 def element_value(rank: int, index: int) -> int:
-    """Element ``index`` of rank ``rank``'s payload; differs between ranks and between places."""
+    """Element ``index`` of rank ``rank``'s payload; differs between ranks and positions."""
     return (index + 7 * rank) % _PERIOD + 1
 
 
@@ -77,7 +77,7 @@ def sum_pattern(num_ranks: int) -> list[int]:
     """One period of the exact sum over all ranks.
 
     Sums stay below 2**24, where fp32 is exact, for 66 000 ranks; bf16, which XLA_USE_BF16 would
-    put in fp32's place, is exact to 256 only and is found out.
+    substitute for fp32, is exact only up to 256 and is detected.
     """
     return [
         sum(element_value(rank, index) for rank in range(num_ranks)) for index in range(_PERIOD)
@@ -85,7 +85,7 @@ def sum_pattern(num_ranks: int) -> list[int]:
 
 
 def tile(pattern: list[int], num_elements: int, data_type: torch.dtype) -> torch.Tensor:
-    """``pattern`` repeated to ``num_elements``."""
+    """Repeat ``pattern`` up to ``num_elements``."""
     period = torch.tensor(pattern, dtype=data_type)
     return period.repeat(-(-num_elements // len(pattern)))[:num_elements].contiguous()
 
@@ -93,7 +93,7 @@ def tile(pattern: list[int], num_elements: int, data_type: torch.dtype) -> torch
 def compare(found: torch.Tensor, pattern: list[int]) -> tuple[int, str]:
     """Count the elements that differ from the repeated pattern, and describe one of them.
 
-    In pieces, because 32 workers with a GiB each would otherwise double a node's memory.
+    Works in pieces, because 32 workers with a GiB each would otherwise double a node's memory.
     """
     expected = tile(pattern, min(len(found), len(pattern) * 4096), found.dtype)
     wrong, example = 0, ""
@@ -114,10 +114,10 @@ def compare(found: torch.Tensor, pattern: list[int]) -> tuple[int, str]:
 def plan_iterations(
     *, probe_s: float, budget_s: float, warmup: int, iterations: int
 ) -> tuple[int, int]:
-    """Warm-up and timed iterations that fit the budget, at least one timed.
+    """Choose warm-up and timed iterations that fit the budget, at least one timed.
 
-    One rank decides and tells the others: ranks that each looked at their own clock would
-    disagree, and wait for each other for ever.
+    One rank decides and tells the others: ranks that each used their own clock would disagree,
+    and wait for each other forever.
     """
     affordable = max(1, math.floor(budget_s / max(probe_s, 1e-9)))
     if affordable >= warmup + iterations:
@@ -127,7 +127,7 @@ def plan_iterations(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest ranks, as numpy's default."""
+    """Interpolate linearly between the two nearest ranks, as numpy does by default."""
     ordered = sorted(values)
     place = (len(ordered) - 1) * percent / 100
     low = math.floor(place)
@@ -141,7 +141,7 @@ def algorithm_bandwidth_gib_per_s(num_bytes: int, seconds: float) -> float:
 
 
 def bus_bandwidth_gib_per_s(num_bytes: int, seconds: float, num_ranks: int) -> float:
-    """Load of the busiest wire: an all-reduce moves 2 (n - 1) / n of the payload over it."""
+    """Load of the busiest wire, over which an all-reduce moves 2 (n - 1) / n of the payload."""
     return algorithm_bandwidth_gib_per_s(num_bytes, seconds) * 2 * (num_ranks - 1) / num_ranks
 
 
@@ -163,7 +163,7 @@ BARS: tuple[Bar, ...] = (
         num_nodes=2,
         num_ranks=64,
         num_bytes=2**30,
-        # 1 GiB in 41806 us. The table there says GB/s and its text that it means 2**30 bytes.
+        # 1 GiB in 41806 us. The table there says GB/s, which its text defines as 2**30 bytes.
         busbw_gib_per_s=47.09,
         source="Neuron documentation, nccom-test user guide, example -r 64 -N 2 -d fp32 allr",
     ),
@@ -171,7 +171,7 @@ BARS: tuple[Bar, ...] = (
 
 
 class BarStatus(StrEnum):
-    """The measurement beside the published figure."""
+    """The measurement compared with the published figure."""
 
     MET = "met"
     BELOW = "below"
@@ -198,7 +198,7 @@ def compare_with_bar(
     num_ranks: int,
     busbw_gib_per_s: Mapping[int, float],
 ) -> BarResult:
-    """Hold the measured bus bandwidth per size against the published figure, where there is one."""
+    """Compare the measured bus bandwidth per size with the published figure, if there is one."""
     if device == "cpu":
         return BarResult(
             status=BarStatus.NOT_APPLICABLE, reason="measured on CPUs, not on Neuron devices"

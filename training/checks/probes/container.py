@@ -1,4 +1,4 @@
-"""Environment, network, name service, credentials and packages of the container."""
+"""Probes of the container's environment, network, DNS, credentials and packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _METADATA_TOKEN = "http://169.254.169.254/latest/api/token"
 _METADATA_TIMEOUT_S = 2
 _HEALTH_TIMEOUT_S = 240
 CONTAINER_ROLE = "container-role"
-"""botocore's name of credentials that ECS or EKS Pod Identity gives; ``iam-role`` is the host's."""
+"""botocore's name for credentials from ECS or EKS Pod Identity; ``iam-role`` is the host's."""
 
 # docs.aws.amazon.com/batch/latest/userguide/job_env_vars.html and mnp-env-vars.html
 BATCH_VARIABLES = (
@@ -44,7 +44,7 @@ BATCH_VARIABLES = (
 
 @PROBES.probe("batch-environment", needs=("Batch",))
 def batch_environment(node: ProbedNode) -> Seen:
-    """Every variable is set that the user guide lists, and the numbers agree with the job's."""
+    """Every variable in the user guide's list is set, and the numbers match the job's."""
     missing = [name for name in BATCH_VARIABLES if not node.env.get(name)]
     number = node.env.get(BATCH_NUM_NODES)
     return Seen(
@@ -80,7 +80,7 @@ def single_node(node: ProbedNode) -> Seen:
 
 @PROBES.probe("nodes-join", needs=("Batch", "two nodes"))
 def nodes_join(node: ProbedNode) -> Seen:
-    """The nodes have met: the launchers' link and the store of torchrun went through."""
+    """The nodes have met: the launchers' link and torchrun's store both connected."""
     number = node.env.get(BATCH_NUM_NODES)
     return Seen(
         ok=number == str(node.context.num_nodes),
@@ -102,11 +102,11 @@ def without_metadata(node: ProbedNode) -> Seen:
 
 
 def ask_metadata(url: str) -> str | None:
-    """Ask the metadata service for a token; None where nothing answers."""
+    """Ask the metadata service for a token; None if nothing answers."""
     request = urllib.request.Request(
         url, method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}
     )
-    # A proxy would answer for it.
+    # A proxy would answer in its place.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_METADATA_TIMEOUT_S) as answer:
@@ -118,7 +118,7 @@ def ask_metadata(url: str) -> str | None:
 
 
 def credentials_method() -> str:
-    """Name the source of boto3's credentials, in botocore's words."""
+    """Name the source of boto3's credentials, in botocore's terms."""
     from botocore.session import Session
 
     found = Session().get_credentials()
@@ -127,7 +127,7 @@ def credentials_method() -> str:
 
 @PROBES.probe("pod-identity-s3-clients", needs=("EKS", "AWS", "check cache"))
 def pod_identity(node: ProbedNode) -> Seen:
-    """S3 is reached with the credentials of EKS Pod Identity, not of the node."""
+    """S3 is accessed with the credentials of EKS Pod Identity, not the node's."""
     method, check = credentials_method(), node.checks["cache"]
     agent = "AWS_CONTAINER_CREDENTIALS_FULL_URI" in node.env
     return Seen(
@@ -140,14 +140,14 @@ def pod_identity(node: ProbedNode) -> Seen:
 
 @PROBES.probe("endpoints-admit-tasks", needs=("Batch", "AWS", "check cache"))
 def endpoints(node: ProbedNode) -> Seen:
-    """The bucket was reached from the task."""
+    """The task has reached the bucket."""
     check = node.checks["cache"]
     return Seen(ok=check.ok, seen=check.detail, expected="an object written and read")
 
 
 @PROBES.probe("node-dns", needs=("AWS",))
 def name_service(node: ProbedNode) -> Seen:
-    """/etc/resolv.conf names a server, which knows S3's name."""
+    """/etc/resolv.conf names a server that can resolve S3's name."""
     lines = node.text("etc/resolv.conf").splitlines()
     servers = [line.split()[1] for line in lines if line.startswith("nameserver ")]
     name = f"s3.{node.context.region}.amazonaws.com"
@@ -160,7 +160,7 @@ def name_service(node: ProbedNode) -> Seen:
 
 
 def look_up(name: str) -> str | None:
-    """Look up the IPv4 address of a name; None where it has none."""
+    """Look up a name's IPv4 address; None if it has none."""
     try:
         return socket.gethostbyname(name)
     except OSError:
@@ -169,7 +169,7 @@ def look_up(name: str) -> str | None:
 
 @PROBES.probe("pod-name-in-dns", needs=("EKS", "two nodes", "AWS"))
 def pod_name(node: ProbedNode) -> Seen:
-    """The headless service knows the main node's pod by its name."""
+    """The headless service resolves the name of the main node's pod."""
     if node.is_main:
         raise Missing("a child, which looks the main node up")
     host = node.env.get(node.env.get(ENV_MAIN_HOST_FROM, ""), "").partition(",")[0]
@@ -183,7 +183,7 @@ def pod_name(node: ProbedNode) -> Seen:
 
 @PROBES.probe("reserved-ports-on-host", needs=("Batch", "AWS"))
 def reserved_ports(node: ProbedNode) -> Seen:
-    """The sysctl of the host does not hold in the task's network namespace."""
+    """The host's sysctl does not apply in the task's network namespace."""
     found = node.text("proc/sys/net/ipv4/ip_local_reserved_ports").strip()
     return Seen(
         ok=not found,
@@ -206,7 +206,7 @@ def pod_security(node: ProbedNode) -> Seen:
 
 @PROBES.probe("image-contents", needs=("neuron",))
 def image_contents(node: ProbedNode) -> Seen:
-    """All that workloads import can be imported where there is a device."""
+    """Everything that workloads import can be imported on a device."""
     code, said = check_health()
     return Seen(ok=code == 0, seen=said, expected="everything can be imported")
 
@@ -214,7 +214,7 @@ def image_contents(node: ProbedNode) -> Seen:
 def check_health() -> tuple[int, str]:
     """Run ``training.checks.health``; returns its exit code and last line.
 
-    A process of its own: what it imports must not change how this rank alone compiles its graphs.
+    Uses a separate process: its imports must not change how this one rank compiles its graphs.
     """
     command = [sys.executable, "-m", "training.checks.health"]
     done = subprocess.run(
@@ -226,7 +226,7 @@ def check_health() -> tuple[int, str]:
 
 @PROBES.probe("boto3-beside-s3fs", needs=("neuron",))
 def boto3_beside_s3fs(node: ProbedNode) -> Seen:
-    """Both can be imported in one process."""
+    """boto3 and s3fs can be imported in one process."""
     if importlib.util.find_spec("s3fs") is None:
         raise Missing("s3fs in the image")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("boto3", "s3fs"))

@@ -1,4 +1,4 @@
-"""Chips, EFA, device files, memory and limits, and what verify's checks computed on them."""
+"""Probes of chips, EFA, device files, memory and limits, and of the results of verify's checks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trainium_catalogue.probing import Missing, Seen
 _NEURON_LS = "/opt/aws/neuron/bin/neuron-ls"
 _TIMEOUT_S = 30
 _FILES = 65_536
-"""The same bound as preflight's."""
+"""The same bound as in preflight."""
 _CGROUP_FILES = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Version 2, then version 1."""
+"""Files of cgroup version 2, then version 1."""
 
 
 @PROBES.probe("chips-and-memory", needs=("neuron",))
 def chips(node: ProbedNode) -> Seen:
-    """neuron-ls lists the chips, cores and device memory that the catalogue has."""
+    """neuron-ls lists the chips, cores and device memory of the catalogue."""
     command = shutil.which("neuron-ls") or _NEURON_LS
     if not Path(command).exists():
         raise Missing("neuron-ls in the image")
@@ -41,7 +41,7 @@ def judge_chips(node: ProbedNode, output: str) -> Seen:
     cores = sum(int(chip["nc_count"]) for chip in chips)
     memory = {int(chip["memory_size"]) // 2**30 for chip in chips}
     wanted = node.instance
-    # At an LNC of 2 a core that is listed may be a physical or a logical one.
+    # With an LNC of 2 the listed cores may be physical or logical.
     core_counts = {wanted.num_neuron_cores, wanted.num_logical_cores}
     return Seen(
         ok=len(chips) == wanted.num_neuron_devices
@@ -55,7 +55,7 @@ def judge_chips(node: ProbedNode, output: str) -> Seen:
 
 @PROBES.probe("logical-cores", needs=("neuron", "check sums"))
 def logical_cores(node: ProbedNode) -> Seen:
-    """Workers are as many as the catalogue has logical cores, and each computed on its own."""
+    """There is one worker per logical core of the catalogue, and each computed on its own."""
     workers, wanted = node.context.processes_per_node, node.instance.num_logical_cores
     check = node.checks["sums"]
     return Seen(
@@ -67,7 +67,7 @@ def logical_cores(node: ProbedNode) -> Seen:
 
 @PROBES.probe("preflight-on-device", needs=("neuron",))
 def preflight(node: ProbedNode) -> Seen:
-    """Preflight's three sources for devices, driver and EFA exist on real hardware and agree."""
+    """Preflight's three sources (devices, driver, EFA) exist on real hardware and agree."""
     host, wanted = node.host, node.instance
     efa = {host.num_efa_interfaces(), host.num_efa_devices()}
     if (providers := host.num_efa_providers()) is not None:
@@ -102,7 +102,7 @@ def eks_efa(node: ProbedNode) -> Seen:
 
 @PROBES.probe("device-path", needs=("Batch", "neuron"))
 def device_paths(node: ProbedNode) -> Seen:
-    """Devices mapped by their host path alone have the same one here, to read and write."""
+    """Devices mapped by host path alone have the same path here, readable and writable."""
     paths = (*node.instance.neuron_device_paths(), *node.instance.efa_device_paths())
     good = [path for path in paths if _is_usable(node.root / path.lstrip("/"))]
     missing = sorted(set(paths) - set(good))
@@ -124,7 +124,7 @@ def _is_usable(path: Path) -> bool:
 
 @PROBES.probe("container-memory", needs=("Batch", "neuron"))
 def container_memory(node: ProbedNode) -> Seen:
-    """The container runs with the memory that the job definition asks for."""
+    """The container has the memory that the job definition asks for."""
     wanted = node.instance.container_memory_mib
     for path in _CGROUP_FILES:
         if (node.root / path).exists():
@@ -142,7 +142,7 @@ def container_memory(node: ProbedNode) -> Seen:
 
 @PROBES.probe("shared-memory", needs=("Batch", "neuron"))
 def shared_memory(node: ProbedNode) -> Seen:
-    """/dev/shm, open files and locked memory are as the job definition says."""
+    """/dev/shm, open files and locked memory match the job definition."""
     wanted, host = node.instance.shared_memory_mib, node.host
     shm, files, locked = host.shared_memory_mib(), host.num_files(), host.memlock_bytes()
     return Seen(
@@ -154,7 +154,7 @@ def shared_memory(node: ProbedNode) -> Seen:
 
 @PROBES.probe("eks-memlock", needs=("EKS", "neuron"))
 def eks_memlock(node: ProbedNode) -> Seen:
-    """User data has lifted the limit of locked memory for pods."""
+    """User data has lifted the limit on locked memory for pods."""
     locked = node.host.memlock_bytes()
     return Seen(
         ok=locked is None, seen=f"{_locked(locked)} locked", expected="any number of bytes locked"
@@ -177,21 +177,21 @@ def no_huge_pages(node: ProbedNode) -> Seen:
     )
 
 
-# What a claim says that a check of verify has found: its needs, the check, and what it expects.
+# Claims that a check of verify settles: needs, name of the check, and the expected finding.
 _SAID_BY_CHECKS = {
     # An all-reduce over all ranks is exact on the device.
     "device-all-reduce": ("neuron", "sums", "exact sums in int32 and fp32"),
-    # Every gradient is a CPU's, at the tensor-parallel degree of llama2-7b.
+    # Every gradient matches a CPU's, at the tensor-parallel degree of llama2-7b.
     "nxd-input-gradients": ("torch_xla", "gradients", "gradients of a CPU"),
-    # BERT and MNIST's network have a CPU's gradients, losses and norms on all ranks.
+    # Gradients, losses and norms of BERT and the MNIST network match a CPU's on all ranks.
     "data-parallel-gradients": (
         "torch_xla",
         "data-parallel",
         "gradients, losses and norms of a CPU",
     ),
-    # The modules of Llama, of which verify trains a tiny one, compile and compute right.
+    # The modules of Llama (verify trains a tiny one) compile and compute correctly.
     "eager-attention-compiles": ("neuron", "parity", "losses of a CPU"),
-    # Nothing is compiled after the first step, however late in a run, nor to resume.
+    # Nothing is compiled after the first step, neither late in a run nor on resuming.
     "one-graph-a-step": ("torch_xla", "graphs", "as many graphs as after the first step"),
 }
 
@@ -212,7 +212,7 @@ for _claim, (_device, _check, _expected) in _SAID_BY_CHECKS.items():
     "nxd-semantics", needs=("torch_xla", "check gradients", "check parity", "check resume")
 )
 def nxd(node: ProbedNode) -> Seen:
-    """Several ranks train as a CPU does, and go on from a checkpoint as if nothing had been."""
+    """Several ranks train as a CPU does, and resume from a checkpoint without a difference."""
     checks = [node.checks[name] for name in ("gradients", "parity", "resume")]
     return Seen(
         ok=all(check.ok for check in checks) and node.num_ranks > 1,
@@ -224,7 +224,7 @@ def nxd(node: ProbedNode) -> Seen:
 
 @PROBES.probe("first-step-compiles", needs=("neuron", "check gradients"))
 def first_step(node: ProbedNode) -> Seen:
-    """Compiling the tiny model takes less than the time after which silence is a hang."""
+    """Compiling the tiny model takes less time than the hang limit."""
     seconds, limit = node.checks["gradients"].seconds, node.hang_limit_s
     return Seen(
         ok=seconds < limit,

@@ -1,4 +1,4 @@
-"""The node that probes look at, and the record of what they found on all nodes."""
+"""The node that probes examine, and the record of their findings on all nodes."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ class ProbedNode:
     storage: Objects
     """The deployment's bucket, or a folder in its place."""
     s3: Callable[[], Any] = _no_client
-    """A boto3 client, for what ``storage`` hides."""
+    """A boto3 client, for details that ``storage`` hides."""
     host: Host = field(default_factory=Host)
     root: Path = Path("/")
-    """Holds ``proc``, ``sys`` and ``etc``."""
+    """Folder with ``proc``, ``sys`` and ``etc``."""
     checks: Mapping[str, VerifyResult] = field(default_factory=dict)
     """The checks that have ended so far."""
 
     @property
     def instance(self) -> InstanceType:
-        """The catalogue's, of this node."""
+        """The catalogue's entry for this node's instance type."""
         if (instance := self.context.instance) is None:
             raise Missing("the name of the instance type")
         return instance
 
     @property
     def release(self) -> NeuronRelease:
-        """The catalogue's, of this image."""
+        """The catalogue's entry for this image's release."""
         if (release := self.context.release) is None:
             raise Missing("the name of the Neuron release")
         return release
@@ -73,7 +73,7 @@ class ProbedNode:
 
     @property
     def there(self) -> frozenset[str]:
-        """The needs of probes that are met here."""
+        """The needs of probes that this node meets."""
         context = self.context
         on_neuron = context.device != DeviceKind.CPU
         has_efa = (
@@ -96,7 +96,7 @@ class ProbedNode:
         return frozenset(names | {f"check {name}" for name in self.checks})
 
     def text(self, path: str) -> str:
-        """A file below the root; ``Missing`` where there is none."""
+        """Read a file below the root; ``Missing`` if there is none."""
         try:
             return (self.root / path).read_text()
         except OSError:
@@ -105,7 +105,7 @@ class ProbedNode:
 
 PROBES: Probes[ProbedNode] = Probes(ProbeSite.NODE)
 
-# The worst that any node found is what is said of all.
+# The worst finding of any node counts for all.
 _WORST_FIRST = (State.CRASHED, State.RED, State.GREEN, State.NOT_RUN)
 
 
@@ -120,7 +120,7 @@ def look(node: ProbedNode, report: Callable[[str], None], names: Iterable[str]) 
 
 
 def waiting(findings: Iterable[Finding]) -> list[str]:
-    """Ids of the probes that need a check which had not ended yet."""
+    """Ids of the probes that need a check that has not ended yet."""
     return [
         finding.id
         for finding in findings
@@ -129,7 +129,7 @@ def waiting(findings: Iterable[Finding]) -> list[str]:
 
 
 def merged(by_node: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """One finding a probe; where nodes differ the worst, with the node that found it."""
+    """Merge to one finding per probe: if nodes differ, the worst, with its node."""
     found = []
     for same in zip(*by_node, strict=True):
         index, worst = min(

@@ -1,4 +1,4 @@
-"""Bucket and Lustre as the job's own role sees them: conditions, missing objects, rights, mount."""
+"""Probes of bucket and Lustre with the job's role: conditions, missing objects, rights, mount."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _key(node: ProbedNode, name: str) -> str:
 
 @PROBES.probe("conditional-writes", needs=("a bucket", "the main node"))
 def conditional_writes(node: ProbedNode) -> Seen:
-    """One of several writers at the same moment wins, and an outdated one is refused."""
+    """One of several simultaneous writers wins, and an outdated one is refused."""
     key = _key(node, "lock")
     node.storage.delete([key])
 
@@ -52,7 +52,7 @@ def conditional_writes(node: ProbedNode) -> Seen:
 
 @PROBES.probe("missing-object-answer", needs=("a bucket", "the main node"))
 def missing_object(node: ProbedNode) -> Seen:
-    """The job's role hears that an object is missing, not that it may not know."""
+    """The job's role is told that an object is missing, not that access is denied."""
     try:
         node.storage.get(_key(node, "nothing"))
         answer = "an object"
@@ -65,7 +65,7 @@ def missing_object(node: ProbedNode) -> Seen:
 
 @PROBES.probe("s3-if-match-read", needs=("a bucket", "the main node"))
 def changed_part(node: ProbedNode) -> Seen:
-    """A part of an object that has changed since is not given."""
+    """A part of an object that has changed meanwhile is refused."""
     from botocore.exceptions import ClientError
 
     key = _key(node, "part")
@@ -73,7 +73,7 @@ def changed_part(node: ProbedNode) -> Seen:
     node.storage.put(key, b"new bytes")
     wanted = {"Bucket": node.context.bucket, "Key": key, "Range": "bytes=0-2"}
     try:
-        # boto3 keeps the quotes of an entity tag, and takes it with or without them.
+        # boto3 keeps the quotes of an entity tag, and accepts it with or without them.
         data = node.s3().get_object(**wanted, IfMatch=f'"{old.strip(chr(34))}"')["Body"].read()
         answer = f"{len(data)} bytes"
     except ClientError as error:
@@ -86,7 +86,7 @@ def changed_part(node: ProbedNode) -> Seen:
 
 @PROBES.probe("least-rights", needs=("AWS", "the main node"))
 def least_rights(node: ProbedNode) -> Seen:
-    """The role of this workload cannot write where only data jobs may."""
+    """This workload's role cannot write where only data jobs may."""
     key = f"{DATASETS_PREFIX}.probe-{node.context.job_id}"
     try:
         node.storage.put(key, b"")
@@ -115,7 +115,7 @@ def shared_cache(node: ProbedNode) -> Seen:
 @PROBES.probe("lustre-client", "lustre-in-container", needs=("Batch", "Lustre", "AWS"))
 @PROBES.probe("static-volume", needs=("EKS", "Lustre", "AWS"))
 def lustre(node: ProbedNode) -> Seen:
-    """The file system is mounted in the container, and can be written to."""
+    """The file system is mounted in the container and writable."""
     folder = node.context.lustre
     assert folder is not None
     kind = node.host.file_system_type(folder)

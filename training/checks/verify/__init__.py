@@ -1,9 +1,8 @@
-"""The workload ``verify``: is this device, with this release, right?
+"""The workload ``verify``: tests that this device computes correctly with this release.
 
-A tiny Llama, BERT and network for digits are trained on the device, through the same back-ends as
-any run, and beside them on the host by code that shares nothing with the back-ends. Gradients,
-norms, losses, weights and checkpoints have to agree. Then the probes look from here whether the
-claims of docs/claims.toml hold.
+A tiny Llama, BERT and digit network are trained on the device, through the same back-ends as any
+run, and also on the host by code that shares nothing with the back-ends. Gradients, norms, losses,
+weights and checkpoints must agree. Then the probes check the claims of docs/claims.toml.
 
     python -m jobs submit verify --nodes 1
 """

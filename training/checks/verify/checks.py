@@ -1,4 +1,4 @@
-"""The checks of verify: sums, the place of compiled graphs, the Llama, and data parallelism."""
+"""The checks of verify: sums, the compile cache, the Llama, and data parallelism."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _ELEMENTS = 2**18
 GOLDEN = Path(__file__).with_name("golden.json")
-"""Losses and norms of the reference; after a change of model or data:
+"""Losses and norms of the reference; to be renewed after a change of model or data:
 ``python -m training.checks.verify.checks > training/checks/verify/golden.json``."""
 
 
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def sums(device: Device, ranks: Ranks) -> Outcome:
-    """Sums over all ranks, which are known exactly, in the types that carry them."""
+    """Check sums over all ranks against exact values, in the types that can hold them."""
     example = ""
     for data_type in (torch.int32, torch.float32):
         placed = device.place(tile(rank_pattern(device.rank), _ELEMENTS, data_type))
@@ -79,7 +79,7 @@ def sums(device: Device, ranks: Ranks) -> Outcome:
 
 
 def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> Outcome:
-    """The place of compiled graphs takes an object and gives it back."""
+    """Check that an object written to the compile cache can be read back."""
 
     def write() -> Outcome:
         key = f"{CACHE_PREFIX}verify/{context.job_id}"
@@ -94,14 +94,14 @@ def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> Outcome:
 
 
 def golden() -> list[Step]:
-    """The losses and norms to find, as committed."""
+    """Read the expected losses and norms, as committed."""
     return [(loss, norm) for loss, norm in json.loads(GOLDEN.read_text())["steps"]]
 
 
 class LlamaChecks:
-    """All ranks: checks of one run, each of which trains as far as it needs.
+    """All ranks: checks on one run, each of which trains as far as it needs.
 
-    They are called in the order of the methods here, with any of them left out.
+    They are called in the order of the methods here; any may be left out.
     """
 
     def __init__(self, run: TrialRun, tolerance: Tolerance) -> None:
@@ -117,7 +117,7 @@ class LlamaChecks:
         return self._run.steps
 
     def gradients(self) -> Outcome:
-        """Gradients, norm and weights of the first step, every parameter's."""
+        """Check gradients, norm and weights of the first step, for every parameter."""
         (_, norm), *_ = self._train_to(1)
         place, info = self._run.saved(1)
 
@@ -128,7 +128,7 @@ class LlamaChecks:
             off = abs(norm - found.norm) / found.norm
             return Outcome(
                 check="gradients",
-                # A norm that is no number is within nothing.
+                # A NaN norm is never within the tolerance.
                 ok=found.ok(self._tolerance.gradient) and off <= self._tolerance.norm,
                 detail=f"{self._topology}: {found.describe(self._tolerance.gradient)}; norm "
                 f"{norm:.5f} beside {found.norm:.5f}",
@@ -137,7 +137,7 @@ class LlamaChecks:
         return self._ranks.agree(compare)
 
     def parity(self) -> Outcome:
-        """Losses and norms of all steps."""
+        """Check losses and norms of all steps."""
         found = self._train_to(STEPS)
         loss, norm = deviations(found, golden())
         return Outcome(
@@ -151,7 +151,7 @@ class LlamaChecks:
         )
 
     def resume(self) -> Outcome:
-        """A checkpoint brings back what it was made of, bit for bit, and the same steps again."""
+        """Check that a checkpoint restores its state bit for bit, and repeats the same steps."""
         before = self._train_to(REPEATED_STEP)[SAVED_STEP:REPEATED_STEP]
         loaded = self._run.load(SAVED_STEP)
         first, again = self._run.saved(SAVED_STEP), self._run.save_again(SAVED_STEP)
@@ -168,12 +168,12 @@ class LlamaChecks:
         return Outcome(check="resume", ok=ok, detail=detail)
 
     def graphs(self) -> Outcome:
-        """Nothing is compiled after the first step: not late in a run, not by saving and loading.
+        """Check that nothing is compiled after the first step, late in a run or by a checkpoint.
 
-        Compilations are counted where torch_xla counts them, on this rank.
+        Compilations are counted by torch_xla's own counter, on this rank.
         """
         self._train_to(2)
-        # The steps of a run that is there already: its corrections are those of a late step.
+        # Continues the existing run as if at a late step, with that step's bias corrections.
         self._run.save(LATE_STEP)
         self._run.load(LATE_STEP)
         for number in range(LATE_STEP + 1, LATE_STEP + LATE_STEPS + 1):
@@ -195,7 +195,7 @@ class LlamaChecks:
 
 
 def _different(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
-    """Names of tensors that are not the same, bit for bit."""
+    """Names of tensors that are not bitwise equal."""
     return [
         name
         for name in sorted({*first, *second})
@@ -233,7 +233,7 @@ CASES = (
 
 
 def check_case(case: Case, run: TrialRun, tolerance: Tolerance) -> tuple[bool, str]:
-    """All ranks: train a few steps; whether they are the reference's, and how near they are."""
+    """All ranks: train a few steps; returns whether they match the reference, and how closely."""
     run.train_to(1)
     run.save(1)
     run.train_to(DATA_PARALLEL_STEPS)
@@ -260,7 +260,7 @@ def check_case(case: Case, run: TrialRun, tolerance: Tolerance) -> tuple[bool, s
 
 
 def outcome_of(found: list[tuple[bool, str]]) -> Outcome:
-    """Sum up all cases."""
+    """Combine the results of all cases."""
     return Outcome(
         check="data-parallel",
         ok=all(ok for ok, _ in found),
@@ -282,6 +282,6 @@ def make_golden() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    # More threads would only wait for each other.
+    # More threads would only slow each other down.
     torch.set_num_threads(1)
     print(json.dumps(make_golden(), indent=1))

@@ -1,8 +1,8 @@
-"""The judge: whole models and whole batches on one host, in fp32, by torch's autograd alone.
+"""The reference: whole models and batches on one host, in fp32, using only torch's autograd.
 
-Nothing of the back-ends is used here, nor their optimizer, clipping or loss. A single core of the
-device would be a weaker judge: it shares the device's types, compiler and back-end, so that what
-all of these get wrong would agree.
+It uses nothing of the back-ends, nor their optimizer, clipping or loss. A single core of the device
+would be a weaker reference: it shares the device's types, compiler and back-end, so that errors
+common to all of these would agree.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, torch.Tensor]
 Step = tuple[float, float]
-"""Loss of an optimizer step, and norm of its gradients before clipping."""
+"""Loss of an optimizer step, and gradient norm before clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A model as Hugging Face or torch has it, with this project's initial weights."""
+    """A model of Hugging Face or torch, with this project's initial weights."""
 
     config: TrainConfig
     model: torch.nn.Module
     loss: Callable[[Any, Any], torch.Tensor]
-    """Mean loss of the model and a batch."""
+    """Computes the mean loss of the model on a batch."""
 
     @property
     def weights(self) -> Tensors:
-        """The weights as they are now, by name."""
+        """Copy the current weights, by name."""
         return {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
     def gradients(self, batch: Any) -> tuple[Tensors, float, float]:
-        """Gradients of a whole global batch before clipping, its loss, and their common norm."""
+        """Compute a global batch's gradients before clipping, its loss, and the gradients' norm."""
         self.model.zero_grad()
         loss = self.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ class Reference:
         return found, float(loss.detach()), norm_of(found)
 
     def train(self, batches: Callable[[int], Any], steps: int) -> list[Step]:
-        """The first optimizer steps; ``batches`` has the global batch of each, counted from 1."""
+        """Make the first steps; ``batches`` maps a step, from 1, to its global batch."""
         config, parameters = self.config, dict(self.model.named_parameters())
         rule = _adamw if config.optimizer is Optimizer.ADAMW else _sgd
         optimizer = rule(parameters, config)
@@ -79,12 +79,12 @@ def norm_of(tensors: Mapping[str, torch.Tensor]) -> float:
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Factor that clips gradients (torch.nn.utils.clip_grad_norm_); 1 where the limit is 0."""
+    """Factor that clips gradients (torch.nn.utils.clip_grad_norm_); 1 if the limit is 0."""
     return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
 
 
 def _adamw(parameters: Mapping[str, torch.Tensor], config: TrainConfig) -> torch.optim.Optimizer:
-    """Only matrices decay: norms and biases have one dimension."""
+    """Create AdamW that decays only matrices; norms and biases have one dimension."""
     decayed = [p for p in parameters.values() if p.dim() > 1]
     others = [p for p in parameters.values() if p.dim() == 1]
     return torch.optim.AdamW(
@@ -103,7 +103,7 @@ def _sgd(parameters: Mapping[str, torch.Tensor], config: TrainConfig) -> torch.o
 
 
 def llama(config: TrainConfig) -> Reference:
-    """Hugging Face's Llama, whole, with its own loss."""
+    """Build Hugging Face's whole Llama with its own loss."""
     from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
     shape = config.shape
@@ -120,7 +120,7 @@ def llama(config: TrainConfig) -> Reference:
 
 
 def bert(config: TrainConfig) -> Reference:
-    """Hugging Face's BERT with its own loss over every position of a sequence."""
+    """Build Hugging Face's BERT with its own loss over every position of a sequence."""
     from transformers.models.bert.modeling_bert import BertForPreTraining
 
     shape = config.shape
@@ -144,7 +144,7 @@ def bert(config: TrainConfig) -> Reference:
 
 
 def digits(config: TrainConfig) -> Reference:
-    """The network for digits, which is torch's own modules in any case."""
+    """Build the network for digits, which consists of torch's own modules anyway."""
     network, model = MlpNetwork(config), Mlp()
     _fill(model, network.initial_weight)
     return Reference(config=config, model=model, loss=network.loss)
@@ -157,7 +157,7 @@ def _fill(model: torch.nn.Module, weight: Callable[[str, torch.Size], torch.Tens
 
 
 def deviations(found: Sequence[Step], expected: Sequence[Step]) -> tuple[float, float]:
-    """The largest of losses and of norms, relative; infinite where one is no number."""
+    """Largest relative deviations of losses and of norms; infinite if one is NaN."""
 
     def worst(index: int) -> float:
         pairs = [(f[index], e[index]) for f, e in zip(found, expected, strict=True)]
@@ -168,18 +168,18 @@ def deviations(found: Sequence[Step], expected: Sequence[Step]) -> tuple[float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """The distance of the worst of all parameters."""
+    """The largest distance of any parameter."""
 
     name: str
     value: float
 
 
 def distance(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Distance:
-    """The worst of all parameters; infinite for one that is missing, too many or of another size.
+    """Find the largest distance; infinite for a missing, extra or differently sized parameter.
 
-    A parameter's distance is the norm of the difference by the norm of what is expected, which
-    counts as no less than a thousandth of all parameters' together: the gradient of a bias that
-    changes nothing, such as that of BERT's keys, is nothing but rounding.
+    A parameter's distance is the norm of the difference divided by the expected norm, but by no
+    less than a thousandth of the norm of all parameters together: the gradient of a bias without
+    effect, such as that of BERT's keys, is mere rounding.
     """
     least = 1e-3 * norm_of(expected)
     worst = Distance(name="", value=-1.0)

@@ -1,4 +1,4 @@
-"""A model in training on the device, step by step, for checks to look at."""
+"""A model trained on the device step by step, for checks to examine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CheckpointMissing(ValueError):
 
 
 class TrialRun:
-    """All ranks: one model on a back-end, its steps, and checkpoints in ``objects``."""
+    """A model on a back-end, its steps, and checkpoints in ``objects``; the same on all ranks."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class TrialRun:
         self._objects = objects
         self._checkpoints = self._open(objects)
         self.steps: list[Step] = []
-        """Loss and norm of the steps from the first one on, each once."""
+        """Loss and norm of each step so far, once."""
         self.graphs: list[int] = []
-        """Number of graphs compiled after each of them; none where nobody counts."""
+        """Number of compiled graphs after each of them; empty without a counter."""
         report("building the model")
         backend.build()
 
@@ -48,14 +48,14 @@ class TrialRun:
         return Checkpoints(objects, keep_last=9, keep_every=0, say=self._say, report=self._report)
 
     def train_to(self, step: int) -> None:
-        """Make the steps up to that one that have not been made yet."""
+        """Make the missing steps up to ``step``."""
         for number in range(len(self.steps) + 1, step + 1):
             self.steps.append(self.step(number))
             if (graphs := self._count()) is not None:
                 self.graphs.append(graphs)
 
     def step(self, number: int, *, rate: float | None = None) -> Step:
-        """One optimizer step, counted from 1; loss and norm of the gradients."""
+        """Make one optimizer step, counted from 1; returns loss and gradient norm."""
         self._report(f"verifying: step {number}")
         config, backend = self.config, self._backend
         count = config.plan.accumulation_steps
@@ -66,15 +66,15 @@ class TrialRun:
         return backend.mean_over_data(loss), backend.fetch(norm)
 
     def save(self, step: int) -> None:
-        """Save what there is, as ``step``."""
+        """Save the current state as ``step``."""
         self._save(self._checkpoints, step)
 
     def saved(self, step: int) -> tuple[Objects, CheckpointInfo]:
-        """The checkpoint of that step, and where it is."""
+        """Return the checkpoint of ``step`` with its location."""
         return self._objects, self._found(self._checkpoints, step)
 
     def count(self) -> int:
-        """Count the graphs that have been compiled so far; 0 where nobody counts."""
+        """Count the graphs compiled so far; 0 without a counter."""
         return self._count() or 0
 
     def load(self, step: int) -> CheckpointInfo:
@@ -82,7 +82,7 @@ class TrialRun:
         return self._backend.load(self._checkpoints, self._found(self._checkpoints, step))
 
     def save_again(self, step: int) -> tuple[Objects, CheckpointInfo]:
-        """Save what there is in another place."""
+        """Save the current state in another location."""
         place = self._objects.at("again")
         checkpoints = self._open(place)
         self._save(checkpoints, step)
@@ -103,7 +103,7 @@ class TrialRun:
 
 
 def num_compiled_graphs(kind: DeviceKind) -> int | None:
-    """Count the graphs torch_xla has compiled in this process; None where there is none."""
+    """Count the graphs torch_xla has compiled in this process; None without torch_xla."""
     if kind is not DeviceKind.XLA:
         return None
     try:

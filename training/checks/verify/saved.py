@@ -1,9 +1,9 @@
-"""The tensors of a checkpoint, and the first step's gradients out of one saved after it.
+"""The tensors of a checkpoint, and the first step's gradients recovered from the one after it.
 
 AdamW's first moment is then ``1 - beta1`` times the gradient, clipped and averaged over
-data-parallel ranks. A checkpoint has it whole, by the parameter's name, whatever the topology: so
-tensor parallelism, data parallelism, the optimizer's shards, clipping and the checkpoint's layout
-are all in what is compared. Without moments (plain descent) the weights tell the gradient.
+data-parallel ranks. A checkpoint has it whole, by parameter name, whatever the topology, so the
+comparison covers tensor parallelism, data parallelism, the optimizer's shards, clipping and the
+checkpoint's layout. Without moments (plain descent) the weights reveal the gradient.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model."
 FIRST, SECOND = "optimizer.exp_avg.", "optimizer.exp_avg_sq."
-"""Prefixes of the names of parameters: fp32 weights and AdamW's moments."""
+"""Prefixes of parameter names: fp32 weights and AdamW's moments."""
 
 
 def read_whole(objects: Objects, info: CheckpointInfo) -> Tensors:
-    """Every tensor of a checkpoint in ``objects``, by its full name; one process reads alone.
+    """Read every tensor of a checkpoint in ``objects``, by full name, in a single process.
 
-    ``CheckpointDamaged`` where bytes are wrong, ``CheckpointException`` where parts are missing.
+    Raises ``CheckpointDamaged`` for wrong bytes, ``CheckpointException`` for missing parts.
     """
     reader = Reader(objects.at(info.name), info.files)
     reader.use_metadata(reader.fetch_metadata())
@@ -48,14 +48,14 @@ def read_whole(objects: Objects, info: CheckpointInfo) -> Tensors:
     }
     state: dict[str, Any] = dict(found)
     with warnings.catch_warnings():
-        # One process reads alone, and torch warns that it does.
+        # torch warns that one process reads alone.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp_load(state, storage_reader=reader, no_dist=True)
     return found
 
 
 def part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
-    """Select the tensors below a prefix, and remove it."""
+    """Select the tensors below a prefix, and strip it."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -65,18 +65,18 @@ def part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep:
-    """The first step beside what it should have done."""
+    """The first step compared with the expected one."""
 
     num_parameters: int
     gradient: Distance
     """Distance of the clipped gradients."""
     update: Distance
-    """Distance of the weights from what the optimizer's rule makes of the saved gradients."""
+    """Distance of the weights from the optimizer's rule applied to the saved gradients."""
     norm: float
-    """The norm to find, before clipping."""
+    """The expected norm before clipping."""
 
     def ok(self, tolerance: float) -> bool:
-        """Tell if gradients are within it, and weights where the rule takes them."""
+        """Tell if gradients are within ``tolerance`` and weights follow the rule."""
         return self.gradient.value <= tolerance and self.update.value <= UPDATE
 
     def describe(self, tolerance: float) -> str:
@@ -89,7 +89,7 @@ class FirstStep:
 
 
 def examine(reference: Reference, batch: Any, saved: Mapping[str, torch.Tensor]) -> FirstStep:
-    """Compare a checkpoint with the first step of ``reference``, which is not trained yet."""
+    """Compare a checkpoint with the first step of ``reference``, still untrained."""
     config = reference.config
     begin = reference.weights
     gradients, _, norm = reference.gradients(batch)
@@ -111,7 +111,7 @@ def examine(reference: Reference, batch: Any, saved: Mapping[str, torch.Tensor])
 
 
 def _descended(begin: Tensors, weights: Tensors, config: TrainConfig) -> Tensors:
-    """The gradients that plain descent has followed."""
+    """Recover the gradients that plain descent followed."""
     rate = config.learning_rate_at(1)
     return {name: (begin[name] - weights[name]) / rate for name in begin if name in weights}
 
@@ -121,9 +121,9 @@ def _update(
 ) -> Distance:
     """Distance of the worst weight from AdamW's rule, in learning rates.
 
-    Applied to the saved moments: a gradient near 0 whose sign differs would move a weight by two
-    learning rates, and is the business of the gradients' tolerance. Master weights begin in fp32,
-    or as what bf16 keeps of them.
+    The rule is applied to the saved moments: a gradient near 0 with a different sign would move a
+    weight by two learning rates, which the gradients' tolerance covers. Master weights begin in
+    fp32, or rounded to bf16.
     """
     rate = config.learning_rate_at(1)
     first, second = part(saved, FIRST), part(saved, SECOND)
@@ -140,7 +140,7 @@ def _update(
                 for start in starts
             ]
             off = min(float((weights[name] - one).abs().max()) / rate for one in moved)
-            # The second moment is made of the same gradient.
+            # The second moment comes from the same gradient.
             off = max(off, distance({name: size}, {name: slope.abs()}).value)
             value = off if off == off else float("inf")
         if value > worst.value:

@@ -1,6 +1,6 @@
-"""The tiny models that verify trains, their data, and how exact the device has to be.
+"""The tiny models that verify trains, their data, and the accuracy required of the device.
 
-The data are made of integers alone, so they are the same on every platform.
+The data are computed from integers alone, so they are the same on every platform.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ STEPS = int(SHAPE["max-steps"])
 SAVED_STEP = 4
 """The step from which a run is resumed."""
 REPEATED_STEP = 8
-"""The step up to which it is repeated then."""
+"""The last step repeated after resuming."""
 LATE_STEP = 320
-"""The correction of AdamW's second moment, ``1 - beta2 ** step``, becomes 1.0 in fp32 soon after:
-a graph that holds it as a number is compiled again there, as in a long run of any model."""
+"""The correction of AdamW's second moment, ``1 - beta2 ** step``, becomes 1.0 in fp32 soon after
+this step: a graph that holds it as a number is then recompiled, as in any long run."""
 LATE_STEPS = 8
 DATA_PARALLEL_STEPS = 3
 SEQ_LEN, BERT_SEQ_LEN, PREDICTIONS = int(SHAPE["seq-len"]), 16, 3
@@ -35,31 +35,31 @@ SEQ_LEN, BERT_SEQ_LEN, PREDICTIONS = int(SHAPE["seq-len"]), 16, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """The most by which numbers may differ from those of fp32 on one host, relative to them."""
+    """Maximum relative deviation from fp32 on one host."""
 
     loss: float
     norm: float
     gradient: float
-    """The norm of one parameter's difference, by the norm of its gradient."""
+    """Norm of one parameter's difference, divided by the norm of its gradient."""
     resumed: float
-    """A resumed step's loss and norm from the same step's before."""
+    """A resumed step's loss and norm, compared with the original step."""
 
 
 FP32 = Tolerance(loss=1e-4, norm=1e-3, gradient=1e-4, resumed=0.0)
-"""On CPUs only the order of sums differs, and a resumed step repeats the first one exactly."""
+"""On CPUs only the order of sums differs, and a resumed step repeats the original exactly."""
 BF16 = Tolerance(loss=3e-3, norm=2e-2, gradient=5e-2, resumed=1e-4)
-"""Three to six times what the real neuronx_distributed and torch_xla, in bf16 on processes of a
-CPU, are off at tensor parallel 1, 2 and 4 (November 2026): losses 0.08 %, norms 0.5 %, the worst
-gradient of the Llama 0.8 % and of the BERT 1.8 %, resumed steps nothing. A device sums in another
+"""Three to six times the deviation of the real neuronx_distributed and torch_xla, in bf16 on
+processes of a CPU, at tensor parallel 1, 2 and 4 (November 2026): losses 0.08 %, norms 0.5 %, worst
+gradient of the Llama 0.8 % and of the BERT 1.8 %, resumed steps none. A device sums in another
 order. Without the sum of the input's gradients the worst is off by 100 %, and the norm by 35 %."""
 UPDATE = 1e-3
-"""The most by which a weight may miss the optimizer's rule, in learning rates."""
+"""Maximum deviation of a weight from the optimizer's rule, in learning rates."""
 
 
 def config_for(num_ranks: int, tensor_parallel: int = 0) -> TrainConfig:
-    """The Llama and its batch on so many ranks; ``ValueError`` where they cannot share it.
+    """Configure the Llama for so many ranks; ``ValueError`` if they cannot share it.
 
-    ``tensor_parallel`` 0 is the default degree. Any degree and any number of ranks train the same
+    ``tensor_parallel`` 0 means the default degree. Any degree and number of ranks train the same
     model on the same batches.
     """
     return TrainConfig.from_values(llama_values(num_ranks, tensor_parallel), num_ranks)
@@ -72,9 +72,9 @@ _BERT_SHAPE: dict[str, Value] = {
     "num-layers": 2,
     "num-heads": 2,
     "seq-len": BERT_SEQ_LEN,
-    # One of them is not there.
+    # One of them is absent.
     "max-predictions": PREDICTIONS + 1,
-    # Small, and added up in fp32: sums over many positions in bf16 are mostly rounding.
+    # Small and accumulated in fp32: bf16 sums over many positions are mostly rounding.
     "micro-batch": 4,
     "dropout": 0.0,
     "max-steps": DATA_PARALLEL_STEPS,
@@ -84,7 +84,7 @@ _BERT_SHAPE: dict[str, Value] = {
 
 
 def bert_config_for(num_ranks: int) -> TrainConfig:
-    """The BERT and its batch, which any number of ranks can share: four micro-batches for each."""
+    """Configure the BERT, which any number of ranks can share: four micro-batches for each."""
     preset = PRESETS["bert-tiny"]
     values = {p.name: p.default for p in training_parameters(preset)} | _BERT_SHAPE
     values["global-batch"] = 4 * int(_BERT_SHAPE["micro-batch"]) * num_ranks
@@ -92,7 +92,7 @@ def bert_config_for(num_ranks: int) -> TrainConfig:
 
 
 def digits_config_for(num_ranks: int) -> TrainConfig:
-    """The network for digits: plain descent, neither clipped nor in bf16, as mnist trains it."""
+    """Configure the digit network: plain descent, neither clipped nor in bf16, as in mnist."""
     config = bert_config_for(num_ranks)
     return replace(
         config,
@@ -114,16 +114,16 @@ def digits_config_for(num_ranks: int) -> TrainConfig:
 
 Numbers = NDArray[np.int64]
 _KINDS = 32
-"""Tokens that occur; each is a multiple of 16 and a little, so all of the vocabulary's parts."""
+"""Number of tokens that occur: each a multiple of 16 and a little, from all vocabulary parts."""
 _FIRST_WORD, _MASK = 8, 4
 _PIXELS, _CLASSES = 784, 10
 
 
 def _chance(positions: range, count: int) -> Numbers:
-    """Numbers as good as random, ``[positions, count]``, of 31 bits."""
+    """Make pseudorandom 31-bit numbers, ``[positions, count]``."""
     place = np.array(positions, np.uint64)[:, None] * np.uint64(count)
     place = place + np.arange(count, dtype=np.uint64)
-    # SplitMix64 (Steele, Lea, Flood 2014): neighbours of a weaker one resemble each other.
+    # SplitMix64 (Steele, Lea, Flood 2014): with a weaker generator neighbours would be similar.
     mixed = (place + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -131,10 +131,10 @@ def _chance(positions: range, count: int) -> Numbers:
 
 
 def _chains(chance: Numbers) -> Numbers:
-    """Kinds of tokens, seven in eight of which follow from the one before the last.
+    """Make kinds of tokens, seven in eight of which are determined by the one two before.
 
-    A model has to look back by one place, neither more nor less: without positions, or with a
-    look ahead, it learns something else.
+    A model has to look back by exactly one position: without positions, or with a view of the
+    future, it learns something else.
     """
     kinds = chance // 8 % _KINDS
     for column in range(2, kinds.shape[1]):
@@ -152,13 +152,13 @@ def tokens(positions: range) -> torch.Tensor:
 def sentences(positions: range) -> Mapping[str, torch.Tensor]:
     """Make the BERT's ``training.models.bert.data.Batch``: words of 8 to 255, lengths of 10 to 16.
 
-    Every sequence has as many predictions, so that a mean of means is the mean.
+    Every sequence has the same number of predictions, so that the mean of means is the mean.
     """
     chance = _chance(positions, BERT_SEQ_LEN + PREDICTIONS + 1)
     words = _chains(chance[:, :BERT_SEQ_LEN]) * 7 + _FIRST_WORD
     lengths = BERT_SEQ_LEN - chance[:, -1:] % 7
     mask = np.arange(BERT_SEQ_LEN) < lengths
-    # One position in each part of 3 places: never the first, never one twice, none in the padding.
+    # One position in each stretch of 3: never the first, never one twice, none in the padding.
     places = np.arange(PREDICTIONS) * 3 + 1 + chance[:, BERT_SEQ_LEN:-1] % 3
     labels = np.take_along_axis(words, places, axis=1)
     hidden = words * mask
@@ -172,7 +172,7 @@ def sentences(positions: range) -> Mapping[str, torch.Tensor]:
         "next_sentence_label": words[:, 0] % 2,
     }
     batch = {name: torch.from_numpy(array.astype(np.int64)) for name, array in arrays.items()}
-    # A prediction that is not there, as sequences of a real dataset have: of place 0, ignored.
+    # An absent prediction, as in real datasets: at position 0, ignored.
     absent = torch.zeros(len(lengths), 1, dtype=torch.int64)
     batch["positions"] = torch.cat([batch["positions"], absent], dim=1)
     batch["labels"] = torch.cat([batch["labels"], absent + IGNORED], dim=1)

@@ -1,4 +1,4 @@
-"""One rank's part in the checks of verify, in order, and what is written of them."""
+"""One rank's part in the checks of verify, in order, and their written results."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class VerificationFailed(ValueError):
-    """At least one check did not find what it should have."""
+    """At least one check failed."""
 
 
 class Verification:
-    """All ranks make the same checks in the same order."""
+    """Runs the checks; all ranks make the same ones in the same order."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -63,14 +63,14 @@ class Verification:
         self._impossible = self._find_impossible()
 
     def run(self) -> None:
-        """Make the checks that were asked for; ``VerificationFailed`` names those that fail."""
+        """Run the requested checks; ``VerificationFailed`` names those that fail."""
         chosen = self._chosen()
         if self._leads:
             self._job.store.start_metrics()
             self._say(f"{len(chosen)} checks of {', '.join(self.checks)}")
             for name, reason in self._impossible.items():
                 self._say(f"{name:<13} is left out: {reason}")
-        # Now, so that they are in the bucket also when a check breaks off; the rest afterwards.
+        # Now, so that findings reach the bucket even if a check breaks off; the rest afterwards.
         findings = self._probe(list(PROBES.by_id))
         outcomes = []
         for name in chosen:
@@ -79,7 +79,7 @@ class Verification:
             try:
                 outcome = self.checks[name]()
             except Exception as error:
-                # Other ranks may be waiting for this one: the job ends here.
+                # Other ranks may be waiting for this one, so the job must end here.
                 raise VerificationFailed(f"check {name} broke off: {describe(error)}") from error
             self._say(f"{name:<13} {'passed' if outcome.ok else 'FAILED'}: {outcome.detail}")
             outcomes.append(outcome)
@@ -89,7 +89,7 @@ class Verification:
         self._probe(waiting(findings), findings)
         if self._leads:
             self._write(outcomes)
-        # The first rank to fail ends the job: let the result be written first.
+        # The first rank to fail ends the job, so let the result be written first.
         self._ranks.gather(None)
         if failed := [outcome for outcome in outcomes if not outcome.ok]:
             raise VerificationFailed(
@@ -97,7 +97,7 @@ class Verification:
             )
 
     def _probe(self, names: Sequence[str], before: Sequence[Finding] = ()) -> list[Finding]:
-        """Run probes on the first worker of every node, and leave what all found in the bucket."""
+        """Run probes on the first worker of every node, and store all findings in the bucket."""
         context = self._job.context
         node = ProbedNode(
             context=context,
@@ -121,7 +121,7 @@ class Verification:
         return findings
 
     def _find_impossible(self) -> dict[str, str]:
-        """Checks that cannot be made here, with the reason."""
+        """Map checks that cannot run here to the reason."""
         try:
             self._config()
         except ValueError as error:
@@ -133,7 +133,7 @@ class Verification:
         return {}
 
     def _chosen(self) -> list[str]:
-        """Names of checks in the order of ``self.checks``, since some go on from others."""
+        """Names of checks in the order of ``self.checks``, since some continue from others."""
         words = str(self._job.values["checks"])
         if words == ALL:
             return [name for name in self.checks if name not in self._impossible]
@@ -168,7 +168,7 @@ class Verification:
         return check
 
     def _data_parallel(self) -> Outcome:
-        """The back-end of BERT and MNIST, with both of its optimizers."""
+        """Check the back-end of BERT and MNIST, with both of its optimizers."""
         job, found = self._job, []
         for case in checks.CASES:
             config = case.config(job.device.num_ranks)

@@ -1,1 +1,1 @@
-"""Makes packed token shards of text, prepares other datasets, and reads both as samples."""
+"""Packs text into token shards, prepares other datasets, and reads both as samples."""

@@ -1,4 +1,4 @@
-"""Manifests of datasets, written last: of packed tokens, and of files that prepare makes."""
+"""Manifests of datasets, written last: for packed tokens, and for files made by prepare."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ log = logging.getLogger(__name__)
 
 PACKED_SCHEMA = 2
 _WITHOUT_VALIDATION = 1
-"""Schema of a dataset without a validation split, which earlier releases write and read."""
+"""Schema of datasets without a validation split, which earlier releases write and read."""
 TOKENIZER_FILE = "tokenizer.json"
-"""The tokenizer that made the ids, in Hugging Face's own format, beside the manifest."""
+"""The tokenizer that made the ids, in Hugging Face's format, beside the manifest."""
 _HASH_BLOCK_BYTES = 4 * 1024 * 1024
 FILES_SCHEMA = 1
 
 
 class DatasetError(ValueError):
-    """A dataset that cannot be made or read as asked; the message is for the user."""
+    """A dataset cannot be made or read as requested; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """The documents that training does not see: a stream of its own, in shards of its own."""
+    """The documents withheld from training: a separate stream, in separate shards."""
 
     fraction: float
-    """Share of the documents, as it was asked for."""
+    """Share of the documents, as requested."""
     num_tokens: int
     documents: int
     shards: tuple[Shard, ...]
@@ -63,17 +63,17 @@ class Validation:
 class PackedManifest:
     """A packed dataset: one stream of ids, cut into shards, every document ended by ``eos_id``.
 
-    Tokens, documents and shards are those to train on; what is held out is in ``validation``.
+    Tokens, documents and shards are those to train on; ``validation`` has the held-out ones.
     """
 
     dtype: str
-    """``uint16``, or ``uint32`` where the vocabulary is larger than 65,535."""
+    """``uint16``, or ``uint32`` if the vocabulary is larger than 65,535."""
     vocab_size: int
     eos_id: int
     bos: bool
     """True if documents begin with a BOS id; never so far."""
     tokenizer: str
-    """Name of the file that was uploaded."""
+    """Name of the uploaded file."""
     tokenizer_file_sha256: str
     """Checksum of that file."""
     tokenizer_sha256: str
@@ -81,7 +81,7 @@ class PackedManifest:
     num_tokens: int
     documents: int
     empty_documents: int
-    """Left out."""
+    """Omitted."""
     source: Source
     shards: tuple[Shard, ...]
     validation: Validation | None = None
@@ -93,7 +93,7 @@ class PackedManifest:
         return self.shards + (self.validation.shards if self.validation is not None else ())
 
     def to_json(self) -> bytes:
-        """Equal manifests give equal bytes."""
+        """Encode as JSON; equal manifests give equal bytes."""
         document = {"schema": PACKED_SCHEMA, **asdict(self)}
         if self.validation is None:
             document["schema"] = _WITHOUT_VALIDATION
@@ -102,7 +102,7 @@ class PackedManifest:
 
     @staticmethod
     def from_json(data: bytes, *, name: str) -> PackedManifest:
-        """Read a manifest; ``DatasetError`` names what ``name`` lacks."""
+        """Parse the manifest called ``name``; ``DatasetError`` says what is missing."""
         try:
             document: dict[str, Any] = json.loads(data)
             schema = document.pop("schema")
@@ -156,7 +156,7 @@ class DatasetManifest:
     source: Mapping[str, str]
     """Origin of the dataset; the same source gives the same files."""
     facts: Mapping[str, Any]
-    """Facts that a workload needs; the names depend on the kind."""
+    """Facts that a workload needs; their names depend on the kind."""
     shards: tuple[DataFile, ...]
 
     @property
@@ -166,17 +166,17 @@ class DatasetManifest:
 
     @property
     def samples(self) -> int:
-        """Samples of all files."""
+        """Number of samples in all files."""
         return sum(file.samples for file in self.shards)
 
     @property
     def fingerprint(self) -> str:
-        """The same for equal files under equal names: 64 hexadecimal digits."""
+        """64 hexadecimal digits, equal for equal files with equal names."""
         sums = "\n".join(f"{file.name} {file.sha256}" for file in self.shards)
         return hashlib.sha256(sums.encode()).hexdigest()
 
     def fact(self, name: str) -> Any:
-        """Return one of ``facts``; ``DatasetError`` where the manifest lacks it."""
+        """Return one of ``facts``; ``DatasetError`` if the manifest lacks it."""
         try:
             return self.facts[name]
         except KeyError:
@@ -186,7 +186,7 @@ class DatasetManifest:
             ) from None
 
     def to_json(self) -> bytes:
-        """Equal manifests give equal bytes."""
+        """Encode as JSON; equal manifests give equal bytes."""
         document = {
             "schema": FILES_SCHEMA,
             "kind": self.kind,
@@ -198,7 +198,7 @@ class DatasetManifest:
 
     @staticmethod
     def from_json(data: bytes, *, name: str, kind: str) -> DatasetManifest:
-        """Read a manifest of that kind; ``DatasetError`` says what ``name`` is instead."""
+        """Parse a manifest of that kind; ``DatasetError`` says what ``name`` is instead."""
         try:
             document: dict[str, Any] = json.loads(data)
             found, schema = document.pop("kind", "packed"), document.pop("schema")
@@ -221,7 +221,7 @@ class DatasetManifest:
 
 
 def refuse_other(objects: Objects, *, kind: str) -> None:
-    """Raise ``DatasetError`` where a dataset of another kind has this place."""
+    """Raise ``DatasetError`` if a dataset of another kind is stored here."""
     try:
         document = json.loads(objects.get(DATASET_MANIFEST))
     except (ObjectMissing, ValueError):
@@ -237,9 +237,9 @@ def refuse_other(objects: Objects, *, kind: str) -> None:
 def find_complete(
     objects: Objects, source: Mapping[str, str], *, kind: str
 ) -> DatasetManifest | None:
-    """The dataset that is there already, if it is of ``source`` and whole.
+    """Find an existing dataset, if it is complete and made from ``source``.
 
-    Otherwise there is none from here on: its manifest goes, because its files will be replaced.
+    Otherwise deletes its manifest, because its files will be replaced.
     """
     refuse_other(objects, kind=kind)
     try:
@@ -272,7 +272,7 @@ def store_file(
 
 
 def finish_dataset(objects: Objects, dataset: DatasetManifest) -> None:
-    """Declare the dataset complete, and remove what earlier ones have left."""
+    """Mark the dataset complete, and remove the remains of earlier ones."""
     known = {file.name for file in dataset.shards} | {DATASET_MANIFEST}
     objects.put(DATASET_MANIFEST, dataset.to_json())
     strays = [info.key for info in objects.list() if info.key not in known]

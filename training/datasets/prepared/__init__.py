@@ -1,1 +1,1 @@
-"""Known corpora and datasets, fetched, checked and put into the bucket: workload ``prepare``."""
+"""Known corpora and datasets, fetched, verified and stored: the workload ``prepare``."""

@@ -1,7 +1,7 @@
-"""Shards of BERT's pre-training: HDF5 files in the layout of AWS's reference.
+"""Shards for pre-training BERT: HDF5 files in the layout of AWS's reference.
 
 ``dp_bert_large_hf_pretrain_hdf5.py`` of aws-neuron-samples reads files called
-``*_training_*.hdf5`` with these keys; so do NVIDIA's scripts, which it comes from.
+``*_training_*.hdf5`` with these keys; so do NVIDIA's scripts, from which it derives.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from training.datasets.manifest import DatasetError
 
 KIND = "bert"
 SHARD_NAME = re.compile(r"(?!\.).*_training_.*\.hdf5")
-"""The shell's ``*_training_*.hdf5``, which passes over hidden files: macOS's tar adds such."""
+"""The shell pattern ``*_training_*.hdf5``, which skips hidden files such as macOS's tar adds."""
 
 Arrays = Mapping[str, NDArray[Any]]
-"""Key to values, one row a sequence."""
+"""Maps keys to values, one row per sequence."""
 
 _PER_TOKEN = ("input_ids", "input_mask", "segment_ids")
 _PER_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
@@ -34,7 +34,7 @@ KEYS: Mapping[str, str] = {
     "masked_lm_ids": "int32",
     "next_sentence_labels": "int8",
 }
-"""Key to type. Predictions that a sequence does not have are 0, the place of ``[CLS]``."""
+"""Maps keys to types. Unused predictions of a sequence are 0, the position of ``[CLS]``."""
 
 
 def write_shard(path: Path, arrays: Arrays) -> None:
@@ -47,7 +47,7 @@ def write_shard(path: Path, arrays: Arrays) -> None:
 
 
 def read_shard(path: Path) -> dict[str, NDArray[Any]]:
-    """All of a shard; ``DatasetError`` names what it lacks, ``OSError`` is the file system's."""
+    """Read a shard; ``DatasetError`` says what is missing, ``OSError`` is the file system's."""
     import h5py
 
     try:
@@ -55,7 +55,7 @@ def read_shard(path: Path) -> dict[str, NDArray[Any]]:
             missing = [key for key in KEYS if key not in file]
             arrays = {} if missing else {key: file[key][:] for key in KEYS}
     except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        # h5py tells of a damaged file by all of these; only the system's own errors have a number.
+        # h5py raises any of these for a damaged file; only system errors have a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DatasetError(
@@ -70,7 +70,7 @@ def read_shard(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: int) -> int:
-    """Sequences in a shard; ``DatasetError`` if its arrays do not fit each other or these."""
+    """Count a shard's sequences; ``DatasetError`` if its arrays do not fit together or these."""
     arrays = read_shard(path)
     count = len(arrays["input_ids"])
     shapes: dict[str, tuple[int, ...]] = {
@@ -106,7 +106,7 @@ def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: i
 
 
 def facts(*, seq_len: int, max_predictions: int, vocab_size: int, samples: int) -> dict[str, Any]:
-    """Return the facts for the manifest of such a dataset."""
+    """Build the facts for the manifest of such a dataset."""
     return {
         "seq_len": seq_len,
         "max_predictions": max_predictions,
@@ -117,7 +117,7 @@ def facts(*, seq_len: int, max_predictions: int, vocab_size: int, samples: int) 
 
 
 def empty(count: int, *, seq_len: int, max_predictions: int) -> dict[str, NDArray[np.int64]]:
-    """Room for ``count`` sequences."""
+    """Make empty arrays for ``count`` sequences."""
     return {
         **{key: np.zeros((count, seq_len), np.int64) for key in _PER_TOKEN},
         **{key: np.zeros((count, max_predictions), np.int64) for key in _PER_PREDICTION},

@@ -1,7 +1,7 @@
-"""BERT's sequences of Wikipedia: the reference's tar, read where it is, shard by shard.
+"""BERT's sequences from Wikipedia: the reference's tar, read remotely, shard by shard.
 
-Nothing larger than one shard lies on a disk, and a job that was interrupted goes on with the
-shards that are missing.
+Nothing larger than one shard is on disk at a time, and an interrupted job continues with the
+missing shards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ URL = (
     "bert_pretrain_wikicorpus_tokenized_hdf5_seqlen128.tar"
 )
 """Public, without a published checksum (aws-neuron-samples, dp_bert_hf_pretrain): the manifest
-records S3's entity tag, and every part is asked for by it, so that the file is one and the same."""
+records S3's entity tag, and every part is requested with it, so that all are of the same file."""
 SEQ_LEN, MAX_PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
 _BY_HAND = "put the shards below datasets/ yourself, with a manifest as docs/interfaces.md has it"
 _PARTS = "parts/"
@@ -46,7 +46,7 @@ _COPY_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebFile:
-    """A file of the web whose bytes can be asked for in ranges."""
+    """A file on the web that can be read in ranges."""
 
     url: str
     size: int
@@ -60,7 +60,7 @@ class WebFile:
 
     @staticmethod
     def find(url: str) -> WebFile:
-        """Find the file as it is now; ``DatasetError`` when there is none."""
+        """Look up the file's current version; ``DatasetError`` if there is none."""
         answer, _ = _request(urllib.request.Request(url, method="HEAD"))
         return WebFile(
             url=url,
@@ -69,7 +69,7 @@ class WebFile:
         )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Fetch ``length`` bytes at most from ``start`` on; ``DatasetError`` if it has changed."""
+        """Fetch at most ``length`` bytes from ``start``; ``DatasetError`` if it has changed."""
         stop = min(start + length, self.size) - 1
         headers = {"Range": f"bytes={start}-{stop}", "If-Match": self.etag}
         _, data = _request(urllib.request.Request(self.url, headers=headers))
@@ -77,7 +77,7 @@ class WebFile:
 
 
 def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, bytes]:
-    """Headers and body; broken connections are tried again."""
+    """Return headers and body, retrying broken connections."""
     for attempt in range(_ATTEMPTS):
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
@@ -105,7 +105,7 @@ def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, 
 def prepare_bert_tar(
     objects: Objects, scratch: Path, *, report: Callable[[str], None], url: str = URL
 ) -> DatasetManifest:
-    """Bring every shard of the tar to ``objects``, each one checked."""
+    """Copy every shard of the tar to ``objects``, each one checked."""
     web = WebFile.find(url)
     source = {"url": url, "bytes": str(web.size), "etag": web.etag}
     if (found := find_complete(objects, source, kind=KIND)) is not None:
@@ -177,7 +177,7 @@ def _bring(
 
 
 class _Records:
-    """Knows the shards that an interrupted job has left, of the same tar."""
+    """Records of the shards that an interrupted job has stored from the same tar."""
 
     def __init__(self, objects: Objects, source: dict[str, str]) -> None:
         self._objects = objects
@@ -185,7 +185,7 @@ class _Records:
         self._sizes = {info.key: info.size for info in objects.list()}
 
     def find(self, name: str) -> DataFile | None:
-        """The record of a shard that is there."""
+        """Find the record of a stored shard."""
         if f"{_PARTS}{name}.json" not in self._sizes:
             return None
         try:
@@ -198,6 +198,6 @@ class _Records:
         return file if self._sizes.get(name) == file.bytes else None
 
     def add(self, file: DataFile) -> None:
-        """A shard is there."""
+        """Record a stored shard."""
         document = {"source": self._source, **asdict(file)}
         self._objects.put(f"{_PARTS}{file.name}.json", json.dumps(document).encode())

@@ -1,4 +1,4 @@
-"""Makes a small dataset for BERT out of text that a package ships: no network, always the same."""
+"""Makes a small BERT dataset from text shipped in a package: no network, always the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PREDICTED, _MASKED, _REPLACED = 0.15, 0.8, 0.1
 
 Ids = list[int]
 DOCUMENTS = 1000
-"""Unless the user says otherwise: about as many sequences as bert-tiny's preset takes."""
+"""Default: yields about as many sequences as bert-tiny's preset needs."""
 _SEQ_LEN, _MAX_PREDICTIONS, _VOCAB_SIZE = 128, 20, 4096
 _SHARDS = 8
 _SEED = 12345
@@ -45,18 +45,18 @@ class Example:
     """A sequence to train on, with its masked words."""
 
     ids: Ids
-    """Ids of the sequence, in which words are masked or replaced."""
+    """Ids of the sequence, with words masked or replaced."""
     segments: Ids
     positions: Ids
-    """Positions of the predicted words, rising."""
+    """Positions of the predicted words, ascending."""
     labels: Ids
     """Ids of the predicted words."""
     is_random: bool
-    """The second part does not follow the first."""
+    """True if the second part does not follow the first."""
 
 
 def make_vocabulary(texts: Iterable[str], size: int) -> list[str]:
-    """Pieces by id: every ASCII character, then the most frequent words, ties by spelling."""
+    """List pieces by id: every ASCII character, then the most frequent words, ties by spelling."""
     normalizer, splitter = BertNormalizer(), BertPreTokenizer()
     counts: Counter[str] = Counter()
     for text in texts:
@@ -69,7 +69,7 @@ def make_vocabulary(texts: Iterable[str], size: int) -> list[str]:
 
 
 def make_tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
-    """WordPiece over those pieces, uncased."""
+    """Make an uncased WordPiece tokenizer of those pieces."""
     ids = {piece: number for number, piece in enumerate(vocabulary)}
     tokenizer = Tokenizer(WordPiece(ids, unk_token=_SPECIAL[UNKNOWN]))
     tokenizer.normalizer = BertNormalizer()
@@ -78,7 +78,7 @@ def make_tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
 
 
 def to_sentences(tokenizer: Tokenizer, text: str) -> list[Ids]:
-    """The ids of each sentence that has any."""
+    """Encode each non-empty sentence."""
     pieces = [piece for piece in _SENTENCE_END.split(text) if piece.strip()]
     encoded = tokenizer.encode_batch(pieces, add_special_tokens=False)
     return [list(one.ids) for one in encoded if one.ids]
@@ -92,7 +92,7 @@ def examples(
     vocab_size: int,
     seed: int,
 ) -> Iterator[Example]:
-    """Sequences of at most ``seq_len`` ids; the same documents and seed give the same ones."""
+    """Make sequences of at most ``seq_len`` ids, determined by documents and seed."""
     rng = random.Random(seed)
     room = seq_len - 3  # [CLS] first [SEP] second [SEP]
     for number in range(len(documents)):
@@ -113,7 +113,7 @@ def examples(
 def _pairs(
     documents: Sequence[list[Ids]], number: int, room: int, rng: random.Random
 ) -> Iterator[tuple[Ids, Ids, bool]]:
-    """Sentences of a document up to ``room`` ids, each run of them cut into two parts."""
+    """Group a document's sentences up to ``room`` ids, and cut each group into two parts."""
     sentences = documents[number]
     start = 0
     while start < len(sentences):
@@ -125,7 +125,7 @@ def _pairs(
         first = [one for sentence in sentences[start:cut] for one in sentence]
         if cut == stop or rng.random() < 0.5:
             yield first, _elsewhere(documents, number, room - len(first), rng), True
-            start = cut  # what came after the cut has not been used
+            start = cut  # the sentences after the cut are still unused
         else:
             yield first, [one for sentence in sentences[cut:stop] for one in sentence], False
             start = stop
@@ -171,7 +171,7 @@ def prepare_bert_tiny(
     source: Mapping[str, str],
     report: Callable[[str], None],
 ) -> DatasetManifest:
-    """Cut ``documents``, each an object with a ``text``, into sequences in eight shards."""
+    """Turn ``documents``, each an object with a ``text``, into sequences in eight shards."""
     if (found := find_complete(objects, source, kind=KIND)) is not None:
         return found
     report("reading text")
@@ -197,7 +197,7 @@ def prepare_bert_tiny(
             seed=_SEED,
         )
     )
-    # Neighbours come from one document.
+    # Otherwise neighbours would come from the same document.
     random.Random(_SEED).shuffle(made)
     parts = [part for number in range(_SHARDS) if (part := made[number::_SHARDS])]
     shards = tuple(

@@ -1,4 +1,4 @@
-"""Writes the known corpora into the bucket: compressed JSONL, a manifest last."""
+"""Writes the known corpora to the bucket: compressed JSONL, and a manifest last."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from training.storage import ObjectMissing, Objects
 
 CORPUS_MANIFEST = "manifest.json"
 _FILE_CHARACTERS = 16_000_000
-"""Characters of a file; wikicorpus makes some two hundred, enough for processes and jobs."""
+"""Characters per file; wikicorpus makes about two hundred, enough for processes and jobs."""
 _COMPRESSION = 6
 _DOCUMENT = re.compile(r'.+id="(?P<id>[^"]+)".+title="(?P<title>[^"]+)"')
 RAW_ENGLISH = Archive(
@@ -30,7 +30,7 @@ RAW_ENGLISH = Archive(
 """Recorded by Hugging Face's ``datasets`` 1.x in ``datasets/wikicorpus/dataset_infos.json``,
 configuration ``raw_en``; the documentation of DataDeps.jl has the same sum. 1,359,146 documents."""
 _BLOCKS = frozenset({"p", "li", "ul", "ol", "dl", "dt", "dd", "pre", "note", "div", "br", "tr"})
-"""Tags that begin a line."""
+"""Tags that start a new line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,10 @@ def write_corpus(
     source: Mapping[str, str],
     report: Callable[[str], None],
 ) -> int:
-    """Store ``documents``, each an object with a ``text``; returns how many there were.
+    """Store ``documents``, each an object with a ``text``; returns their number.
 
-    The same documents give the same bytes. Nothing counts before the manifest, and what an
-    earlier attempt has left under the same names is written over.
+    The same documents give the same bytes. Nothing is valid without the manifest, and the remains
+    of an earlier attempt under the same names are overwritten.
     """
     objects.delete([CORPUS_MANIFEST])
     files: list[CorpusFile] = []
@@ -94,7 +94,7 @@ def write_corpus(
 
 
 def count_complete(objects: Objects, source: Mapping[str, str]) -> int | None:
-    """Documents of the corpus that is there already, if it is of ``source`` and whole."""
+    """Count the documents of an existing corpus, if it is complete and made from ``source``."""
     try:
         manifest = json.loads(objects.get(CORPUS_MANIFEST))
     except ObjectMissing:
@@ -106,7 +106,7 @@ def count_complete(objects: Objects, source: Mapping[str, str]) -> int | None:
 
 def _store(objects: Objects, scratch: Path, number: int, lines: list[str]) -> CorpusFile:
     name = f"part-{number:05d}.jsonl.gz"
-    # Without a time of writing, so that equal documents give equal bytes.
+    # Without a timestamp, so that equal documents give equal bytes.
     data = gzip.compress("".join(lines).encode(), compresslevel=_COMPRESSION, mtime=0)
     path = scratch / name
     path.write_bytes(data)
@@ -123,7 +123,7 @@ def _store(objects: Objects, scratch: Path, number: int, lines: list[str]) -> Co
 def wikicorpus_documents(path: Path) -> Iterator[Mapping[str, str]]:
     """Yield every article of the archive that has text, in the archive's order.
 
-    The files hold Latin-1 text: a line ``<doc id="..." title="..." ...>``, the article, a line
+    The files are Latin-1: a line ``<doc id="..." title="..." ...>``, the article, a line
     ``ENDOFARTICLE.`` and a line ``</doc>``.
     """
     with tarfile.open(path, "r|gz") as archive:
@@ -148,10 +148,10 @@ def wikicorpus_documents(path: Path) -> Iterator[Mapping[str, str]]:
 
 
 def api_documents(folder: Path | None = None) -> Iterator[Mapping[str, str]]:
-    """Yield a document for each service, operation and shape, of each service's newest API version.
+    """Yield a document per service, operation and shape of each service's newest API version.
 
-    ``folder`` is botocore's ``data`` folder, of the installed package by default. The order is
-    that of names.
+    ``folder`` is botocore's ``data`` folder, by default that of the installed package. Ordered by
+    name.
     """
     for model in _newest_models(folder or _installed()):
         service = model.parent.parent.name
@@ -170,7 +170,7 @@ def _installed() -> Path:
 
 def _newest_models(folder: Path) -> Iterator[Path]:
     for service in sorted(path for path in folder.iterdir() if path.is_dir()):
-        # Folders are called by the date of the API's version.
+        # Folders are named after the date of the API version.
         models = sorted(service.glob("*/service-2.json*"))
         if models:
             yield models[-1]
@@ -193,7 +193,7 @@ def _document(title: str, entry: Mapping[str, Any]) -> Iterator[Mapping[str, str
 
 
 def _documentation(entry: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, str]]:
-    """Documentation strings of an entry and of everything in it, with the name they belong to."""
+    """Yield documentation strings of an entry and everything in it, each with its name."""
     own = entry.get("documentation")
     if isinstance(own, str):
         yield name, own
@@ -203,7 +203,7 @@ def _documentation(entry: Mapping[str, Any], name: str = "") -> Iterator[tuple[s
 
 
 def to_text(html: str) -> str:
-    """The words of an HTML fragment, a line for each block."""
+    """Extract the text of an HTML fragment, one line per block."""
     reader = _Reader()
     reader.feed(html)
     reader.close()
@@ -225,5 +225,5 @@ class _Reader(HTMLParser):
             self.pieces.append("\n")
 
     def handle_data(self, data: str) -> None:
-        # Line ends in the source are spaces; those of blocks are written above.
+        # Line breaks in the source are spaces; those of blocks are added above.
         self.pieces.append(data.replace("\n", " "))

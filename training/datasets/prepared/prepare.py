@@ -1,4 +1,4 @@
-"""The prepare workload: a known corpus or dataset, fetched and checked, put into the bucket."""
+"""The prepare workload: fetches and verifies a known corpus or dataset for the bucket."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 def run(job: Job) -> None:
-    """Run the workload; one rank does it, whose processes use every core."""
+    """Run the workload on one rank, whose processes use every core."""
     if job.device.rank:
         return
     context = job.context
     if context.array_index:
-        return  # one child is enough, and two would write the same files
+        return  # one child is enough; two would write the same files
     storage = StorageAccess.of(
         context.bucket, region=context.region, endpoint_url=context.endpoint_url
     )
@@ -46,7 +46,7 @@ def run(job: Job) -> None:
 def prepare_dataset(
     name: str, storage: StorageAccess, *, max_documents: int, report: Callable[[str], None]
 ) -> DatasetManifest:
-    """Put dataset ``name`` of the catalogue into ``storage``, ready to train on."""
+    """Store dataset ``name`` of the catalogue, ready to train on."""
     from training.datasets.prepared.bert_tar import prepare_bert_tar
     from training.datasets.prepared.bert_tiny import DOCUMENTS, prepare_bert_tiny
     from training.datasets.prepared.images import prepare_digits, prepare_mnist
@@ -85,9 +85,9 @@ def prepare(
     report: Callable[[str], None],
     archive: Archive = RAW_ENGLISH,
 ) -> int:
-    """Put corpus ``name`` of the catalogue into ``storage``; returns the number of documents.
+    """Store corpus ``name`` of the catalogue; returns the number of documents.
 
-    With ``max_documents`` above 0 only so many are kept. ``archive`` is what wikicorpus is made of.
+    ``max_documents`` above 0 limits the number. ``archive`` is the source of wikicorpus.
     """
     objects = storage.open(f"{storage.root}/{CORPORA_PREFIX}{name}")
     if name == "wikicorpus":

@@ -1,4 +1,4 @@
-"""Files of the web that must be exactly the known ones: fetched whole, checked by their sha256."""
+"""Files on the web with known content: fetched whole and verified by their sha256."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A file of the web that must be exactly this one."""
+    """A file on the web, with its exact size and checksum."""
 
     url: str
     bytes: int
@@ -29,9 +29,9 @@ class Archive:
 
 
 def fetch(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
-    """Download to ``path``; ``DatasetError``, and no file, when it is not the archive.
+    """Download to ``path``; ``DatasetError``, and no file, if it is not the archive.
 
-    A broken connection is taken up where it broke, if the server can.
+    A broken download is resumed where it stopped, if the server can do that.
     """
     free = shutil.disk_usage(path.parent).free
     if free < archive.bytes:
@@ -50,7 +50,7 @@ def fetch(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
                         f"{archive.url} answers {error.code} {error.reason}; if it has moved, "
                         "download the archive elsewhere, unpack it to JSONL and use jobs upload"
                     ) from None
-            except OSError as error:  # timeouts, lost connections, no name
+            except OSError as error:  # timeouts, lost connections, unresolved names
                 if attempt == _ATTEMPTS - 1:
                     raise ConnectionError(
                         f"{archive.url} cannot be fetched: {error}; the job needs a way to the "
@@ -71,7 +71,7 @@ def _download(archive: Archive, path: Path, report: Callable[[str], None]) -> No
         resumed = answer.status == 206
         done = there if resumed else 0
         with path.open("ab" if resumed else "wb") as file:
-            # One byte more than expected is enough to know that it is another file.
+            # One byte more than expected is enough to recognize a different file.
             while done <= archive.bytes and (block := answer.read(_BLOCK_BYTES)):
                 file.write(block)
                 done += len(block)

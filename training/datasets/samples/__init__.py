@@ -1,1 +1,1 @@
-"""Brings a dataset from storage to the node, and reads the samples of a training step."""
+"""Copies a dataset from storage to the node, and reads the samples of a training step."""

@@ -1,4 +1,4 @@
-"""Decides which sequence a training step reads: a pure function of seed and position."""
+"""Determines which sequence a training step reads: a pure function of seed and position."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Generators, OOPSLA 2014), which turns a counter into numbers that pass statistic
 def sequence_index(*, seed: int, position: int, num_sequences: int) -> int:
     """Index in [0, num_sequences) of the sequence at ``position`` of the run.
 
-    ``position`` is step * global_batch + place in the batch, from 0, so it depends neither on
+    ``position`` is step * global_batch + index in the batch, from 0, so it depends neither on
     ranks nor on nodes. Every epoch, that is every ``num_sequences`` positions from 0 on, visits
-    each sequence once, in an order of its own. ``ValueError`` when there is no sequence.
+    each sequence once, in its own order. ``ValueError`` if there are no sequences.
     """
     if position < 0:
         raise ValueError(f"position {position} is negative; positions count from 0")
@@ -33,7 +33,7 @@ def sequence_index(*, seed: int, position: int, num_sequences: int) -> int:
 def sequence_indices(
     *, seed: int, positions: NDArray[Any], num_sequences: int
 ) -> NDArray[np.int64]:
-    """``sequence_index`` of many positions at once, in the shape of ``positions``."""
+    """Compute ``sequence_index`` for many positions at once, in the shape of ``positions``."""
     if num_sequences < 1:
         raise ValueError(
             f"the dataset holds {num_sequences} sequences of this length; "
@@ -45,12 +45,12 @@ def sequence_indices(
 
 
 def _permute(places: U64, keys: U64, size: int) -> U64:
-    """A permutation of [0, size) chosen by the key, without a table of it.
+    """Apply a permutation of [0, size) chosen by the key, without a table.
 
-    A Feistel network permutes [0, 2^(2h)), the smallest such range that holds ``size``; a result
-    outside [0, size) is put in again until it falls inside, which keeps it a permutation
+    A Feistel network permutes [0, 2^(2h)), the smallest such range that holds ``size``; results
+    outside [0, size) are fed in again until they fall inside, which keeps it a permutation
     (cycle walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). The
-    range is at most four times as large, so that takes four rounds in the mean.
+    range is at most four times as large, so this takes at most four rounds on average.
     """
     half = max(1, -(-(size - 1).bit_length() // 2))
     result = _feistel(places, keys, half)

@@ -1,4 +1,4 @@
-"""Reads a packed dataset as sequences: shards in a local folder, mapped into memory."""
+"""Reads a packed dataset as sequences, from memory-mapped shards in a local folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.storage import Objects
 
 
 class TokenStream:
-    """Token ids over all shards of a split, cut into sequences of any length."""
+    """The token ids in all shards of a split, cut into sequences of any length."""
 
     def __init__(self, folder: Path, dtype: str, shards: Sequence[Shard]) -> None:
         kind = np.dtype(dtype).newbyteorder("<")
@@ -25,11 +25,11 @@ class TokenStream:
         self._starts = np.cumsum([0, *(shard.tokens for shard in shards)])
 
     def num_sequences(self, seq_len: int) -> int:
-        """Sequences of ``seq_len`` tokens; the last token of each is the next one's first label."""
+        """Count sequences of ``seq_len`` tokens; each one's last label begins the next one."""
         return max(0, (int(self._starts[-1]) - 1) // seq_len)
 
     def sequence(self, index: int, seq_len: int) -> NDArray[np.int64]:
-        """Inputs and, one further, labels of a sequence: int64 of shape [seq_len + 1]."""
+        """Return inputs and labels, shifted by one, of a sequence: int64 of shape [seq_len + 1]."""
         if not 0 <= index < self.num_sequences(seq_len):
             raise IndexError(
                 f"sequence {index} of {self.num_sequences(seq_len)} of {seq_len} tokens"
@@ -46,7 +46,7 @@ class TokenStream:
 
 
 class PackedDataset(TokenStream):
-    """The tokens to train on, and beside them those that are held out."""
+    """The tokens to train on, and the held-out ones."""
 
     def __init__(self, folder: Path, manifest: PackedManifest) -> None:
         super().__init__(folder, manifest.dtype, manifest.shards)
@@ -56,7 +56,7 @@ class PackedDataset(TokenStream):
             self.validation = TokenStream(folder, manifest.dtype, manifest.validation.shards)
 
     def require(self, *, vocab_size: int, seq_len: int) -> None:
-        """Refuse a model that this dataset does not fit, with ``DatasetError``."""
+        """Raise ``DatasetError`` for a model that this dataset does not fit."""
         manifest = self.manifest
         if manifest.vocab_size > vocab_size:
             raise DatasetError(
@@ -71,7 +71,7 @@ class PackedDataset(TokenStream):
             )
 
     def require_validation(self, *, seq_len: int) -> TokenStream:
-        """Return what is held out; ``DatasetError`` where that is no sequence."""
+        """Return the held-out tokens; ``DatasetError`` if they do not fill a sequence."""
         if self.validation is None:
             raise DatasetError(
                 "the dataset holds nothing out, and --eval-every needs a validation split; "
@@ -95,11 +95,11 @@ def open_dataset(
     wait: Callable[[], None],
     report: Callable[[str], None],
 ) -> PackedDataset:
-    """Bring the dataset at ``objects`` to the folder ``cache`` of this node, verified, and map it.
+    """Copy the dataset at ``objects`` to this node's folder ``cache``, verify it and map it.
 
-    One process of each node is the leader and downloads what the folder lacks; the others return
-    from ``wait``, a barrier of the node's processes at least, when it is there. ``DatasetError``
-    names a shard that is missing or is not what the manifest says.
+    One process per node, the leader, downloads what the folder lacks; the others wait for it in
+    ``wait``, a barrier of at least the node's processes. ``DatasetError`` names a shard that is
+    missing or does not match the manifest.
     """
     manifest = stage(
         objects,

@@ -1,4 +1,4 @@
-"""Brings a dataset's files from storage to a folder of the node, each one verified."""
+"""Copies a dataset's files from storage to a folder of the node, verifying each one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainium_catalogue.contract import DATASET_MANIFEST
 
 _MIB = 1024 * 1024
 _CHECKED_AT_ONCE = 16
-"""Checks at once: there may be a thousand shards, on nodes with a hundred cores."""
+"""Parallel checks: there may be a thousand shards, on nodes with a hundred cores."""
 
 
 class StagedFile(Protocol):
@@ -27,7 +27,7 @@ class StagedFile(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Size of the file."""
 
     @property
     def sha256(self) -> str:
@@ -39,7 +39,7 @@ class FileList(Protocol):
 
     @property
     def files(self) -> Sequence[StagedFile]:
-        """Every file of the dataset but the manifest."""
+        """Every file of the dataset except the manifest."""
 
 
 M = TypeVar("M", bound=FileList)
@@ -55,12 +55,12 @@ def stage(
     wait: Callable[[], None],
     report: Callable[[str], None],
 ) -> M:
-    """Bring the dataset at ``objects`` to the folder ``cache`` of this node; returns its manifest.
+    """Copy the dataset at ``objects`` to this node's folder ``cache``; returns its manifest.
 
-    One process of each node is the leader and downloads what the folder lacks; the others return
-    from ``wait``, a barrier of the node's processes at least, when it is there. ``parse`` reads the
-    manifest, given its bytes and name. ``DatasetError`` names a shard that is missing or is not
-    what the manifest says; ``made_by`` is the workload that would make it.
+    One process per node, the leader, downloads what the folder lacks; the others wait for it in
+    ``wait``, a barrier of at least the node's processes. ``parse`` reads the manifest, given its
+    bytes and name. ``DatasetError`` names a shard that is missing or does not match the manifest;
+    ``made_by`` is the workload that would make it.
     """
     if is_leader:
         _stage(objects, cache, parse, made_by, report)
@@ -88,7 +88,7 @@ def _stage(
     cache.mkdir(parents=True, exist_ok=True)
     missing = _missing(cache, manifest.files, report)
     if missing:
-        # Gone until all shards are right, so that nobody takes a torn folder for a whole one.
+        # Removed until all shards are right, so that nobody takes a partial folder for a whole one.
         (cache / DATASET_MANIFEST).unlink(missing_ok=True)
     needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(cache).free
     if needed > free:
@@ -105,14 +105,14 @@ def _stage(
 
     for shard in missing:
         _fetch(objects, cache / shard.name, shard, made_by, on_bytes)
-    # Nodes that share a folder, as on Lustre or a laptop, come here at the same time.
+    # Nodes that share a folder, as on Lustre or a laptop, get here at the same time.
     write_whole(cache / DATASET_MANIFEST, data)
 
 
 def _missing(
     cache: Path, shards: Sequence[StagedFile], report: Callable[[str], None]
 ) -> list[StagedFile]:
-    """Shards that the folder lacks; several are read at once, because accelerators wait for it."""
+    """Find shards that the folder lacks; checks in parallel, because accelerators are waiting."""
     with ThreadPoolExecutor(_CHECKED_AT_ONCE, thread_name_prefix="check") as pool:
         checks = [pool.submit(_is_right, cache / shard.name, shard) for shard in shards]
         missing = []

@@ -1,1 +1,1 @@
-"""Makes packed token shards of text: the workload ``tokenize``."""
+"""Packs text into token shards: the workload ``tokenize``."""

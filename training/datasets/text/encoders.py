@@ -1,4 +1,4 @@
-"""Turns text into ids, by the fastest way that gives the ids of the plain tokenizer."""
+"""Turns text into ids by the fastest method that agrees with the plain tokenizer."""
 
 from __future__ import annotations
 
@@ -57,29 +57,29 @@ PROBES = (
 
 
 SPACE = "\u2581"
-"""SentencePiece's sign for a space."""
+"""SentencePiece's symbol for a space."""
 WORD = f"{SPACE}+[^{SPACE}]*|[^{SPACE}]+"
 _LLAMA_NORMALIZERS = (
     {"type": "Prepend", "prepend": SPACE},
     {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
 )
 _CACHED_WORDS = 2_000_000
-"""About 300 MB; more words than a natural-language corpus repeats."""
+"""About 300 MB: more words than a natural-language corpus repeats."""
 Ids = NDArray[Any]
 """Token ids in the type of the shards."""
 _CHECKED_AT_FIRST = 32
-"""Documents of a process's first batch that are encoded twice; of every later batch it is one."""
+"""Documents of a process's first batch to encode twice; one of every later batch."""
 _LONGEST_CHECKED = 65_536
-"""Characters; a longer document would make its check take longer than what it saves."""
+"""Characters; checking a longer document would take longer than it saves."""
 
 
 def splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
-    """Tell whether cutting text before every run of spaces leaves its ids alone.
+    """Tell whether cutting text before every run of spaces leaves the ids unchanged.
 
-    BPE joins neighbours whose concatenation is in the vocabulary. Where no piece has a space after
-    another character, nothing is ever joined across such a place, and the two sides do not see
-    each other. Unknown characters would be fused across it, so every byte must be in the
-    vocabulary, which leaves none unknown. ``tokenizer`` is the document ``tokenizer.json``.
+    BPE joins neighbours whose concatenation is in the vocabulary. If no piece has a space after
+    another character, nothing is ever joined across such a cut, and the two sides are independent.
+    Unknown characters would be fused across it, so every byte must be in the vocabulary, which
+    leaves none unknown. ``tokenizer`` is the document ``tokenizer.json``.
     """
     model = tokenizer["model"]
     if model["type"] != "BPE" or tokenizer.get("pre_tokenizer") is not None:
@@ -99,13 +99,13 @@ def splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
         and SPACE in vocabulary
         and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
         and not any(SPACE in piece.lstrip(SPACE) for piece in vocabulary)
-        # One that is searched in normalised text could begin in the middle of a word.
+        # A token searched in normalised text could begin in the middle of a word.
         and not any(token["normalized"] for token in tokenizer["added_tokens"])
     )
 
 
 def with_word_split(tokenizer: dict[str, Any]) -> str:
-    """The same tokenizer, cutting text into words before it looks for pieces."""
+    """Return the same tokenizer, but cutting text into words before it looks for pieces."""
     assert splits_at_spaces(tokenizer)
     split = {
         "type": "Split",
@@ -117,7 +117,7 @@ def with_word_split(tokenizer: dict[str, Any]) -> str:
 
 
 class WordIds(dict[str, bytes]):
-    """Word to the bytes of its ids; a word that is new is looked up."""
+    """Maps words to the bytes of their ids; new words are encoded."""
 
     def __init__(self, model: Any, dtype: np.dtype[Any]) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class WordIds(dict[str, bytes]):
         return found
 
     def encode(self, text: str) -> bytes:
-        """Ids of a text without added tokens."""
+        """Encode a text that contains no added tokens."""
         if len(self) > _CACHED_WORDS:
             self.clear()
         return b"".join(map(self.__getitem__, self._find(SPACE + text.replace(" ", SPACE))))
@@ -145,15 +145,15 @@ class Encoder(Protocol):
         """Name for the log."""
 
     def encode(self, texts: Sequence[str]) -> Ids:
-        """Ids of each text, every one followed by EOS, as one array."""
+        """Encode each text, followed by EOS, into one array."""
 
 
 class ParityError(Exception):
-    """A faster encoder gave other ids than the plain tokenizer."""
+    """A faster encoder disagreed with the plain tokenizer."""
 
 
 class PlainEncoder:
-    """``tokenizers`` as it is: what the others must agree with."""
+    """Plain ``tokenizers``, with which the others must agree."""
 
     name = "tokenizers"
 
@@ -168,7 +168,7 @@ class PlainEncoder:
 
 
 class WordEncoder:
-    """``tokenizers`` for each word that is new, a table for all others; exact by its check."""
+    """``tokenizers`` for new words, a table for all others; exact by ``splits_at_spaces``."""
 
     name = "tokenizers, words remembered"
 
@@ -193,7 +193,7 @@ class WordEncoder:
 
 
 class FastEncoder:
-    """``fastokens``, which is young: only inside ``Checked``."""
+    """``fastokens``, which is new: used only inside ``Checked``."""
 
     name = "fastokens"
 
@@ -215,7 +215,7 @@ class FastEncoder:
 
 
 class Checked:
-    """An encoder whose ids are compared with the plain tokenizer's, now and then."""
+    """An encoder whose ids are now and then compared with the plain tokenizer's."""
 
     def __init__(self, encoder: Encoder, plain: PlainEncoder) -> None:
         self._encoder, self._plain = encoder, plain
@@ -224,7 +224,7 @@ class Checked:
         self._compare(PROBES)
 
     def encode(self, texts: Sequence[str]) -> Ids:
-        """Ids of each text, every one followed by EOS; ``ParityError`` when any compared differ."""
+        """Encode each text, followed by EOS; ``ParityError`` if any compared ids differ."""
         some = [text for text in texts if len(text) <= _LONGEST_CHECKED]
         self._compare(some[: self._at_first])
         self._at_first = 1
@@ -235,7 +235,7 @@ class Checked:
             return self._encoder.encode(texts)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic in Rust is no Exception (pyo3)
+        except BaseException as error:  # a Rust panic is not an Exception (pyo3)
             raise ParityError(f"{self.name} fails: {type(error).__name__}: {error}") from None
 
     def _compare(self, texts: Sequence[str]) -> None:
@@ -245,9 +245,9 @@ class Checked:
 
 
 def encoders(vocabulary: Vocabulary, *, accelerate: bool) -> Iterator[Encoder]:
-    """Yield what can encode with this vocabulary, fastest first; the last one is plain.
+    """Yield the encoders for this vocabulary, fastest first; the last one is plain.
 
-    Each is made when it is asked for, because loading a vocabulary takes a while.
+    Each is created on demand, because loading a vocabulary takes a while.
     """
     plain = PlainEncoder(vocabulary)
     if accelerate and (fast := _fast_encoder(vocabulary, plain)):
@@ -260,7 +260,7 @@ def encoders(vocabulary: Vocabulary, *, accelerate: bool) -> Iterator[Encoder]:
 def _fast_encoder(vocabulary: Vocabulary, plain: PlainEncoder) -> Encoder | None:
     try:
         return Checked(FastEncoder(vocabulary), plain)
-    # Not installed, a kind of tokenizer it does not know, or other ids.
+    # Not installed, an unsupported kind of tokenizer, or different ids.
     except Exception as error:
         print(f"fastokens is not used: {type(error).__name__}: {error}", flush=True)
         return None
@@ -270,4 +270,4 @@ def _word_encoder(vocabulary: Vocabulary, plain: PlainEncoder) -> Encoder | None
     try:
         return Checked(WordEncoder(vocabulary, plain), plain)
     except ParityError:
-        return None  # most vocabularies, and those split text into words by themselves
+        return None  # most vocabularies; those split text into words by themselves

@@ -1,4 +1,4 @@
-"""Turns parts of the input into shards, on all cores: read, encode, split, pack, store."""
+"""Turns parts of the input into shards on all cores: read, encode, split, pack, store."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from training.storage import ObjectMissing, Objects, StorageAccess
 
 _DIGEST_BYTES = 8
 Count = Callable[[int, int], None]
-"""Called with the tokens made and the bytes uploaded since the last call."""
+"""Called with the tokens produced and the bytes uploaded since the last call."""
 _POLL_S = 0.5
 OnProgress = Callable[[int, int, int], None]
-"""Called with finished parts, tokens and uploaded bytes, whenever one of them has grown."""
+"""Called with finished parts, tokens and uploaded bytes whenever one of them grows."""
 _maker: PartMaker | None = None
 """The maker of this worker process."""
 
 
 def split_documents(texts: Iterable[str], fraction: float) -> tuple[list[str], list[str]]:
-    """Documents to train on and those held out, each in their order.
+    """Separate documents to train on from held-out ones, keeping their order.
 
-    By a hash of the text: the split depends neither on processes nor on jobs, equal documents are
-    on one side, and a document stays on its side when a corpus grows.
+    Splits by a hash of the text: independent of processes and jobs, equal documents are on the same
+    side, and a document stays on its side when a corpus grows.
     """
     train: list[str] = []
     held_out: list[str] = []
@@ -54,7 +54,7 @@ def _is_held_out(text: str, fraction: float) -> bool:
 
 
 class ShardWriter:
-    """Cuts the ids of a part every ``shard_tokens`` ids; drops none."""
+    """Cuts the ids of a part after every ``shard_tokens`` ids, dropping none."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ShardWriter:
         shard_tokens: int,
         on_upload: Callable[[int], None],
     ) -> None:
-        """``name`` is what the names of the shards begin with."""
+        """Take ``name`` as the prefix of shard names."""
         self._objects, self._name, self._shard_tokens = objects, name, shard_tokens
         self._path = scratch / f"{name}.bin"
         self._file = self._path.open("wb")
@@ -75,7 +75,7 @@ class ShardWriter:
         self.shards: list[Shard] = []
 
     def add(self, ids: NDArray[Any]) -> None:
-        """Append ids, which are in the type of the shards already."""
+        """Append ids, which already have the type of the shards."""
         while len(ids):
             piece = ids[: self._shard_tokens - self._tokens]
             data = piece.tobytes()
@@ -88,7 +88,7 @@ class ShardWriter:
                 self._finish_shard()
 
     def close(self) -> tuple[Shard, ...]:
-        """Put the rest into storage; returns all shards of the part."""
+        """Store the rest; returns all shards of the part."""
         if self._tokens:
             self._finish_shard()
         self.abandon()
@@ -116,7 +116,7 @@ class ShardWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSettings:
-    """Settings of all parts, which are sent to the worker processes."""
+    """Settings of all parts, sent to the worker processes."""
 
     input_uri: str
     dataset_uri: str
@@ -154,16 +154,16 @@ class PartRecord:
 
     @property
     def validation_tokens(self) -> int:
-        """Tokens that are held out."""
+        """Held-out tokens."""
         return sum(shard.tokens for shard in self.validation_shards)
 
     def to_json(self) -> bytes:
-        """Write the record as it stands in storage."""
+        """Encode the record for storage."""
         return f"{json.dumps(asdict(self), indent=1)}\n".encode()
 
     @staticmethod
     def read(objects: Objects, part: Part, *, fingerprint: str) -> PartRecord | None:
-        """The record of a part that this plan has completed, else None."""
+        """Read the record of a part if this plan has completed it, else None."""
         try:
             document = json.loads(objects.get(part.marker))
         except ObjectMissing:
@@ -176,7 +176,7 @@ class PartRecord:
 
 
 class PartMaker:
-    """Makes parts, one after the other, with one set of encoders."""
+    """Makes parts one after the other with one set of encoders."""
 
     def __init__(self, task: PartSettings, count: Count) -> None:
         self._task, self._count = task, count
@@ -192,7 +192,7 @@ class PartMaker:
                 record = self._make(part)
                 break
             except ParityError as error:
-                # The plain tokenizer, which is last, cannot fail this way.
+                # The last one, the plain tokenizer, cannot fail this way.
                 self._encoder = next(self._encoders)
                 name = self._encoder.name
                 print(f"{error}; part {part.number} is made again by {name}", flush=True)
@@ -238,7 +238,7 @@ class PartMaker:
 
 
 class _Split:
-    """One of a part's two streams: to train on, or held out."""
+    """One of a part's two streams: training or held-out."""
 
     def __init__(self, encoder: Encoder, writer: ShardWriter, count: Count) -> None:
         self._encoder, self._count = encoder, count
@@ -257,10 +257,10 @@ class _Split:
 def make_parts(
     task: PartSettings, parts: Sequence[Part], *, processes: int, on_progress: OnProgress
 ) -> list[PartRecord]:
-    """Make every part; the first failure ends it. Returns the records in the order of parts."""
+    """Make every part, stopping at the first failure. Returns the records in part order."""
     if min(processes, len(parts)) <= 1:
         return _make_here(task, parts, on_progress)
-    # Not forked: threads of the tokenizers and locks of boto3 would be copied in any state.
+    # Not fork, which would copy tokenizer threads and boto3 locks in an arbitrary state.
     context = multiprocessing.get_context("spawn")
     counters = context.Array("q", 2)
     pool = ProcessPoolExecutor(
@@ -315,7 +315,7 @@ def _make_here(
 def _start_worker(task: PartSettings, counters: Any, parent: int) -> None:
     global _maker
     die_with_parent(parent)
-    # Parallel are the processes; the libraries read these when they first encode.
+    # The processes already run in parallel; the libraries read these when they first encode.
     for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS"):
         os.putenv(name, "1")
 

@@ -1,4 +1,4 @@
-"""Reads documents of text, JSONL or Parquet, compressed or not, in batches, a thread ahead."""
+"""Reads documents from text, JSONL or Parquet, compressed or not, ahead and in batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WAITING = 2
 
 
 def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[str]:
-    """Yield every document of a piece, in order; ``DatasetError`` names the file and the line."""
+    """Yield every document of a piece, in order; ``DatasetError`` names file and line."""
     name = f"{objects.uri}/{piece.file.key}"
     with open_object(objects, piece.file.key, piece.file.size) as file:
         if piece.file.kind is TextFormat.PARQUET:
@@ -61,7 +61,7 @@ def _text(file: IO[bytes], name: str) -> str:
 
 
 def _jsonl(file: IO[bytes], piece: Piece, text_field: str, name: str) -> Iterator[str]:
-    """A line belongs to the piece in which its first byte lies."""
+    """Yield the documents of lines whose first byte is in the piece."""
     if piece.start:
         file.seek(piece.start - 1)
         file.readline()
@@ -118,7 +118,7 @@ def _field(line: bytes, text_field: str) -> str:
     if not text.isascii():
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # JSON can write half of a character: "\\ud800"
+        except UnicodeEncodeError as error:  # JSON can contain half a character: "\\ud800"
             raise ValueError(
                 f"field {text_field!r} has half a character, U+{ord(text[error.start]):X}; "
                 "write the pair or U+FFFD"
@@ -158,12 +158,12 @@ def _parquet(file: io.BufferedReader, piece: Piece, text_field: str, name: str) 
 
 
 def open_parquet(file: io.BufferedReader, name: str):  # type: ignore[no-untyped-def]
-    """A ``pyarrow.parquet.ParquetFile``; ``DatasetError`` when it is none."""
+    """Open a ``pyarrow.parquet.ParquetFile``; ``DatasetError`` if it is not Parquet."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError:
-        # The image has it; what sets up a laptop leaves it out, as it is large and rarely wanted.
+        # The image has it; the laptop setup omits it, being large and rarely needed.
         raise DatasetError(
             f"{name} is Parquet, and pyarrow is not installed here; pip install pyarrow, or write "
             "the documents as JSONL"
@@ -175,7 +175,7 @@ def open_parquet(file: io.BufferedReader, name: str):  # type: ignore[no-untyped
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Lists of documents, large enough to encode in parallel and small enough to hold."""
+    """Yield lists of documents, large enough to encode in parallel and small enough to hold."""
     batch: list[str] = []
     characters = 0
     for text in documents:
@@ -189,7 +189,7 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
-    """The same items, the next ones made meanwhile by a thread; its exception is raised here."""
+    """Yield the items, produced ahead by a thread whose exception is raised here."""
     queue: Queue[T | _End] = Queue(_WAITING)
     stopped = threading.Event()
 
@@ -214,7 +214,7 @@ def read_ahead(items: Iterable[T]) -> Iterator[T]:
     finally:
         stopped.set()
         while thread.is_alive():
-            # It may wait for room.
+            # The thread may be waiting for room.
             while not queue.empty():
                 queue.get_nowait()
             thread.join(0.01)

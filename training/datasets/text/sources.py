@@ -1,6 +1,6 @@
-"""Finds the text to tokenise, and cuts it into parts: a function of the input alone.
+"""Finds the text to tokenise, and cuts it into parts that depend on the input alone.
 
-Every process cuts alike, so that the children of an array and later attempts agree.
+Every process makes the same cuts, so array children and later attempts agree.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from trainium_catalogue.parameters.data import CORPORA
 PLAN_FILE = "plan.json"
 PARTS_PREFIX = "parts/"
 _BYTES_PER_TOKEN = 3
-"""Bytes of text in a token, about: 4 in English prose, 2.6 in code with Llama's vocabulary."""
+"""Approximate bytes of text per token: 4 in English prose, 2.6 in code, with Llama's vocabulary."""
 _COMPRESSION = 3
-"""Bytes of text in a byte of gzip or Parquet, about."""
+"""Approximate bytes of text per byte of gzip or Parquet."""
 
 
 class TextFormat(StrEnum):
-    """Format of a file, by which it holds documents."""
+    """File formats, by how they hold documents."""
 
     TEXT = "text"
     """One document."""
     JSONL = "jsonl"
-    """One document a line, as a field of a JSON object."""
+    """One document per line, as a field of a JSON object."""
     PARQUET = "parquet"
-    """One document a row, in a column of strings."""
+    """One document per row, in a column of strings."""
 
 
 TEXT_FORMATS = {
@@ -47,7 +47,7 @@ TEXT_FORMATS = {
     ".json": TextFormat.JSONL,
     ".parquet": TextFormat.PARQUET,
 }
-"""Format by the name's ending; ``.gz`` may follow all but Parquet's, which compresses by itself."""
+"""Formats by suffix; ``.gz`` may follow all but Parquet's, which has its own compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +64,10 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """The files to tokenise, in the order of their keys."""
+    """The files to tokenise, in key order."""
 
     uri: str
-    """The root of the keys."""
+    """Root of the keys."""
     files: tuple[InputFile, ...]
 
     @property
@@ -78,27 +78,27 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A file or a stretch of it."""
+    """A file or a part of it."""
 
     file: InputFile
     start: int
-    """In uncompressed JSONL the byte from which lines begin, in Parquet the row group, else 0."""
+    """Start: in uncompressed JSONL a byte offset, in Parquet a row group, else 0."""
     stop: int
     """Start of the next piece."""
     bytes: int
-    """Bytes of text, about."""
+    """Approximate bytes of text."""
 
 
 def find_corpus(value: str, storage: StorageAccess) -> Corpus:
-    """The files of ``--input``: a corpus of the bucket, ``s3://bucket/prefix`` or a path.
+    """Find the files of ``--input``: a corpus in the bucket, ``s3://bucket/prefix`` or a path.
 
-    ``DatasetError`` when there is nothing, or something that is no text.
+    ``DatasetError`` if there are none, or some that are not text.
     """
     is_name = not value.startswith(("s3://", "/"))
     uri = f"{storage.root}/{CORPORA_PREFIX}{value}" if is_name else value.rstrip("/")
     listed = list(storage.open(uri).list())
     if not listed and not is_name:
-        # One object rather than a prefix.
+        # A single object rather than a prefix.
         uri, _, name = uri.rpartition("/")
         listed = [info for info in storage.open(uri or "/").list(name) if info.key == name]
     if not listed:
@@ -121,11 +121,11 @@ def find_corpus(value: str, storage: StorageAccess) -> Corpus:
 
 
 def input_files(listed: Iterable[ObjectInfo], *, uri: str) -> Iterable[InputFile]:
-    """The files of text among the listed objects; ``DatasetError`` for one of another kind."""
+    """Select the text files among the listed objects; ``DatasetError`` for any other kind."""
     for info in listed:
         name = info.key.rpartition("/")[2]
-        # Markers such as _SUCCESS, hidden files, and the empty objects that consoles make for
-        # folders are no text and no mistake.
+        # Markers such as _SUCCESS, hidden files, and the empty objects that consoles create for
+        # folders are not text, but no mistake either.
         if not name or name.startswith((".", "_")) or info.key == CORPUS_MANIFEST:
             continue
         lower = name.lower()
@@ -145,29 +145,29 @@ def input_files(listed: Iterable[ObjectInfo], *, uri: str) -> Iterable[InputFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part that is tokenised at once, and made again when a process died over it."""
+    """A unit of tokenising, repeated if a process dies while making it."""
 
     number: int
     pieces: tuple[Piece, ...]
 
     @property
     def bytes(self) -> int:
-        """Bytes of text, about."""
+        """Approximate bytes of text."""
         return sum(piece.bytes for piece in self.pieces)
 
     @property
     def marker(self) -> str:
-        """Key of the object that says the part is complete."""
+        """Key of the object that marks the part complete."""
         return f"{PARTS_PREFIX}{self.number:05d}.json"
 
 
 def cut_into_parts(
     corpus: Corpus, *, shard_tokens: int, row_groups: Callable[[InputFile], int]
 ) -> tuple[Part, ...]:
-    """Parts of about one shard each: small files together, large ones in several.
+    """Cut into parts of about one shard each: small files are combined, large ones split.
 
-    Compressed files stay whole, because nobody can read the middle of one. ``row_groups`` looks
-    into a large Parquet file.
+    Compressed files stay whole, because they cannot be read from the middle. ``row_groups``
+    counts the row groups of a large Parquet file.
     """
     wanted = shard_tokens * _BYTES_PER_TOKEN
     parts: list[tuple[Piece, ...]] = []
@@ -206,10 +206,10 @@ def share(parts: tuple[Part, ...], *, index: int, size: int) -> tuple[Part, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPlan:
-    """The source of a dataset, and how it is cut into parts.
+    """A dataset's source, and how it is cut into parts.
 
-    It is recorded before any shard, so that a restarted job and the children of an array go on
-    with one dataset, and another dataset is not mixed with it.
+    Recorded before any shard, so that a restarted job and the children of an array continue the
+    same dataset, without mixing in another.
     """
 
     entries: Mapping[str, str]
@@ -231,7 +231,7 @@ class PartPlan:
             "input": f"{corpus.uri}, {len(corpus.files)} files, {corpus.bytes} bytes",
             "text-field": text_field,
             "shard-tokens": str(shard_tokens),
-            # Left out without one, so that datasets of earlier releases have the same plan.
+            # Omitted if 0, so that datasets of earlier releases have the same plan.
             **({"validation-fraction": str(validation_fraction)} if validation_fraction else {}),
             "content": _fingerprint(corpus),
         }
@@ -245,14 +245,14 @@ class PartPlan:
 
     @property
     def fingerprint(self) -> str:
-        """Marks parts that were made by this plan."""
+        """Hash that marks parts made by this plan."""
         return hashlib.sha256(self.data).hexdigest()
 
     def record(self, objects: Objects, *, is_complete: bool) -> None:
         """Make this the dataset's plan; ``DatasetError`` if a complete one has another.
 
-        What an unfinished job with another plan has left, for one because a file was wrong and
-        has been repaired since, is taken over: its parts do not carry this fingerprint.
+        Takes over from an unfinished job with another plan, for example if a faulty file has been
+        repaired since: its parts do not carry this fingerprint.
         """
         try:
             objects.put(PLAN_FILE, self.data, if_absent=True)
@@ -270,7 +270,7 @@ class PartPlan:
         objects.put(PLAN_FILE, self.data)
 
     def require_recorded(self, objects: Objects) -> None:
-        """Refuse to go on when another job has started anew meanwhile."""
+        """Refuse to continue if another job has started over meanwhile."""
         found = objects.get(PLAN_FILE)
         if found != self.data:
             key, was = self._first_difference(json.loads(found))
@@ -286,7 +286,7 @@ class PartPlan:
 
 
 def _fingerprint(corpus: Corpus) -> str:
-    """Changes when a file is added, removed or written anew."""
+    """Hash that changes when a file is added, removed or rewritten."""
     digest = hashlib.sha256()
     for file in corpus.files:
         digest.update(f"{file.key}\0{file.size}\0{file.etag}\n".encode())

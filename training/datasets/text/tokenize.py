@@ -1,4 +1,4 @@
-"""The tokenize workload: text in, a packed dataset out, going on where an earlier job ended."""
+"""The tokenize workload: turns text into a packed dataset, resuming where an earlier job ended."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BETWEEN_CHANGES_S = 0.2
 
 
 class ProgressLine:
-    """Prints progress: one line that changes on a terminal, else a line now and then."""
+    """Prints progress: one changing line on a terminal, otherwise a line now and then."""
 
     def __init__(self, num_parts: int, report: Callable[[str], None]) -> None:
         self._num_parts, self._report = num_parts, report
@@ -51,7 +51,7 @@ class ProgressLine:
         self._tokens = 0
 
     def show(self, parts: int, tokens: int, uploaded: int) -> None:
-        """Say it, unless it was said just now."""
+        """Show progress, unless it was just shown."""
         self._tokens = tokens
         text = (
             f"{parts} of {self._num_parts} parts, {tokens / 1e6:.1f} million tokens, "
@@ -64,7 +64,7 @@ class ProgressLine:
             print(self._line(text, now), end=self._end, flush=True)
 
     def end(self) -> None:
-        """The last line."""
+        """Print the last line."""
         text = f"{self._num_parts} parts, {self._tokens / 1e6:.1f} million tokens"
         print(self._line(text, time.monotonic()), flush=True)
 
@@ -79,7 +79,7 @@ class ProgressLine:
 
 
 def is_made(objects: Objects, part: Part, plan: PartPlan, sizes: dict[str, int]) -> bool:
-    """Tell whether an earlier attempt has completed the part and its shards are still there."""
+    """Tell whether an earlier attempt completed the part and its shards are still there."""
     if part.marker not in sizes:
         return False
     record = PartRecord.read(objects, part, fingerprint=plan.fingerprint)
@@ -95,7 +95,7 @@ def finish_packed(
     text_field: str,
     validation_fraction: float,
 ) -> PackedManifest | None:
-    """Write the manifest if every part is there; whoever comes last does, and twice is harmless."""
+    """Write the manifest if every part is there; the last job does so, and twice is harmless."""
     plan.require_recorded(objects)
     found = [PartRecord.read(objects, p, fingerprint=plan.fingerprint) for p in plan.parts]
     records = [record for record in found if record is not None]
@@ -151,7 +151,7 @@ def finish_packed(
 
 
 def _validation(records: list[PartRecord], fraction: float) -> Validation | None:
-    """Sum up what is held out; None where it is nothing, by chance or by request."""
+    """Summarize the held-out documents; None if there are none, by chance or by request."""
     if not any(record.validation_documents for record in records):
         return None
     return Validation(
@@ -163,7 +163,7 @@ def _validation(records: list[PartRecord], fraction: float) -> Validation | None
 
 
 def _remove_strays(objects: Objects, plan: PartPlan, manifest: PackedManifest) -> None:
-    """Delete what an unfinished job with another plan has left."""
+    """Delete the remains of an unfinished job with another plan."""
     known = {shard.name for shard in manifest.files} | {part.marker for part in plan.parts}
     for prefix in ("shard-", "validation-", PARTS_PREFIX):
         strays = [info.key for info in objects.list(prefix) if info.key not in known]
@@ -179,7 +179,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeOrder:
-    """The order for one job, or for one child of an array job."""
+    """The order for a job, or for one child of an array job."""
 
     input: str
     tokenizer: str
@@ -195,7 +195,7 @@ class TokenizeOrder:
 
 
 def run(job: Job) -> None:
-    """Run the workload; one rank does it, whose processes use every core."""
+    """Run the workload on one rank, whose processes use every core."""
     if job.device.rank:
         return
     context = job.context
@@ -221,7 +221,7 @@ def run(job: Job) -> None:
 
 
 def tokenize(order: TokenizeOrder, *, report: Callable[[str], None]) -> PackedManifest | None:
-    """Do this child's share; returns the manifest when the dataset is complete afterwards."""
+    """Do this child's share; returns the manifest if the dataset is then complete."""
     report("reading the tokenizer")
     with tempfile.TemporaryDirectory(prefix="tokenize-") as scratch:
         vocabulary = fetch_vocabulary(order.tokenizer, Path(scratch), order.storage)
@@ -231,7 +231,7 @@ def tokenize(order: TokenizeOrder, *, report: Callable[[str], None]) -> PackedMa
 def make_dataset(
     order: TokenizeOrder, vocabulary: Vocabulary, scratch: Path, *, report: Callable[[str], None]
 ) -> PackedManifest | None:
-    """The same with a tokenizer that has been read."""
+    """Do the same with a tokenizer already read."""
     storage = order.storage
     uri = f"{storage.root}/{DATASETS_PREFIX}{order.dataset}"
     objects = storage.open(uri)

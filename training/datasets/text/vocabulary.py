@@ -17,14 +17,14 @@ from training.storage import ObjectMissing, StorageAccess
 from trainium_catalogue.contract import TOKENIZERS_PREFIX
 
 EOS_TOKENS = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>", "[SEP]")
-"""Names of the token that ends a document, in the order in which they are looked for:
-Llama 2 and T5, Llama 3, GPT-2, Gemma, Qwen's chat models, BERT."""
+"""Names of the end-of-document token, in search order: Llama 2 and T5, Llama 3, GPT-2, Gemma,
+Qwen's chat models, BERT."""
 _MAX_UINT16_VOCABULARY = 65_535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer, as text, with what packing needs to know of it."""
+    """A tokenizer, as text, with the facts that packing needs."""
 
     name: str
     """Name of the file it was read from."""
@@ -34,17 +34,17 @@ class Vocabulary:
     sha256: str
     """Checksum of ``json``, which fixes the ids."""
     size: int
-    """Number of ids: one more than the largest."""
+    """Number of ids: the largest one plus 1."""
     eos_id: int
 
     @property
     def dtype(self) -> str:
-        """Type of the ids in shards."""
+        """Type of ids in shards."""
         return "uint16" if self.size <= _MAX_UINT16_VOCABULARY else "uint32"
 
 
 def fetch_vocabulary(value: str, folder: Path, storage: StorageAccess) -> Vocabulary:
-    """The tokenizer of ``--tokenizer``: a file of the bucket, ``s3://bucket/key`` or a path."""
+    """Fetch the ``--tokenizer``: a file in the bucket, ``s3://bucket/key`` or a path."""
     is_name = not value.startswith(("s3://", "/"))
     uri = f"{storage.root}/{TOKENIZERS_PREFIX}{value}" if is_name else value
     root, _, name = uri.rpartition("/")
@@ -62,13 +62,13 @@ def fetch_vocabulary(value: str, folder: Path, storage: StorageAccess) -> Vocabu
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Read a tokenizer from a file; ``DatasetError`` when it is none that can be used."""
+    """Read a tokenizer from a file; ``DatasetError`` if it cannot be used."""
     data = path.read_bytes()
     found = _from_json(data, path.name) if data[:1] == b"{" else _from_sentencepiece(path)
     text = _canonical(found)
     try:
         tokenizer = load_tokenizer(text)
-    except Exception as error:  # the library raises the base class
+    except Exception as error:  # the library raises bare Exception
         raise DatasetError(f"{path.name} is no tokenizer.json that can be used: {error}") from None
     ids = tokenizer.get_vocab(with_added_tokens=True)
     if not ids:
@@ -91,7 +91,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 @lru_cache(maxsize=2)
 def load_tokenizer(text: str) -> Any:
-    """A ``tokenizers.Tokenizer`` from its JSON; loading one takes a tenth of a second."""
+    """Load a ``tokenizers.Tokenizer`` from JSON, which takes a tenth of a second."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(text)
@@ -110,9 +110,9 @@ def _from_json(data: bytes, name: str) -> str:
 
 
 def _from_sentencepiece(path: Path) -> str:
-    """Convert as ``AutoTokenizer`` does from a folder that holds only ``tokenizer.model``.
+    """Convert as ``AutoTokenizer`` does for a folder with only ``tokenizer.model``.
 
-    It is the tokenizer of the recipe that this replaces, and ids are to be the same.
+    The recipe that this replaces used that tokenizer, and ids must stay the same.
     """
     import transformers
 
@@ -145,7 +145,7 @@ def _from_sentencepiece(path: Path) -> str:
             f"{path.name} rewrites text before it splits it (normalizer {rules.name}), as "
             "Llama's does not; use its tokenizer.json"
         )
-    transformers.logging.set_verbosity_error()  # it explains a default at length
+    transformers.logging.set_verbosity_error()  # it would explain a default at length
     with tempfile.TemporaryDirectory() as folder:
         shutil.copyfile(path, Path(folder) / "tokenizer.model")
         fast = transformers.LlamaTokenizerFast.from_pretrained(folder, local_files_only=True)
@@ -153,8 +153,8 @@ def _from_sentencepiece(path: Path) -> str:
 
 
 def _canonical(text: str) -> str:
-    """The same tokenizer, written in one way, so that its sha256 stands for its ids."""
+    """Write the tokenizer in a canonical form, so that its sha256 identifies its ids."""
     document = json.loads(text)
-    # Padding and truncation are of a batch for inference; they would add ids or drop them.
+    # Padding and truncation are for inference batches; they would add or drop ids.
     document["padding"] = document["truncation"] = None
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))

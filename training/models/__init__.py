@@ -1,1 +1,1 @@
-"""The models, one folder each: network, task and the data order of its batches."""
+"""The models, one folder each: network, task and batches."""

@@ -94,10 +94,8 @@ class Loop:
             clock = Stopwatch()
             step = self._step(number, last)
             if step is None:
-                ending, saved = (
-                    LoopEnd.STOPPED,
-                    self._save_last_whole_step(number - 1, saved, unlogged),
-                )
+                ending = LoopEnd.STOPPED
+                saved = self._save_last_whole_step(number - 1, saved, unlogged)
                 break
             ends = number == last
             saves = ends or (config.save_every > 0 and number % config.save_every == 0)

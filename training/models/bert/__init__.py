@@ -1,1 +1,1 @@
-"""Pre-training of BERT."""
+"""BERT pre-training."""

@@ -1,9 +1,9 @@
-"""Batches of a BERT: sequences of HDF5 shards at given positions of a run's data order.
+"""Batches for BERT: sequences from HDF5 shards at given positions of a run's data order.
 
 A shard can only be read as a whole (its arrays are compressed), so a rank must not need many at
-once, while a step should mix as many as there are. An epoch therefore puts the shards in an order
-of its own and cuts that stream into lanes; every step takes an equal block of each lane, and a
-rank, which computes neighbouring positions of the step, needs only the few lanes that they are in.
+once, while a step should mix as many as possible. Each epoch therefore orders the shards anew and
+cuts that stream into lanes; every step takes an equal block of each lane, and a rank, which
+computes neighbouring positions of the step, needs only the few lanes they are in.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ Batch = Mapping[str, torch.Tensor]
 ``positions`` and ``labels`` ``[batch, max_predictions]``, ``next_sentence_label`` ``[batch]``."""
 
 IGNORED = -100
-"""Label of a prediction that a sequence does not have: torch's ``ignore_index``."""
+"""Label of an absent prediction: torch's ``ignore_index``."""
 _MOST_LANES = 64
 _ANOTHER_SEED = 1_000_003
-"""Factor of the seed; no shard then has the order of another one, or of the shards."""
+"""Factor of the seed, so that no shard has the same order as another, or as the shards."""
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOrder:
-    """Every epoch visits each sequence once; neither ranks nor nodes matter."""
+    """Order that visits each sequence once per epoch, independent of ranks and nodes."""
 
     seed: int
     sizes: tuple[int, ...]
-    """Sequences of each shard."""
+    """Number of sequences in each shard."""
     global_batch: int
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of an epoch."""
+        """Sequences per epoch."""
         return sum(self.sizes)
 
     @property
@@ -57,15 +57,15 @@ class ShardOrder:
 
     @property
     def block(self) -> int:
-        """Neighbouring positions of a step that are in one lane."""
+        """Number of neighbouring positions of a step that share a lane."""
         return max(1, self.global_batch // self.num_lanes)
 
     def shards_at_once(self, num_positions: int) -> int:
-        """Shards that so many neighbouring positions may need."""
+        """Number of shards that so many neighbouring positions may need."""
         return min(len(self.sizes), num_positions // self.block + 2)
 
     def find(self, positions: NDArray[Any]) -> tuple[Indices, Indices]:
-        """Shard and row of each position of the run, counted from 0."""
+        """Find shard and row of each position of the run, counted from 0."""
         epochs, offsets = np.divmod(positions.astype(np.int64), self.num_sequences)
         shards, rows = np.empty_like(offsets), np.empty_like(offsets)
         for epoch in np.unique(epochs).tolist():
@@ -74,7 +74,7 @@ class ShardOrder:
         return shards, rows
 
     def _stream(self, offsets: Indices) -> Indices:
-        """Place of each offset in the epoch's stream of shards; a permutation."""
+        """Map each offset to a place in the epoch's stream of shards; a permutation."""
         lanes, block = self.num_lanes, self.block
         number, inside = np.divmod(offsets, block)
         rounds, rest = divmod(self.num_sequences, lanes * block)
@@ -104,7 +104,7 @@ class ShardOrder:
 
 
 class Shards:
-    """Shards in memory: those used last, and the ones that a thread reads ahead."""
+    """Shards in memory: those last used, and those a thread reads ahead."""
 
     def __init__(self, paths: list[Path], *, sizes: Sequence[int], capacity: int) -> None:
         self._paths, self._sizes, self._capacity = paths, sizes, capacity
@@ -112,7 +112,7 @@ class Shards:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shards")
 
     def want(self, shard: int) -> Future[Arrays]:
-        """Begin to read a shard that is not there."""
+        """Begin to read a shard unless it is in memory."""
         if shard not in self._read:
             self._read[shard] = self._pool.submit(self._load, shard)
         self._read.move_to_end(shard)
@@ -131,15 +131,15 @@ class Shards:
         return arrays
 
     def get(self, shard: int) -> Arrays:
-        """A shard's arrays; waits until they are read."""
+        """Return a shard's arrays, waiting until they are read."""
         return self.want(shard).result()
 
 
 def shard_batches(
     paths: list[Path], order: ShardOrder, *, positions_of_a_step: int
 ) -> Callable[[range], Batch]:
-    """A pure function of the positions; ``positions_of_a_step`` is what one rank computes."""
-    # This step's shards, and the next one's, which are read while this one is computed.
+    """Return a pure function of positions; ``positions_of_a_step`` counts those of one rank."""
+    # This step's shards and the next one's, which are read while this one is computed.
     capacity = 2 * order.shards_at_once(positions_of_a_step)
     shards = Shards(paths, sizes=order.sizes, capacity=capacity)
 
@@ -160,9 +160,9 @@ def shard_batches(
 
 
 def to_batch(arrays: Arrays) -> Batch:
-    """Rows of a shard as the model takes them."""
+    """Convert rows of a shard to the model's input."""
     positions = arrays["masked_lm_positions"].astype(np.int64)
-    # Position 0 is [CLS], which is never predicted: there it means that there is none.
+    # Position 0 is [CLS], which is never predicted: it stands for an absent prediction.
     labels = np.where(positions > 0, arrays["masked_lm_ids"], IGNORED)
     return {
         "input_ids": _tensor(arrays["input_ids"]),
@@ -177,7 +177,7 @@ def to_batch(arrays: Arrays) -> Batch:
 def random_batches(
     *, vocab_size: int, seed: int, seq_len: int, max_predictions: int
 ) -> Callable[[range], Batch]:
-    """Sequences without a dataset, for graphs that are compiled."""
+    """Return random sequences, for compiling graphs without a dataset."""
 
     def row(position: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng((seed, position))

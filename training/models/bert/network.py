@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-# Importing transformers.models.bert's two modules takes half the time of importing more.
+# Importing only transformers.models.bert's two modules halves the import time.
 from transformers.models.bert.configuration_bert import BertConfig
 from transformers.models.bert.modeling_bert import BertForPreTraining
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def bert_config(shape: BertShape, *, dropout: float) -> BertConfig:
-    """Hugging Face's configuration; what it does not say is bert-large-uncased's."""
+    """Build Hugging Face's configuration; its other defaults are bert-large-uncased's."""
     return BertConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -42,24 +42,24 @@ def bert_config(shape: BertShape, *, dropout: float) -> BertConfig:
         initializer_range=INITIAL_DEVIATION,
         layer_norm_eps=1e-12,
         pad_token_id=0,
-        # With sdpa torch_xla compiles a third graph, and asks the host about the mask every step.
+        # With sdpa torch_xla compiles a third graph, and checks the mask on the host every step.
         attn_implementation="eager",
     )
 
 
 class Bert(BertForPreTraining):  # type: ignore[misc]
-    """The model with its two losses: words at the predicted positions, next sentence or not."""
+    """The model with its two losses: words at the predicted positions, and next sentence."""
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Mean loss of a micro-batch: over its predictions, plus over its sequences."""
+        """Compute a micro-batch's loss: the mean over predictions plus the mean over sequences."""
         hidden, pooled = self.bert(
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
             token_type_ids=batch["token_type_ids"],
             return_dict=False,
         )[:2]
-        # The vocabulary is large and one position in six is predicted: only those are projected.
-        # A product rather than an index, whose gradient a systolic array would have to scatter.
+        # Project only the predicted positions, one in six, because the vocabulary is large. By a
+        # product, because the gradient of indexing would be a scatter on a systolic array.
         places = torch.arange(hidden.size(1), device=hidden.device)
         chosen = (batch["positions"].unsqueeze(-1) == places).to(hidden.dtype) @ hidden
         words = self.cls.predictions(chosen)
@@ -71,7 +71,7 @@ class Bert(BertForPreTraining):  # type: ignore[misc]
 
 
 def meta_model(config: BertConfig) -> Bert:
-    """The model without storage."""
+    """Build the model without storage."""
     with torch.device("meta"):
         model = Bert(config)
     model.train()
@@ -79,22 +79,22 @@ def meta_model(config: BertConfig) -> Bert:
 
 
 def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
-    """The whole of one parameter as training begins, fp32 on the host."""
+    """Make the initial value of one whole parameter, fp32 on the host."""
     if name.endswith("LayerNorm.weight"):
         return torch.ones(size)
     if name.endswith("bias"):
         return torch.zeros(size)
     weight = normal_weight(name, size, seed=seed)
     if name.endswith("word_embeddings.weight"):
-        weight[0] = 0  # of padding
+        weight[0] = 0  # padding
     return weight
 
 
 def restore(model: Bert, device: torch.device) -> None:
-    """Make what the meta device and the move from it have lost: ties, and buffers.
+    """Restore what was lost on and in the move from the meta device: ties and buffers.
 
-    The word embedding is the output projection, whose bias is the head's. torch_xla computes other
-    losses when they are tied before the move.
+    The word embedding is also the output projection, whose bias is the head's. torch_xla computes
+    different losses if they are tied before the move.
     """
     model.tie_weights()
     model.cls.predictions.decoder.bias = model.cls.predictions.bias
@@ -110,26 +110,26 @@ class BertNetwork:
         self._config = config
 
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
-        """The model without storage; it is whole on every rank."""
+        """Build the model without storage, whole on every rank."""
         shape = self._config.shape
         assert mesh is None and isinstance(shape, BertShape), shape
         model: nn.Module = meta_model(bert_config(shape, dropout=self._config.dropout))
         return model
 
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
-        """The whole of one parameter as training begins."""
+        """Make the initial value of one whole parameter."""
         return initial_weight(name, size, seed=self._config.seed)
 
     def restore(self, model: Any, device: torch.device) -> None:
-        """Tie again what is one parameter, and make the buffers."""
+        """Restore ties and buffers."""
         restore(model, device)
 
     def layers(self, model: Any) -> Iterable[nn.Module]:
-        """The encoder's layers."""
+        """List the encoder's layers."""
         found: Iterable[nn.Module] = model.bert.encoder.layer
         return found
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
-        """Loss of words and next sentence together."""
+        """Compute the sum of both losses."""
         found: torch.Tensor = model(batch)
         return found

@@ -1,4 +1,4 @@
-"""Pre-training of a BERT on HDF5 shards."""
+"""BERT pre-training on HDF5 shards."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from training.core.job import Job
 
 _FITTING = {"seq-len": "seq_len", "max-predictions": "max_predictions"}
-"""Parameters, and the facts of the dataset that have to equal them."""
+"""Maps parameters to the dataset's facts that must equal them."""
 
 
 def run(job: Job) -> None:
-    """Train as the job says; the workload's entry point."""
+    """Train; the workload's entry point."""
     train(job, BertTask())
 
 
@@ -36,11 +36,11 @@ class BertTask(Task):
     """See ``Task``."""
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Batch, ranks and model have to fit each other."""
+        """Check that batch, ranks and model fit together."""
         TrainingPlan.from_values(values, num_ranks)
 
     def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
-        """A dataset that prepare has made."""
+        """Open a dataset made by prepare."""
         manifest = stage(
             staging.objects,
             staging.cache,
@@ -67,7 +67,7 @@ class BertTask(Task):
     def backend(
         self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
     ) -> Backend:
-        """Data parallel."""
+        """Open a data-parallel back-end."""
         return open_data_parallel(
             config, device, BertNetwork(config), peak_flops=peak_flops, report=report
         )
@@ -75,7 +75,7 @@ class BertTask(Task):
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
-        """Sequences of the shards."""
+        """Return sequences from the shards."""
         paths, manifest = dataset.content
         order = ShardOrder(
             seed=config.seed,
@@ -86,7 +86,7 @@ class BertTask(Task):
         return _seeded(batch, backend, config)
 
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
-        """Sequences without a dataset."""
+        """Return random sequences."""
         batch = random_batches(
             vocab_size=config.shape.vocab_size,
             seed=config.seed,
@@ -99,7 +99,7 @@ class BertTask(Task):
 def _seeded(
     batch: Callable[[range], Batch], backend: DataParallel, config: TrainConfig
 ) -> Callable[[range], Batch]:
-    """Dropout depends on the positions too, so that a resumed run drops what a whole one would."""
+    """Seed dropout by position too, so that a resumed run drops what an unbroken one would."""
 
     def seeded(positions: range) -> Batch:
         if config.dropout:

@@ -1,1 +1,1 @@
-"""Pre-training of Llama models: configuration, model, tensor-parallel plan and the loop."""
+"""Llama pre-training: configuration, network, tensor-parallel plan, batches and export."""

@@ -1,9 +1,9 @@
-"""Batches of a Llama: the tokens at given positions of a run's data order, with document masks.
+"""Batches for Llama: tokens at given positions of a run's data order, with document masks.
 
-With masks a token of a packed sequence attends to its own document and to no other. Positions go
-on counting through the sequence: rotary embeddings make attention depend on distances alone, so a
-document computes what it would compute by itself. In bf16 that holds as far as cosines and sines
-do, which Hugging Face's Llama rounds to the type of the embeddings.
+With masks a token of a packed sequence attends only to its own document. Positions keep counting
+through the sequence: rotary embeddings make attention depend on distances alone, so a document
+gives the same results as by itself. In bf16 this holds up to the precision of cosines and sines,
+which Hugging Face's Llama rounds to the type of the embeddings.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from training.datasets.samples.order import sequence_indices
 from training.datasets.samples.packed import TokenStream
 
 TOKENS, DOCUMENTS = "tokens", "documents"
-"""Keys of a micro-batch with document masks; without them it is the tokens alone."""
+"""Keys of a micro-batch with document masks; without masks it is just the tokens."""
 _MASKED = torch.finfo(torch.bfloat16).min
-"""Added to the score of a pair that is masked; finite in bf16 and in fp32."""
+"""Added to the score of a masked pair; finite in bf16 and fp32."""
 Batches = Callable[[range], Batch]
-"""From positions to int64 ``[positions, seq_len + 1]``, or to those with their documents."""
+"""Maps positions to int64 ``[positions, seq_len + 1]``, or to those with their documents."""
 
 
 def packed_batches(
     dataset: TokenStream, *, seed: int, seq_len: int, masked_by: int | None = None
 ) -> Batches:
-    """A pure function of the positions: nothing has to be saved, any rank may ask for any.
+    """Return a pure function of positions: there is no state to save, any rank may ask for any.
 
-    ``masked_by`` is the id that ends a document, where documents are not to see each other.
+    ``masked_by`` is the id that ends a document, if documents must not see each other.
     """
     num_sequences = dataset.num_sequences(seq_len)
 
@@ -49,7 +49,7 @@ def packed_batches(
 def random_batches(
     *, vocab_size: int, seed: int, seq_len: int, masked_by: int | None = None
 ) -> Batches:
-    """Tokens without a dataset, for graphs that are compiled and models that are compared."""
+    """Return random tokens, for compiling graphs and comparing models without a dataset."""
 
     def batch(positions: range) -> Batch:
         rows = [
@@ -68,10 +68,10 @@ def _micro_batch(rows: NDArray[np.int64], masked_by: int | None) -> Batch:
 
 
 def with_documents(tokens: NDArray[np.int64], *, eos_id: int) -> dict[str, torch.Tensor]:
-    """A micro-batch of ``[micro_batch, seq_len + 1]`` tokens with the document of each input.
+    """Combine ``[micro_batch, seq_len + 1]`` tokens with the document of each input.
 
-    Documents are counted from 0 in each sequence, int32 ``[micro_batch, seq_len]``; the token that
-    ends a document belongs to it. Counted here, on the host, so that no graph holds ``eos_id``.
+    Documents are numbered from 0 in each sequence, int32 ``[micro_batch, seq_len]``; the token that
+    ends a document belongs to it. Counted here on the host, so that no graph contains ``eos_id``.
     """
     ends = tokens[:, :-1] == eos_id
     documents = np.cumsum(ends, axis=1, dtype=np.int32) - ends
@@ -82,9 +82,9 @@ def with_documents(tokens: NDArray[np.int64], *, eos_id: int) -> dict[str, torch
 
 
 def attention_mask(documents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask to add to attention's scores, ``[micro_batch, 1, seq_len, seq_len]``.
+    """Make the mask to add to attention scores, ``[micro_batch, 1, seq_len, seq_len]``.
 
-    Hugging Face's Llama takes a mask of four dimensions as it is (transformers 4.56,
+    Hugging Face's Llama takes a four-dimensional mask as it is (transformers 4.56,
     ``masking_utils._preprocess_mask_arguments``): eager attention adds it, and
     ``scaled_dot_product_attention`` adds one that is not boolean.
     """
@@ -96,9 +96,9 @@ def attention_mask(documents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def model_inputs(batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Any], torch.Tensor]:
-    """Keyword arguments of the model and its labels, of a micro-batch on its device.
+    """Turn a micro-batch on the device into the model's keyword arguments and labels.
 
-    ``dtype`` is that of attention's scores.
+    ``dtype`` is that of the attention scores.
     """
     if isinstance(batch, torch.Tensor):
         return {"input_ids": batch[:, :-1]}, batch[:, 1:]

@@ -43,7 +43,7 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """One rank's parameters, as PyTorch shards them."""
+    """One rank's parameters as sharded by PyTorch."""
 
     tensor_parallel: int
     """Elements after tensor parallelism: weights and gradients."""
@@ -55,25 +55,25 @@ class Shards:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one rank, by what they are for."""
+    """Bytes of one rank by purpose."""
 
     weights: int
     """bf16, after tensor parallelism."""
     gradients: int
     """fp32, accumulated over micro-batches."""
     optimizer: int
-    """fp32 master weights and two moments, of this rank's part."""
+    """fp32 master weights and two moments of this rank's part."""
     activations: int
     """Peak of one micro-batch; an estimate without the compiler's own buffers."""
     available: int
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
     def refuse_too_much(self, plan: TrainingPlan, *, activation_checkpointing: bool) -> None:
-        """``DoesNotFit``, with the remedy, unless the rank has the memory."""
+        """Raise ``DoesNotFit``, with the remedy, unless the rank has enough memory."""
         if self.total <= self.available:
             return
         state = self.total - self.activations
@@ -92,7 +92,7 @@ class Memory:
 
 
 def measure_shards(plan: TrainingPlan) -> Shards:
-    """Build and shard the model as rank 0 of ``plan.num_ranks``; needs no process group yet."""
+    """Build and shard the model as rank 0 of ``plan.num_ranks``; creates its own process group."""
     assert not dist.is_initialized()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_ranks)
     try:
@@ -124,11 +124,11 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def activation_bytes(plan: TrainingPlan, *, activation_checkpointing: bool) -> int:
-    """Peak of one micro-batch on one rank, beside the weights; an upper estimate.
+    """Estimate an upper bound on one micro-batch's peak on one rank, beside the weights.
 
     With checkpointing the inputs of all layers stay and one layer is recomputed at a time; without
     it every layer's intermediate results stay. Attention scores stay in bf16 and, as the softmax's
-    result, in fp32, for the code that NxD runs fuses nothing; kernels that keep no scores need
+    result, in fp32, since the code that NxD runs fuses nothing; kernels that keep no scores need
     less.
     """
     shape, degree = plan.shape, plan.tensor_parallel
@@ -145,7 +145,7 @@ def activation_bytes(plan: TrainingPlan, *, activation_checkpointing: bool) -> i
     # Logits, their softmax and their gradient.
     head = tokens * shape.vocab_size // degree * (_BF16 + 2 * _FP32)
     kept = shape.num_hidden_layers * (hidden if activation_checkpointing else layer)
-    # A layer's backward pass holds about as much again as its forward pass has left.
+    # A layer's backward pass needs about as much again as its forward pass has kept.
     return kept + max(layer * (2 if activation_checkpointing else 1), head)
 
 
@@ -156,7 +156,7 @@ def rank_memory(
     *,
     activation_checkpointing: bool,
 ) -> Memory:
-    """Memory that a rank needs and has."""
+    """Compute the memory that a rank needs and has."""
     hbm_gib = instance_type.hbm_gib_per_device * instance_type.num_neuron_devices
     return Memory(
         weights=_BF16 * shards.tensor_parallel,
@@ -169,7 +169,7 @@ def rank_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """The outcome: PyTorch's numbers beside the plan's."""
+    """The outcome: PyTorch's numbers compared with the plan's."""
 
     workload: str
     num_nodes: int
@@ -181,14 +181,14 @@ class DryRun:
 
     @property
     def agrees(self) -> bool:
-        """Tell whether the arithmetic that plans are made with is PyTorch's."""
+        """Tell whether the arithmetic of plans matches PyTorch."""
         return (
             self.plan.parameters_per_rank == self.shards.tensor_parallel
             and self.plan.optimizer_parameters_per_rank == self.shards.data_parallel
         )
 
     def rows(self) -> list[tuple[str, str]]:
-        """A table: what, and how much."""
+        """Build a table of quantities and amounts."""
         plan, memory = self.plan, self.memory
         return [
             ("ranks", f"{plan.num_ranks} on {self.num_nodes} x {self.instance_type}"),
@@ -211,7 +211,7 @@ class DryRun:
         ]
 
     def document(self) -> dict[str, object]:
-        """A JSON document of the outcome."""
+        """Build a JSON document of the outcome."""
         return {
             "workload": self.workload,
             "num_nodes": self.num_nodes,
@@ -259,7 +259,7 @@ def dry_run(
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the table; 0 when the run fits, 2 with a reason when it cannot be."""
+    """Print the table; returns 0 if the run fits, 2 with a reason if it cannot run."""
     parser = argparse.ArgumentParser(
         prog=f"{PROGRAM} <workload> {FLAG}", description=__doc__, allow_abbrev=False
     )

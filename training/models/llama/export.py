@@ -1,7 +1,7 @@
 """Export a run: its newest checkpoint as a model in Hugging Face's layout, under ``export/<run>/``.
 
-One CPU process; a file set of at most 5 GB a file. Memory: one such file at a time in the type
-that is exported (Llama-2-7B in bfloat16: 13.5 GB in three files, so 5 GB), never the fp32 model.
+One CPU process; files of at most 5 GB. Memory: one such file at a time in the exported type
+(Llama-2-7B in bfloat16: 13.5 GB in three files, so 5 GB), never the fp32 model.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RECEIPT = "export.json"
-"""Written last: what was exported."""
+"""The receipt of the export, written last."""
 Finished = Callable[[Path], None]
-"""Takes a file that is complete, and may remove it."""
+"""Receives a complete file, and may remove it."""
 
 
 class ExportError(ValueError):
-    """There is nothing to export as asked."""
+    """The requested export is not possible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOrder:
-    """An order to export: which run, which step, in which type."""
+    """An order to export a run: its name, the step and the type."""
 
     run: str
     step: int
@@ -59,7 +59,7 @@ class ExportOrder:
     dtype: str
     """``bfloat16`` or ``float32``."""
     max_file_size: str = "5GB"
-    """The most that a file of weights has, as transformers cuts them."""
+    """Maximum size of a file of weights, as transformers splits them."""
 
 
 def run(job: Job) -> None:
@@ -81,7 +81,7 @@ def run(job: Job) -> None:
 def export(
     order: ExportOrder, storage: StorageAccess, *, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Write the files; returns the receipt, which is written last."""
+    """Write the files; returns the receipt, written last."""
     bucket = storage.open(storage.root)
     config = RunConfig.load(bucket.at(f"{RUNS_PREFIX}{order.run}"))
     if config is None:
@@ -93,7 +93,7 @@ def export(
             "which torch.distributed.checkpoint.format_utils converts"
         )
     checkpoints = checkpoint_root(storage, bucket, order.run, config)
-    # Nothing is deleted here, so the numbers do not matter.
+    # Nothing is deleted here, so these numbers do not matter.
     folders = Folders(checkpoints, keep_last=1, keep_every=0, say=_say)
     target = bucket.at(f"{EXPORT_PREFIX}{order.run}")
     refused: list[str] = []
@@ -128,16 +128,16 @@ def export(
 
 
 class _Upload:
-    """Moves finished files to where the export goes."""
+    """Moves finished files to the export's destination."""
 
     def __init__(self, target: Objects, name: str, report: Callable[[str], None]) -> None:
         self._target, self._name, self._report = target, name, report
         self._done = 0
         self.files: dict[str, int] = {}
-        """Bytes by name."""
+        """Sizes in bytes by name."""
 
     def count(self, num_bytes: int) -> None:
-        """Count bytes that were read or written."""
+        """Count bytes read or written."""
         self._done += num_bytes
         self._report(f"exporting {self._name}: {self._done >> 20} MiB")
 
@@ -153,7 +153,7 @@ def _say(text: str) -> None:
 
 
 def _chosen(folders: Folders, order: ExportOrder, refused: list[str]) -> CheckpointInfo:
-    """The checkpoint to export."""
+    """Choose the checkpoint to export."""
     info = folders.newest(at_most=order.step or None)
     if info is not None and order.step in (0, info.step):
         return info
@@ -188,7 +188,7 @@ def _export_model(
 
 
 def _export_tokenizer(config: RunConfig, *, bucket: Objects, upload: _Upload) -> None:
-    """Export the tokenizer that made the dataset's ids; without the dataset there is none."""
+    """Export the tokenizer that made the dataset's ids, if the dataset still exists."""
     dataset = bucket.at(f"{DATASETS_PREFIX}{config.values['dataset']}")
     try:
         manifest: dict[str, Any] = json.loads(dataset.get(DATASET_MANIFEST))
@@ -228,8 +228,8 @@ def write_model(
 ) -> None:
     """Write the model of the checkpoint in ``source`` to ``folder``, a file at a time.
 
-    ``CheckpointDamaged`` where its bytes are wrong, ``CheckpointUnusable`` where it is not of that
-    shape. In memory is one file's worth of tensors, in ``dtype``.
+    Raises ``CheckpointDamaged`` if its bytes are wrong, ``CheckpointUnusable`` if it has another
+    shape. Holds one file's worth of tensors in memory, in ``dtype``.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
@@ -252,9 +252,9 @@ def write_model(
         _write_json(folder / "model.safetensors.index.json", index, finished)
     if eos_id is not None:
         config.eos_token_id = eos_id
-    config.use_cache = True  # for generation; training has no use for one
+    config.use_cache = True  # for generation; training does not need it
     config.architectures = ["LlamaForCausalLM"]
-    # transformers has written "dtype" since 4.56; whoever is older reads "torch_dtype".
+    # transformers has written "dtype" since 4.56; older versions read "torch_dtype".
     document = {**config.to_diff_dict(), "dtype": dtype, "torch_dtype": dtype}
     _write_json(folder / "config.json", document, finished)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
@@ -267,13 +267,13 @@ def _write_json(path: Path, document: Mapping[str, Any], finished: Finished) -> 
 
 
 def write_tokenizer(text: str, *, eos_id: int, bos: bool, folder: Path, finished: Finished) -> None:
-    """Write a tokenizer that gives the ids that training saw; ``text`` is its tokenizer.json."""
+    """Write a tokenizer that gives the same ids as in training; ``text`` is its tokenizer.json."""
     from transformers.tokenization_utils_fast import PreTrainedTokenizerFast
 
     document = json.loads(text)
     processor = document.get("post_processor") or {}
     if not bos and processor.get("type") == "TemplateProcessing":
-        # It puts a BOS in front, which the model has never seen.
+        # It would prepend a BOS, which the model has never seen.
         document["post_processor"] = None
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(document, ensure_ascii=False))
@@ -281,7 +281,7 @@ def write_tokenizer(text: str, *, eos_id: int, bos: bool, folder: Path, finished
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(path),
         eos_token=names.get(eos_id),
-        # Else it gives token_type_ids too, which `generate` of a Llama refuses.
+        # Otherwise it also returns token_type_ids, which a Llama's `generate` refuses.
         model_input_names=["input_ids", "attention_mask"],
     )
     tokenizer.save_pretrained(folder)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-# Importing transformers.models.llama's two modules takes half the time of importing more.
+# Importing only transformers.models.llama's two modules halves the import time.
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
 
@@ -39,7 +39,7 @@ _HOST = torch.device("cpu")
 
 
 def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> LlamaConfig:
-    """Hugging Face's configuration; what it does not say is Llama-2's."""
+    """Build Hugging Face's configuration; its other defaults are Llama-2's."""
     assert isinstance(shape, ModelShape), shape
     return LlamaConfig(
         vocab_size=shape.vocab_size,
@@ -63,17 +63,17 @@ def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> Llam
 
 
 def meta_model(config: LlamaConfig) -> LlamaForCausalLM:
-    """The model without storage: 32 workers of a node would not fit one full copy each."""
+    """Build the model without storage: a node cannot hold a full copy for each of 32 workers."""
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
     return model.train()
 
 
 def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
-    """The whole of one parameter as training begins, fp32 on the host.
+    """Make the initial value of one whole parameter, fp32 on the host.
 
-    A pure function of its name and the seed, so every topology begins with the same model, and a
-    rank that keeps a part of it needs no other rank.
+    A pure function of name and seed, so every topology begins with the same model, and a rank that
+    keeps a part of it needs no other.
     """
     if name.endswith("norm.weight"):
         return torch.ones(size)
@@ -81,7 +81,7 @@ def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
 
 
 def restore_buffers(model: LlamaForCausalLM, device: torch.device) -> None:
-    """Compute what is in no checkpoint, the rotary frequencies, which the meta device has lost."""
+    """Recompute the rotary frequencies, lost on the meta device and not in checkpoints."""
     model.model.rotary_emb = LlamaRotaryEmbedding(model.config, device=device)
 
 
@@ -92,28 +92,28 @@ class LlamaNetwork:
         self._config = config
 
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
-        """The model without storage, its tensor parallelism by DTensor."""
+        """Build the model without storage, with tensor parallelism by DTensor."""
         config = self._config
         model: nn.Module = meta_model(llama_config(config.shape, seq_len=config.plan.seq_len))
         if mesh is not None:
             parallelize(model, mesh)
         if config.activation_checkpointing:
             cast(LlamaForCausalLM, model).gradient_checkpointing_enable(
-                # There is no dropout whose random numbers would have to be repeated.
+                # There is no dropout whose random numbers would have to be replayed.
                 {"use_reentrant": False, "preserve_rng_state": False}
             )
         return model
 
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
-        """The whole of one parameter as training begins."""
+        """Make the initial value of one whole parameter."""
         return initial_weight(name, size, seed=self._config.seed)
 
     def restore(self, model: Any, device: torch.device) -> None:
-        """Compute the rotary frequencies again."""
+        """Recompute the rotary frequencies."""
         restore_buffers(model, device)
 
     def layers(self, model: Any) -> Iterable[nn.Module]:
-        """The decoder's layers."""
+        """List the decoder's layers."""
         found: Iterable[nn.Module] = model.model.layers
         return found
 
@@ -122,17 +122,17 @@ class LlamaNetwork:
         return _cross_entropy(model, batch, reduction="mean")
 
     def losses(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Cross entropy of each sequence, ``[micro_batch]``."""
+        """Compute the cross entropy of each sequence, ``[micro_batch]``."""
         each = _cross_entropy(model, batch, reduction="none")
         return each.reshape(self._config.plan.micro_batch, -1).mean(1)
 
     def for_nxd(self) -> NxdLlama:
-        """The same model in neuronx_distributed's modules."""
+        """Return the same model built of neuronx_distributed's modules."""
         return NxdLlama(self._config)
 
 
 def _cross_entropy(model: Any, batch: Batch, *, reduction: str) -> torch.Tensor:
-    # FSDP2 gives the mask the type that it computes in.
+    # FSDP2 casts the mask to the type it computes in.
     inputs, labels = model_inputs(batch, torch.float32)
     logits = model(**inputs, use_cache=False).logits
     return torch.nn.functional.cross_entropy(
@@ -141,7 +141,7 @@ def _cross_entropy(model: Any, batch: Batch, *, reduction: str) -> torch.Tensor:
 
 
 def parallel_module(module: nn.Module, how: Split) -> nn.Module:
-    """NxD's counterpart of one module, in bf16 on the meta device."""
+    """Build NxD's counterpart of a module, in bf16 on the meta device."""
     from neuronx_distributed.parallel_layers import (
         ColumnParallelLinear,
         ParallelEmbedding,
@@ -163,7 +163,7 @@ def parallel_module(module: nn.Module, how: Split) -> nn.Module:
             dtype=torch.bfloat16,
             device=_META,
         )
-    # The logits stay split too: parallel_cross_entropy takes them so.
+    # The logits stay split too, as parallel_cross_entropy expects.
     return ColumnParallelLinear(
         module.in_features,
         module.out_features,
@@ -171,19 +171,19 @@ def parallel_module(module: nn.Module, how: Split) -> nn.Module:
         gather_output=False,
         dtype=torch.bfloat16,
         device=_META,
-        # The default, fp32, loses the sum of the input's gradient over the ranks of a model: with
-        # another dtype than the activations' NxD sums a converted copy and drops it (0.17.0 and
-        # 0.18.0, parallel_layers/layers_utils.py, _linear_autograd_bwd_grad_reduce).
+        # The default, fp32, loses the sum of the input's gradient over the ranks of a model: if
+        # the dtype differs from the activations', NxD sums a converted copy and drops it (0.17.0
+        # and 0.18.0, parallel_layers/layers_utils.py, _linear_autograd_bwd_grad_reduce).
         reduce_dtype=torch.bfloat16,
     )
 
 
 class NxdLlama:
-    """See ``NxdNetwork``: one rank's part, made first without memory and then weight by weight.
+    """See ``NxdNetwork``: one rank's part, created without memory and then filled weight by weight.
 
     No worker ever holds more than its own bf16 part (1.6 GiB of Llama-2-7B at a tensor-parallel
     degree of 8) and one whole matrix in fp32 (0.5 GiB): 70 GiB for the 32 workers of a node,
-    where 32 full copies would be 800.
+    instead of 800 for 32 full copies.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -194,7 +194,7 @@ class NxdLlama:
         self._splits: dict[str, Split] = {}
 
     def model(self) -> LlamaForCausalLM:
-        """The model on the meta device: what NxD calls ``model_fn``."""
+        """Build the model on the meta device: NxD's ``model_fn``."""
         config = self._config
         # Eager attention computes the softmax in fp32, as AWS's own Llama does.
         model = meta_model(
@@ -211,7 +211,7 @@ class NxdLlama:
         return model
 
     def fill(self, module: nn.Module, device: torch.device) -> None:
-        """Give a module's own parameters their values: what NxD calls ``param_init_fn``."""
+        """Initialize a module's own parameters: NxD's ``param_init_fn``."""
         for leaf, parameter in module.named_parameters(recurse=False):
             name = f"{self._names[module]}.{leaf}"
             value = initial_weight(name, self._whole[name], seed=self._config.seed)
@@ -221,8 +221,8 @@ class NxdLlama:
                 parameter.copy_(value)
 
     def pieces(self) -> dict[torch.Tensor, WeightPart]:
-        """This rank's part of every parameter of the model, as it is now."""
-        # By module: NxD replaces parameters, and wraps modules, which changes the model's names.
+        """Map the model's current parameters to this rank's parts."""
+        # By module, because NxD replaces parameters and wraps modules, which changes names.
         return {
             parameter: self._piece(f"{name}.{leaf}", parameter.size())
             for module, name in self._names.items()
@@ -230,7 +230,7 @@ class NxdLlama:
         }
 
     def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:
-        """Keyword arguments of the model and its labels, of a micro-batch on its device."""
+        """Turn a micro-batch on the device into the model's keyword arguments and labels."""
         return model_inputs(batch, torch.bfloat16)
 
     def _piece(self, name: str, size: torch.Size) -> WeightPart:
@@ -242,9 +242,9 @@ class NxdLlama:
 
 
 def _tensor_rank() -> int:
-    """Number of the part of the model that is this rank's.
+    """Index of this rank's part of the model.
 
-    Neighbours are not always one model: at 4 on trn1 ranks 0, 8, 16 and 24 are
+    Neighbours do not always share a model: at degree 4 on trn1 ranks 0, 8, 16 and 24 do
     (parallel_state.py, initialize_model_parallel).
     """
     from neuronx_distributed.parallel_layers import parallel_state

@@ -27,19 +27,19 @@ class Split(StrEnum):
     """Ways in which the ranks of one model share a module."""
 
     COLWISE = "colwise"
-    """Each has a part of the outputs; the result stays split."""
+    """Each rank has a part of the outputs; the result stays split."""
     ROWWISE = "rowwise"
-    """Each has a part of the inputs; results are summed."""
+    """Each rank has a part of the inputs; results are summed."""
     VOCAB_IN = "vocab-in"
-    """Input embedding: each has a part of the vocabulary; results are summed."""
+    """Input embedding: each rank has a part of the vocabulary; results are summed."""
     VOCAB_OUT = "vocab-out"
-    """Output projection: each has a part of the vocabulary, and the loss is computed on parts."""
+    """Output projection: each rank has a part of the vocabulary; the loss is computed on parts."""
 
 
 def tensor_parallel_plan(config: LlamaConfig) -> dict[str, Split]:
-    """Module name, with ``*`` for a layer's number, to how it is split.
+    """Map module names, with ``*`` for a layer's number, to their split.
 
-    The layers are as Hugging Face's configuration says; it leaves both ends of the model whole.
+    Layers follow Hugging Face's configuration, which leaves both ends of the model whole.
     """
     layers = {f"model.{name}": Split(how) for name, how in config.base_model_tp_plan.items()}
     return {"model.embed_tokens": Split.VOCAB_IN, **layers, "lm_head": Split.VOCAB_OUT}
@@ -48,7 +48,7 @@ def tensor_parallel_plan(config: LlamaConfig) -> dict[str, Split]:
 def split_modules(
     model: LlamaForCausalLM, plan: dict[str, Split]
 ) -> Iterator[tuple[str, nn.Module, Split]]:
-    """Every module that ``plan`` names, with its full name."""
+    """Yield every module named by ``plan``, with its full name."""
     patterns = [
         (re.compile(re.escape(name).replace(r"\*", r"\d+")), how) for name, how in plan.items()
     ]
@@ -74,15 +74,15 @@ def parallelize(model: LlamaForCausalLM, mesh: DeviceMesh) -> None:
     """Split a model on the meta device over the ranks of ``mesh``, by DTensor."""
     plan = tensor_parallel_plan(model.config)
     styles = {name: _style(how) for name, _, how in split_modules(model, plan)}
-    # No rank's values are sent to the others: on the meta device there are none.
+    # Nothing is sent between ranks: on the meta device there are no values.
     parallelize_module(model, mesh, styles, src_data_rank=None)
 
 
 def split_dimension(how: Split) -> int:
-    """The dimension of a weight, ``[outputs, inputs]`` or ``[vocabulary, hidden]``, is split."""
+    """Dimension in which a weight, ``[outputs, inputs]`` or ``[vocabulary, hidden]``, is split."""
     return 1 if how is Split.ROWWISE else 0
 
 
 def part_of(whole: torch.Tensor, how: Split, *, index: int, parts: int) -> torch.Tensor:
-    """The ``index``-th of ``parts`` equal parts of a weight."""
+    """Select the ``index``-th of ``parts`` equal parts of a weight."""
     return whole.chunk(parts, dim=split_dimension(how))[index]

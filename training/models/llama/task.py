@@ -1,4 +1,4 @@
-"""Pre-training of a Llama on packed tokens."""
+"""Llama pre-training on packed tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def run(job: Job) -> None:
-    """Train as the job says; the workload's entry point."""
+    """Train; the workload's entry point."""
     train(job, LlamaTask())
 
 
@@ -30,11 +30,11 @@ class LlamaTask(Task):
     """See ``Task``."""
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Batch, ranks and model have to fit each other."""
+        """Check that batch, ranks and model fit together."""
         TrainingPlan.from_values(values, num_ranks)
 
     def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
-        """A dataset that tokenize has made."""
+        """Open a dataset made by tokenize."""
         seq_len = int(values["seq-len"])
         packed = open_dataset(
             staging.objects,
@@ -67,7 +67,7 @@ class LlamaTask(Task):
     def backend(
         self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
     ) -> ModelParallel:
-        """With tensor parallelism."""
+        """Open a back-end with tensor parallelism."""
         return open_model_parallel(
             config, device, LlamaNetwork(config), peak_flops=peak_flops, report=report
         )
@@ -75,7 +75,7 @@ class LlamaTask(Task):
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
-        """Tokens of the dataset."""
+        """Return tokens from the dataset."""
         return packed_batches(
             dataset.content,
             seed=config.seed,
@@ -84,13 +84,13 @@ class LlamaTask(Task):
         )
 
     def held_out(self, config: TrainConfig, dataset: Dataset) -> HeldOut | None:
-        """Tokens of the dataset's validation split."""
+        """Return tokens from the dataset's validation split."""
         if config.eval_every == 0:
             return None
         seq_len = config.plan.seq_len
         split = dataset.content.require_validation(seq_len=seq_len)
         return HeldOut(
-            # Not the run's seed: losses of runs with different seeds are to be compared.
+            # Not the run's seed, so that losses are comparable between runs with different seeds.
             batch=packed_batches(
                 split, seed=0, seq_len=seq_len, masked_by=_masked_by(config, dataset)
             ),
@@ -98,16 +98,16 @@ class LlamaTask(Task):
         )
 
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
-        """Tokens without a dataset."""
+        """Return random tokens."""
         return random_batches(
             vocab_size=config.shape.vocab_size,
             seed=config.seed,
             seq_len=config.plan.seq_len,
-            # Any id: none is in the graph.
+            # Any id will do: none is in the graph.
             masked_by=0 if config.document_masks else None,
         )
 
 
 def _masked_by(config: TrainConfig, dataset: Dataset) -> int | None:
-    """The id that ends a document, where documents do not see each other."""
+    """Return the id that ends a document, if documents must not see each other."""
     return dataset.content.manifest.eos_id if config.document_masks else None

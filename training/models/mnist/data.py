@@ -1,4 +1,4 @@
-"""Batches of handwritten digits, for training and for the test after it."""
+"""Batches of handwritten digits, for training and the final test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Digits:
     labels: Pixels
 
     def batch(self, indices: Any) -> dict[str, torch.Tensor]:
-        """Pixels become 0 to 1."""
+        """Make a batch, with pixels scaled to 0-1."""
         return {
             "images": torch.from_numpy(self.images[indices].astype(np.float32) / 255),
             "labels": torch.from_numpy(self.labels[indices].astype(np.int64)),
@@ -30,7 +30,7 @@ class Digits:
 
 
 def training_batches(digits: Digits, *, seed: int) -> Callable[[range], dict[str, torch.Tensor]]:
-    """Positions in the data order to a micro-batch, as a pure function."""
+    """Return a pure function from positions in the data order to a micro-batch."""
 
     def batch(positions: range) -> dict[str, torch.Tensor]:
         return digits.batch(
@@ -45,9 +45,9 @@ def training_batches(digits: Digits, *, seed: int) -> Callable[[range], dict[str
 def evaluation_batches(
     digits: Digits, *, rank: int, num_ranks: int, size: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """A rank's share of the test, in batches of one size, which a compiler compiles once.
+    """Yield a rank's share of the test in batches of equal size, so that they compile only once.
 
-    ``counts`` is 1 for an image, and 0 for what fills the last batches up.
+    ``counts`` is 1 for an image, and 0 for padding of the last batches.
     """
     total = len(digits.images)
     mine = np.arange(rank, total, num_ranks)

@@ -30,7 +30,7 @@ class Mlp(nn.Module):
         self.fc3 = nn.Linear(SHAPE.intermediate_size, SHAPE.vocab_size)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logarithms of the classes' probabilities, ``[batch, 10]``, of ``[batch, 784]``."""
+        """Map ``[batch, 784]`` to log probabilities of the classes, ``[batch, 10]``."""
         inner = functional.relu(self.fc2(functional.relu(self.fc1(images))))
         return functional.log_softmax(self.fc3(inner), dim=1)
 
@@ -42,12 +42,12 @@ class MlpNetwork:
         self._config = config
 
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
-        """The model without storage."""
+        """Build the model without storage."""
         with torch.device("meta"):
             return Mlp()
 
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
-        """Begin as torch's Linear does: uniform within the inverse root of its inputs."""
+        """Initialize as torch's Linear does: uniform within 1 / sqrt(inputs)."""
         inputs = {
             "fc1": SHAPE.num_inputs, "fc2": SHAPE.hidden_size, "fc3": SHAPE.intermediate_size
         }  # fmt: skip
@@ -59,16 +59,16 @@ class MlpNetwork:
         """Do nothing: nothing is lost."""
 
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """None is worth a gathering of its own."""
+        """Return none: no layer is worth gathering separately."""
         return ()
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
-        """Negative log-likelihood, mean over the batch."""
+        """Compute the negative log-likelihood, averaged over the batch."""
         return functional.nll_loss(model(batch["images"]), batch["labels"])
 
 
 def correct(model: Any, batch: Any) -> torch.Tensor:
-    """Count the recognised ones of the images that count."""
+    """Count correctly recognised images, without padding."""
     hits = model(batch["images"]).argmax(dim=1) == batch["labels"]
     found: torch.Tensor = (hits * batch["counts"]).sum()
     return found

@@ -1,8 +1,8 @@
-"""The mnist workload: trained data parallel on handwritten digits, then tested on others.
+"""The mnist workload: data-parallel training on handwritten digits, then a test on others.
 
 Network, learning rate, batch and epochs are those of the reference (aws-neuron-samples,
-``mnist_mlp``); the order is another one in every epoch, and the last batch of the test counts what
-is in it.
+``mnist_mlp``); the order changes every epoch, and the last batch of the test counts only its own
+images.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from training.trainer.records import StepRecord
 
 _TEST_BATCH = 256
-"""Images that a worker recognises at once."""
+"""Images per worker and test batch."""
 
 
 def run(job: Job) -> None:
-    """Train as the job says; the workload's entry point."""
+    """Train; the workload's entry point."""
     train(job, MnistTask())
 
 
@@ -51,10 +51,10 @@ class MnistTask(Task):
     follows_ranks = True
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Every batch fits any number of ranks."""
+        """Accept everything: every batch fits any number of ranks."""
 
     def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
-        """Images that prepare has put there."""
+        """Open images stored by prepare."""
         manifest = stage(
             staging.objects,
             staging.cache,
@@ -82,8 +82,8 @@ class MnistTask(Task):
     def config(
         self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
-        """Batch and learning rate follow the workers; the steps follow them and the images."""
-        assert dataset is not None  # nothing is compiled beforehand
+        """Derive batch and learning rate from the workers, and steps from these and the images."""
+        assert dataset is not None  # nothing is compiled in advance
         manifest: DatasetManifest = dataset.content[2]
         batch_size = int(values["batch-size"])
         plan = TrainingPlan(
@@ -122,7 +122,7 @@ class MnistTask(Task):
     def backend(
         self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
     ) -> Backend:
-        """Data parallel."""
+        """Open a data-parallel back-end."""
         return open_data_parallel(
             config, device, MlpNetwork(config), peak_flops=peak_flops, report=report
         )
@@ -130,7 +130,7 @@ class MnistTask(Task):
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
-        """Images of the training set."""
+        """Return images from the training set."""
         return training_batches(dataset.content[0], seed=config.seed)
 
     def finish(
@@ -141,7 +141,7 @@ class MnistTask(Task):
         last: StepRecord | None,
         values: Mapping[str, Value],
     ) -> FinalReport:
-        """Recognise the test's images, and say what the reference says."""
+        """Run the test, and report what the reference reports."""
         _, test, manifest = dataset.content
         batches = evaluation_batches(
             test, rank=backend.rank, num_ranks=backend.num_ranks, size=_TEST_BATCH

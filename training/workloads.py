@@ -60,10 +60,10 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
 
 
 def leave_out_sklearn() -> None:
-    """Let scikit-learn count as not installed in this process.
+    """Make scikit-learn count as not installed in this process.
 
-    transformers imports it for no use of ours, and with it scipy and pandas: another fifth of a
-    start.
+    transformers would import it, and with it scipy and pandas, for nothing we use, which makes
+    starting a fifth slower.
     """
     sys.modules["sklearn"] = None  # type: ignore[assignment]
 

@@ -101,7 +101,7 @@ def _guard(read_end: int, launcher: int, scratch: Path, silence_s: float) -> Non
         strikes += 1
         if strikes == 2:
             signal_quietly(launcher, signal.SIGKILL)
-            with contextlib.suppress(OSError):  # whoever read the log may be gone
+            with contextlib.suppress(OSError):  # the reader of the log may be gone
                 log.info(
                     "guardian: the launcher was silent for %g s; this node is killed",
                     silence_s + _CONFIRM_S,

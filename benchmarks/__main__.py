@@ -37,14 +37,14 @@ Entry = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Comparisons that are made together, when the first of them is measured."""
+    """Comparisons prepared together, when the first of them is measured."""
 
     names: tuple[str, ...]
     make: Callable[[], list[Comparison]]
 
 
 def groups(stack: ExitStack, environment: dict[str, str], console: Console) -> list[Group]:
-    """Every comparison there is; ``stack`` ends what several of them share."""
+    """List all comparisons; ``stack`` closes what several of them share."""
 
     @cache
     def deployed() -> submit.Deployed:
@@ -70,7 +70,7 @@ def groups(stack: ExitStack, environment: dict[str, str], console: Console) -> l
 
 
 def measured(comparison: Comparison, num_pairs: int, progress: Progress) -> Entry:
-    """One entry of the result."""
+    """Measure one comparison into an entry of the result."""
     task = progress.add_task(comparison.name, total=num_pairs)
     ratios = []
     for ratio in interleave(comparison, num_pairs):
@@ -93,7 +93,7 @@ def measured(comparison: Comparison, num_pairs: int, progress: Progress) -> Entr
 def attempts(
     chosen: list[Group], only: list[str], measure: Callable[[Comparison], Entry]
 ) -> Iterator[tuple[str, Entry | Exception]]:
-    """Measure one after the other; one that fails does not take the others with it."""
+    """Measure one after the other; a failure does not stop the rest."""
     for group in chosen:
         wanted = [name for name in group.names if not only or name in only]
         try:
@@ -109,7 +109,7 @@ def attempts(
 
 
 def table(entries: list[Entry]) -> Table:
-    """What a person looks at."""
+    """Render the result for people."""
     shown = Table(title="product / baseline, median of interleaved pairs")
     for column in ("benchmark", "product", "baseline", "ratio", "95 % interval", "target", "met"):
         shown.add_column(column)
@@ -123,7 +123,7 @@ def table(entries: list[Entry]) -> Table:
 
 
 def report(console: Console, entries: list[Entry], failed: list[Entry]) -> None:
-    """Write the result, and show it."""
+    """Write and show the result."""
     RESULT.parent.mkdir(exist_ok=True)
     document = {"version": 1, "benchmarks": entries, "failed": failed}
     RESULT.write_text(json.dumps(document, indent=2) + "\n")
@@ -150,7 +150,7 @@ def main(
     A comparison that fails is named, and the others go on; the exit code is 1 then.
     """
     console = Console()
-    # A setting of this shell, such as not to write byte code, is not what is measured.
+    # Python settings of this shell, such as not writing byte code, must not affect the result.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     entries: list[Entry] = []
     failed: list[Entry] = []

@@ -1,4 +1,4 @@
-"""What a bare torchrun job would do: the baseline of the launch and all-reduce benchmarks.
+"""A bare torchrun job, the baseline of the launch and all-reduce benchmarks.
 
 Usage: torchrun ... --module benchmarks.bare_worker BYTES WARM-UP-ITERATIONS TIMED-ITERATIONS
 Rank 0 prints `first collective`, then the median seconds of one all-reduce.
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    """Make the first collective, then time the loop."""
+    """Run the first collective, then time the loop."""
     num_bytes, warmup, timed = (int(word) for word in sys.argv[1:])
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))

@@ -1,10 +1,10 @@
 """A BERT-tiny step beside a plain torch DDP loop of the same model, two processes each.
 
 Both have the same sequences, batch, optimizer with its two groups, schedule, clipping and dropout,
-and log every step. The baseline is what one would write first: Hugging Face's model with its own
+and log every step. The baseline is the obvious first attempt: Hugging Face's model with its own
 loss, DistributedDataParallel, AdamW; it projects every position onto the vocabulary, the product
-only those that are predicted. Each side lives in two processes of its own, and one side
-waits while the other is measured.
+only the predicted ones. Each side has two processes of its own, and waits while the other is
+measured.
 """
 
 import atexit
@@ -20,13 +20,13 @@ from benchmarks.processes import ROOT
 from trainium_catalogue import contract
 
 STEPS = 6
-"""Of one measurement."""
+"""Steps per measurement."""
 BATCH, SEQ_LEN, RANKS = 8, 128, 2
-"""Sequences of a rank, their length, and the ranks."""
+"""Sequences per rank, their length, and the number of ranks."""
 
 
 def step(environment: Mapping[str, str]) -> Comparison:
-    """Seconds of the same steps."""
+    """Compare the seconds that the same steps take."""
     servers: dict[str, subprocess.Popen[str]] = {}
 
     def seconds(side: str) -> float:
@@ -45,7 +45,7 @@ def step(environment: Mapping[str, str]) -> Comparison:
 
 
 def _start(side: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Both ranks; rank 0 listens to its standard input."""
+    """Start both ranks; rank 0 listens on its standard input."""
     folder = tempfile.TemporaryDirectory()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,7 +1,7 @@
 """One rank of a side of the BERT benchmark: ``python -m benchmarks.bert_worker loop | ddp``.
 
-Rank 0 makes as many steps, with the others, as each line of its standard input says, and answers
-with the seconds they took.
+For each line on its standard input, rank 0 and the others run that many steps, and rank 0 prints
+the seconds they took.
 """
 
 import contextlib
@@ -29,18 +29,18 @@ from training.trainer.task import Staging
 
 _DOCUMENTS = 300
 _NEVER = 10**6
-"""Steps of the run: more than are measured."""
+"""Steps of the run, more than are ever measured."""
 _WORDS = (
     *("bert-tiny", f"--global-batch={BATCH * RANKS}", f"--micro-batch={BATCH}"),
     *(f"--seq-len={SEQ_LEN}", f"--max-steps={_NEVER}"),
 )
 
 Make = Callable[[int], float]
-"""Makes so many steps and returns their seconds."""
+"""Runs that many steps and returns their seconds."""
 
 
 def main(side: str) -> None:
-    """Serve one side."""
+    """Serve one side of the comparison."""
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
         device = open_device(DeviceKind.CPU, timeout_s=24 * 3600.0)
@@ -59,7 +59,7 @@ def main(side: str) -> None:
 
 
 def _orders() -> Iterator[int]:
-    """What rank 0 is asked for, on every rank."""
+    """Yield on every rank the numbers of steps that rank 0 reads."""
     while True:
         steps = torch.zeros(1, dtype=torch.int64)
         if dist.get_rank() == 0:
@@ -198,5 +198,5 @@ def ddp(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
 
 if __name__ == "__main__":
     main(sys.argv[1])
-    # Threads of gloo may outlive the group.
+    # gloo's threads may outlive the group.
     os._exit(0)

@@ -1,9 +1,9 @@
-"""How long training stands still for a checkpoint: an asynchronous save against a synchronous one.
+"""Time that training stands still for a checkpoint: asynchronous against synchronous saving.
 
-Same code, same state, same folder; what is compared is how long `save` keeps the caller. The state
-has 29.5 million parameters with AdamW's moments, 354 MB: about half of what one of 128 ranks saves
-of Llama-2-7B. It goes to this machine's disk, the fastest storage there is and so the hardest case:
-the slower the storage, the longer a synchronous save.
+Same code, same state, same folder; the measure is how long `save` blocks the caller. The state
+has 29.5 million parameters with AdamW's moments, 354 MB: about half of what each of 128 ranks saves
+of Llama-2-7B. It goes to this machine's disk, the fastest storage and so the hardest case: the
+slower the storage, the longer a synchronous save.
 """
 
 import atexit
@@ -24,13 +24,13 @@ _TENSORS = 40
 
 
 def stall(environment: Mapping[str, str]) -> Comparison:
-    """Both sides run in one process that lives as long as this one."""
+    """Compare both ways of saving, in one process that lives as long as this one."""
     saver: list[subprocess.Popen[str]] = []
 
     def seconds(how: str) -> float:
         if not saver:
             saver.append(_start(environment))
-            ask(saver[0], "synchronous")  # the first save also makes memory and folders
+            ask(saver[0], "synchronous")  # the first save also allocates memory and makes folders
         return ask(saver[0], how)
 
     return Comparison(
@@ -67,7 +67,7 @@ def _start(environment: Mapping[str, str]) -> subprocess.Popen[str]:
 
 
 def ask(process: subprocess.Popen[str], how: str) -> float:
-    """Have it save once; returns the seconds that the save kept the caller."""
+    """Have ``process`` save once; return the seconds that the save blocked its caller."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(f"{how}\n")
     process.stdin.flush()
@@ -78,7 +78,7 @@ def ask(process: subprocess.Popen[str], how: str) -> float:
 
 
 def serve(folder: Path) -> None:
-    """Save as each line of standard input says, and answer with seconds."""
+    """Save as each line of standard input says, and print the seconds."""
     import torch
 
     from training.checkpoint import Checkpoints

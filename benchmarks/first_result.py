@@ -1,4 +1,4 @@
-"""How long a newcomer waits for the first result: `make rehearse QUICK=1`, after set-up."""
+"""Time that a newcomer waits for the first result: `make rehearse QUICK=1`, after set-up."""
 
 import sys
 import tempfile
@@ -8,11 +8,11 @@ from benchmarks.pairs import Comparison
 from benchmarks.processes import seconds_of
 
 PROMISED_S = 60.0
-"""README promises a minute, on two idle cores."""
+"""The README promises a minute, on two idle cores."""
 
 
 def first_result(environment: Mapping[str, str]) -> Comparison:
-    """The whole process, held against a promise instead of another program."""
+    """Time the whole process, against a promise instead of another program."""
 
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:

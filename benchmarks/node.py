@@ -19,7 +19,7 @@ LARGE = 64 * 1024**2
 WARMUP = 2
 TIMED = 10
 FIRST = "first "
-"""Both sides print a line that begins so after their first collective."""
+"""Prefix of the line that both sides print after their first collective."""
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -41,9 +41,9 @@ def _free_port() -> int:
 
 
 def _bare(num_bytes: int, warmup: int, timed: int) -> list[str]:
-    """A torchrun command as a careful user would write it."""
-    # As a module: the folder of a script comes first on Python's path, and tokenize.py of this one
-    # would hide the standard library's from it.
+    """Build a torchrun command as a careful user would write it."""
+    # As a module: a script's folder comes first on Python's path, and the tokenize.py of this
+    # one would hide the standard library's.
     worker = ("--module", "benchmarks.bare_worker")
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1"),
@@ -82,7 +82,7 @@ def _seconds_to_first(command: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def launch(environment: Mapping[str, str]) -> Comparison:
-    """Start of the process to the first collective: what launcher and preflight cost."""
+    """Compare the time to the first collective: the cost of launcher and preflight."""
     full = _environment(environment)
     return Comparison(
         name="launch",
@@ -95,7 +95,7 @@ def launch(environment: Mapping[str, str]) -> Comparison:
 
 
 def all_reduce(environment: Mapping[str, str]) -> Comparison:
-    """Median time of one all-reduce of 64 MiB."""
+    """Compare the median time of an all-reduce of 64 MiB."""
     full = _environment(environment)
 
     def run(command: Sequence[str], read: Callable[[Path, str], float]) -> float:

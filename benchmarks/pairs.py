@@ -1,4 +1,4 @@
-"""Interleaved pairs and the interval of their median ratio."""
+"""Interleaved pairs, and a confidence interval of their median ratio."""
 
 import math
 import statistics
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 Seconds = float
 Measure = Callable[[], Seconds]
-"""Runs once and returns what it took; the clock is inside, so set-up need not count."""
+"""Runs once and returns the seconds; the clock is inside, so set-up need not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Ratio:
 
 
 def median_ratio(ratios: list[float]) -> Ratio:
-    """Median and its distribution-free interval.
+    """Compute the median and its distribution-free interval.
 
     The interval runs between two order statistics. With n pairs the number of ratios below the
     true median is binomial(n, 1/2), so the interval from the k-th smallest to the k-th largest
@@ -53,7 +53,7 @@ def median_ratio(ratios: list[float]) -> Ratio:
 def interleave(comparison: Comparison, num_pairs: int) -> Iterator[float]:
     """Measure pairs, alternating which side goes first; yields each pair's ratio.
 
-    One pair before several warms caches and is thrown away.
+    If there are several, an extra first pair warms caches and is discarded.
     """
     if num_pairs > 1:
         comparison.measure_product(), comparison.measure_baseline()

@@ -1,4 +1,4 @@
-"""`jobs submit` against `aws batch submit-job`, whole processes, on the same emulated account."""
+"""`jobs submit` against `aws batch submit-job`: whole processes, on the same emulated account."""
 
 import itertools
 import json
@@ -20,11 +20,11 @@ from rehearsal.scenario import Rehearsal
 from trainium_catalogue import contract
 
 AWS_CLI = "awscli==1.46.2"
-"""In an environment of its own: it pins another botocore than ours."""
+"""Installed in its own environment: it pins a different botocore."""
 
 
 def aws_cli(console: Console) -> Path:
-    """Install the AWS CLI once; returns its program."""
+    """Install the AWS CLI once; return the path of its program."""
     folder = ROOT / "build" / "bench" / AWS_CLI
     program = folder / "bin" / "aws"
     if not program.exists():
@@ -36,12 +36,12 @@ def aws_cli(console: Console) -> Path:
 
 
 Deployed = tuple[Aws, dict[str, str]]
-"""Clients of the emulated account, and the environment of commands that use it."""
+"""Clients of the emulated account, and the environment for commands that use it."""
 
 
 @contextmanager
 def deployed(environment: Mapping[str, str]) -> Iterator[Deployed]:
-    """A rehearsed deployment whose queue is blocked, so that no job runs beside the timing."""
+    """Yield a rehearsed deployment with a blocked queue, so that no job disturbs the timing."""
     folder = Folder(ROOT / "build" / "bench" / "rehearsal")
     folder.clear()
     settings = Settings(
@@ -70,7 +70,7 @@ def deployed(environment: Mapping[str, str]) -> Iterator[Deployed]:
 
 
 def submit(aws: Aws, environment: Mapping[str, str], program: Path) -> Comparison:
-    """Both sides send the same request; ours also finds the deployment and checks the request."""
+    """Compare sending the same request; ours also finds the deployment and checks the request."""
     numbers = itertools.count()
 
     def parameter(name: str) -> str:

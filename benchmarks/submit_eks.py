@@ -11,7 +11,7 @@ from rehearsal.deployment.state import DEPLOYMENT
 from trainium_catalogue import contract, kubernetes
 
 _DEPLOYMENT = "bench-eks"
-"""One of its own: commands for the other one must not find a cluster that is none."""
+"""A deployment of its own: commands for the other must not find a cluster that does not exist."""
 _PARAMETERS = {
     contract.SSM_ORCHESTRATORS: "batch,eks",
     contract.SSM_EKS_CLUSTER: "cluster",
@@ -24,12 +24,12 @@ _PARAMETERS = {
 
 
 def submit_eks(aws: Aws, environment: Mapping[str, str]) -> Comparison:
-    """Neither asks a cluster; ours also reads the bucket and checks more of the request."""
+    """Compare without asking a cluster; ours also reads the bucket and checks more."""
     for name, value in (_published(aws) | _PARAMETERS).items():
         aws.client("ssm").put_parameter(
             Name=contract.ssm_parameter(_DEPLOYMENT, name), Type="String", Value=value,
         )  # fmt: skip
-    # The component reads the deployment of this name.
+    # The component reads the deployment's name from here.
     environment = {**environment, "TRAINIUM_DEPLOYMENT": _DEPLOYMENT}
 
     def ours() -> float:
@@ -54,7 +54,7 @@ def submit_eks(aws: Aws, environment: Mapping[str, str]) -> Comparison:
 
 
 def _published(aws: Aws) -> dict[str, str]:
-    """What the deployment without a cluster publishes, by the names below its root."""
+    """Read what the deployment without a cluster publishes, by name below its root."""
     root = contract.ssm_root(DEPLOYMENT)
     pages = aws.client("ssm").get_paginator("get_parameters_by_path")
     found = pages.paginate(Path=root, Recursive=True).search("Parameters[]")

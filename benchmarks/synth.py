@@ -1,4 +1,4 @@
-"""Synthesis of the whole app against an app with one empty stack."""
+"""Synthesis of the whole app against that of an app with one empty stack."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ app.synth()
 """
 
 
-# What a cluster cannot do without; the rest are defaults.
+# Keys that a cluster requires; the rest are defaults.
 EKS_CONTEXT = {
     "trainium:orchestrators": "eks",
     "trainium:eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
@@ -26,12 +26,12 @@ EKS_CONTEXT = {
 
 
 def synth(environment: Mapping[str, str]) -> Comparison:
-    """The app as it comes, with AWS Batch."""
+    """Compare the app with its defaults, on AWS Batch."""
     return _against_the_empty_app("synth", "python app.py", environment, {}, target=1.8)
 
 
 def synth_eks(environment: Mapping[str, str]) -> Comparison:
-    """The app with an EKS cluster in the place of Batch's nodes."""
+    """Compare the app with an EKS cluster instead of Batch's nodes."""
     return _against_the_empty_app(
         "synth-eks", "python app.py, on EKS", environment, EKS_CONTEXT, target=2.0
     )
@@ -45,7 +45,7 @@ def _against_the_empty_app(
     *,
     target: float,
 ) -> Comparison:
-    """Both sides are one Python process each, without the CLI, which would add the same to both."""
+    """Compare one Python process each, without the CLI, which would add the same to both."""
 
     def run(*arguments: str) -> float:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""Tokenising a corpus against the recipe of the sample that this replaces, and against the disk.
+"""Tokenising a corpus, against the recipe of the sample that this replaces and against the disk.
 
-Both sides begin with a tokenizer in memory and text on the disk and end with a dataset on the
-disk; starting Python, importing and converting tokenizer.model, once a job, do not count. The
-recipe's text is in Arrow already, which is what its loader leaves in a cache; ours is JSONL. Every
-document's ids are compared before anything is timed.
+Both sides begin with a tokenizer in memory and text on disk, and end with a dataset on disk;
+starting Python, importing, and converting tokenizer.model happen once a job and do not count. The
+recipe's text is already in Arrow, as its loader would cache it; ours is JSONL. Every document's ids
+are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Setting:
     """Hugging Face's fast tokenizer."""
     ours: Vocabulary
     recipe: subprocess.Popen[str]
-    """The sample's steps on the same corpus, with packages of its own."""
+    """Process that runs the sample's steps on the same corpus, with its own packages."""
 
 
 @contextlib.contextmanager
 def prepared() -> Iterator[Setting]:
-    """Write the corpus: AWS's API documentation, as the installed botocore has it."""
+    """Write the corpus: AWS's API documentation from the installed botocore."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -72,7 +72,7 @@ def prepared() -> Iterator[Setting]:
             file.writelines(json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in texts)
         model = folder / "model"
         model.mkdir()
-        # The legal stand-in for Llama 2's: same kind, same size.
+        # A substitute for Llama 2's tokenizer, free to use: same kind, same size.
         spec = find_spec("mistral_common")
         assert spec is not None and spec.origin is not None  # make setup installs it
         source = Path(spec.origin).parent / "data" / "tokenizer.model.v1"
@@ -125,7 +125,7 @@ def _tokenize(setting: Setting, *, accelerate: bool) -> tuple[PackedManifest, Pa
         tokenizer="",
         dataset="made",
         text_field="text",
-        # As one machine with two cores gets it: a part for each.
+        # As on a machine with two cores: one part for each.
         shard_tokens=TEXT_BYTES // 6 if not accelerate else 2**26,
         validation_fraction=0.0,
         processes=2,
@@ -141,7 +141,7 @@ def _tokenize(setting: Setting, *, accelerate: bool) -> tuple[PackedManifest, Pa
 
 
 def ours(setting: Setting, *, accelerate: bool) -> float:
-    """The product."""
+    """Time the product."""
     start = time.perf_counter()
     _, folder = _tokenize(setting, accelerate=accelerate)
     elapsed = time.perf_counter() - start
@@ -150,7 +150,7 @@ def ours(setting: Setting, *, accelerate: bool) -> float:
 
 
 def touch(setting: Setting) -> float:
-    """Time the work that nobody can save: read the text and look at every byte."""
+    """Time the unavoidable work: reading the text and looking at every byte."""
     start = time.perf_counter()
     data = np.frombuffer(setting.corpus.read_bytes(), np.uint8)
     int(data.sum(dtype=np.int64))
@@ -158,9 +158,9 @@ def touch(setting: Setting) -> float:
 
 
 def comparisons(stack: contextlib.ExitStack) -> list[Comparison]:
-    """Ours with the accelerator and without, and the distance to the limit.
+    """List ours with and without the accelerator, and the distance to the limit.
 
-    The corpus is made when the first of them is measured; ``stack`` removes it.
+    The corpus is created when the first is measured; ``stack`` removes it.
     """
 
     @cache

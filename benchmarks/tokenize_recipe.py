@@ -1,7 +1,7 @@
-"""The sample's way to tokenise, run in the environment of the baselines.
+"""The sample's way of tokenising, run in the environment of the baselines.
 
-The argument is the folder of ``benchmarks.tokenize``. Each line of standard input makes a dataset
-and is answered with the seconds it took.
+The argument is the folder of ``benchmarks.tokenize``. For each line on standard input it makes a
+dataset and prints the seconds taken.
 """
 
 import json
@@ -16,7 +16,7 @@ import datasets
 import transformers
 
 BLOCK_TOKENS = 4096
-"""Sequence length of the recipe."""
+"""Sequence length in the recipe."""
 
 
 def group(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:

@@ -1,8 +1,8 @@
-"""Training beside Hugging Face's Trainer, and how soon a killed job trains again.
+"""Training beside Hugging Face's Trainer, and the time until a killed job trains again.
 
 Both trainers have the same model (llama-tiny's preset with its 4 million parameters), batch,
-sequences, optimizer, schedule, clipping and dtype, write a log record a step and save nothing;
-each lives in a process of its own, and one waits while the other is measured.
+sequences, optimizer, schedule, clipping and dtype, write a log record per step and save nothing;
+each has a process of its own, and waits while the other is measured.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from benchmarks.processes import BASELINE_PYTHON, ROOT
 from trainium_catalogue import contract
 
 STEPS = 6
-"""Of one measurement."""
+"""Steps per measurement."""
 _BATCH, _SEQ_LEN, _VOCABULARY = 8, 128, 32000
 _SETTINGS = (
     *(f"--global-batch={_BATCH}", f"--micro-batch={_BATCH}", f"--seq-len={_SEQ_LEN}"),
@@ -48,7 +48,7 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def step(environment: Mapping[str, str]) -> Comparison:
-    """Seconds of the same steps."""
+    """Compare the seconds that the same steps take."""
     servers: dict[str, subprocess.Popen[str]] = {}
 
     def seconds(trainer: str) -> float:
@@ -88,7 +88,7 @@ def _start(trainer: str, environment: Mapping[str, str]) -> subprocess.Popen[str
 
 
 class _Job:
-    """Attempts of a job of two processes on this machine."""
+    """The attempts of a two-process job on this machine."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self._environment = {
@@ -102,7 +102,7 @@ class _Job:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, *, until: int) -> float:
-        """Begin an attempt and wait until it has made ``until`` steps; returns when the first."""
+        """Start an attempt and wait for ``until`` steps; return the time of the first."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "training.launch", "llama-tiny", *_RESTART],
             cwd=self._folder,
@@ -122,7 +122,7 @@ class _Job:
         raise RuntimeError("".join(output))
 
     def kill_a_worker(self) -> float:
-        """SIGKILL, and wait until the node has ended; returns when it was sent."""
+        """Send SIGKILL and wait until the node has ended; return the time of sending."""
         assert self._process is not None
         (victim, *_) = _workers(self._process.pid)
         killed = time.perf_counter()
@@ -139,7 +139,7 @@ def _lines(process: subprocess.Popen[str]) -> IO[str]:
 
 
 def _workers(launcher: int) -> list[int]:
-    """Workers of a launcher: what torchrun, its child, has started."""
+    """Find a launcher's workers: the processes that torchrun, its child, has started."""
 
     def children(parent: int) -> list[int]:
         text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
@@ -154,7 +154,7 @@ def _workers(launcher: int) -> list[int]:
 
 
 def restart(environment: Mapping[str, str]) -> Comparison:
-    """From the death of a worker until the next attempt trains, against a cold start."""
+    """Compare the time from a worker's death to the next training step with a cold start."""
 
     def cold() -> float:
         with tempfile.TemporaryDirectory() as name:
@@ -185,14 +185,14 @@ def restart(environment: Mapping[str, str]) -> Comparison:
 
 
 def _prepared(folder: Path, environment: Mapping[str, str]) -> Path:
-    """The folder, with a dataset."""
+    """Put a dataset into the folder."""
     command = [sys.executable, "-m", "benchmarks.train_worker", "dataset"]
     subprocess.run(command, cwd=folder, env=_environment(environment), check=True)
     return folder
 
 
 def settings() -> tuple[str, ...]:
-    """Flags of the workload that both trainers are measured on."""
+    """Flags of the workload on which both trainers are measured."""
     return _SETTINGS
 
 

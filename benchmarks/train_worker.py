@@ -1,7 +1,7 @@
-"""What the training benchmark runs: ``python -m benchmarks.train_worker loop | trainer | dataset``.
+"""Worker of the training benchmark: ``python -m benchmarks.train_worker loop | trainer | dataset``.
 
-``loop`` and ``trainer`` make as many steps as each line of standard input says and answer with
-the seconds they took; ``dataset`` writes build/datasets/words below the working folder.
+For each line on standard input, ``loop`` and ``trainer`` run that many steps and print the seconds
+they took; ``dataset`` writes build/datasets/words below the working folder.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from benchmarks.train import settings, sizes
 
 _LEARNING_RATE = 3e-3
 _NEVER = 10**6
-"""Steps of the run: more than are measured."""
+"""Steps of the run, more than are ever measured."""
 
 
 def main(what: str) -> None:
@@ -35,12 +35,12 @@ def main(what: str) -> None:
 
 
 def tokens() -> Any:
-    """Random ids, uint16."""
+    """Random token ids as uint16."""
     return np.random.default_rng(0).integers(sizes()["vocabulary"], size=2**20).astype("<u2")
 
 
 def write_dataset() -> None:
-    """As tokenize leaves it."""
+    """Write a dataset in the form that tokenize leaves."""
     from training.datasets.manifest import PackedManifest, Shard, Source
 
     folder = Path("build/datasets/words")
@@ -165,8 +165,8 @@ def trainer() -> Any:
             return {"input_ids": row, "labels": row}
 
     class Clock(TrainerCallback):  # type: ignore[misc]
-        """From the first batch to the end of the last step: what ``train`` does around it is not
-        what is compared."""
+        """Time from the first batch to the end of the last step, without ``train``'s work
+        before and after."""
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 0:

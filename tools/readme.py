@@ -26,7 +26,7 @@ def table(*rows: Iterable[str]) -> str:
 
 
 def reasons_table() -> str:
-    """Give the cause and the remedy of what Batch, ECS, Kubernetes or a node says."""
+    """Tabulate cause and remedy of each reason that Batch, ECS, Kubernetes or a node gives."""
     return table(
         ("symptom", "cause", "remedy"),
         *(
@@ -37,7 +37,7 @@ def reasons_table() -> str:
 
 
 def exit_codes_table() -> str:
-    """Give the cause and the remedy of a node's exit code, and whether Batch retries."""
+    """Tabulate cause and remedy of a node's exit codes, and whether Batch retries."""
     return table(
         ("exit code", "cause", "another attempt", "remedy"),
         *(
@@ -66,7 +66,7 @@ def instances_table() -> str:
 
 
 def releases_table() -> str:
-    """Tell what each Neuron release runs on, and whose image it takes."""
+    """Tabulate what each Neuron release runs on, and the image that it uses."""
     return table(
         ("SDK", "PyTorch", "host driver", "families", "image"),
         *(
@@ -83,7 +83,7 @@ def releases_table() -> str:
 
 
 def corpora_table() -> str:
-    """Tell what ``prepare`` can fetch."""
+    """Tabulate what ``prepare`` can fetch."""
     return table(
         ("`--dataset`", "what it is"),
         *((f"`{name}`", text) for name, text in {**CORPORA, **DATASETS}.items()),
@@ -91,7 +91,7 @@ def corpora_table() -> str:
 
 
 def claims_table(section: str) -> str:
-    """Give the claims of one section, with what is open and what settles it."""
+    """Tabulate the claims of one section, with what is open and what would settle it."""
     return table(
         ("id", "claim", "evidence", "open", "probe"),
         *(
@@ -108,7 +108,7 @@ def _settled_by(claim: Claim) -> str:
 
 
 def tables() -> Mapping[Path, Mapping[str, str]]:
-    """Return the content of each generated section, by its name, of each file."""
+    """Return the generated sections of each file, by name."""
     sections = dict.fromkeys(claim.section for claim in read_claims())
     return {
         DOCS / "configuration.md": {
@@ -126,7 +126,7 @@ def tables() -> Mapping[Path, Mapping[str, str]]:
 
 
 def with_tables(text: str, sections: Mapping[str, str]) -> str:
-    """Return a document with every generated section renewed."""
+    """Return ``text`` with every generated section renewed."""
     for name, content in sections.items():
         section = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, count = section.subn(lambda m, t=content: f"{m[1]}{t}\n{m[2]}", text)  # type: ignore[misc]

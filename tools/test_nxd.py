@@ -1,4 +1,4 @@
-"""Run tests/nxd, which needs another torch than the rest: neuronx_distributed's.
+"""Run tests/nxd, which needs a different torch from the rest: neuronx_distributed's.
 
     NXD_SOURCE=<folder> python tools/test_nxd.py [pytest argument]...
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
         sys.exit(f"test-nxd: {ENV_SOURCE}={source} holds no package neuronx_distributed")
     command = [
         python_of_the_suite(), "-m", "pytest",
-        # What tests/conftest.py is for needs packages of the other environment.
+        # tests/conftest.py needs packages of the other environment.
         f"--confcutdir={SUITE}", "-p", "no:cacheprovider", "--show-capture=no",
         str(SUITE), *arguments,
     ]  # fmt: skip
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 def python_of_the_suite() -> str:
-    """A Python with torch_xla and pytest."""
+    """Find or install a Python with torch_xla and pytest."""
     if find_spec("torch_xla") is not None:
         missing = [n for n in ("pytest", "pytest_timeout") if find_spec(n) is None]
         if missing:

@@ -1,7 +1,7 @@
 """Draw docs/architecture.svg from the synthesised templates; run by `make diagram`.
 
-Nothing in the picture is typed by hand: boxes are resources of the templates, arrows are their
-references. A resource type that is not in `SHOWN` is folded away, and arrows run through it.
+Nothing in the picture is typed by hand: boxes are the templates' resources, arrows are references.
+A resource type that is not in `SHOWN` is folded away, and arrows pass through it.
 """
 
 import json
@@ -38,7 +38,7 @@ SHOWN = {
     "AWS::Logs::LogGroup": "log group",
     "AWS::SSM::Parameter": "SSM parameters",
 }
-"""Resource types worth a box, with the words on it."""
+"""Resource types worth a box, with the label of each."""
 
 Node = tuple[str, str]
 """Stack name and logical id."""
@@ -66,7 +66,7 @@ def references(value: Any) -> Iterator[tuple[str, str]]:
 def read_graph(
     templates: Mapping[str, dict[str, Any]],
 ) -> tuple[dict[Node, str], dict[Node, set[Node]]]:
-    """Return the type of every resource, and what each refers to."""
+    """Return the type and the references of every resource."""
     exports: dict[str, Node] = {}
     repositories: dict[str, Node] = {}
     types: dict[Node, str] = {}
@@ -78,7 +78,7 @@ def read_graph(
                     exports[str(output["Export"]["Name"])] = (stack, target)
         for logical_id, resource in template["Resources"].items():
             types[stack, logical_id] = resource["Type"]
-            # An image is named by its repository, which it cannot refer to: the CLI pushes it.
+            # A repository and its image have no reference between them: the CLI pushes by name.
             if resource["Type"] == "AWS::ECR::Repository":
                 repositories[f"/{resource['Properties']['RepositoryName']}:"] = (stack, logical_id)
     for stack, template in templates.items():
@@ -110,7 +110,7 @@ def shown_targets(
 
 
 def box(node: Node, types: Mapping[Node, str], template: Mapping[str, Any]) -> str:
-    """Key under which like resources of a stack share one box."""
+    """Key by which similar resources of a stack share a box."""
     properties = template["Resources"][node[1]].get("Properties", {})
     words = SHOWN[types[node]]
     if types[node] == "AWS::EC2::Subnet":
@@ -123,7 +123,7 @@ def box(node: Node, types: Mapping[Node, str], template: Mapping[str, Any]) -> s
 
 
 def dot(templates: Mapping[str, dict[str, Any]]) -> str:
-    """The picture in Graphviz's language."""
+    """Render the picture in Graphviz's language."""
     types, edges = read_graph(templates)
     boxes: dict[tuple[str, str], int] = {}
     of_node: dict[Node, tuple[str, str]] = {}
@@ -138,7 +138,7 @@ def dot(templates: Mapping[str, dict[str, Any]]) -> str:
         for target in shown_targets(node, types, edges)
         if of_node[node] != of_node[target]
     }
-    # An arrow that a longer way also shows says nothing new.
+    # Drop arrows already implied by a longer path.
     arrows = {
         (start, end)
         for start, end in arrows

@@ -50,7 +50,7 @@ class LustreFileSystem(Construct):
                 ours to change, which must admit Lustre's ports itself.
             capacity_gib: 1200, 2400, or more in steps of 2400.
             mbps_per_tib: Throughput: 125, 250, 500 or 1000 MB/s per TiB.
-            bucket_name: Bucket whose datasets appear in the file system, and the other way round.
+            bucket_name: Bucket whose datasets appear in the file system, and vice versa.
         """
         super().__init__(scope, construct_id)
         group = ec2.SecurityGroup(

@@ -1,4 +1,4 @@
-"""Which nodes go, which stay and how many are asked for: decided from one look at the cluster."""
+"""Nodes that go, stay or are asked for, decided from one look at the cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def node(name: str, *, idle: str | None = None, cordoned: str | None = None,
 
 
 def due(name: str) -> Json:
-    """A node that goes in this round unless something keeps it."""
+    """Make a node that is removed in this round unless something keeps it."""
     return node(name, idle=ago(minutes=40), cordoned=ago(seconds=30))
 
 
@@ -110,7 +110,7 @@ def raised(*args: Any, **kwargs: Any) -> int | None:
 
 
 class TestAnIdleNode:
-    """A node that nobody uses."""
+    """A node without users: marked, cordoned, removed."""
 
     def test_is_marked_when_it_is_first_seen(self) -> None:
         (step,) = steps([node("n")])
@@ -139,7 +139,7 @@ class TestAnIdleNode:
         assert step.instance == "i-n"
 
     def test_goes_once(self) -> None:
-        """Its node object stays for minutes; a second decrement would cost another node."""
+        """The node object stays for minutes; a second decrement would cost another node."""
         assert steps([due("n")], leaving=["n"]) == ()
 
     def test_is_not_ended_twice_while_its_instance_is_described_as_it_was(self) -> None:
@@ -213,7 +213,7 @@ def test_a_pod_that_uses_nothing_keeps_no_node(other: Json) -> None:
 
 
 class TestAJobThatWaits:
-    """A gang without its nodes."""
+    """A gang that lacks nodes, and the nodes kept for it."""
 
     @pytest.mark.parametrize("phase", ["", "Pending", "Restarting", "Running"])
     def test_keeps_as_many_idle_nodes_as_it_lacks(self, phase: str) -> None:
@@ -253,7 +253,7 @@ class TestAJobThatWaits:
 
 
 class TestAJobThatAsksForNodes:
-    """A gang submitted with --scale."""
+    """A gang submitted with --scale, and the nodes added for it."""
 
     def test_gets_what_it_lacks(self) -> None:
         assert raised(jobs=[job("gang", 2, scale="true")]) == 2
@@ -267,7 +267,7 @@ class TestAJobThatAsksForNodes:
         assert raised(jobs=[job("gang", 2, scale="true")], desired=2) is None
 
     def test_gets_none_that_it_could_not_use_yet(self) -> None:
-        """It needs three, and two of four are in use: the other two would wait, and cost."""
+        """It needs three, and two of four are in use: the other two would only wait and cost."""
         jobs = [job("a", 2, phase="Running"), job("gang", 3, scale="true")]
         running = [pod("n"), pod("m")]
 
@@ -297,7 +297,7 @@ class TestAJobThatAsksForNodes:
 
 
 class TestAGroupThatEksChanges:
-    """While an update replaces its nodes."""
+    """A group whose nodes an update is replacing."""
 
     def test_loses_no_node_to_us(self) -> None:
         assert removed([due("n")]) == ["n"]
@@ -327,7 +327,7 @@ def test_nodes_idle_for_longest_go_first() -> None:
 
 
 def test_the_plan_depends_on_nothing_but_what_is_seen() -> None:
-    """A new process goes on where the last one was ended."""
+    """A new process continues where the last one stopped."""
     assert decided([due("a"), node("b")]) == decided([due("a"), node("b")])
 
 

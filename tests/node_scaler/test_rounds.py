@@ -1,4 +1,4 @@
-"""A round's effects: what is asked of the cluster and the group, and that nothing else is."""
+"""A round's effects: its requests to the cluster and the group, and no others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 @dataclass
 class FakeCluster:
-    """Answers from a dictionary, and keeps what it was asked."""
+    """Answers from a dictionary and records requests."""
 
     lists: dict[str, list[Json]]
     asked: list[tuple[str, str, Json]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class FakeCluster:
 
 @dataclass
 class FakeGroup:
-    """A group of what it is told."""
+    """A node group with the instances that it is given."""
 
     group: Group
     name: str = "nodes"
@@ -94,7 +94,7 @@ IDLE = node("idle", **{kubernetes.IDLE_SINCE: stamp(NOW - timedelta(hours=1))})
 
 @dataclass
 class Run:
-    """A scaler of fakes, and what it said."""
+    """A scaler on fakes, and its log."""
 
     cluster: FakeCluster
     group: FakeGroup
@@ -224,7 +224,7 @@ def test_an_event_that_is_refused_fails_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def granted() -> set[tuple[str, str, str, str]]:
-    """Namespace (``*``: all), group, resource and verb of everything that the template grants."""
+    """List namespace (``*``: all), group, resource and verb of all that the template grants."""
     found = set()
     for each in objects_of(with_cluster()):
         if each["kind"] in ("Role", "ClusterRole") and each["metadata"]["name"] == "node-scaler":

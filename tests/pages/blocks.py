@@ -1,9 +1,9 @@
 """The pages that a reader sees, and the command blocks on them.
 
-The comment above a block of commands says how a test holds it:
+The comment above a block of commands says how it is tested:
 
 - ``<!-- run -->``: a test runs it in a rehearsed deployment, in the order of ``RUN_ORDER``
-- ``<!-- parsed: REASON -->``: every command is read by the command line it is for, and not run
+- ``<!-- parsed: REASON -->``: every command is parsed by its own command line, and not run
 
 ``<!-- prints -->`` above a block of text says that the block before it prints those lines.
 """
@@ -37,7 +37,7 @@ class Block:
     language: str
     text: str
     marker: str | None
-    """What stands above the block; None where nothing does."""
+    """The comment above the block, if any."""
     prints: tuple[str, ...] = ()
     """Lines that its commands print, as the page shows them."""
 
@@ -67,7 +67,7 @@ def blocks() -> list[Block]:
 
 
 def blocks_to_run() -> list[Block]:
-    """Return the blocks that a rehearsed deployment runs, in the order in which it does."""
+    """Return the blocks that a rehearsed deployment runs, in their order."""
     chosen: list[Block] = []
     for block in blocks():
         if block.marker == "run":
@@ -79,7 +79,7 @@ def blocks_to_run() -> list[Block]:
 
 
 def spans_of(page: Path) -> list[str]:
-    """Return the commands that stand inside sentences and tables; `...` leaves something out."""
+    """Return the commands inside sentences and tables; `...` leaves something out."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     spans = (span.replace("\\|", "|") for span in _SPAN.findall(text))
     return [
@@ -88,7 +88,7 @@ def spans_of(page: Path) -> list[str]:
 
 
 def commands_of(script: str) -> list[list[str]]:
-    """Split a script into commands, each a list of words; a placeholder becomes one word."""
+    """Split a script into commands, each a list of arguments; a placeholder becomes one of them."""
     commands: list[list[str]] = []
     for line in _PLACEHOLDER.sub("placeholder", script.replace("\\\n", " ")).splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")

@@ -1,6 +1,6 @@
-"""Every command on a page is run in a rehearsed deployment, or read by its own command line.
+"""Every command on a page is run in a rehearsed deployment, or parsed by its own command line.
 
-``tests/rehearsal/test_up.py`` runs the blocks; here stands what holds for all of them.
+``tests/rehearsal/test_up.py`` runs the blocks; the tests here are about all of them.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ BLOCKS = blocks()
 CDK_CLI = ROOT / "tools" / "cdk" / "node_modules" / "aws-cdk" / "lib" / "cli"
 LANGUAGES = ("bash", "python", "text")
 KEY = re.compile(r"trainium:([a-z_]+)")
-# Programs of others; what they are given is looked at where it names something of ours.
+# Programs of others; their arguments are checked where they name something of ours.
 FOREIGN = {"aws", "cd", "cp", "docker", "git", "kill", "kubectl", "ls", "source"}
 REHEARSED = {"rehearsed_synth", "rehearsed_deploy"}
 
 
 class ReachedAws(BaseException):
-    """A command line was read and found right: the next thing it does is to call AWS."""
+    """A command line was parsed and accepted: its next action is a call to AWS."""
 
 
 @pytest.fixture(autouse=True)
 def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """End a command where it would make its first client."""
+    """End a command where it would create its first client."""
 
     def refuse(*args: object, **options: object) -> None:
         raise ReachedAws
@@ -61,7 +61,7 @@ def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def ends_well(command: Any, words: Sequence[str]) -> bool:
-    """Run a command line up to its end, or to its first call of AWS; pytest shows what it says."""
+    """Run a command line to its end or its first call to AWS; pytest shows its output."""
     try:
         command.main(list(words), prog_name="test")
     except ReachedAws:
@@ -72,7 +72,7 @@ def ends_well(command: Any, words: Sequence[str]) -> bool:
 
 
 def read_by(app: typer.Typer, words: Sequence[str]) -> None:
-    """Parse the words as the program does, and do nothing."""
+    """Parse the arguments as the program does, without running it."""
     command: Any = typer.main.get_command(app)
     for sub in command.commands.values():
         sub.callback = lambda **options: None
@@ -82,7 +82,7 @@ def read_by(app: typer.Typer, words: Sequence[str]) -> None:
 def check_jobs(words: Sequence[str]) -> None:
     read_by(jobs_app, words)
     if "submit" in words:
-        # A workload's parameters are read by `submit` itself, before it calls AWS.
+        # A workload's parameters are parsed by `submit` itself, before it calls AWS.
         assert ends_well(typer.main.get_command(jobs_app), words), " ".join(words)
 
 
@@ -115,7 +115,7 @@ def check_make(words: Sequence[str]) -> None:
 
 @cache
 def cdk_options() -> Mapping[str, Mapping[str, bool]]:
-    """Return the options of each command of the CDK's CLI, and whether each takes a value."""
+    """Return the options of each CDK CLI command, and whether each takes a value."""
     registry = json.loads((CDK_CLI / "cli-type-registry.json").read_text())
 
     def options(table: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
@@ -192,7 +192,7 @@ def is_there(module: str, name: str) -> bool:
 
 
 def imported_names(text: str) -> Iterator[tuple[str, str]]:
-    """Return the modules that a piece of Python imports from, and the names."""
+    """Return the modules and names that a piece of Python imports."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from ((node.module, alias.name) for alias in node.names)
@@ -240,7 +240,7 @@ def test_a_command_is_read_by_its_command_line(block: Block, words: list[str]) -
 )
 def test_a_command_in_a_sentence_is_read(page: Path, span: str) -> None:
     for words in commands_of(span):
-        # A sentence may name a command without what it has to be given.
+        # A sentence may name a command without its required arguments.
         own = 1 if words[0] == "trainium" else 3 * (words[:3] == ["python", "-m", "jobs"])
         check([*words, "--help"] if len(words) < own + 2 else words)
 

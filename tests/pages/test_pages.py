@@ -1,4 +1,4 @@
-"""The pages say what the code says, and their links lead somewhere."""
+"""The pages agree with the code, and their links lead somewhere."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from tools.readme import tables, with_tables
 
 README = ROOT / "README.md"
 MAX_LINES = 130
-"""A front page, after which a reader knows what this is and has it running."""
+"""Length of a front page that says what this is and gets it running."""
 
 _LINK = re.compile(r"\]\(([^)\s]*)\)")
 # A file or folder of this repository in the text of a page; `<...>` and `*` stand for a part.
@@ -32,7 +32,7 @@ _LINKS = [
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what GitHub calls the headings of a page."""
+    """Return the anchors that GitHub gives a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""What a template puts into its cluster: charts and manifests, with placeholders for references."""
+"""Charts and manifests that a template puts into its cluster, with placeholders for references."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ MANIFEST = "Custom::AWSCDK-EKS-KubernetesResource"
 
 
 def with_cluster(**keys: object) -> Deployment:
-    """A deployment on EKS."""
+    """Synthesise a deployment on EKS."""
     return deployment(**{**EKS, **keys})
 
 
 def plain(value: Any) -> str:
-    """Text of a property, with a placeholder where CloudFormation fills something in."""
+    """Render a property as text, with placeholders where CloudFormation fills something in."""
     match value:
         case str():
             return value
@@ -41,7 +41,7 @@ def plain(value: Any) -> str:
 
 
 def objects_of(made: Deployment) -> list[dict[str, Any]]:
-    """Every object that the stack applies."""
+    """List every object that the stack applies."""
     return [
         each
         for properties in made.resources("eks", MANIFEST)
@@ -50,7 +50,7 @@ def objects_of(made: Deployment) -> list[dict[str, Any]]:
 
 
 def object_of(made: Deployment, kind: str, name: str) -> dict[str, Any]:
-    """The one object of a kind and name."""
+    """Find the one object of a kind and name."""
     (found,) = (
         each
         for each in objects_of(made)
@@ -60,7 +60,7 @@ def object_of(made: Deployment, kind: str, name: str) -> dict[str, Any]:
 
 
 def chart_values(made: Deployment) -> dict[str, dict[str, Any]]:
-    """Values of every chart, by release."""
+    """Read the values of every chart, by release."""
     return {
         properties["Release"]: json.loads(plain(properties["Values"]))
         for properties in made.resources("eks", CHART)

@@ -1,9 +1,9 @@
-"""Proof, on templates, that both network planes of a multi-node job admit the cluster to itself.
+"""Proof from templates that nodes of a multi-node job admit each other on both network planes.
 
-The planes are the host's interfaces, EFA among them, whose groups the launch template names, and
-the tasks' own interfaces (awsvpc). Those have the compute environment's groups or, where it names
-none, the VPC's default group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html). Batch
-refuses groups of the environment beside interfaces of the template (aws/aws-cdk issue 21577).
+The planes are the host's interfaces, EFA included, whose groups the launch template names, and
+the tasks' own interfaces (awsvpc). The latter have the compute environment's groups or, if it
+names none, the VPC's default group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html).
+Batch refuses groups of the environment with interfaces in the template (aws/aws-cdk issue 21577).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Interface:
 
     name: str
     groups: list[str]
-    """Logical ids: of the group, or of the VPC whose default group it is."""
+    """Logical ids of the groups; a default group has its VPC's."""
     traffic: str
-    """What must pass: "everything" for EFA, which is not IP, or "TCP"."""
+    """Traffic that must pass: "everything" for EFA, which is not IP, or "TCP"."""
 
 
 def missing_rules(network: Template, batch: Template) -> list[str]:
-    """What keeps a node from talking to another, in words; nothing, if all is well."""
+    """Describe what keeps nodes from talking to each other; empty if nothing does."""
     admitting = _admitting(network)
     return [
         *_refused_pairs(batch),
@@ -56,7 +56,7 @@ def _refused_pairs(batch: Template) -> Iterator[str]:
 
 
 def _interfaces(network: Template, batch: Template) -> Iterator[Interface]:
-    """The host's interfaces, then the task's, of every environment of nodes."""
+    """Yield the host's interfaces, then the task's, for every environment of nodes."""
     environments = _properties(batch, "AWS::Batch::ComputeEnvironment")
     templates = _properties(batch, "AWS::EC2::LaunchTemplate")
     if not environments or not templates:
@@ -80,7 +80,7 @@ def _interfaces(network: Template, batch: Template) -> Iterator[Interface]:
 
 
 def _properties(batch: Template, resource_type: str) -> list[dict[str, Any]]:
-    """Properties of every resource of a type; CPU jobs are left out, they talk to no other."""
+    """List the properties of each resource of a type, except CPU jobs', which talk to no peers."""
     return [
         resource.get("Properties", {})
         for logical_id, resource in batch["Resources"].items()
@@ -89,7 +89,7 @@ def _properties(batch: Template, resource_type: str) -> list[dict[str, Any]]:
 
 
 def _admitting(network: Template) -> dict[tuple[str, str], set[str]]:
-    """Groups that let everything, or at least all of TCP, pass to themselves, by direction."""
+    """Find the groups that admit all traffic, or at least all TCP, among members, by direction."""
     found: dict[tuple[str, str], set[str]] = {
         (traffic, direction): set()
         for traffic in ("everything", "TCP")

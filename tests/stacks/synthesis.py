@@ -1,4 +1,4 @@
-"""Templates of whole deployments, each synthesised once a session."""
+"""Templates of whole deployments, each synthesised once per test session."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _OUTPUT = tempfile.TemporaryDirectory(prefix="trainium-synth-")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What ``cdk synth`` writes for one configuration."""
+    """Output of ``cdk synth`` for one configuration."""
 
     config: AppConfig
     folder: Path
     templates: dict[str, Template]
-    """By part, one of ``PARTS``; absent where the configuration has no such stack."""
+    """Templates by part, one of ``PARTS``; absent if the configuration has no such stack."""
 
     def resources(self, part: str, resource_type: str) -> list[dict[str, Any]]:
         """Properties of every resource of a type."""
@@ -67,12 +67,12 @@ class Deployment:
 
 
 def deployment(**keys: object) -> Deployment:
-    """Synthesise what ``-c trainium:<key>=<value>`` asks for; callers may change what they get."""
+    """Synthesise ``-c trainium:<key>=<value>``; callers may change the result."""
     return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), nag=False))
 
 
 def checked(**keys: object) -> Deployment:
-    """Synthesise with cdk-nag, whose findings raise."""
+    """Synthesise with cdk-nag, and raise on findings."""
     return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), nag=True))
 
 
@@ -94,7 +94,7 @@ def _synthesise(keys: tuple[tuple[str, object], ...], *, nag: bool) -> Deploymen
 
 
 def matrix() -> list[dict[str, object]]:
-    """Every instance type with every layout, in a region that offers it."""
+    """Combine every instance type with every layout, in a region that offers it."""
     return [
         {
             "instance_type": instance_type.name,
@@ -107,5 +107,5 @@ def matrix() -> list[dict[str, object]]:
 
 
 def name_of(keys: dict[str, object]) -> str:
-    """Readable id of a parametrised configuration."""
+    """Format a readable id of a parametrised configuration."""
     return "-".join(str(value) for value in keys.values())

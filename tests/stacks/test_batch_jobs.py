@@ -1,4 +1,4 @@
-"""The Batch stack: how a job runs, ends and starts again, and what it may do."""
+"""The Batch stack: running, ending and retrying jobs, and their rights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RESULTS = ["/runs/*/logs/*", "/runs/*/metrics/*", "/runs/*/results/*"]
 
 
 def statements(made: Deployment, workload: str) -> list[dict[str, Any]]:
-    """Of the role of a workload's jobs."""
+    """List the policy statements of the role of a workload's jobs."""
     (policy,) = (
         policy
         for part in ("data", "batch")
@@ -49,7 +49,7 @@ def statements(made: Deployment, workload: str) -> list[dict[str, Any]]:
 
 
 def rights(made: Deployment, workload: str) -> dict[str, list[str]]:
-    """Action to the keys of the deployment's bucket that it is allowed on."""
+    """Map each action to the keys of the deployment's bucket on which it is allowed."""
     found: dict[str, set[str]] = {}
     for statement in statements(made, workload):
         if statement["Action"] == "s3:ListBucket":
@@ -71,7 +71,7 @@ def made() -> Deployment:
 
 
 class TestJobDefinition:
-    """How a job runs and ends."""
+    """The container, retries and end of a job."""
 
     def test_every_workload_has_one(self, made: Deployment) -> None:
         commands = {
@@ -166,7 +166,7 @@ class TestJobDefinition:
 
 
 class TestRights:
-    """What a job may do."""
+    """The rights of a job."""
 
     def test_all_reduce_may_write_its_results_and_nothing_else(self, made: Deployment) -> None:
         assert rights(made, "allreduce") == {
@@ -234,7 +234,7 @@ class TestRights:
             if statement["Action"] == "s3:ListBucket"
         )
 
-        # HeadObject is judged without a prefix, and answers 404 only to who may list.
+        # HeadObject is checked without a prefix, and answers 404 only to roles that may list.
         assert statement["Condition"] == {
             "StringLikeIfExists": {"s3:prefix": ["datasets/*", "runs/*", "cache/*"]}
         }

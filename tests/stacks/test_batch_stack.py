@@ -1,4 +1,4 @@
-"""The Batch stack: how nodes start and how jobs wait for them."""
+"""The Batch stack: the start of nodes, and the queue of jobs that wait for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made() -> Deployment:
 
 
 class TestNodes:
-    """How Batch starts a node."""
+    """The compute environment and launch template of nodes."""
 
     def test_nodes_run_on_demand(self, made: Deployment) -> None:
         assert compute(made)["Type"] == "EC2"
@@ -97,7 +97,7 @@ class TestNodes:
         assert here in str(compute(made)["PlacementGroup"])
 
     def test_every_zone_has_a_placement_group_of_its_own(self, made: Deployment) -> None:
-        """One in which nodes still work somewhere else would keep new ones from starting."""
+        """A shared group with nodes still working elsewhere would keep new ones from starting."""
         groups = made.logical_ids("batch", "AWS::EC2::PlacementGroup")
 
         assert len(groups) == len(made.config.subnet_zones)
@@ -149,7 +149,7 @@ class TestNodes:
 
 
 class TestReservedCapacity:
-    """Capacity that was bought beforehand."""
+    """Capacity bought in advance."""
 
     def test_a_reservation_is_targeted(self) -> None:
         data = launch(deployment(capacity_reservation_id=RESERVATION))
@@ -184,7 +184,7 @@ class TestReservedCapacity:
 
 
 class TestQueue:
-    """How jobs wait."""
+    """The queue, and limits on waiting in it."""
 
     def test_a_job_that_cannot_start_is_cancelled_whatever_the_reason(self) -> None:
         queue = deployment(runnable_time_limit_minutes=20).only(
@@ -212,7 +212,7 @@ class TestQueue:
 
 
 class TestWatch:
-    """What ends a wait that only costs: hosts that come up and never take the job."""
+    """The end of waits that only cost: hosts that come up but never take the job."""
 
     @pytest.mark.parametrize(("part", "queue"), [("batch", "JobsQueue"), ("data", "CpuJobsQueue")])
     def test_each_queue_has_one_that_starts_with_a_waiting_job(

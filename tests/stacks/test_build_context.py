@@ -1,4 +1,4 @@
-"""The image's build context: what a node runs, and nothing that changes for other reasons."""
+"""The image's build context: the code that a node runs, and nothing that changes otherwise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainium_constructs import TrainingImage
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what git knows, with rubbish beside it."""
+    """Copy the tracked files, and add untracked junk."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,

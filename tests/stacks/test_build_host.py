@@ -1,4 +1,4 @@
-"""Who builds an image on an unsuitable machine is told before it begins."""
+"""Warnings about an unsuitable machine come before the image build begins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of the Helm charts: keys that the charts know, and the real charts where they are at hand.
+"""Values of the Helm charts: keys that the charts define, and the real charts if available.
 
 HELM_CHARTS_DIR names a folder with the charts as `helm pull` leaves them, <chart>-<version>.tgz.
 """
@@ -40,7 +40,7 @@ def made() -> Deployment:
 
 
 def paths(values: dict[str, Any], start: str = "") -> Iterator[str]:
-    """Dotted names of all values."""
+    """Yield the dotted names of all values."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from paths(value, f"{start}{key}.")
@@ -57,7 +57,7 @@ def test_a_record_is_of_the_chart_that_is_installed(name: str) -> None:
     chart = CHARTS[name]
 
     assert RECORDED[name]["chart"] == chart.chart.rpartition("/")[2]
-    # AWS publishes no source of the newer charts of Neuron.
+    # AWS publishes no source for the newer Neuron charts.
     assert name == "neuron" or RECORDED[name]["version"] == chart.version
 
 
@@ -105,7 +105,7 @@ def test_volcanos_images_are_those_of_its_chart(keys: dict[str, object], tag: st
 
 
 def test_the_version_that_the_emulator_and_the_cli_follow_is_the_one_that_is_installed() -> None:
-    """Whatever they say of Volcano's source, they say of the pinned version."""
+    """Anything they say about Volcano's source refers to the pinned version."""
     named = {
         (str(path.relative_to(ROOT)), version)
         for folder in ("jobs", "emulators", "rehearsal", "constructs", "docs/adr")
@@ -129,7 +129,7 @@ def test_the_fsx_plugin_on_the_nodes_need_not_ask_for_its_region(made: Deploymen
 
 
 def test_helm_answers_before_the_function_that_runs_it_ends(made: Deployment) -> None:
-    """A timeout is that of one operation, and a chart with hooks has two; a function has 15
+    """The timeout is per operation, and a chart with hooks has two; the function has 15
     minutes."""
     timeouts = [each["Timeout"] for each in made.resources("eks", CHART)]
 
@@ -142,9 +142,9 @@ def test_helm_answers_before_the_function_that_runs_it_ends(made: Deployment) ->
     reason="the layer's programs are for x86-64 Linux",
 )
 def test_the_helm_that_the_cluster_gets_waits_for_what_it_waits_for() -> None:
-    """Asked of the program: the description of the layer says another version than it holds.
+    """Check the program itself: the layer's description names a version that it does not contain.
 
-    4.2.1 sits out the whole timeout after what it deletes is gone (helm/helm issue 32214): with
+    4.2.1 waits for the whole timeout after what it deletes is gone (helm/helm issue 32214): with
     Volcano's hooks it stays in pending-install (volcano-sh/volcano issue 5468).
     """
     said = subprocess.run(

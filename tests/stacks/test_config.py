@@ -1,4 +1,4 @@
-"""What the configuration holds, and what follows from it."""
+"""The configuration's values, and those derived from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""app.py: from a context to stacks, or to one line and exit status 2."""
+"""app.py: a context becomes stacks, or one line and exit status 2."""
 
 from __future__ import annotations
 

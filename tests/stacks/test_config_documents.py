@@ -1,4 +1,4 @@
-"""cdk.json says what the code says, and every key explains itself."""
+"""cdk.json agrees with the code, and every key has an explanation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_cdk_json_states_the_defaults_of_the_code() -> None:
 
 
 def test_cdk_json_forbids_look_ups() -> None:
-    # A look-up would need an account; synthesis must not.
+    # A look-up would need an account, and synthesis must not need one.
     assert CDK_JSON["lookups"] is False
 
 

@@ -1,4 +1,4 @@
-"""Whatever stands in the context, there is a configuration or a refusal, and nothing else."""
+"""Any context gives either a configuration or a refusal, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainium_catalogue.eks import KUBERNETES_VERSIONS
 from trainium_catalogue.instances import CPU_INSTANCE_TYPES, INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import NEURON_RELEASES
 
-# Two workers on a busy laptop: a slow example is no finding.
+# On a busy laptop with two workers, a slow example is not a failure.
 unhurried = settings(deadline=None)
 
 KEYS = sorted(keys_of(AppConfig))
@@ -25,7 +25,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-# Text that gets past the first hurdles more often than arbitrary text does.
+# Text that passes the first checks more often than arbitrary text.
 NEARLY = st.from_regex(
     r"(\[.*|-?\d+|\d+\.\d+\.\d+\.\d+/\d+|[a-z]{2,6}-[0-9a-f]{8}|[a-z0-9-]{1,12}|[a-z./:@-]{1,20})",
     fullmatch=True,

@@ -55,7 +55,7 @@ def test_the_table_of_refusals_provokes_every_check(
 
 
 def _is_refused_alike(row: dict[str, Any]) -> bool:
-    """Tell whether the row gets its own message; any other outcome means a check is missing."""
+    """Tell whether the row is refused with its own message; otherwise a check is missing."""
     try:
         AppConfig.from_mapping(row["context"])
     except ConfigError as refusal:

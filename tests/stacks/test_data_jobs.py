@@ -1,4 +1,4 @@
-"""The data stack: jobs on ordinary instances; and what a deployment on Batch publishes."""
+"""The data stack: jobs on ordinary instances, and the parameters of a deployment on Batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def made() -> Deployment:
 
 
 class TestContract:
-    """What the helper finds."""
+    """The parameters that the CLI finds."""
 
     def test_every_name_of_the_contract_is_published_once(self, made: Deployment) -> None:
         names = [
@@ -95,7 +95,7 @@ class TestCpuJobs:
 
             assert environment[contract.ENV_DEVICE] == "cpu"
             assert "Devices" not in container["LinuxParameters"]
-            # Root alone reaches the instance's role.
+            # Only root can reach the instance's role.
             assert container["User"] == "nobody"
 
     def test_a_job_fits_on_every_type_that_may_be_chosen(self, made: Deployment) -> None:

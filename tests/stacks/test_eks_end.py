@@ -17,7 +17,7 @@ def made() -> Deployment:
 
 
 def dependants(made: Deployment, logical_id: str) -> set[str]:
-    """Everything that is created after, and so deleted before, a resource."""
+    """Find everything that is created after, and so deleted before, a resource."""
     resources = made.templates["eks"]["Resources"]
     found: set[str] = set()
     waiting = {logical_id}
@@ -57,7 +57,7 @@ def test_volcano_outlives_the_jobs(made: Deployment) -> None:
 
 
 def test_volcano_has_time_to_listen_before_it_is_asked_about_a_queue(made: Deployment) -> None:
-    """Its chart is installed when its pod runs, not when it answers."""
+    """Its chart counts as installed once its pod runs, before it answers."""
     (jobs,) = made.logical_ids("eks", MANIFEST, "ContentsJobs")
     queues = [
         name
@@ -89,7 +89,7 @@ def test_pods_are_created_when_there_are_credentials_for_them(made: Deployment) 
 def test_pods_with_a_role_have_a_namespace_before_a_chart_wants_to_put_them_there(
     made: Deployment,
 ) -> None:
-    """No chart makes one but that of its release."""
+    """A chart creates no namespace but that of its release."""
     namespaces = {
         each["Namespace"] for each in made.resources("eks", "AWS::EKS::PodIdentityAssociation")
     }

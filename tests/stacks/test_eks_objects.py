@@ -1,4 +1,4 @@
-"""What the stack puts into its cluster: valid for Kubernetes, and as the catalogue says."""
+"""Objects that the stack puts into its cluster: valid Kubernetes, and true to the catalogue."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_the_file_system_of_the_deployment_is_mounted(made: Deployment) -> None:
 
 
 def test_a_file_system_may_grow_under_its_claim(made: Deployment) -> None:
-    """Kubernetes refuses another size of a claim whose volume was not provisioned."""
+    """Kubernetes refuses to resize a claim whose volume was not provisioned."""
     claims = [
         object_of(each, "PersistentVolumeClaim", kubernetes.LUSTRE_CLAIM)
         for each in (made, with_cluster(lustre_gib=4800))

@@ -1,4 +1,4 @@
-"""The EKS stack: what nodes and pods may do, and what the helper finds."""
+"""The EKS stack: the rights of nodes and pods, and the parameters that the CLI finds."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def made() -> Deployment:
 
 
 def policies(made: Deployment, role: str) -> list[str]:
-    """Names of the managed policies of a role."""
+    """Name the managed policies of a role."""
     found = made.only("eks", "AWS::IAM::Role", role).get("ManagedPolicyArns", [])
     return [str(arn["Fn::Join"][1][-1]).rpartition("/")[2] for arn in found]
 
 
 class TestRights:
-    """What nodes and pods may do."""
+    """The rights of nodes and pods."""
 
     def test_a_node_has_no_rights_but_a_kubelets(self, made: Deployment) -> None:
         kubelet = ["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"]
@@ -89,7 +89,7 @@ class TestRights:
 
 
 class TestContract:
-    """What the helper finds."""
+    """The parameters that the CLI finds."""
 
     @pytest.mark.parametrize("orchestrators", ["eks", "both"])
     def test_every_name_of_the_contract_is_published_once(self, orchestrators: str) -> None:
@@ -129,12 +129,12 @@ class TestContract:
 
 
 class TestSubmitters:
-    """Who runs jobs in the cluster without being its administrator."""
+    """People who run jobs in the cluster without being administrators."""
 
     SUBMITTER = "arn:aws:iam::111122223333:role/submitter"
 
     def entries(self, made: Deployment) -> dict[str, dict[str, Any]]:
-        """Access entries of people, by principal."""
+        """Collect people's access entries, by principal."""
         return {
             each["PrincipalArn"]: each
             for each in made.resources("eks", "AWS::EKS::AccessEntry")
@@ -159,7 +159,7 @@ class TestSubmitters:
             assert [each["name"] for each in binding["subjects"]] == [kubernetes.SUBMITTERS]
 
     def test_eks_takes_the_name_of_the_group(self) -> None:
-        """Names with these beginnings are EKS's own (EKS User Guide, creating access entries)."""
+        """Names with these prefixes are EKS's own (EKS User Guide, creating access entries)."""
         reserved = ("system:", "eks:", "aws:", "amazon:", "iam:")
 
         assert not kubernetes.SUBMITTERS.startswith(reserved)

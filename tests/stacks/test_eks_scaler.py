@@ -1,4 +1,4 @@
-"""The node scaler in the template: who it is, what it may do, and that it can be left out."""
+"""The node scaler in the template: its identity, its rights, and that it can be left out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def argument(made: Deployment, name: str) -> str:
 
 
 def statements(made: Deployment) -> dict[str, dict[str, Any]]:
-    """Of its role, by action."""
+    """Collect the policy statements of its role, by action."""
     policy = made.only("eks", "AWS::IAM::Policy", "ScalerPods")["PolicyDocument"]
     return {
         action: each

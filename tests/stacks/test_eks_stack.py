@@ -1,4 +1,4 @@
-"""The EKS stack: who may enter the cluster, and how its nodes start."""
+"""The EKS stack: access to the cluster, and the start of its nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cluster(made: Deployment) -> dict[str, Any]:
 
 
 def users(made: Deployment) -> list[str]:
-    """Ranges that may call the API through the VPC."""
+    """List the ranges that may call the API through the VPC."""
     control_plane = made.only("eks", SECURITY_GROUP, "TrainingCallersControlPlane")
     return [rule["CidrIp"] for rule in control_plane.get("SecurityGroupIngress", [])]
 
@@ -45,7 +45,7 @@ def group(made: Deployment, start: str = "Nodes") -> dict[str, Any]:
 
 
 class TestControlPlane:
-    """Who may enter, and what is kept."""
+    """Access to the control plane, and its logs."""
 
     def test_the_endpoint_is_open_to_the_given_ranges_only(self, made: Deployment) -> None:
         network = cluster(made)["ResourcesVpcConfig"]
@@ -165,7 +165,7 @@ class TestControlPlane:
 
 
 class TestTrainiumNodes:
-    """How a Trainium node starts."""
+    """The node group and launch template of Trainium nodes."""
 
     def test_the_host_image_is_neurons_and_its_release_is_pinned(self, made: Deployment) -> None:
         assert group(made)["AmiType"] == "AL2023_x86_64_NEURON"
@@ -237,13 +237,13 @@ class TestTrainiumNodes:
 
     @pytest.mark.parametrize("start", ["Nodes", "System"])
     def test_a_pod_cannot_take_the_role_of_its_node(self, made: Deployment, start: str) -> None:
-        """The answer of the metadata service does not reach a network behind the host's own."""
+        """The metadata service's answers reach no network behind the host's own."""
         options = template(made, start)["MetadataOptions"]
 
         assert (options["HttpTokens"], options["HttpPutResponseHopLimit"]) == ("required", 1)
 
     def test_only_the_monitor_of_the_nodes_has_the_hosts_network(self, made: Deployment) -> None:
-        """It is in a namespace that no job may use, and shows the instance that it is on."""
+        """The monitor is in a namespace closed to jobs, and names the instance that it is on."""
         specs = {
             each["metadata"]["name"]: each["spec"]["template"]["spec"]
             for each in objects_of(made)
@@ -284,7 +284,7 @@ class TestTrainiumNodes:
         assert template(made)["Placement"] == {"GroupName": "near"}
 
     def test_what_a_node_does_when_it_shuts_down_is_left_to_eks(self, made: Deployment) -> None:
-        # EKS refuses a template that says it (EKS User Guide, launch templates).
+        # EKS refuses a template that sets it (EKS User Guide, launch templates).
         assert "InstanceInitiatedShutdownBehavior" not in template(made)
 
 
@@ -305,7 +305,7 @@ def test_the_file_system_admits_tensorboards_nodes(made: Deployment) -> None:
 
 
 def test_pods_may_lock_memory_without_limit(made: Deployment) -> None:
-    """EFA does, and preflight insists on it."""
+    """EFA locks memory, and preflight insists on the limit."""
     encoded = template(made)["UserData"]["Fn::Base64"]
     _, part = message_from_string(encoded).walk()
     script = str(part.get_payload())

@@ -1,4 +1,4 @@
-"""The image stack, and how the image gets into its repository."""
+"""The image stack, and the image's way into its repository."""
 
 from __future__ import annotations
 

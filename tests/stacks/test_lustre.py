@@ -1,4 +1,4 @@
-"""FSx for Lustre: its shape, its ports, its mount, and that destroy takes it along."""
+"""FSx for Lustre: its settings, its ports, its mount, and its removal by destroy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_it_is_where_it_is_asked_to_be() -> None:
 
 
 def waits_for(made: Deployment, part: str) -> set[str]:
-    """Parts that are deployed before this one."""
+    """List the parts that are deployed before ``part``."""
     manifest = json.loads((made.folder / "manifest.json").read_text(encoding="utf-8"))
     named = {made.config.stack_name(other): other for other in made.templates}
     artifact = manifest["artifacts"][made.config.stack_name(part)]

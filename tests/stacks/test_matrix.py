@@ -107,10 +107,10 @@ def findings(made: Deployment) -> list[str]:
 
 
 def _is_known(rule: str, message: str, config: AppConfig) -> bool:
-    """What the CDK's own functions do, and where cfn-lint knows less than EC2 says of itself."""
-    # Roles that their functions depend on twice.
+    """Tell whether a finding is about the CDK's own functions, or a type cfn-lint lacks."""
+    # Roles on which their functions depend twice.
     of_the_cdk = ("CustomS3AutoDeleteObjectsCustomResourceProvider", "KubectlProvider")
-    # It goes by price lists, which lack the rarer types; the catalogue by the EC2 API.
+    # cfn-lint uses price lists, which lack the rarer types; the catalogue uses the EC2 API.
     unlisted = f"'{config.instance_type}' is not one of"
     return (rule == "W3005" and any(name in message for name in of_the_cdk)) or (
         rule == "E3628" and message.startswith(unlisted)
@@ -137,7 +137,7 @@ def test_cfn_lint_would_find_something() -> None:
 
 
 def refused(made: Deployment) -> list[str]:
-    """What the table of refusals says of a deployment, all its stacks together."""
+    """Apply the table of refusals to a deployment, all its stacks together."""
     account = TemplateAccount(
         templates={made.config.stack_name(part): text for part, text in made.templates.items()},
         region=made.config.region,
@@ -239,7 +239,7 @@ def test_hosts_have_one_interface_for_every_efa_card(keys: dict[str, object]) ->
         for nic in data.get("NetworkInterfaces", ())
     ]
 
-    # A type without EFA has the one that EC2 gives it, and needs none listed.
+    # A type without EFA has the one interface that EC2 gives it, and needs none listed.
     assert bool(interfaces) == made.config.instance.supports_multi_node
     assert not interfaces or interfaces == [
         (nic.card_index, nic.device_index, nic.interface_type)
@@ -266,7 +266,7 @@ def test_as_many_efa_devices_are_mapped_as_hosts_have_interfaces(keys: dict[str,
 
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_a_device_keeps_its_name_and_access_inside(keys: dict[str, object]) -> None:
-    """Which is what AWS Batch does when nothing else is said."""
+    """AWS Batch's defaults, which apply when nothing is set."""
     devices = container(deployment(**keys))["LinuxParameters"]["Devices"]
 
     assert all(set(device) == {"HostPath"} for device in devices)

@@ -14,12 +14,12 @@ EGRESS = "AWS::EC2::SecurityGroupEgress"
 
 
 def named(missing: list[str]) -> set[str]:
-    """The interfaces, or the refusals, that ``missing`` begins its lines with."""
+    """Collect the interfaces or refusals that begin the lines of ``missing``."""
     return {line.partition(":")[0] for line in missing}
 
 
 def rules_to_itself(made: Deployment, resource_type: str, group: str) -> list[str]:
-    """Logical ids of the rules of one group, by the attribute that its id is got by."""
+    """List the logical ids of a group's rules; ``group`` is the attribute that holds its id."""
     return [
         logical_id
         for logical_id in made.logical_ids("network", resource_type)
@@ -110,7 +110,7 @@ def test_a_type_without_efa_keeps_its_tasks_off_the_default_group() -> None:
 
 
 def test_a_change_to_a_type_with_efa_makes_another_environment() -> None:
-    # In place the groups would stay, and Batch refuse the new template beside them.
+    # Updated in place, the groups would stay, and Batch would refuse the new template with them.
     without, with_efa = (
         deployment(instance_type=name).logical_ids("batch", "AWS::Batch::ComputeEnvironment")
         for name in ("trn1.2xlarge", "trn1.32xlarge")

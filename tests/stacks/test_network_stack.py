@@ -1,4 +1,4 @@
-"""The network stack: a place where nodes find each other and the way out."""
+"""The network stack: nodes can reach each other and the way out."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def test_nothing_closes_the_default_security_group() -> None:
 
 
 def default_group_rules(made: Deployment) -> list[dict[str, object]]:
-    """What the template adds to the default group of its VPC."""
+    """List the rules that the template adds to the default group of its VPC."""
     return [
         rule
         for direction in ("Ingress", "Egress")

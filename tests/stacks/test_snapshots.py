@@ -28,7 +28,7 @@ _HASH = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 def stable(value: Any) -> Any:
-    """Leave out what every edit of the training code changes; show user data line by line."""
+    """Mask what every edit of the training code changes; show user data line by line."""
     match value:
         case {"Fn::Base64": str(text)}:
             return {"Fn::Base64": text.splitlines()}

@@ -1,4 +1,4 @@
-"""The storage stack: what outlives the machines."""
+"""The storage stack: data that outlives the machines."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_old_versions_expire(bucket: dict[str, Any]) -> None:
 
 
 def test_old_versions_of_runs_expire_in_days_not_months(bucket: dict[str, Any]) -> None:
-    # Retention deletes a checkpoint of 81 GB every few hours, and each stays as a version.
+    # Retention deletes an 81 GB checkpoint every few hours, and each stays as an old version.
     rule = rules(bucket)["ExpireOldVersionsOfRuns"]
 
     assert rule["Prefix"] == RUNS_PREFIX
@@ -132,7 +132,7 @@ OWN_KEY = {"bucket_name": "my-data", "bucket_kms_key_arn": KEY}
 
 
 def key_grants(made: Deployment, part: str) -> dict[str, set[str]]:
-    """What each role may do with the key, by the policy's logical id."""
+    """Collect each role's rights to the key, by the policy's logical id."""
     found: dict[str, set[str]] = {}
     for logical_id, resource in made.templates[part]["Resources"].items():
         if resource["Type"] != "AWS::IAM::Policy":

@@ -1,7 +1,7 @@
-"""How long tests wait for what comes, by one factor for machines that are slow or busy.
+"""Time limits of tests, scaled by one factor for slow or busy machines.
 
-``TRAINIUM_TEST_TIMES=1`` is right for an idle machine like a developer's; the default leaves
-room for one that is four times as slow. Nothing waits longer than it has to: these are limits.
+``TRAINIUM_TEST_TIMES=1`` suits an idle machine like a developer's; the default allows for one
+that is four times as slow. Nothing waits longer than it has to: these are limits.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ FACTOR = float(os.environ.get("TRAINIUM_TEST_TIMES", "4"))
 
 
 def scaled(seconds: float) -> float:
-    """A limit that is generous on an idle machine, for this one."""
+    """Scale a limit that is generous on an idle machine to this one."""
     return seconds * FACTOR

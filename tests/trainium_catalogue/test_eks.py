@@ -1,4 +1,4 @@
-"""What EKS offers, beside records that others made."""
+"""The catalogue's EKS facts, against records made by others."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_image_of_the_system_nodes_is_a_release_that_we_saw_and_the_newest()
 
 @pytest.mark.parametrize("name", INSTANCE_TYPES)
 def test_a_pod_fits_into_what_the_kubelet_leaves_of_a_small_node_too(name: str) -> None:
-    """MemTotal is less than EC2's figure: Karpenter takes 7.5 % off before it has seen a node
+    """MemTotal is less than EC2's figure: Karpenter subtracts 7.5 % before it has seen a node
     (VM_MEMORY_OVERHEAD_PERCENT). The pods of every node request less than 512 MiB."""
     instance = INSTANCE_TYPES[name]
     capacity = instance.memory_mib * (1 - 0.075)

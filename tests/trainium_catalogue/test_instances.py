@@ -29,7 +29,7 @@ def recorded(resource: str) -> Any:
 
 @pytest.fixture(scope="module")
 def descriptions() -> dict[str, Any]:
-    """DescribeInstanceTypes, by name."""
+    """Results of DescribeInstanceTypes, by name."""
     name = "instance_types.json"
     folder = files("moto") / "ec2" / "resources"
     if not (folder / name).is_file():
@@ -133,7 +133,7 @@ def test_a_container_leaves_room_for_the_host(instance: InstanceType) -> None:
 
 @given(TYPES)
 def test_shared_memory_is_no_quarter_of_a_large_host(instance: InstanceType) -> None:
-    # It counts as the container's memory, which checkpoints no longer pass through.
+    # It counts as the container's memory, and checkpoints no longer pass through it.
     assert 1024 <= instance.shared_memory_mib <= 8192
 
 

@@ -21,7 +21,7 @@ LLAMA_TINY = {p.name: p.default for p in training_parameters(PRESETS["llama-tiny
 
 
 def plan(num_ranks: int = 128, **changes: Any) -> TrainingPlan:
-    """Llama-2-7B on four trn1.32xlarge, with ``changes`` by parameter name (`_` for `-`)."""
+    """Plan Llama-2-7B on four trn1.32xlarge, with ``changes`` by parameter name (`_` for `-`)."""
     values = {name.replace("_", "-"): value for name, value in changes.items()}
     return TrainingPlan.from_values({**LLAMA2_7B, **values}, num_ranks)
 
@@ -40,7 +40,7 @@ def test_the_reference_on_four_nodes() -> None:
 
 
 def test_model_flops_utilization_is_close_to_what_aws_publishes() -> None:
-    """81 sequences/s on 16 nodes: AWS's benchmark page says 30.8 %, with a formula of its own."""
+    """81 sequences/s on 16 nodes: AWS's benchmark page says 30.8 %, by its own formula."""
     made = plan(16 * 32)
 
     utilization = made.model_flops_utilization(81 * 4096, peak_flops=95e12)

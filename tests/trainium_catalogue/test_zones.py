@@ -1,4 +1,4 @@
-"""Zones with a subnet: all that nodes may move to, and enough for a cluster."""
+"""Zones with a subnet: all to which nodes may move, and enough for a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBacken
 from trainium_catalogue.instances import DEFAULT_CPU_INSTANCE_TYPES, INSTANCE_TYPES
 from trainium_catalogue.zones import MOST_ZONES, ZONES, subnet_zones
 
-# The control plane of a cluster cannot live here (EKS user guide, VPC and subnet requirements).
+# Zones that cannot have a cluster's control plane (EKS user guide, VPC and subnet requirements).
 WITHOUT_CONTROL_PLANE = {"use1-az3", "usw1-az2", "cac1-az3"}
 
 
@@ -67,7 +67,7 @@ def test_the_first_zone_sells_as_many_types_as_any_other(region: str) -> None:
 
 
 def test_address_ranges_of_networks_that_exist_stay_with_their_zones() -> None:
-    """Whoever changes this replaces subnets that are in use; append instead."""
+    """A change here replaces subnets that are in use; append instead."""
     assert dict(ZONES) == {
         "us-east-1": ("use1-az6", "use1-az5", "use1-az4"),
         "us-east-2": ("use2-az3", "use2-az1", "use2-az2"),

@@ -1,8 +1,8 @@
 """A host made of files, on which the boot script runs for real.
 
-Only commands that need root or a real host are stand-ins: systemctl, systemd-run, sysctl, dnf,
-modprobe, mount, mountpoint, and the EFA installer inside a signed archive. Signatures are checked
-by the real gpg.
+Only commands that need root or a real host are fakes: systemctl, systemd-run, sysctl, dnf,
+modprobe, mount, mountpoint, and the EFA installer inside a signed archive. The real gpg checks
+signatures.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ ARCHIVE = f"aws-efa-installer-{EFA_VERSION}.tar.gz"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signer:
-    """Somebody with an OpenPGP key, as Amazon has one for the EFA installer."""
+    """The owner of an OpenPGP key, like Amazon's for the EFA installer."""
 
     home: Path
     fingerprint: str
 
     @classmethod
     def create(cls, home: Path) -> Signer:
-        """Make a key."""
+        """Create a key."""
         home.mkdir(mode=0o700)
         cls._gpg(home, "--passphrase", "", "--quick-gen-key", "EFA <efa@example.com>", "rsa2048")
         listing = cls._gpg(home, "--list-keys", "--with-colons")
@@ -41,7 +41,7 @@ class Signer:
         )
 
     def publish(self, folder: Path) -> None:
-        """Sign the archive in ``folder`` and put the key beside it."""
+        """Sign the archive in ``folder`` and put the key next to it."""
         self._gpg(self.home, "--yes", "--detach-sign", str(folder / ARCHIVE))
         key = self._gpg(self.home, "--armor", "--export")
         (folder / "aws-efa-installer.key").write_text(key)
@@ -71,7 +71,7 @@ def make_installer(folder: Path) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Host:
-    """A host made of files, whose privileged commands only leave a note."""
+    """A host made of files, whose privileged commands are only logged."""
 
     root: Path
     setup: HostSetup
@@ -92,22 +92,22 @@ class Host:
 
     @property
     def script(self) -> Path:
-        """Where cloud-init puts the part."""
+        """Path at which cloud-init puts the script."""
         return self.root / "part-001"
 
     @property
     def log(self) -> list[str]:
-        """What privileged commands were asked."""
+        """Privileged commands that were called."""
         path = self.root / "log"
         return path.read_text().splitlines() if path.exists() else []
 
     @property
     def console(self) -> str:
-        """What the EC2 console would show."""
+        """Text that the EC2 console would show."""
         return (self.root / "console").read_text()
 
     def command(self, name: str, body: str) -> None:
-        """Put a stand-in on the path."""
+        """Put a fake command on the path."""
         path = self.root / "bin" / name
         path.write_text(f"#!/bin/bash\nset -e\n{body}\n")
         path.chmod(0o755)
@@ -146,7 +146,7 @@ class Host:
         )
 
     def agent_may_start(self) -> bool:
-        """Ask as the agent's unit does before every start."""
+        """Run the check that the agent's unit makes before every start."""
         (line,) = [
             line
             for line in self.file("etc/systemd/system/ecs.service.d/10-trainium.conf").splitlines()
@@ -160,7 +160,7 @@ class Host:
         return (self.root / "root" / path).read_text()
 
     def files(self) -> dict[str, str]:
-        """Everything that setup wrote."""
+        """Read all files that setup wrote."""
         top = self.root / "root"
         return {
             str(path.relative_to(top)): path.read_text()

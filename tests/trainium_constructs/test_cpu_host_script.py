@@ -1,4 +1,4 @@
-"""The boot script of a host of CPU jobs: jobs share its network, and not its role."""
+"""The boot script of a CPU host: jobs share its network, but not its role."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from trainium_constructs.host_setup import cpu_host_script, cpu_host_user_data
 DROP_IN = "etc/systemd/system/ecs.service.d/10-trainium.conf"
 NOBODY = "65534"
 
-# What a job would do: ask the metadata service, without waiting long.
+# A job's attempt to ask the metadata service, without waiting long.
 ASK = ["curl", "--silent", "--max-time", "2", "http://169.254.169.254/"]
-# An address that only this network namespace has, and somebody who answers there.
+# An address that exists only in this network namespace, and a server on it.
 SERVE = (
     "ip link set lo up && ip address add 169.254.169.254/32 dev lo && cd {folder} && "
     "{{ python3 -m http.server 80 --bind 169.254.169.254 >/dev/null 2>&1 & }} && sleep 1"
@@ -43,7 +43,7 @@ def booted(root: Path, *, systemctl: str = "exit 0") -> subprocess.CompletedProc
 
 
 def before_the_agent(root: Path) -> list[str]:
-    """The commands that systemd runs before it starts the agent."""
+    """List the commands that systemd runs before it starts the agent."""
     lines = (root / DROP_IN).read_text().splitlines()
     assert lines[0] == "[Service]"
     return [line.removeprefix("ExecStartPre=") for line in lines[1:]]
@@ -54,7 +54,7 @@ def test_the_agent_does_not_start_without_the_rule(tmp_path: Path) -> None:
 
     remove, insert = before_the_agent(tmp_path)
 
-    # systemd takes a dash for "whatever its exit code".
+    # To systemd, a dash means "whatever the exit code".
     assert remove.startswith("-/usr/sbin/iptables --wait --delete OUTPUT ")
     assert insert.startswith("/usr/sbin/iptables --wait --insert OUTPUT ")
     assert (tmp_path / "log").read_text() == "systemctl daemon-reload\n"
@@ -105,7 +105,7 @@ def test_a_job_does_not_reach_the_metadata_service_and_root_does(tmp_path: Path)
     served = tmp_path / "served"
     served.mkdir()
     (served / "index.html").write_text("a role's credentials\n")
-    # Twice, as after a restart of the agent; with the iptables that is here.
+    # Twice, as after a restart of the agent, with this machine's iptables.
     rules = [
         command.lstrip("-").replace("/usr/sbin/iptables", "iptables")
         + (" || true" if command.startswith("-") else "")

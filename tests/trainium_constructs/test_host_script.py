@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def signer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signer]:
-    # gpg-agent's socket does not fit below a deep temporary folder.
+    # The path of gpg-agent's socket would be too long in a deep temporary folder.
     home = Path("/tmp") / f"trainium-gpg-{os.getpid()}"
     try:
         yield Signer.create(home)

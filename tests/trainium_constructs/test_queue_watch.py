@@ -45,7 +45,7 @@ def client_of(service: str) -> Any:
 
 
 class World:
-    """What AWS answers at each look, the last one for ever."""
+    """AWS's answers to each look; the last one repeats forever."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ def event_of(job_id: str, *, status: str = "RUNNABLE") -> dict[str, Any]:
 
 
 def watch(world: World, monkeypatch: pytest.MonkeyPatch, *, job_id: str = "j-1") -> str:
-    """Run the machine to its end; returns the execution's status."""
+    """Run the machine to its end; return the execution's status."""
     monkeypatch.setattr(aws_sdk, "boto_client_for", world.client)
     # Step Functions spells every name PascalCase (Developer Guide, AWS SDK service integrations);
     # moto has the code for that and does not call it.
@@ -182,7 +182,7 @@ def test_a_job_behind_another_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch
     world = World(job=[WAITS], others=[1] * (2 * LOOKS) + [0])
 
     assert watch(world, monkeypatch) == "SUCCEEDED"
-    # What was seen before its turn does not count.
+    # Looks before its turn do not count.
     assert world.count("describe_jobs") == 3 * LOOKS
 
 

@@ -1,4 +1,4 @@
-"""The examples of constructs/README.md run, in the order in which they stand."""
+"""The examples of constructs/README.md run, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constructs refuse what cannot work, with the value and what would be right."""
+"""Constructs refuse what cannot work, naming the value and what would be valid."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-// Looks at a scalar's chart on TensorBoard's pages in a headless Chromium, and prints what is there.
+// Looks at a scalar's chart on TensorBoard's pages in a headless Chromium, and prints what it finds.
 //
-// The one argument is JSON: addresses, runs, tag, limit_s and picture, where the first address's
-// page is drawn to, or null. One line of JSON per address: what rehearsal/checks/browser.py reads.
+// The only argument is JSON: addresses, runs, tag, limit_s and picture, the file for a screenshot of
+// the first page, or null. Prints a line of JSON per address, read by rehearsal/checks/browser.py.
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { chromium, errors } from "playwright-core";
@@ -10,12 +10,12 @@ const asked = JSON.parse(process.argv[2]);
 const folder = join(import.meta.dirname, "node_modules", ".chromium");
 const LOAD_MS = 60000;
 const EVERY_MS = 200;
-// Of a part of the page; a page that is drawn anew in between is looked at again.
+// Limit for a part of the page; a page that is redrawn meanwhile is examined again.
 const PART_MS = 5000;
 const NOTHING = { card: false, value: null, step: null, width: 0, columns: 0 };
 const none = () => Object.fromEntries(asked.runs.map((run) => [run, { ...NOTHING }]));
 
-// Pixel columns that have the run's colour, and its mean height in the first and the last of them.
+// Measures the pixel columns with the run's colour, and its mean height in the first and last one.
 async function measure(page, view, color) {
   const png = (await view.screenshot()).toString("base64");
   return page.evaluate(
@@ -30,7 +30,7 @@ async function measure(page, view, color) {
         const rows = [];
         for (let y = 0; y < height; y++) {
           const at = 4 * (y * width + x);
-          // Edges of a line are blended with what is below it, its middle is not.
+          // A line's edges are blended with the background, its middle is not.
           if (wanted.every((value, i) => Math.abs(data[at + i] - value) <= 2)) rows.push(y);
         }
         if (rows.length) heights.push(height - rows.reduce((a, b) => a + b) / rows.length);
@@ -42,16 +42,16 @@ async function measure(page, view, color) {
   );
 }
 
-// Asks for the tag as a user does: TensorBoard opens only the first two groups of cards by itself.
+// Filters by tag as a user does: TensorBoard itself opens only the first two groups of cards.
 async function filter(page) {
   const field = page.locator('input[placeholder^="Filter tags"]');
   if ((await field.count()) === 0 || (await field.inputValue())) return;
   await field.fill(`^${asked.tag}$`);
-  // What it proposes lies over the cards.
+  // Its suggestions would cover the cards.
   await field.press("Escape");
 }
 
-// Of every run: its row in the table of the tag's card, and its curve in the chart.
+// Reads every run's row in the table of the tag's card, and its curve in the chart.
 async function see(page) {
   await filter(page);
   const seen = none();

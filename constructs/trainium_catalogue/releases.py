@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.suggest import did_you_mean
 
 _REPOSITORY = "public.ecr.aws/neuron/pytorch-training-neuronx"
 _SSM_PREFIX = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron"
 
-_ALL = frozenset(instance.family for instance in INSTANCE_TYPES.values())
-_TRN2 = frozenset(family for family in _ALL if family.startswith("trn2"))
+# By hand: that a release runs on a family is what somebody found out, and a new one starts with none.
+_ALL = frozenset({"trn1", "trn1n", "trn2", "trn2u"})
+_TRN2 = frozenset({"trn2", "trn2u"})
 
 # Built with driver 2.28 (inferred from the build date: 2.28 was the newest then), the last before
 # 2.29 cut off the runtimes of every published PyTorch training image.

@@ -83,7 +83,7 @@ SERVICE = {
 def write(logs: Path, run: str, losses: Sequence[float]) -> None:
     """What a training writes of its steps, as it writes it."""
     files = RunFiles(
-        open_objects(str(logs), region=None, endpoint_url=None),
+        open_objects(str(logs.parent / "bucket" / run), region=None, endpoint_url=None),
         logs / run,
         context=replace(CONTEXT, run=run),
         workload="bert-tiny",

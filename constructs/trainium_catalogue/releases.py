@@ -16,7 +16,7 @@ from trainium_catalogue.suggest import did_you_mean
 _REPOSITORY = "public.ecr.aws/neuron/pytorch-training-neuronx"
 _SSM_PREFIX = "/aws/service/ecs/optimized-ami/amazon-linux-2023/neuron"
 
-# By hand: that a release runs on a family is what somebody found out, and a new one starts with none.
+# By hand: somebody found out that a release runs on a family, so a new family starts with none.
 _ALL = frozenset({"trn1", "trn1n", "trn2", "trn2u"})
 _TRN2 = frozenset({"trn2", "trn2u"})
 

@@ -46,7 +46,7 @@ _VERSIONS = frozenset({"ReleaseVersion", "Version"})
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """How jobs end, or may end."""
+    """The ways in which jobs end, or may end."""
 
     what: str
     within_minutes: float

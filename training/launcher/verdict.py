@@ -32,7 +32,7 @@ MAX_WAIT_FOR_CAUSE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a node, or the job, ended."""
+    """The end of a node, or of the job: an exit code and its reason."""
 
     code: ExitCode
     reason: str

@@ -38,7 +38,7 @@ _REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
 _AT_ONCE = 1000  # the limit of ListObjectsV2 and DeleteObjects
 
 
-class _SharedClient:
+class SharedClient:
     """A boto3 client, created on first use and then safe to share between threads."""
 
     def __init__(
@@ -90,7 +90,7 @@ class S3Objects:
         self._bucket = bucket
         self._prefix = prefix.strip("/")
         self._retry_policy = retry_policy
-        self._shared = _SharedClient(
+        self._shared = SharedClient(
             region=region, endpoint_url=endpoint_url, num_connections=4 * _THREADS
         )
 

@@ -20,7 +20,7 @@ from training.core.failures import describe
 from training.core.ranks import Ranks
 from training.models.llama.network import LlamaNetwork
 from training.storage import open_objects
-from training.storage.s3 import _SharedClient
+from training.storage.s3 import SharedClient
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.parameters.verify import ALL, CHECKS_OF_THE_LLAMA
 from trainium_catalogue.probing import NODE_RECORD, Finding, State
@@ -224,7 +224,7 @@ class Verification:
 
 
 def _s3_client(context: NodeContract) -> Any:
-    return _SharedClient(
+    return SharedClient(
         region=context.region, endpoint_url=context.endpoint_url, num_connections=1
     ).get()
 

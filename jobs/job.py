@@ -229,6 +229,8 @@ class JobRequest:
     parameters: Mapping[str, Value] = field(default_factory=dict)
     depends_on: tuple[str, ...] = ()
     """Ids of jobs that have to succeed first."""
+    program_argv: tuple[str, ...] = ()
+    """Arguments of a user's own program."""
     scales: bool = False
     """On EKS: let the cluster add missing nodes."""
 
@@ -247,6 +249,8 @@ class JobRequest:
         command = contract.launch_command(self.workload)
         for name, value in self.parameters.items():
             command += [f"--{name}", flag_value(value)]
+        if self.program_argv:
+            command += [contract.ARGV_MARK, *self.program_argv]
         return command
 
 

@@ -22,7 +22,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from training.core.arguments import DRY_RUN_FULL, ArgumentError, Request, help_text, parse
+from training.core.arguments import (
+    DRY_RUN_FULL,
+    ArgumentError,
+    Request,
+    help_text,
+    parse,
+    split_argv,
+)
 from training.core.contract import NodeContract, read_contract
 from training.core.failures import describe
 from training.core.host import Host, raise_file_limit
@@ -57,10 +64,11 @@ log = logging.getLogger("training.launch")
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Run one node; returns its exit code."""
     set_up_logging()
-    if any(word in ("-h", "--help") for word in argv):
+    own, _ = split_argv(argv)
+    if any(word in ("-h", "--help") for word in own):
         print(help_text(argv))
         return ExitCode.OK
-    if DRY_RUN_FULL in argv:
+    if DRY_RUN_FULL in own:
         # Imports torch, which the launcher otherwise does without.
         from training.models.llama import dry_run
 

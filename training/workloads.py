@@ -52,6 +52,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
         },
         "mnist": Implementation("training.models.mnist.task:run"),
         "verify": Implementation("training.checks.verify.verification:run", check_verify),
+        "program": Implementation("training.program.worker:run"),
+        "wheels": Implementation("training.program.wheels:run"),
         "prepare": Implementation("training.datasets.prepared.prepare:run"),
         "tokenize": Implementation("training.datasets.text.tokenize:run"),
         "export": Implementation("training.models.llama.export:run"),

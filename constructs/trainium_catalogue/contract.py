@@ -123,6 +123,18 @@ ENV_AFTER_JOB: Final = "TRAINIUM_AFTER_JOB"
 """Id of the Volcano job that compiles for this one; this job itself has to wait for it."""
 ENV_TIME_LIMIT: Final = "TRAINIUM_TIME_LIMIT_S"
 """Seconds until the launcher ends an attempt and with it the job; Batch does so itself."""
+# The launcher sets these for a user's own program; docs/own-program.md describes them.
+ENV_CHECKPOINT_DIR: Final = "TRAINIUM_CHECKPOINT_DIR"
+"""Folder that is kept in the bucket while the program runs, and given back to later attempts."""
+ENV_OUTPUT_DIR: Final = "TRAINIUM_OUTPUT_DIR"
+"""Folder whose files are put below the run's results when the program ends."""
+ENV_DATASET_DIR: Final = "TRAINIUM_DATASET_DIR"
+"""Folder with the files of ``--dataset``."""
+ENV_INPUT_DIR: Final = "TRAINIUM_INPUT_DIR"
+"""Folder with the files of ``--input``."""
+ENV_PROGRESS_FILE: Final = "TRAINIUM_PROGRESS_FILE"
+"""A program that is silent for long may touch this file to show that it is alive."""
+
 # Only the rehearsal and laptops set these three.
 ENV_DEVICE: Final = "TRAINIUM_DEVICE"
 ENV_PROCESSES_PER_NODE: Final = "TRAINIUM_PROCESSES_PER_NODE"
@@ -146,16 +158,22 @@ CACHE_PREFIX: Final = "cache/"
 GRAPHS_PREFIX: Final = f"{CACHE_PREFIX}neuron"
 """Location of the compiled graphs (NEURON_COMPILE_CACHE_URL)."""
 EXPORT_PREFIX: Final = "export/"
+WHEELS_PREFIX: Final = "wheels/"
+"""Dependencies of programs: a folder for each set of requirements and image."""
+WHEELS_MARKER: Final = "complete.json"
+"""Written last: a folder of wheels without it is incomplete."""
 
 LOSS_SCALAR: Final = "step loss"
 """Name of the loss in TensorBoard, as in AWS's reference."""
 VALIDATION_LOSS_SCALAR: Final = "val/loss"
 """Name of the validation loss in TensorBoard; the reference has none."""
-RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results")
+RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results", "code", "snapshots")
 RUN_LOCK: Final = "lock.json"
 """The job that is training under the run's name, and the time of its last heartbeat."""
 RUN_CONFIG: Final = "run.json"
 """The identity of the run: model, dataset, tokenizer, parameters."""
+RUN_PROGRAM: Final = "program.json"
+"""What a run of a user's own program ran, submission by submission; the newest is last."""
 RUN_STATUS: Final = "results/status.json"
 """Progress of the training; rewritten every few seconds."""
 TRAIN_METRICS: Final = "metrics/train.jsonl"
@@ -184,6 +202,11 @@ def run_key(run: str, file: str) -> str:
     return f"{RUNS_PREFIX}{run}/{file}"
 
 
+def bundle_key(run: str, digest: str) -> str:
+    """Key of the archive of a program's files, named by its SHA-256 in hexadecimal."""
+    return f"{run_prefix(run, 'code')}{digest}.tar.gz"
+
+
 def attempts_prefix(run: str, job_id: str) -> str:
     """Key prefix of the records of how a Volcano job's attempts ended; pods and logs are deleted.
 
@@ -205,6 +228,14 @@ def checkpoint_name(step: int) -> str:
 def launch_command(workload: str) -> list[str]:
     """The command of a job definition, which every node runs."""
     return ["python", "-m", "training.launch", workload]
+
+
+ARGV_MARK: Final = "--"
+"""Separates a launcher's own parameters from the arguments of a user's program."""
+PROGRAM: Final = "program"
+"""The workload that runs a user's own program."""
+WHEELS: Final = "wheels"
+"""The workload that collects a program's dependencies."""
 
 
 # --- TCP ports between the nodes of a job ------------------------------------------------------

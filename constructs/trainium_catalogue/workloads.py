@@ -5,7 +5,7 @@ parses its command line with it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -23,6 +23,7 @@ from trainium_catalogue.parameters.parameter import (
     Value,
     parse_parameters,
 )
+from trainium_catalogue.parameters.program import PROGRAM_PARAMETERS, WHEELS_PARAMETERS
 from trainium_catalogue.parameters.training import MNIST_PARAMETERS, training_parameters
 from trainium_catalogue.parameters.verify import VERIFY_PARAMETERS
 from trainium_catalogue.suggest import did_you_mean
@@ -77,6 +78,23 @@ class Workload:
     reads_data_uris: bool = False
     """True if it may read the deployment's ``data_uris``, storage outside its bucket."""
     writes_data_uris: bool = False
+    hang_limit_s: float | None = None
+    """Default of ``hang-limit-s``, where it differs."""
+
+    @property
+    def launch_parameters(self) -> tuple[Parameter, ...]:
+        """The launcher's parameters, with this workload's defaults."""
+        if self.hang_limit_s is None:
+            return LAUNCH_PARAMETERS
+        return tuple(
+            replace(item, default=self.hang_limit_s) if item.name == "hang-limit-s" else item
+            for item in LAUNCH_PARAMETERS
+        )
+
+    @property
+    def runs_program(self) -> bool:
+        """True if its workers run a user's own program instead of this project's code."""
+        return self.name == contract.PROGRAM
 
 
 def _pretraining(preset: Preset) -> Workload:
@@ -124,6 +142,16 @@ _WORKLOADS = (
         parameters=VERIFY_PARAMETERS,
     ),
     Workload(
+        name=contract.PROGRAM,
+        summary="your own program: `submit ./train.py`, or any that torchrun can start",
+        time_limit_hours=24.0,
+        hang_limit_s=1800.0,
+        parameters=PROGRAM_PARAMETERS,
+        reads=(contract.DATASETS_PREFIX, contract.WHEELS_PREFIX),
+        writes=(contract.RUNS_PREFIX,),
+        reads_data_uris=True,
+    ),
+    Workload(
         name="prepare",
         summary="fetch a known corpus or dataset, check it, put it into the bucket",
         hardware=Hardware.CPU,
@@ -141,6 +169,15 @@ _WORKLOADS = (
         reads_data_uris=True,
         time_limit_hours=12.0,
         parameters=TOKENIZE_PARAMETERS,
+    ),
+    Workload(
+        name=contract.WHEELS,
+        summary="collect the wheels that a program's requirements name; submitted for you",
+        hardware=Hardware.CPU,
+        reads=(contract.RUNS_PREFIX,),
+        writes=(contract.WHEELS_PREFIX,),
+        time_limit_hours=1.0,
+        parameters=WHEELS_PARAMETERS,
     ),
     Workload(
         name="export",

@@ -225,7 +225,7 @@ def parsed_parameters(
     Refuses unknown names, wrong values, a parameter given twice and a required one that is
     missing.
     """
-    known = {parameter.name: parameter for parameter in (*workload.parameters, *LAUNCH_PARAMETERS)}
+    known = {item.name: item for item in (*workload.parameters, *workload.launch_parameters)}
     values: dict[str, Value] = {}
     for shown, name, text in (*_flags(workload, known, argv), *_settings(workload, assignments)):
         if name not in known:

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from trainium_catalogue.contract import ARGV_MARK
 from trainium_catalogue.exit_codes import EXIT_CODES
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import (
@@ -52,6 +53,8 @@ class Request:
     """The values given on the command line."""
     argv: tuple[str, ...]
     """The command line as given, for the workers to parse again."""
+    program_argv: tuple[str, ...] = ()
+    """Arguments of a user's own program, those after ``--``."""
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -64,8 +67,14 @@ def parse(argv: Sequence[str]) -> Request:
         )
     try:
         workload = find_workload(argv[0])
-        parameters = (*LAUNCH_PARAMETERS, *workload.parameters)
-        given = parse_parameters(_assignments(argv[1:], parameters), parameters)
+        own, program_argv = split_argv(argv)
+        if program_argv and not workload.runs_program:
+            raise ArgumentError(
+                f"{' '.join(program_argv)} after {ARGV_MARK}: {workload.name} is no program of "
+                f"your own; leave {ARGV_MARK} out"
+            )
+        parameters = (*workload.launch_parameters, *workload.parameters)
+        given = parse_parameters(_assignments(own[1:], parameters), parameters)
     except ArgumentError:
         raise
     except ValueError as error:
@@ -81,7 +90,17 @@ def parse(argv: Sequence[str]) -> Request:
         values={p.name: full[p.name] for p in workload.parameters},
         given={p.name: given[p.name] for p in workload.parameters if p.name in given},
         argv=tuple(argv),
+        program_argv=program_argv,
     )
+
+
+def split_argv(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split a command line at the first ``--`` into the launcher's part and the program's."""
+    words = tuple(argv)
+    if ARGV_MARK not in words:
+        return words, ()
+    at = words.index(ARGV_MARK)
+    return words[:at], words[at + 1 :]
 
 
 def _assignments(argv: Sequence[str], parameters: Iterable[Parameter]) -> Iterable[tuple[str, str]]:

@@ -151,6 +151,21 @@ def bert_tiny(
     return _app("bert-tiny", parameters, nnodes, name, deployment, max_retries)
 
 
+def program(
+    *parameters: str, nnodes: int = 1, name: str = "", deployment: str = "", max_retries: int = 0
+) -> specs.AppDef:
+    """A program whose files `python -m jobs submit` has put into the bucket.
+
+    Args:
+        parameters: the launcher's own, after --, then -- and the program's arguments
+        nnodes: number of nodes
+        name: run whose bundle it is
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
+        max_retries: restarts by TorchX, after whatever failed
+    """
+    return _app("program", parameters, nnodes, name, deployment, max_retries)
+
+
 def _app(
     workload: str,
     parameters: tuple[str, ...],

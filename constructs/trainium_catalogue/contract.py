@@ -162,6 +162,8 @@ WHEELS_PREFIX: Final = "wheels/"
 """Dependencies of programs: a folder for each set of requirements and image."""
 WHEELS_MARKER: Final = "complete.json"
 """Written last: a folder of wheels without it is incomplete."""
+INPUT_PREFIXES: Final = (DATASETS_PREFIX, CORPORA_PREFIX, TOKENIZERS_PREFIX, EXPORT_PREFIX)
+"""What ``--input`` of a program may name in the deployment's own bucket."""
 
 LOSS_SCALAR: Final = "step loss"
 """Name of the loss in TensorBoard, as in AWS's reference."""

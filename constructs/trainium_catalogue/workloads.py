@@ -72,7 +72,7 @@ class Workload:
     dataset_kind: str = ""
     """``kind`` of the datasets that it trains on; a manifest without it means packed tokens."""
     reads: tuple[str, ...] = ()
-    """Prefixes of the bucket that its role may list and read."""
+    """Prefixes of the bucket that its role may list and read; ``*`` is the name of any run."""
     writes: tuple[str, ...] = ()
     """Prefixes that it may also write and delete, besides its own results and metrics."""
     reads_data_uris: bool = False
@@ -147,8 +147,15 @@ _WORKLOADS = (
         time_limit_hours=24.0,
         hang_limit_s=1800.0,
         parameters=PROGRAM_PARAMETERS,
-        reads=(contract.DATASETS_PREFIX, contract.WHEELS_PREFIX),
-        writes=(contract.RUNS_PREFIX,),
+        reads=(
+            contract.run_prefix("*", "code"),
+            contract.run_key("*", contract.RUN_PROGRAM),
+            contract.WHEELS_PREFIX,
+            *contract.INPUT_PREFIXES,
+        ),
+        # Nobody can foresee what code of others does with a role: it must not reach the
+        # checkpoints of other workloads, nor the code that other jobs run.
+        writes=(contract.run_prefix("*", "snapshots"),),
         reads_data_uris=True,
     ),
     Workload(
@@ -174,7 +181,10 @@ _WORKLOADS = (
         name=contract.WHEELS,
         summary="collect the wheels that a program's requirements name; submitted for you",
         hardware=Hardware.CPU,
-        reads=(contract.RUNS_PREFIX,),
+        reads=(
+            contract.run_prefix("*", "code"),
+            contract.run_key("*", contract.RUN_PROGRAM),
+        ),
         writes=(contract.WHEELS_PREFIX,),
         time_limit_hours=1.0,
         parameters=WHEELS_PARAMETERS,

@@ -214,6 +214,33 @@ class TestRights:
         assert set(found["s3:PutObject"]) == {"/export/*", *RESULTS}
         assert found["s3:DeleteObject"] == ["/export/*"]
 
+    def test_a_program_writes_its_snapshots_and_results_and_nothing_else(
+        self, made: Deployment
+    ) -> None:
+        found = rights(made, "program")
+
+        assert set(found["s3:PutObject"]) == {"/runs/*/snapshots/*", *RESULTS}
+        assert found["s3:DeleteObject"] == ["/runs/*/snapshots/*"]
+
+    def test_a_program_reads_code_and_inputs_but_no_other_run(self, made: Deployment) -> None:
+        assert rights(made, "program")["s3:GetObject"] == [
+            "/corpora/*",
+            "/datasets/*",
+            "/export/*",
+            "/runs/*/code/*",
+            "/runs/*/program.json*",
+            "/runs/*/snapshots/*",
+            "/tokenizers/*",
+            "/wheels/*",
+        ]
+
+    def test_collecting_wheels_reads_requirements_and_writes_wheels(self, made: Deployment) -> None:
+        found = rights(made, "wheels")
+
+        assert found["s3:GetObject"] == ["/runs/*/code/*", "/runs/*/program.json*", "/wheels/*"]
+        assert set(found["s3:PutObject"]) == {"/wheels/*", *RESULTS}
+        assert found["s3:DeleteObject"] == ["/wheels/*"]
+
     def test_a_job_lists_only_what_it_may_read(self, made: Deployment) -> None:
         (statement,) = (
             statement
@@ -249,7 +276,7 @@ class TestRights:
         }
 
         training = {"llama2-7b", "llama-small", "llama-tiny", "bert", "bert-tiny"}
-        assert outside == {*training, "tokenize", "export"}
+        assert outside == {*training, "program", "tokenize", "export"}
 
     def test_the_job_has_a_role_of_its_own(self, made: Deployment) -> None:
         container = node(made)

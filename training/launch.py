@@ -40,9 +40,10 @@ from training.launcher import settings, signs
 from training.launcher.addresses import find_address, find_host, interface_of, reserve_port
 from training.launcher.compile_graphs import compile_command
 from training.launcher.guardian import Guardian
-from training.launcher.node import LocalNode, torchrun_command
+from training.launcher.node import LocalNode, torchrun_command, worker_words
 from training.launcher.peers import Hub, Spoke
 from training.launcher.preflight import preflight, problem, report_lines
+from training.launcher.program import ProgramNode
 from training.launcher.supervisor import ChildRole, MainRole, StopRequest, Tools
 from training.launcher.verdict import Verdict, launcher_failed, verdict_of
 from training.workloads import refuse_unfit
@@ -143,7 +144,14 @@ def run_node(
     for line in report_lines(outcomes):
         log.info("launch: %s", line)
     found = problem(node, outcomes)
-    local = LocalNode(
+    node.write(scratch)
+    program = None
+    if request.workload.runs_program:
+        program = ProgramNode.of(request, node, env, scratch)
+        log.info("launch: program: %s", program.shown)
+        if found is None:
+            program.prepare()
+    local = program or LocalNode(
         label=f"node {node.node_index}",
         scratch=scratch,
         num_workers=node.processes_per_node,
@@ -156,18 +164,20 @@ def run_node(
             interface=interface_of(node.address),
             has_cache=CACHE_PREFIX in request.workload.writes,
             dataset_kind=request.workload.dataset_kind,
+            is_own_model=not request.workload.runs_program,
         )
         worker_env, remarks = settings.worker_environment(env, node, system)
         for remark in remarks:
             log.info("launch: %s", remark)
-        node.write(scratch)
         command = torchrun_command(
             node,
             python=sys.executable,
             rendezvous_port=rendezvous_port,
             log_folder=scratch,
-            argv=request.argv,
+            worker=worker_words(request.argv) if program is None else program.worker,
         )
+        if program is not None:
+            worker_env = program.environment(worker_env)
         if request.values.get("compile-only"):
             command = compile_command(node, command, python=sys.executable, argv=request.argv)
         log.info("launch: start: %s", " ".join(command))
@@ -181,6 +191,7 @@ def run_node(
         guardian=guardian,
         stop=stop,
         start_workers=start_workers,
+        program=program,
     )
     try:
         if not node.is_main:

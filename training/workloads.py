@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from training.core.arguments import ArgumentError, Request
+from training.program.settings import check as check_program
 from trainium_catalogue.models import LLAMA_PRESETS, PRESETS
 from trainium_catalogue.parameters.allreduce import check_sweep
 from trainium_catalogue.parameters.plan import TrainingPlan
@@ -52,7 +53,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
         },
         "mnist": Implementation("training.models.mnist.task:run"),
         "verify": Implementation("training.checks.verify.verification:run", check_verify),
-        "program": Implementation("training.program.worker:run"),
+        "program": Implementation("training.program.worker:main", check_program),
         "wheels": Implementation("training.program.wheels:run"),
         "prepare": Implementation("training.datasets.prepared.prepare:run"),
         "tokenize": Implementation("training.datasets.text.tokenize:run"),

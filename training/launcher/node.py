@@ -17,12 +17,12 @@ from training.core.progress import ENV_SCRATCH, WorkerState, read_failures, read
 from training.launcher.verdict import Verdict, better
 from trainium_catalogue.exit_codes import ExitCode
 
-WORKER_MODULE = "training.worker"
-_AGENT_LOG = "torchrun.log"
+_WORKER_MODULE = "training.worker"
+AGENT_LOG = "torchrun.log"
 _BETWEEN_LOOKS_S = 0.25
 _START_LIMIT_S = 120.0
 """Time for workers to start, even if the hang limit is shorter."""
-_AGENT_GRACE_S = 10.0
+AGENT_GRACE_S = 10.0
 """Time for torchrun to report that a worker crashed after finishing its work."""
 
 log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ def torchrun_command(
     python: str,
     rendezvous_port: int,
     log_folder: Path,
-    argv: Sequence[str],
+    worker: Sequence[str],
 ) -> list[str]:
-    """Build the command line that starts this node's workers; ``argv`` goes to each of them.
+    """Build the command line that starts this node's workers, each of which runs ``worker``.
 
     Static rendezvous: ranks follow from the node index, and nothing but the main node is needed.
     No restarts: Batch retries the whole job, and an in-place restart would hide the reason
@@ -58,12 +58,14 @@ def torchrun_command(
         "--max-restarts=0",
         # Nothing is redirected, but torchrun creates the folder and would leave one in /tmp.
         f"--log-dir={log_folder}",
-        "-m",
-        # Otherwise argparse takes a workload's --run for an abbreviation of torchrun's --run-path.
-        "--",
-        WORKER_MODULE,
-        *argv,
+        *worker,
     ]
+
+
+def worker_words(argv: Sequence[str]) -> list[str]:
+    """Build the end of torchrun's command line: the worker of a workload, and its arguments."""
+    # Otherwise argparse takes a workload's --run for an abbreviation of torchrun's --run-path.
+    return ["-m", "--", _WORKER_MODULE, *argv]
 
 
 class LocalNode:
@@ -82,19 +84,25 @@ class LocalNode:
         self._succeeded = False
         self.verdict: Verdict | None = None
 
-    def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start torchrun in a session of its own; it dies with this process."""
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], *, stdout: int | None = None
+    ) -> None:
+        """Start torchrun in a session of its own; it dies with this process.
+
+        Its output goes to ``stdout``, a file descriptor, or to this process's own.
+        """
         launcher = os.getpid()
         self._started_s = time.monotonic()
         # torchrun reports a failed worker with its own traceback and names whichever broken
         # connection it saw first as "root cause". The workers' reports are better, so this is
         # shown only if there are none.
-        with (self._scratch / _AGENT_LOG).open("wb") as agent_log:
+        with (self._scratch / AGENT_LOG).open("wb") as agent_log:
             # This process has one thread, so code between fork and exec is safe.
             self._agent = subprocess.Popen(
                 command,
                 env={**env, ENV_SCRATCH: str(self._scratch)},
                 stdin=subprocess.DEVNULL,
+                stdout=stdout,
                 stderr=agent_log,
                 start_new_session=True,
                 preexec_fn=lambda: die_with_parent(launcher),
@@ -136,7 +144,7 @@ class LocalNode:
             )
         if status is not None:
             if self.verdict is None:
-                log.info("%s", (self._scratch / _AGENT_LOG).read_text(errors="replace"))
+                log.info("%s", (self._scratch / AGENT_LOG).read_text(errors="replace"))
             how = f"ended with {status}" if status > 0 else f"was killed by signal {-status}"
             return self._host(f"torchrun {how} and no worker says why")
         return self._hang(states, now_s)
@@ -160,7 +168,7 @@ class LocalNode:
             state = states[path]
             step = "the end of its process" if state.done else state.step
             what = f"rank {state.rank} made no progress at: {step}"
-        elif now_s - max(self._moved_s.values()) > _AGENT_GRACE_S:
+        elif now_s - max(self._moved_s.values()) > AGENT_GRACE_S:
             # torchrun is waiting for the other nodes' agents or is stuck; the work is done anyway.
             return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
         else:
@@ -188,7 +196,17 @@ class LocalNode:
         if self._agent is None:
             return
         self._agent.kill()
-        if left := kill_marked(ENV_SCRATCH, str(self._scratch), heartbeat=heartbeat):
-            log.info("launch: processes %s cannot be killed; they wait in the kernel", left)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
-            self._agent.wait(timeout=1)
+        kill_launch(self._scratch, heartbeat)
+        reap(self._agent)
+
+
+def kill_launch(scratch: Path, heartbeat: Callable[[], None]) -> None:
+    """Kill every process with the mark of the launch that ``scratch`` belongs to."""
+    if left := kill_marked(ENV_SCRATCH, str(scratch), heartbeat=heartbeat):
+        log.info("launch: processes %s cannot be killed; they wait in the kernel", left)
+
+
+def reap(process: subprocess.Popen[bytes]) -> None:
+    """Collect a process that has been killed."""
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
+        process.wait(timeout=1)

@@ -1,8 +1,9 @@
 """The launchers' link: each child holds a TCP connection to the main node and sends JSON lines.
 
-Child to main: ``hello`` (who I am, what preflight found), ``alive``, ``verdict``, ``ended``.
+Child to main: ``hello`` (who I am, what preflight found), ``alive``, ``verdict``, ``ended``; of a
+user's program also ``prepared``, ``moved`` (a sign of life) and ``left`` (all ranks ended with 0).
 Main to child: ``welcome``, ``alive``, ``start`` (all are here; the rendezvous port), ``stop`` (the
-decision).
+decision); ``go`` when all nodes are prepared for a program.
 Both sides only queue and fetch messages; all rules about time and codes are in ``verdict`` and
 ``supervisor``.
 """
@@ -19,6 +20,7 @@ from typing import Any
 
 from training.core.contract import NodeContract
 from training.core.heartbeat import HeartbeatClock
+from training.launcher.hangs import Left
 from training.launcher.verdict import Verdict
 from trainium_catalogue.contract import PEER_WATCH
 
@@ -96,6 +98,10 @@ def _parse(line: bytes) -> Message:
                 Verdict.from_message(message["problem"])
             case "start":
                 int(message["port"])
+            case "moved":
+                str(message["doing"])
+            case "left":
+                Left.from_message(message)
     except (KeyError, TypeError, ValueError):
         raise LinkLost(f"a {message['type'][:20]} message is not of a launcher's form") from None
     return message

@@ -26,6 +26,8 @@ class System:
     """True if the workload may write the bucket's compile cache."""
     dataset_kind: str = ""
     """The catalogue's kind of dataset that the workload trains on."""
+    is_own_model: bool = True
+    """False for a user's program: what suits this project's models need not suit its."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,12 @@ class Setting:
     name: str
     value: Callable[[NodeContract, System], str | None]
     reason: str
+
+
+def _model(value: str) -> Callable[[NodeContract, System], str | None]:
+    return lambda node, system: (
+        value if node.device is DeviceKind.XLA and system.is_own_model else None
+    )
 
 
 def _neuron(value: str) -> Callable[[NodeContract, System], str | None]:
@@ -68,6 +76,8 @@ def _cache(node: NodeContract, system: System) -> str | None:
 
 def _compiler_flags(node: NodeContract, system: System) -> str | None:
     if node.device is not DeviceKind.XLA or system.dataset_kind == "images":
+        return None
+    if not system.is_own_model:
         return None
     split = "" if system.dataset_kind == "bert" else " --distribution-strategy=llm-training"
     return f"--model-type transformer{split}"
@@ -122,7 +132,7 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="ALL_GATHER_REDUCE_SCATTER_BUCKET_CAP_MB",
-        value=_xla("65"),
+        value=_model("65"),
         reason="what NxD takes by itself for parameters in bf16 when XLA_DOWNCAST_BF16=0 says so; "
         "buckets of more than 140 MB of fp32 gave NaN (trainer.py)",
     ),
@@ -135,18 +145,18 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         name="NEURON_FUSE_SOFTMAX",
-        value=_xla("1"),
+        value=_model("1"),
         reason="the softmax of attention is one operation (tp_zero1_llama2_7B_hf_pretrain.sh)",
     ),
     Setting(
         name="NEURON_RT_STOCHASTIC_ROUNDING_EN",
-        value=_xla("0"),
+        value=_model("0"),
         reason="updates go to fp32 master weights, which need no rounding at random "
         "(tp_zero1_llama_hf_pretrain.py, use_gpu_compatible_precision)",
     ),
     Setting(
         name="NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS",
-        value=_xla("3"),
+        value=_model("3"),
         reason="micro-batches are enqueued ahead (tp_zero1_llama2_7B_hf_pretrain.sh); without "
         "effect since SDK 2.31",
     ),

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from training.core.arguments import LaunchParameters
 from training.core.contract import NodeContract
 from training.launcher.guardian import Guardian
+from training.launcher.hangs import JobWatch, Left
 from training.launcher.node import LocalNode
-from training.launcher.peers import Event, Heard, Hub, Lost, Spoke, hello
+from training.launcher.peers import Event, Heard, Hub, Lost, Message, Spoke, hello
+from training.launcher.program import ProgramNode
 from training.launcher.signs import Lookout, StartedSign, likely_causes
 from training.launcher.verdict import (
     MAX_WAIT_FOR_CAUSE_S,
@@ -28,8 +30,12 @@ from training.launcher.verdict import (
 from trainium_catalogue.exit_codes import ExitCode
 
 _TICK_S = 0.1
+_BETWEEN_MOVES_S = 1.0
+"""Least time between two messages of a child that its program goes on."""
 _CLOSING_S = 5.0
 """Time for nodes to kill their workers and say goodbye."""
+_SNAPSHOT_AT_MOST_S = 30.0
+"""Part of the grace that is left for the last snapshot of a program's files."""
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +58,8 @@ class Tools:
     stop: StopRequest
     start_workers: Callable[[int], None]
     """Starts the workers, given the rendezvous port."""
+    program: ProgramNode | None = None
+    """``local`` again, if its workers run a user's own program."""
 
 
 class _Role:
@@ -61,6 +69,8 @@ class _Role:
         self._tools = tools
         self._node = tools.node
         self._stop_reported = False
+        self._told_prepared = self._told_left = False
+        self._told_moved_s = float("-inf")
 
     def _own_verdict(self) -> Verdict | None:
         """Judge this node's current state; a request to stop is reported once."""
@@ -69,11 +79,27 @@ class _Role:
             return told_to_stop(self._node)
         return self._tools.local.look(time.monotonic())
 
+    def _program_messages(self, program: ProgramNode, now: float) -> Iterator[Message]:
+        """Tell what the main node must know of a program here, each thing once."""
+        if program.prepared and not self._told_prepared:
+            self._told_prepared = True
+            yield {"type": "prepared"}
+        if program.moved(now) and now - self._told_moved_s >= _BETWEEN_MOVES_S:
+            self._told_moved_s = now
+            yield {"type": "moved", "doing": program.doing}
+        if program.left is not None and not self._told_left:
+            self._told_left = True
+            yield {"type": "left", **program.left.to_message()}
+
     def _end_workers(self, decision: Verdict, turn: Callable[[], None]) -> None:
         """Let the workers finish where that makes sense, then kill what is left."""
         requests = self._tools.stop.count
+        program, grace_s = self._tools.program, self._tools.parameters.stop_grace_s
+        ends_s = time.monotonic() + grace_s
         if decision.graceful and self._tools.local.running:
-            grace_s = self._tools.parameters.stop_grace_s
+            if program is not None:
+                # The last snapshot comes after the workers, and in the same time.
+                grace_s -= min(_SNAPSHOT_AT_MOST_S, grace_s / 3)
             log.info("launch: SIGTERM to the workers; %g s to finish", grace_s)
             self._tools.local.send_sigterm()
             deadline = time.monotonic() + grace_s
@@ -84,6 +110,15 @@ class _Role:
                 and self._tools.stop.count <= max(requests, 1)
             ):
                 turn()
+            if program is not None and self._tools.local.running:
+                log.info(
+                    "launch: node %d: the program still runs %g s after SIGTERM and is killed; "
+                    "its last snapshot has what it had written",
+                    *(self._node.node_index, grace_s),
+                )
+                program.kill_workers()
+        if decision.graceful and program is not None:
+            program.close(ends_s, turn)
         self._tools.local.kill(self._tools.guardian.heartbeat)
 
 
@@ -144,7 +179,10 @@ class MainRole(_Role):
             board.report(self._node.node_index, problem, time.monotonic())
         timeouts = _JoinTimeouts(self._tools.parameters, time.monotonic())
         lookout = Lookout(self._node)
-        started = False
+        self._watch = JobWatch(
+            self._node, hang_limit_s=self._tools.parameters.hang_limit_s, now_s=time.monotonic()
+        )
+        started = went = False
         wait_s = 0.0  # a single-node job has nobody to wait for
         while True:
             for event in hub.poll(wait_s):
@@ -166,6 +204,14 @@ class MainRole(_Role):
                 timeouts.no_child_joined(lookout.evidence, now)
             if not board.all_joined and (limit := timeouts.exhausted(now)):
                 board.report(self._node.node_index, self._absent(joined, limit), now)
+            if self._tools.program is not None:
+                self._look_at_program(self._tools.program, now)
+                if board.all_joined and (hang := self._watch.verdict(now)):
+                    board.report(self._node.node_index, hang, now)
+                if started and not went and self._watch.all_prepared and not board.verdicts:
+                    went = True
+                    hub.broadcast({"type": "go"})
+                    self._tools.program.go()
             decision = board.decision(now)
             if decision is not None:
                 break
@@ -175,8 +221,24 @@ class MainRole(_Role):
                     log.info("launch: all %d nodes are here", self._node.num_nodes)
                 hub.broadcast({"type": "start", "port": rendezvous_port})
                 self._tools.start_workers(rendezvous_port)
+        if self._tools.program is not None:
+            decision = self._watch.explained(decision)
         self._finish(hub, decision)
         return decision
+
+    def _look_at_program(self, program: ProgramNode, now: float) -> None:
+        """Note what this node's own part of a program does."""
+        for message in self._program_messages(program, now):
+            self._note_program(self._node.node_index, message, now)
+
+    def _note_program(self, node: int, message: Message, now: float) -> None:
+        match message["type"]:
+            case "prepared":
+                self._watch.prepared(node, now)
+            case "moved":
+                self._watch.moved(node, str(message["doing"]), now)
+            case "left":
+                self._watch.left(node, Left.from_message(message), now)
 
     def _note(self, event: Event, board: Board, joined: set[int]) -> None:
         now = time.monotonic()
@@ -191,6 +253,8 @@ class MainRole(_Role):
                 board.report(event.node, Verdict.from_message(message["problem"]), now)
         elif message["type"] == "verdict":
             board.report(event.node, Verdict.from_message(message), now)
+        else:
+            self._note_program(event.node, message, now)
 
     def _absent(self, joined: set[int], limit: str) -> Verdict:
         absent = sorted(set(range(self._node.num_nodes)) - joined)
@@ -244,6 +308,9 @@ class ChildRole(_Role):
             if own is not None and better(sent, own) is not sent:
                 sent = own
                 spoke.send({"type": "verdict", **own.to_message()})
+            if self._tools.program is not None:
+                for message in self._program_messages(self._tools.program, time.monotonic()):
+                    spoke.send(message)
             events = spoke.poll(_TICK_S)
 
         def turn() -> None:
@@ -293,6 +360,8 @@ class ChildRole(_Role):
         message = event.message
         if message["type"] == "start":
             self._tools.start_workers(int(message["port"]))
+        elif message["type"] == "go" and self._tools.program is not None:
+            self._tools.program.go()
         elif message["type"] == "stop":
             return Verdict.from_message(message)
         return None

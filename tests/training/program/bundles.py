@@ -1,0 +1,49 @@
+"""Bundles of programs, as `submit` puts them into a bucket."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.training.s3_server import s3_client
+from trainium_catalogue.contract import bundle_key
+
+SAMPLE = Path(__file__).resolve().parents[2] / "programs" / "sample" / "train.py"
+
+
+def bundle(files: Mapping[str, str | bytes]) -> bytes:
+    """An archive of files by their paths."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for path, text in files.items():
+            data = text.encode() if isinstance(text, str) else text
+            info = tarfile.TarInfo(path)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def leave(folder: Path, data: bytes, *, run: str = "test-run") -> str:
+    """Put an archive where a launcher without a bucket looks; returns its hash."""
+    digest = hashlib.sha256(data).hexdigest()
+    path = folder / "build" / bundle_key(run, digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return digest
+
+
+def upload(bucket: Mapping[str, str], data: bytes, *, run: str = "test-run") -> str:
+    """Put an archive into an emulated bucket; returns its hash."""
+    digest = hashlib.sha256(data).hexdigest()
+    client = s3_client(bucket["AWS_ENDPOINT_URL"])
+    client.put_object(Bucket=bucket["TRAINIUM_BUCKET"], Key=bundle_key(run, digest), Body=data)
+    return digest
+
+
+def program(folder: Path, *files: tuple[str, str], **main: str) -> list[str]:
+    """Leave a program of one script, ``train.py``, and other files; returns the flags to run it."""
+    texts = {"train.py": main["script"], **dict(files)}
+    return [f"--code={leave(folder, bundle(texts))}", "--script=train.py"]

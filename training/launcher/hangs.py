@@ -1,0 +1,137 @@
+"""How the main node notices that a program hangs, and tells which node left it.
+
+A program reports nothing to the launcher, and usually only one of its ranks prints. So what counts
+is the job as a whole: a sign of life on any node is one of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from training.core.contract import NodeContract
+from training.launcher.verdict import Verdict
+from trainium_catalogue.contract import ENV_PROGRESS_FILE
+from trainium_catalogue.exit_codes import ExitCode
+
+LEFT_LIMIT_S = 300.0
+"""Longest silence of a job after all ranks of a node have ended with 0, without having printed a
+line: the others wait for it in vain. A last rank that saves or evaluates writes files or lines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """All ranks of a node have ended with 0."""
+
+    after_s: float
+    lines: int
+    """Lines of output by then."""
+
+    def to_message(self) -> dict[str, Any]:
+        """Fields for the peer link."""
+        return {"after_s": self.after_s, "lines": self.lines}
+
+    @staticmethod
+    def from_message(message: Mapping[str, Any]) -> Left:
+        """Parse ``to_message``'s fields; ``ValueError`` if they are malformed."""
+        try:
+            return Left(after_s=float(message["after_s"]), lines=int(message["lines"]))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a report of an end: {error!r}") from None
+
+    @property
+    def is_silent(self) -> bool:
+        """True if the node has not printed a line."""
+        return self.lines == 0
+
+    def told(self, node: int) -> str:
+        """Describe it as part of a sentence."""
+        output = "without a line of output" if self.is_silent else f"after {self.lines} lines"
+        return f"node {node} ended with 0 after {self.after_s:.0f} s {output}"
+
+
+class JobWatch:
+    """The main node's view of a program on all nodes."""
+
+    def __init__(self, node: NodeContract, *, hang_limit_s: float, now_s: float) -> None:
+        self._node = node
+        self._num_nodes = node.num_nodes
+        self._hang_limit_s = hang_limit_s
+        self._moved_s = now_s
+        self._left: dict[int, Left] = {}
+        self._doing: dict[int, str] = {}
+        self._prepared: set[int] = set()
+
+    @property
+    def all_prepared(self) -> bool:
+        """True once every node has what the program needs."""
+        return len(self._prepared) == self._num_nodes
+
+    def prepared(self, node: int, now_s: float) -> None:
+        """Note that a node is ready for the program."""
+        self._prepared.add(node)
+        self._moved_s = now_s
+
+    def moved(self, node: int, doing: str, now_s: float) -> None:
+        """Note a sign of life."""
+        self._doing[node] = doing
+        self._moved_s = now_s
+
+    def left(self, node: int, left: Left, now_s: float) -> None:
+        """Note that a node's ranks have ended."""
+        self._left[node] = left
+        self._moved_s = now_s
+
+    def verdict(self, now_s: float) -> Verdict | None:
+        """Judge the silence of all nodes; None while it is not too long."""
+        silent_s = now_s - self._moved_s
+        if (
+            self.all_prepared
+            and self._leavers(silent=True)
+            and silent_s > min(LEFT_LIMIT_S, self._hang_limit_s)
+        ):
+            limit_s = min(LEFT_LIMIT_S, self._hang_limit_s)
+            return Verdict(
+                code=ExitCode.WORKLOAD,
+                reason=f"{self._told()}, and nothing has moved for {limit_s:g} s since; a program "
+                "that ends on one node only would do so again: read its first lines, which may "
+                "return where they should raise an error",
+            )
+        if silent_s <= self._hang_limit_s:
+            return None
+        if not self.all_prepared:
+            busy = sorted(set(range(self._num_nodes)) - self._prepared)
+            at = "; ".join(f"node {n} at: {self._doing.get(n) or 'starting'}" for n in busy)
+            reason = f"the preparation made no progress for {self._hang_limit_s:g} s: {at}"
+            return Verdict(code=ExitCode.HOST, reason=f"{reason} (--hang-limit-s)")
+        return Verdict(
+            code=ExitCode.HOST,
+            reason=f"the program hangs: for {self._hang_limit_s:g} s (--hang-limit-s) no node "
+            "printed a line, changed a file of its checkpoint folder or touched "
+            f"{ENV_PROGRESS_FILE}, which are what counts as progress; a program that is silent for "
+            "longer needs a larger --hang-limit-s, or touches that file",
+        )
+
+    def explained(self, decision: Verdict) -> Verdict:
+        """Add to a failure which nodes had ended before, while the others still worked."""
+        if (
+            decision.code in (ExitCode.OK, ExitCode.STOPPED)
+            or not self._leavers()
+            or len(self._left) == self._num_nodes
+            or self._told() in decision.reason
+        ):
+            return decision
+        # A connection to a node that ended with 0 breaks, or is never made, however often the job
+        # is repeated; a node that was lost is no symptom.
+        code = ExitCode.WORKLOAD if decision.symptom else decision.code
+        return replace(decision, code=code, reason=f"{decision.reason}; before that {self._told()}")
+
+    def _leavers(self, *, silent: bool = False) -> list[int]:
+        if len(self._left) == self._num_nodes:
+            return []
+        return [n for n, left in sorted(self._left.items()) if left.is_silent or not silent]
+
+    def _told(self) -> str:
+        told = ", ".join(self._left[node].told(node) for node in self._leavers())
+        return f"{told} while the others still worked"

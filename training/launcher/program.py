@@ -1,0 +1,396 @@
+"""A node of a user's program: its preparation, torchrun, its output, and who keeps its files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from training.core.arguments import Request
+from training.core.contract import NodeContract
+from training.core.processes import die_with_parent, is_gone, signal_quietly
+from training.core.progress import ENV_SCRATCH, read_failures, read_states
+from training.launcher.hangs import Left
+from training.launcher.node import AGENT_GRACE_S, AGENT_LOG, LocalNode, kill_launch, reap
+from training.launcher.verdict import Verdict
+from training.program import output, preparation, worker
+from training.program.environment import OWN_ROOTS, PROGRESS_FILE, program_environment
+from training.program.settings import Folders, ProgramSettings
+from trainium_catalogue.exit_codes import ExitCode
+
+_BETWEEN_LOOKS_S = 0.25
+_LAST_WORDS_S = 5.0
+"""Time for a program that has raised an error to end by itself: exit handlers, log uploads."""
+_DRAIN_S = 5.0
+_KEEPER_LATE_S = 1.0
+_GO_FILE = "go"
+_SPEC_FILE = "program"
+_EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
+"""torchrun's words about the first worker that failed (SubprocessContext._poll of
+torch/distributed/elastic/multiprocessing/api.py)."""
+_CLOSING = "closing signal"
+"""torchrun's words when it ends the other workers of a node because one has failed."""
+_AGENT_SPEAKS_S = 2.0
+_SIGNS = (output.OUTPUT_FILE, PROGRESS_FILE, preparation.REPORT_FILE)
+_HINTS: Mapping[int, str] = {
+    signal.SIGKILL: " (by the kernel if it was out of memory, or by somebody else)",
+    signal.SIGABRT: " (native code gave up, as it does when a peer is lost; its words are above)",
+    signal.SIGSEGV: " (a crash in native code; Python's traceback is above)",
+    signal.SIGBUS: " (a crash in native code, or /dev/shm is full; Python's traceback is above)",
+}
+
+log = logging.getLogger(__name__)
+
+
+class Problem(Protocol):
+    """A keeper's reason to end the job."""
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+
+    @property
+    def reason(self) -> str:
+        """The reason, for people."""
+
+
+class KeeperReport(Protocol):
+    """What a keeper says while the program runs."""
+
+    @property
+    def last_change_at(self) -> float | None:
+        """Time of the last change in the kept folder."""
+
+    @property
+    def problem(self) -> Problem | None:
+        """A reason to end the job now."""
+
+
+class Keeper(Protocol):
+    """Who keeps the program's checkpoints in the bucket; every method returns at once."""
+
+    def look(self) -> KeeperReport:
+        """Read the newest report."""
+
+    def final(self, *, take: bool = ..., clean: bool = ..., within_s: float | None = ...) -> None:
+        """Order the last snapshot."""
+
+    @property
+    def done(self) -> bool:
+        """True once it has ended after ``final``."""
+
+    @property
+    def failure(self) -> Problem | None:
+        """The reason why there is no last snapshot, once it is done."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class ProgramNode(LocalNode):
+    """The processes of one node of a program's job."""
+
+    def __init__(
+        self,
+        node: NodeContract,
+        settings: ProgramSettings,
+        folders: Folders,
+        *,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        hang_limit_s: float,
+    ) -> None:
+        super().__init__(
+            label=f"node {node.node_index}",
+            scratch=folders.scratch,
+            num_workers=node.processes_per_node,
+            hang_limit_s=hang_limit_s,
+        )
+        self._node, self._settings, self._folders = node, settings, folders
+        self._argv, self._own_env = tuple(argv), env
+        self._preparation: subprocess.Popen[bytes] | None = None
+        self._keeper: Keeper | None = None
+        self._output: subprocess.Popen[bytes] | None = None
+        self._is_prepared = False
+        self._went_s: float | None = None
+        self._signs: tuple[object, ...] = ()
+        self._looked_for_signs_s = float("-inf")
+        self._first_failure_s: float | None = None
+        self._gone_s: float | None = None
+        self._closing = self._killed_workers = False
+        self.left: Left | None = None
+
+    @classmethod
+    def of(
+        cls, request: Request, node: NodeContract, env: Mapping[str, str], scratch: Path
+    ) -> ProgramNode:
+        """Make the node that a request asks for."""
+        settings = ProgramSettings.from_request(request)
+        return cls(
+            node,
+            settings,
+            Folders.of(scratch, settings, node),
+            argv=request.argv,
+            env=env,
+            hang_limit_s=request.launch.hang_limit_s,
+        )
+
+    @property
+    def shown(self) -> str:
+        """The program and its arguments, as one would type them."""
+        return f"{self._settings.name} {shlex.join(self._settings.argv)}".rstrip()
+
+    @property
+    def worker(self) -> list[str]:
+        """The end of torchrun's command line: a file, which leaves no trace on Python's path."""
+        return [worker.__file__]
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Make the program's environment of that of other workloads' workers."""
+        return program_environment(env, self._settings, self._folders)
+
+    @property
+    def prepared(self) -> bool:
+        """True once the program's files, dependencies, data and checkpoints are here."""
+        return self._is_prepared
+
+    def prepare(self) -> None:
+        """Begin to bring everything here."""
+        words = (
+            str(self._folders.code),
+            str(self._folders.site) if self._settings.wheels else "",
+            os.pathsep.join(OWN_ROOTS),
+            "script" if self._settings.script else "module",
+            self._settings.script or self._settings.module,
+            *self._settings.argv,
+        )
+        (self._scratch / _SPEC_FILE).write_bytes(b"\0".join(os.fsencode(word) for word in words))
+        self._preparation = self._start(preparation.MODULE, *self._argv)
+
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], *, stdout: int | None = None
+    ) -> None:
+        """Start torchrun, whose workers wait for ``go``, and the process for their output."""
+        read_end, write_end = os.pipe()
+        try:
+            self._output = self._start(
+                output.MODULE,
+                str(self._scratch),
+                *filter(None, [self._settings.progress_pattern]),
+                stdin=read_end,
+                # Without the mark of this launch's processes: it ends when they have, and it has
+                # passed on what they wrote.
+                marked=False,
+            )
+            super().start(command, env, stdout=write_end)
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+
+    def go(self) -> None:
+        """Let the workers run the program: every node is prepared."""
+        self._went_s = time.monotonic()
+        (self._scratch / _GO_FILE).touch()
+
+    def _start(
+        self, module: str, *words: str, stdin: int = subprocess.DEVNULL, marked: bool = True
+    ) -> subprocess.Popen[bytes]:
+        launcher = os.getpid()
+        mark = {ENV_SCRATCH: str(self._scratch)} if marked else {}
+        # This process has one thread, so code between fork and exec is safe.
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            env={**self._own_env, **mark},
+            stdin=stdin,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(launcher),
+        )
+
+    # --- judging ---------------------------------------------------------------------------------
+
+    def look(self, now_s: float) -> Verdict | None:
+        """Judge the node's current state; None while all is well."""
+        if self.verdict is None and not self._is_prepared:
+            self.verdict = self._look_at_preparation()
+        if self.verdict is None and self._keeper is not None:
+            self.verdict = self._look_at_keeper()
+        return super().look(now_s)
+
+    def _look_at_preparation(self) -> Verdict | None:
+        if self._preparation is None or (status := self._preparation.poll()) is None:
+            return None
+        report = preparation.Report.read(self._scratch)
+        if status == 0 and report is not None and report.done:
+            self._is_prepared = True
+            return None
+        if report is not None and report.code is not None:
+            return Verdict(code=ExitCode(report.code), reason=f"{self._label}: {report.reason}")
+        step = report.step if report is not None else "starting"
+        return self._host(f"the preparation ended without a word at: {step}")
+
+    def _look_at_keeper(self) -> Verdict | None:
+        assert self._keeper is not None
+        return self._told_by_keeper(self._keeper.look().problem)
+
+    def _told_by_keeper(self, problem: Problem | None) -> Verdict | None:
+        if problem is None:
+            return None
+        return Verdict(code=ExitCode(problem.code), reason=f"{self._label}: {problem.reason}")
+
+    def _judge(self, status: int | None, now_s: float) -> Verdict | None:
+        states = read_states(self._scratch)
+        alive = [state for state in states.values() if not is_gone(state.pid)]
+        failures = read_failures(self._scratch)
+        if failures:
+            self._first_failure_s = self._first_failure_s or now_s
+            failed = {failure.rank for failure in failures}
+            ending = any(state.rank in failed for state in alive)
+            if ending and now_s - self._first_failure_s < _LAST_WORDS_S:
+                return None
+            first = min(failures, key=lambda f: Verdict(code=f.code, reason="").strength)
+            return Verdict(
+                code=first.code,
+                reason=f"{self._label}: {first.whose}{first.error}",
+                symptom=first.code is ExitCode.HOST,
+            )
+        if status == 0:
+            return self._ended(now_s)
+        words = (self._scratch / AGENT_LOG).read_text(errors="replace")
+        if (match := _EXIT.search(words)) is not None:
+            return self._crashed(int(match[1]), int(match[2]))
+        if status is not None:
+            if self.verdict is None:
+                log.info("%s", words)
+            how = f"ended with {status}" if status > 0 else f"was killed by signal {-status}"
+            return self._host(f"torchrun {how} and no worker says why")
+        if len(states) < self._num_workers or alive:
+            self._gone_s = None
+            return None
+        # All have ended, and torchrun has not yet said how: it waits for the agents of the other
+        # nodes, unless there was a failure.
+        self._gone_s = self._gone_s or now_s
+        if all(state.done for state in states.values()) or (
+            now_s - self._gone_s > _AGENT_SPEAKS_S and _CLOSING not in words
+        ):
+            self._note_end(now_s)
+        return self._ended(now_s) if now_s - self._gone_s > AGENT_GRACE_S else None
+
+    def _ended(self, now_s: float) -> Verdict | None:
+        """Judge a node whose ranks have all ended with 0: its last snapshot comes first."""
+        self._note_end(now_s)
+        if self._keeper is not None:
+            if not self._closing:
+                self._closing = True
+                self._keeper.final()
+            if not self._keeper.done:
+                return None
+            if (failed := self._told_by_keeper(self._keeper.failure)) is not None:
+                return failed
+        return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
+
+    def _note_end(self, now_s: float) -> None:
+        if self.left is None:
+            after_s = now_s - (self._went_s or now_s)
+            self.left = Left(after_s=after_s, lines=output.Noted.read(self._scratch).lines)
+
+    def _crashed(self, status: int, local_rank: int) -> Verdict:
+        """Judge a rank of which only the exit status is known.
+
+        A status of its own is the program's word, and would be the same again. A signal is not: a
+        lost peer makes torch and the Neuron runtime abort (SIGABRT), a broken device or driver
+        ends in SIGSEGV or SIGBUS as often as a mistake in native code, and the kernel kills what
+        needs too much memory on this node. The number of attempts is bounded, so that a mistake
+        costs a few of them; giving up a run because of its neighbour would cost the run.
+        """
+        rank = f"rank {self._node.node_rank * self._num_workers + local_rank}"
+        if status > 0:
+            return Verdict(
+                code=ExitCode.WORKLOAD,
+                reason=f"{self._label}: {rank} ended with exit code {status}, without an exception",
+            )
+        number = -status
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        return Verdict(
+            code=ExitCode.HOST,
+            reason=f"{self._label}: {rank} was killed by {name}{_HINTS.get(number, '')}",
+            # What aborts because of a lost peer is no evidence against this node.
+            symptom=number == signal.SIGABRT,
+        )
+
+    # --- signs of life ---------------------------------------------------------------------------
+
+    def moved(self, now_s: float) -> bool:
+        """Tell if anything that counts as progress has happened since the last call."""
+        if now_s - self._looked_for_signs_s < _BETWEEN_LOOKS_S:
+            return False
+        self._looked_for_signs_s = now_s
+        signs = (
+            *(_stamp(self._scratch / name) for name in _SIGNS),
+            *(_stamp(path) for path in sorted(self._scratch.glob("progress-*.json"))),
+            self._keeper.look().last_change_at if self._keeper is not None else None,
+        )
+        changed, self._signs = signs != self._signs, signs
+        return changed
+
+    @property
+    def doing(self) -> str:
+        """What the node does while the others wait for it; empty while the program runs."""
+        if self._is_prepared or self._preparation is None:
+            return ""
+        report = preparation.Report.read(self._scratch)
+        return report.step if report is not None else "starting the preparation"
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def close(self, deadline_s: float, turn: Callable[[], None]) -> None:
+        """Take the last snapshot of a stopped job, whose workers have ended, if there is time."""
+        if self._keeper is None:
+            return
+        self._keeper.final(
+            clean=not self._killed_workers, within_s=max(0.0, deadline_s - time.monotonic())
+        )
+        while not self._keeper.done and time.monotonic() < deadline_s + _KEEPER_LATE_S:
+            turn()
+
+    def kill_workers(self) -> None:
+        """Kill the ranks that are left, but not who keeps their files."""
+        self._killed_workers = True
+        for state in read_states(self._scratch).values():
+            signal_quietly(state.pid, signal.SIGKILL)
+
+    def kill(self, heartbeat: Callable[[], None]) -> None:
+        """Kill everything this launch has started, and pass on the output that is left."""
+        if self._keeper is not None:
+            # First: it must not take what killed workers leave for whole.
+            self._keeper.kill()
+        super().kill(heartbeat)
+        if self._agent is None:
+            kill_launch(self._scratch, heartbeat)
+        if self._preparation is not None:
+            reap(self._preparation)
+        if self._output is not None:
+            # It ends when nobody can write any more.
+            deadline = time.monotonic() + _DRAIN_S
+            while self._output.poll() is None and time.monotonic() < deadline:
+                heartbeat()
+                time.sleep(0.01)
+            self._output.kill()
+            reap(self._output)
+
+
+def _stamp(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,123 @@
+"""Data for a program: a dataset of the bucket and any other prefix, copied beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from training.core.files import write_whole
+from training.program.settings import NotPrepared, Workspace, is_full, no_space, refuse_if_full
+from training.storage import ObjectInfo, ObjectMissing, Objects
+from trainium_catalogue.contract import DATASETS_PREFIX
+from trainium_catalogue.exit_codes import ExitCode
+
+_AT_ONCE = 8
+"""Files that are copied at once, each with a few threads of its own if it is large."""
+_MIB = 1024 * 1024
+_RECORD = ".trainium-staged.json"
+"""What was copied: the etag of each object, so that a file on Lustre is not copied twice."""
+
+
+def stage(workspace: Workspace) -> None:
+    """Copy what ``--dataset`` and ``--input`` name; ``NotPrepared`` if there is nothing there."""
+    if workspace.node.lustre and not workspace.node.is_main:
+        return  # all nodes see what the main node copies, and start when it has
+    settings, folders = workspace.settings, workspace.folders
+    if settings.dataset:
+        prefix = f"{DATASETS_PREFIX}{settings.dataset}"
+        _copy(
+            workspace,
+            workspace.bucket.at(prefix),
+            folders.dataset,
+            what=f"--dataset {settings.dataset}",
+            remedy="`python -m jobs datasets` lists those of the bucket",
+        )
+    if settings.input:
+        _copy(
+            workspace,
+            workspace.open(settings.input),
+            folders.input,
+            what=f"--input {settings.input}",
+            remedy="give the prefix of objects that exist",
+        )
+
+
+def _copy(workspace: Workspace, objects: Objects, folder: Path, *, what: str, remedy: str) -> None:
+    """Bring ``folder`` to the state of ``objects``."""
+    workspace.report(f"{what}: listing {objects.uri}")
+    # S3's consoles make an empty object for a folder, whose key ends with a slash.
+    found = [info for info in objects.list() if not info.key.endswith("/") and info.key]
+    if not found:
+        raise NotPrepared(
+            ExitCode.CONFIGURATION, f"{what}: there are no objects at {objects.uri}; {remedy}"
+        )
+    for info in found:
+        if ".." in info.key.split("/") or info.key.startswith("/"):
+            raise NotPrepared(
+                ExitCode.CONFIGURATION,
+                f"{what}: the object {info.key} at {objects.uri} cannot become a file below a "
+                "folder; rename it",
+            )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        known = _recorded(folder)
+        missing = [info for info in found if not _is_there(folder, info, known)]
+        refuse_if_full(folder, what, sum(info.size for info in missing))
+        _fetch(objects, folder, missing, _counter(workspace.report, what, missing))
+        write_whole(folder / _RECORD, json.dumps({info.key: info.etag for info in found}).encode())
+    except ObjectMissing as error:
+        raise NotPrepared(
+            ExitCode.HOST, f"{what}: an object went away while it was copied: {error}"
+        ) from None
+    except OSError as error:
+        if is_full(error):
+            raise no_space(folder, what) from None
+        raise
+
+
+def _counter(
+    report: Callable[[str], None], what: str, files: Iterable[ObjectInfo]
+) -> Callable[[int], None]:
+    moved, needed = 0, sum(info.size for info in files)
+
+    def count(size: int) -> None:
+        nonlocal moved
+        moved += size
+        report(f"{what}: {moved // _MIB} of {needed // _MIB} MiB")
+
+    return count
+
+
+def _fetch(
+    objects: Objects, folder: Path, files: Iterable[ObjectInfo], count: Callable[[int], None]
+) -> None:
+    def fetch(info: ObjectInfo) -> None:
+        path = folder / info.key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        objects.get_file(info.key, path, on_bytes=count)
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="inputs") as pool:
+        waiting: set[Future[None]] = {pool.submit(fetch, info) for info in files}
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    try:
+        document = json.loads((folder / _RECORD).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _is_there(folder: Path, info: ObjectInfo, known: dict[str, str]) -> bool:
+    path = folder / info.key
+    return known.get(info.key) == info.etag and path.is_file() and path.stat().st_size == info.size

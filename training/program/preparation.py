@@ -1,0 +1,145 @@
+"""Makes a node ready for a program: ``python -m training.program.preparation <argv>``.
+
+A process of its own, because downloads take time in which the launcher must answer the other
+nodes. It runs while torchrun starts; the workers wait for its end on every node.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from training.core.arguments import parse
+from training.core.contract import NodeContract
+from training.core.failures import describe
+from training.core.files import write_whole
+from training.core.logs import set_up_logging
+from training.core.processes import die_with_parent
+from training.core.progress import ENV_SCRATCH
+from training.program import bundle, inputs
+from training.program.settings import (
+    Folders,
+    NotPrepared,
+    ProgramSettings,
+    Workspace,
+    is_full,
+    no_space,
+)
+from training.storage import StorageAccess, StorageRefused, StorageUnavailable
+from trainium_catalogue.exit_codes import ExitCode
+
+MODULE = "training.program.preparation"
+REPORT_FILE = "preparation.json"
+_BETWEEN_REPORTS_S = 0.5
+
+log = logging.getLogger(MODULE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What the preparation tells the launcher, in a file of the scratch folder."""
+
+    step: str
+    done: bool = False
+    code: int | None = None
+    """Exit code of a failure."""
+    reason: str = ""
+
+    def write(self, scratch: Path) -> None:
+        """Replace the report."""
+        write_whole(scratch / REPORT_FILE, json.dumps(asdict(self)).encode())
+
+    @staticmethod
+    def read(scratch: Path) -> Report | None:
+        """Read the newest report, if there is one."""
+        try:
+            return Report(**json.loads((scratch / REPORT_FILE).read_bytes()))
+        except FileNotFoundError:
+            return None
+
+
+def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Prepare this node; returns 0, or the code that its report has."""
+    set_up_logging()
+    scratch = Path(env[ENV_SCRATCH])
+    report = Reporter(scratch)
+    try:
+        prepare(argv, scratch, report)
+    except Exception as error:
+        failure = judged(error, scratch)
+        try:
+            Report(step=report.step, code=int(failure.code), reason=failure.reason).write(scratch)
+        except OSError:
+            # The disk is full to the last byte; the exit code and the log still tell.
+            log.error("program: %s", failure.reason)
+        return failure.code
+    Report(step="ready", done=True).write(scratch)
+    return ExitCode.OK
+
+
+class Reporter:
+    """Writes the current step, at most every half a second."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._written_s = float("-inf")
+        self.step = "starting"
+
+    def __call__(self, step: str) -> None:
+        """Say what is being done."""
+        self.step = step
+        now = time.monotonic()
+        if now - self._written_s >= _BETWEEN_REPORTS_S:
+            self._written_s = now
+            Report(step=step).write(self._scratch)
+
+
+def prepare(argv: Sequence[str], scratch: Path, report: Callable[[str], None]) -> None:
+    """Do all steps in their order; ``NotPrepared`` and storage's errors end it."""
+    request, node = parse(argv), NodeContract.read(scratch)
+    settings = ProgramSettings.from_request(request)
+    folders = Folders.of(scratch, settings, node)
+    access = StorageAccess.of(node.bucket, region=node.region, endpoint_url=node.endpoint_url)
+    workspace = Workspace(
+        node=node,
+        settings=settings,
+        folders=folders,
+        bucket=access.open(access.root),
+        open=access.open,
+        report=report,
+    )
+    bundle.unpack(workspace)
+    for folder in (folders.checkpoints, folders.output, folders.cache):
+        folder.mkdir(parents=True, exist_ok=True)
+    inputs.stage(workspace)
+
+
+def judged(error: Exception, scratch: Path) -> NotPrepared:
+    """Turn what ended the preparation into a code and a reason."""
+    match error:
+        case NotPrepared():
+            return error
+        case StorageUnavailable():
+            return NotPrepared(ExitCode.HOST, str(error))
+        case StorageRefused():
+            return NotPrepared(ExitCode.CONFIGURATION, str(error))
+        case OSError() if is_full(error):
+            return no_space(scratch, "the program's job")
+        case OSError():
+            return NotPrepared(ExitCode.HOST, f"the preparation failed: {describe(error)}")
+        case ValueError():
+            return NotPrepared(ExitCode.CONFIGURATION, str(error))
+    log.info("program: %s", traceback.format_exc().rstrip())
+    return NotPrepared(ExitCode.HOST, f"the preparation failed: {describe(error)}")
+
+
+if __name__ == "__main__":
+    die_with_parent(os.getppid())
+    sys.exit(main(sys.argv[1:], os.environ))

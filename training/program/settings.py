@@ -1,0 +1,190 @@
+"""What a program's job was asked for, where its files are on a node, and why one is refused."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.core.arguments import Request
+from training.core.contract import NodeContract
+from training.storage import Objects
+from trainium_catalogue.contract import CACHE_PREFIX
+from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.parameters.parameter import Value
+
+_GIB = 1024**3
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSettings:
+    """The parameters of a program's job, each under its own name."""
+
+    code: str
+    """SHA-256 of the bundle in hexadecimal."""
+    script: str
+    """File of the bundle to run; empty if a module is."""
+    module: str
+    argv: tuple[str, ...]
+    """Arguments of the program, as given."""
+    wheels: str
+    """Key of the collected dependencies; empty without any."""
+    checkpoint_dir: str
+    """Folder below the program's own that it writes its checkpoints to, if it chose one."""
+    snapshot_every_s: float
+    keep_snapshots: int
+    snapshot_mib_per_s: float
+    snapshot_limit_gib: float
+    progress_pattern: str
+    dataset: str
+    input: str
+    aws_credentials: bool
+
+    @staticmethod
+    def from_request(request: Request) -> ProgramSettings:
+        """Read a request's values, which ``check`` has passed."""
+        values = request.values
+        return ProgramSettings(
+            code=str(values["code"]),
+            script=str(values["script"]),
+            module=str(values["module"]),
+            argv=request.program_argv,
+            wheels=str(values["wheels"]),
+            checkpoint_dir=str(values["checkpoint-dir"]),
+            snapshot_every_s=float(values["snapshot-every-s"]),
+            keep_snapshots=int(values["keep-snapshots"]),
+            snapshot_mib_per_s=float(values["snapshot-mib-per-s"]),
+            snapshot_limit_gib=float(values["snapshot-limit-gib"]),
+            progress_pattern=str(values["progress-pattern"]),
+            dataset=str(values["dataset"]),
+            input=str(values["input"]),
+            aws_credentials=bool(values["aws-credentials"]),
+        )
+
+    @property
+    def name(self) -> str:
+        """The program as one would type it, without its arguments."""
+        return self.script or f"-m {self.module}"
+
+
+def check(values: Mapping[str, Value], num_ranks: int) -> None:
+    """Raise ``ValueError`` for parameters that do not fit each other."""
+    script, module = str(values["script"]), str(values["module"])
+    if bool(script) == bool(module):
+        given = f"--script {script} and --module {module}" if script else "neither of the two"
+        raise ValueError(f"{given}: a program is either --script FILE or --module NAME; give one")
+    pattern = str(values["progress-pattern"])
+    if not pattern:
+        return
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error as error:
+        raise ValueError(
+            f"--progress-pattern {pattern}: not a regular expression: {error}; "
+            "test it with Python's re.search on a line of your program's output"
+        ) from None
+    if "step" not in groups:
+        raise ValueError(
+            f"--progress-pattern {pattern}: has no group for the step; "
+            r"mark it with (?P<step>\d+), and the loss, if you like, with (?P<loss>[0-9.]+)"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """The folders of one launch on one node, all below its scratch folder.
+
+    Inputs alone are elsewhere if the node has Lustre, which all nodes share.
+    """
+
+    scratch: Path
+    code: Path
+    """The program's files, and its working folder."""
+    checkpoints: Path
+    """The folder that is kept in the bucket."""
+    output: Path
+    dataset: Path
+    input: Path
+    site: Path
+    """Installed dependencies."""
+    cache: Path
+    """Compiled graphs, kept in the bucket as well."""
+
+    @staticmethod
+    def of(scratch: Path, settings: ProgramSettings, node: NodeContract) -> Folders:
+        """Locate the folders; nothing is made yet."""
+        code = scratch / "code"
+        chosen = settings.checkpoint_dir
+        data = Path(node.lustre) / CACHE_PREFIX if node.lustre else scratch
+        return Folders(
+            scratch=scratch,
+            code=code,
+            checkpoints=code / chosen if chosen else scratch / "checkpoints",
+            output=scratch / "output",
+            dataset=data / "dataset" / settings.dataset,
+            input=data / "input" / settings.input.removeprefix("s3://").strip("/"),
+            site=scratch / "site",
+            cache=scratch / "cache",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """Everything that a step of the preparation needs."""
+
+    node: NodeContract
+    settings: ProgramSettings
+    folders: Folders
+    bucket: Objects
+    """The deployment's bucket, or the local folder that takes its place."""
+    open: Callable[[str], Objects]
+    """Opens any storage by its URI, with the job's credentials."""
+    report: Callable[[str], None]
+    """Says what is being done; called often, because silence counts as a hang."""
+
+
+class NotPrepared(Exception):
+    """A node cannot run the program; the reason is for the user, with a remedy."""
+
+    def __init__(self, code: ExitCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+def is_full(error: OSError) -> bool:
+    """Tell if a disk, or a quota of it, is used up."""
+    return error.errno in _NO_SPACE
+
+
+def no_space(folder: Path, what: str, needed: int | None = None) -> NotPrepared:
+    """Explain that ``what`` does not fit on the disk that holds ``folder``.
+
+    More than the whole disk cannot fit on another node either; a disk that others fill may be
+    free in another attempt.
+    """
+    usage = shutil.disk_usage(_existing(folder))
+    needs = f"needs {needed / _GIB:.1f} GiB" if needed is not None else "needs more"
+    hopeless = needed is not None and needed > usage.total
+    return NotPrepared(
+        ExitCode.CONFIGURATION if hopeless else ExitCode.PREFLIGHT,
+        f"no space left on the node: {what} {needs}, and of {usage.total / _GIB:.1f} GiB at "
+        f"{folder} {usage.free / _GIB:.1f} are free; give the nodes a larger volume (context key "
+        "root_volume_gib), or put less on each node",
+    )
+
+
+def refuse_if_full(folder: Path, what: str, needed: int) -> None:
+    """Raise ``NotPrepared`` before a download that cannot fit."""
+    if needed > shutil.disk_usage(_existing(folder)).free:
+        raise no_space(folder, what, needed)
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder

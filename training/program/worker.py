@@ -1,0 +1,181 @@
+"""One rank of a user's program: what torchrun starts, and what turns itself into the program.
+
+The program must not notice. So this file is run by its path, imports nothing that Python has not
+imported anyway, and leaves nothing behind: ``__main__``, ``sys.path`` and ``sys.argv`` are those of
+``python -u script.py``, which is what torchrun would run. It tells the launcher, through files as
+other workers do, that the rank has begun, that it has finished, or which exception ended it.
+"""
+
+import builtins
+import io
+import os
+import sys
+import time
+
+_GO_FILE = "go"
+_SPEC_FILE = "program"
+_BETWEEN_LOOKS_S = 0.01
+_SCRATCH = "TRAINIUM_SCRATCH"  # as in training.core.progress, which is not imported here
+_LONGEST = 300
+
+
+class _Rank:
+    """The launcher's view of this rank."""
+
+    def __init__(self) -> None:
+        self._scratch = os.environ[_SCRATCH]
+        self._local_rank, self._rank = os.environ["LOCAL_RANK"], os.environ["RANK"]
+        self.pid = os.getpid()
+
+    def report(self, step: str, *, ready: bool, done: bool = False) -> None:
+        """Write a worker's state, of the form of ``training.core.progress.WorkerState``."""
+        self._write(
+            f"progress-{self._local_rank}.json",
+            f'{{"pid": {self.pid}, "rank": {self._rank}, "step": "{step}", '
+            f'"ready": {str(ready).lower()}, "done": {str(done).lower()}}}',
+        )
+
+    def wait_for_go(self) -> None:
+        """Wait until every node is ready for the program."""
+        path = f"{self._scratch}/{_GO_FILE}"
+        while not os.path.exists(path):
+            time.sleep(_BETWEEN_LOOKS_S)
+
+    def spec(self) -> list[str]:
+        """Read what to run: bytes that NUL separates, as in /proc/<pid>/cmdline."""
+        with open(f"{self._scratch}/{_SPEC_FILE}", "rb") as file:
+            return [os.fsdecode(word) for word in file.read().split(b"\0")]
+
+    def fail(self, code: int, error: str) -> None:
+        """Write a failure, of the form of ``training.core.progress.Failure``."""
+        import json
+
+        document = {"rank": int(self._rank), "code": code, "error": error}
+        self._write(f"failure-{self._rank}.json", json.dumps(document))
+
+    def _write(self, name: str, text: str) -> None:
+        part = f"{self._scratch}/.part-{name}-{self.pid}"
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(part, f"{self._scratch}/{name}")
+
+
+def _explained(error: BaseException, own: list[str]) -> tuple[int, str]:
+    """Judge an exception with the launcher's own code, past modules of the same names."""
+    names = [name for name in sys.modules if name.partition(".")[0] in _OUR_PACKAGES]
+    hidden = {name: sys.modules.pop(name) for name in names}
+    sys.path[:0] = own
+    try:
+        from training.core.failures import classify, describe
+
+        return int(classify(error)), describe(error)
+    except Exception:
+        return 1, f"{type(error).__name__}: {error}"[:_LONGEST]
+    finally:
+        for name in [n for n in sys.modules if n.partition(".")[0] in _OUR_PACKAGES]:
+            del sys.modules[name]
+        sys.modules.update(hidden)
+        del sys.path[: len(own)]
+
+
+_OUR_PACKAGES = ("training", "trainium_catalogue")
+
+
+def _become_main() -> dict[str, object]:
+    """Put a fresh ``__main__`` in place of this one; returns its names."""
+    main = type(sys)("__main__")
+    sys.modules["__main__"] = main
+    names: dict[str, object] = main.__dict__
+    names.update(__builtins__=builtins, __annotations__={})
+    return names
+
+
+def _run_script(path: str) -> None:
+    """Run a file as ``python path`` does."""
+    names = _become_main()
+    # The class that Python itself uses; importlib.machinery would import more.
+    loader = sys.modules["_frozen_importlib_external"].SourceFileLoader("__main__", path)
+    names.update(__file__=path, __cached__=None, __loader__=loader)
+    with io.open_code(path) as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), names)
+
+
+def _run_module(name: str) -> None:
+    """Run a module as ``python -m name`` does, with the function that Python itself calls."""
+    _become_main()
+    import runpy
+
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def _find_packages_in(site: str) -> None:
+    """Search a folder of packages after PYTHONPATH, here and in processes that are started.
+
+    It is not in torchrun's PYTHONPATH, because torchrun starts while the folder is filled.
+    """
+    entries = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e]
+    sys.path.insert(len(entries) + (not sys.flags.safe_path), site)
+    os.environ["PYTHONPATH"] = os.pathsep.join([*entries, site])
+    commands = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = os.pathsep.join([os.path.join(site, "bin"), commands])
+    if any(name.endswith(".pth") for name in os.listdir(site)):
+        import site as packages
+
+        packages.addsitedir(site)
+
+
+def main() -> None:
+    """Become the program; returns when its main module has come to its end."""
+    # torchrun's standard error stays out of the log; a program's belongs in it.
+    os.dup2(1, 2)
+    rank = _Rank()
+    rank.report("waiting for the other nodes", ready=False)
+    rank.wait_for_go()
+    code, site, own, kind, name, *argv = rank.spec()
+    os.chdir(code)
+    path = os.path.join(code, name)
+    sys.argv[:] = [name if kind == "script" else "-m", *argv]
+    if not sys.flags.safe_path:
+        sys.path[0] = code if kind == "module" else os.path.dirname(os.path.realpath(path))
+    if site:
+        _find_packages_in(site)
+    rank.report("running", ready=True)
+    try:
+        if kind == "script":
+            _run_script(path)
+        else:
+            _run_module(name)
+    except SystemExit as ending:
+        # A child that the program has forked may come here as well.
+        if os.getpid() == rank.pid:
+            status = ending.code
+            if status is None or (isinstance(status, int) and status & 0xFF == 0):
+                rank.report("ended", ready=True, done=True)
+            else:
+                rank.fail(1, _ended_by_itself(status))
+        raise
+    except BaseException as error:
+        trace = error.__traceback__
+        # From the program's first line on: without the frames of this file.
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        try:
+            sys.excepthook(type(error), error.with_traceback(trace), trace)
+        finally:
+            # While every connection is still open: peers whose connections break report that.
+            if os.getpid() == rank.pid:
+                rank.fail(*_explained(error, own.split(os.pathsep)))
+        sys.exit(1)
+    if os.getpid() == rank.pid:
+        rank.report("ended", ready=True, done=True)
+
+
+def _ended_by_itself(status: object) -> str:
+    if isinstance(status, int):
+        return f"sys.exit({status})"
+    return f"sys.exit: {' '.join(str(status).split())}"[:_LONGEST]
+
+
+if __name__ == "__main__":
+    main()

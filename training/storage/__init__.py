@@ -80,6 +80,8 @@ class StorageAccess:
         root = f"s3://{bucket}" if bucket else str(_LOCAL_ROOT.absolute())
         return StorageAccess(root=root, region=region, endpoint_url=endpoint_url)
 
-    def open(self, uri: str) -> Objects:
+    def open(self, uri: str, *, retry_policy: RetryPolicy | None = None) -> Objects:
         """Open any storage by its URI."""
-        return open_objects(uri, region=self.region, endpoint_url=self.endpoint_url)
+        return open_objects(
+            uri, region=self.region, endpoint_url=self.endpoint_url, retry_policy=retry_policy
+        )

@@ -1,0 +1,41 @@
+"""A run in an emulated bucket, or in a local folder, with nodes that are kept."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.training.program.snapshots.kept_nodes import Job
+from tests.training.s3_server import REGION, s3_server
+from training.storage import StorageAccess
+
+_BUCKET = "snapshots-bucket"
+_SERIAL = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def snapshots_endpoint() -> Iterator[str]:
+    """Address of an emulator that has a bucket."""
+    with s3_server(_BUCKET) as url:
+        yield url
+
+
+@pytest.fixture
+def job(tmp_path: Path, snapshots_endpoint: str) -> Iterator[Job]:
+    """A run in the emulator's bucket; whatever a test leaves is killed."""
+    root = f"s3://{_BUCKET}/{next(_SERIAL)}"
+    storage = StorageAccess(root=root, region=REGION, endpoint_url=snapshots_endpoint)
+    run = Job(tmp_path, storage)
+    yield run
+    run.kill()
+
+
+@pytest.fixture
+def local_job(tmp_path: Path) -> Iterator[Job]:
+    """A run below a local folder."""
+    run = Job(tmp_path, StorageAccess(root=str(tmp_path / "bucket")))
+    yield run
+    run.kill()

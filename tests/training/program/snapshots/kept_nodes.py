@@ -1,0 +1,188 @@
+"""Nodes whose folders are kept by real keepers, with real processes that write to them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.support.limits import scaled
+from training.core.progress import ENV_SCRATCH
+from training.program.keeping import Keeper, KeeperReport, KeeperSettings, open_snapshots
+from training.program.restore import Target, restore
+from training.program.snapshots import Root, Snapshot, snapshot_key, snapshot_numbers
+from training.storage import Objects, StorageAccess
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 20, what: str = "") -> None:
+    """Wait for something that must come."""
+    deadline = time.monotonic() + scaled(within_s)
+    while not condition():
+        assert time.monotonic() < deadline, what or "it did not happen in time"
+        time.sleep(0.02)
+
+
+@dataclass
+class Node:
+    """One node of one attempt: its folders, its keeper and its program."""
+
+    settings: KeeperSettings
+    keeper: Keeper | None = None
+    programs: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        return self.settings.checkpoints
+
+    def start_keeper(self) -> Keeper:
+        self.keeper = Keeper.start(self.settings, {**os.environ, "PYTHONPATH": _PATH})
+        return self.keeper
+
+    def run(self, code: str, *args: object) -> subprocess.Popen[str]:
+        """Start a program in the launch, in the folder that is kept."""
+        program = subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, args)],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": _PATH, ENV_SCRATCH: str(self.settings.scratch)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.programs.append(program)
+        return program
+
+    def restore(self, snapshots: Objects) -> Snapshot | None:
+        return restore(
+            snapshots,
+            Target(
+                folders=self.settings.folders,
+                scratch=self.settings.scratch,
+                node=self.settings.node,
+                main=self.settings.main,
+                num_nodes=self.settings.num_nodes,
+            ),
+        )
+
+    def report(self) -> KeeperReport:
+        return KeeperReport.read(self.settings.scratch)
+
+    def end(self, *, within_s: float | None = None, take: bool = True, clean: bool = True) -> None:
+        """Order the last snapshot and return at once."""
+        assert self.keeper is not None
+        self.keeper.final(take=take, clean=clean, within_s=within_s)
+
+    def wait(self) -> KeeperReport:
+        keeper = self.keeper
+        assert keeper is not None
+        wait_until(lambda: keeper.done, 60, "the keeper did not end")
+        return self.report()
+
+    def kill(self) -> None:
+        if self.keeper is not None:
+            self.keeper.kill()
+        for program in self.programs:
+            program.kill()
+            program.wait()
+
+
+_PATH = f"{ROOT}:{ROOT / 'constructs'}"
+
+
+@dataclass
+class Job:
+    """A run's attempts, one after the other, and its place in the bucket."""
+
+    folder: Path
+    storage: StorageAccess
+    nodes: list[Node] = field(default_factory=list)
+    attempts: int = 0
+
+    @property
+    def snapshots(self) -> Objects:
+        return open_snapshots(self.storage.open(self.storage.root), "run")
+
+    @property
+    def bucket(self) -> Objects:
+        return self.storage.open(self.storage.root)
+
+    def attempt(self, num_nodes: int = 1, **settings: float) -> list[Node]:
+        """Prepare the nodes of another attempt; nothing is started."""
+        self.attempts += 1
+        made = []
+        for index in range(num_nodes):
+            scratch = self.folder / f"attempt-{self.attempts}-node-{index}"
+            (scratch / "checkpoints").mkdir(parents=True)
+            given = {"every_s": 1.0, "keep": 3, "mib_per_s": 1000.0, "limit_gib": 1.0, **settings}
+            node = Node(
+                KeeperSettings(
+                    storage=self.storage,
+                    run="run",
+                    job_id="job",
+                    attempt=self.attempts,
+                    node=index,
+                    main=0,
+                    num_nodes=num_nodes,
+                    scratch=scratch,
+                    checkpoints=scratch / "checkpoints",
+                    cache=scratch / "cache",
+                    **given,  # type: ignore[arg-type]
+                )
+            )
+            made.append(node)
+        self.nodes += made
+        return made
+
+    def numbers(self) -> list[int]:
+        return snapshot_numbers(self.snapshots)
+
+    def snapshot(self, number: int) -> Snapshot:
+        return Snapshot.decode(self.snapshots.get(snapshot_key(number)))
+
+    def newest(self) -> Snapshot:
+        return self.snapshot(self.numbers()[-1])
+
+    def wait_for(self, condition: Callable[[Snapshot], object], within_s: float = 20) -> Snapshot:
+        """Wait for a complete snapshot of which ``condition`` holds."""
+        deadline = time.monotonic() + scaled(within_s)
+        while time.monotonic() < deadline:
+            for number in self.numbers():
+                try:
+                    found = self.snapshot(number)
+                except LookupError:
+                    continue  # cleared away meanwhile
+                if condition(found):
+                    return found
+            time.sleep(0.05)
+        raise AssertionError(f"no such snapshot in {self.numbers()}")
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+
+def paths(snapshot: Snapshot) -> set[str]:
+    """Paths of a snapshot's files."""
+    return {entry.path for entry in snapshot.files}
+
+
+def tree(folder: Path) -> Mapping[str, object]:
+    """Everything below a folder, for comparison: contents, links, and None for folders."""
+    return {
+        path.relative_to(folder).as_posix(): str(path.readlink())
+        if path.is_symlink()
+        else path.read_bytes()
+        if path.is_file()
+        else None
+        for path in folder.rglob("*")
+    }
+
+
+def checkpoints(node: Node) -> Mapping[str, object]:
+    """What is in a node's folder."""
+    return tree(node.settings.folders[Root.CHECKPOINTS])

@@ -1,0 +1,89 @@
+"""One folder is kept while a program runs, and given back."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from tests.training.program.snapshots.kept_nodes import Job, checkpoints, paths, wait_until
+from trainium_catalogue.contract import RUN_STATUS, run_key
+
+
+def _write(path: Path, text: str | bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+
+
+def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folders(
+    job: Job,
+) -> None:
+    (node,) = job.attempt()
+    node.start_keeper()
+    folder = node.folder
+    _write(folder / "step-1" / "model.bin", os.urandom(20_000_000))
+    _write(folder / "step-1" / "state.json", "{}")
+    _write(folder / "run.sh", "#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o750)
+    os.utime(folder / "step-1" / "state.json", ns=(1_000_000_001, 1_000_000_001))
+    (folder / "empty").mkdir()
+    (folder / "last").symlink_to("step-1")
+    (folder / "absolute").symlink_to(folder / "step-1" / "model.bin")
+    (folder / "elsewhere").symlink_to("/etc/hostname")
+    os.mkfifo(folder / "pipe")
+
+    snapshot = job.wait_for(lambda found: "run.sh" in paths(found))
+    before = {path: value for path, value in checkpoints(node).items() if path != "pipe"}
+    node.kill()
+    (other,) = job.attempt()
+    restored = other.restore(job.snapshots)
+
+    assert restored is not None and restored.number == snapshot.number
+    expected = {**before, "absolute": "step-1/model.bin"}
+    assert checkpoints(other) == expected
+    assert (other.folder / "run.sh").stat().st_mode & 0o777 == 0o750
+    assert (other.folder / "step-1" / "state.json").stat().st_mtime_ns == 1_000_000_001
+
+
+def test_the_last_snapshot_holds_what_the_program_left(job: Job) -> None:
+    (node,) = job.attempt(every_s=3600)
+    node.start_keeper()
+    _write(node.folder / "final.pt", "done")
+
+    node.end()
+    report = node.wait()
+
+    assert report.failure is None
+    assert paths(job.newest()) == {"final.pt"}
+    status = json.loads(job.bucket.get(run_key("run", RUN_STATUS)))
+    assert (status["kind"], status["state"]) == ("program", "ended")
+    assert status["snapshots"] == [{"number": 1, "at": job.newest().at, "files": 1, "bytes": 4}]
+
+
+def test_all_nodes_are_given_the_files_of_all_nodes(job: Job) -> None:
+    nodes = job.attempt(2)
+    for node in nodes:
+        node.start_keeper()
+        _write(node.folder / "step-1" / f"__{node.settings.node}_0.distcp", f"{node}")
+    _write(nodes[0].folder / "step-1" / ".metadata", "all")
+    wanted = {f"step-1/{name}" for name in ("__0_0.distcp", "__1_0.distcp", ".metadata")}
+    job.wait_for(lambda found: paths(found) == wanted)
+
+    for node in job.attempt(2):
+        node.restore(job.snapshots)
+        assert wanted <= set(checkpoints(node))
+
+
+def test_numbers_grow_over_attempts_and_old_snapshots_go(job: Job) -> None:
+    for attempt in range(1, 5):
+        (node,) = job.attempt(keep=2, every_s=3600)
+        node.restore(job.snapshots)
+        node.start_keeper()
+        _write(node.folder / "latest.pt", f"attempt {attempt}")
+        node.end()
+        node.wait()
+
+    assert job.numbers() == [3, 4]
+    objects = [info.key for info in job.snapshots.list("objects/")]
+    assert len(objects) == 2
+    wait_until(lambda: not list(job.snapshots.list("attempt-")))

@@ -1,0 +1,243 @@
+"""Watches a folder that a program writes to, and tells when it is in one piece.
+
+Nothing here needs the program's help: a folder counts while nobody has a file of it open for
+writing and nothing in it has changed for a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from training.program.snapshots import Kind, is_log
+
+_IDLE_OPEN_S = 60.0
+"""A file may stay open for writing for all of training; unchanged for so long, it counts."""
+_SLOW_LOG_S = 60.0
+_SLOW_LOG_BYTES_PER_S = 16 * 1024
+"""A file that has only grown, for so long and no faster, is a log, whatever its name."""
+_ONE_WRITE_BYTES = 16 * 1024 * 1024
+_ROUNDS = 2
+"""Replacements of one file after which a program has saved completely at least once."""
+
+
+class Seen(NamedTuple):
+    """What the file system says of one entry; it changes with every write."""
+
+    kind: Kind
+    size: int
+    mtime_ns: int
+    inode: int
+    mode: int
+    target: str
+
+
+State = Mapping[str, Seen]
+"""Entries of a folder by their path below it."""
+
+
+def look(root: Path) -> dict[str, Seen]:
+    """List everything below ``root``; what vanishes meanwhile is not there."""
+    found: dict[str, Seen] = {}
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            with os.scandir(root / below if below else root) as entries:
+                for entry in entries:
+                    path = f"{below}/{entry.name}" if below else entry.name
+                    try:
+                        seen = _seen(entry)
+                    except FileNotFoundError:
+                        continue
+                    if seen is not None:
+                        found[path] = seen
+                        if seen.kind is Kind.FOLDER:
+                            waiting.append(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # deleted or replaced by the program
+    return found
+
+
+def _seen(entry: os.DirEntry[str]) -> Seen | None:
+    status = entry.stat(follow_symlinks=False)
+    mode = stat.S_IMODE(status.st_mode)
+    if stat.S_ISLNK(status.st_mode):
+        target = str(Path(entry.path).readlink())
+        return Seen(Kind.LINK, 0, 0, status.st_ino, 0, target)
+    if stat.S_ISDIR(status.st_mode):
+        # Its times change with its entries, which are compared themselves.
+        return Seen(Kind.FOLDER, 0, 0, 0, mode, "")
+    if stat.S_ISREG(status.st_mode):
+        return Seen(Kind.FILE, status.st_size, status.st_mtime_ns, status.st_ino, mode, "")
+    return None
+
+
+def same_content(before: Seen, status: os.stat_result) -> bool:
+    """Tell if nobody has written to a file since it was seen."""
+    return (status.st_size, status.st_mtime_ns, status.st_ino) == (
+        before.size,
+        before.mtime_ns,
+        before.inode,
+    )
+
+
+def open_for_writing(roots: Iterable[Path], pids: Iterable[int]) -> set[Path]:
+    """Find files below ``roots`` that one of the processes may write to.
+
+    That is a descriptor opened for writing (proc(5), fdinfo: flags) or a shared writable mapping,
+    which lasts after its descriptor is closed.
+    """
+    # The kernel tells real paths.
+    beginnings = tuple(f"{os.path.realpath(root)}/" for root in roots)
+    found: set[Path] = set()
+    for pid in pids:
+        process = Path(f"/proc/{pid}")
+        try:
+            for descriptor in (process / "fd").iterdir():
+                try:
+                    target = str(descriptor.readlink())
+                    if target.startswith(beginnings) and _is_writable(process, descriptor.name):
+                        found.add(Path(target))
+                except OSError:
+                    continue  # closed meanwhile
+            with (process / "maps").open(errors="surrogateescape") as maps:
+                for line in maps:
+                    # Address, permissions, offset, device, inode, path.
+                    fields = line.rstrip("\n").split(maxsplit=5)
+                    if len(fields) < 6 or not fields[5].startswith(beginnings):
+                        continue
+                    if fields[1][1] == "w" and fields[1][3] == "s":
+                        found.add(Path(fields[5]))
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def _is_writable(process: Path, descriptor: str) -> bool:
+    match = re.search(r"^flags:\s*(\d+)", (process / "fdinfo" / descriptor).read_text(), re.M)
+    return match is not None and int(match[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+class _Growth(NamedTuple):
+    """A file that has only grown since it was first seen to change."""
+
+    inode: int
+    since: float
+    size: int
+
+
+class Watch:
+    """The history of one folder, in looks at it."""
+
+    def __init__(self, root: Path, *, quiet_s: float) -> None:
+        self.root = root
+        self._quiet_s = quiet_s
+        self.state: State = {}
+        self.since = 0.0
+        """Time from which everything but logs has been as it is."""
+        self.until = 0.0
+        """Time up to which it is known to have been."""
+        self.changed_at: float | None = None
+        """Time of the last change of anything, logs too; None before the first."""
+        self.last_changed = ""
+        """A path that changed then; logs do not count."""
+        self._touched: dict[str, float] = {}
+        self._growing: dict[str, _Growth] = {}
+        self._replaced: dict[str, int] = {}
+        self._began = False
+
+    def look(self, clock: Clock) -> None:
+        """Look once more; ``OSError`` if the folder cannot be read."""
+        began = clock.now()
+        state = look(self.root)
+        ended = clock.now()
+        if not self._began:
+            self._began, self.state, self.since = True, state, ended
+            self.until = ended
+            return
+        changed = {path for path, _ in state.items() ^ self.state.items()}
+        if changed:
+            self.changed_at = ended
+        essential = [path for path in changed if not self._note(path, state.get(path), ended)]
+        if essential:
+            self.since = self.until = ended
+            self.last_changed = max(essential, key=lambda path: (path in state, path))
+        else:
+            # What this look found unchanged was so when it began, at the latest.
+            self.until = max(self.until, began)
+        self.state = state
+        if self.is_quiet:
+            self._replaced.clear()
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing but logs has changed for long enough."""
+        return self.until - self.since >= self._quiet_s
+
+    @property
+    def writes_in_rounds(self) -> bool:
+        """True if the program has replaced a file again and again without a quiet moment.
+
+        Then it never pauses for long, and has finished saving at least once: any instant at which
+        no file is open is as good as another. A single long save does not do that.
+        """
+        return any(count >= _ROUNDS for count in self._replaced.values())
+
+    def is_log(self, path: str) -> bool:
+        """Tell if a file is a log, by its name or by how it has grown."""
+        return is_log(path) or self._grows_slowly(path)
+
+    def is_idle(self, path: str, now: float) -> bool:
+        """Tell if a file has not changed for so long that being open means nothing."""
+        return now - self._touched.get(path, 0.0) >= _IDLE_OPEN_S
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(seen.size for seen in self.state.values())
+
+    def _note(self, path: str, now: Seen | None, at: float) -> bool:
+        """Remember how a path has changed; returns True if that is a log's way."""
+        before = self.state.get(path)
+        if before is None or now is None or before.kind is not now.kind:
+            if now is None:
+                self._touched.pop(path, None)
+            else:
+                self._touched[path] = at
+            self._growing.pop(path, None)
+            return is_log(path)
+        self._touched[path] = at
+        grew = now.inode == before.inode and now.size > before.size
+        if grew:
+            self._growing.setdefault(path, _Growth(now.inode, at, before.size))
+        else:
+            self._growing.pop(path, None)
+            if (now.inode, now.size) != (before.inode, before.size) or now.size < _ONE_WRITE_BYTES:
+                self._replaced[path] = self._replaced.get(path, 0) + 1
+        return is_log(path) or (grew and self._grows_slowly(path, at))
+
+    def _grows_slowly(self, path: str, now: float | None = None) -> bool:
+        growth = self._growing.get(path)
+        if growth is None:
+            return False
+        seen = self.state.get(path)
+        elapsed = (self.until if now is None else now) - growth.since
+        grown = seen.size - growth.size if seen is not None else 0
+        return elapsed >= _SLOW_LOG_S and grown <= elapsed * _SLOW_LOG_BYTES_PER_S
+
+
+class Clock:
+    """Wall-clock time that does not jump when the machine's clock is set."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._offset + time.monotonic()

@@ -1,0 +1,334 @@
+"""The process on each node that keeps snapshots of a program's folder in the bucket.
+
+    python -m training.program.keeper <settings file>
+
+It looks at the folder again and again, and at the same instants on every node takes hold of what
+is there, as soon as the folder is in one piece. One thread looks, one sends (``delivery.py``), one
+talks to the other nodes and keeps the run's status (``telling.py``). Nothing that goes wrong here
+ends the program, except a folder beyond its limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+from training.core.logs import set_up_logging
+from training.core.processes import is_gone, marked, name_process
+from training.core.progress import ENV_SCRATCH, read_states
+from training.program.capture import Capture, Changed, Held
+from training.program.delivery import Complaints, Delivery, Parcel
+from training.program.folder import Clock, State, Watch, look, open_for_writing
+from training.program.gathering import Gatherer, Messages
+from training.program.keeping import (
+    FinalOrder,
+    KeeperReport,
+    KeeperSettings,
+    Problem,
+    open_snapshots,
+)
+from training.program.restore import read_record
+from training.program.sending import Bandwidth, Sender
+from training.program.snapshots import Kind, Root, size_text
+from training.program.telling import Teller
+from training.storage import RetryPolicy
+from trainium_catalogue.exit_codes import ExitCode
+
+_NICENESS = 10
+_LOOK_S = 0.5
+_SHARE_OF_LOOKING = 0.1
+"""Most of one core's time that is spent on looking."""
+_MIB, _GIB = 1024**2, 1024**3
+_REPORT_S = 1.0
+_BETWEEN_TRIALS_S = 1.0
+_PROGRESS_S = 10.0
+_SILENCE_S = 600.0
+"""A last snapshot for which no node does anything for so long is given up."""
+_RETRIES = RetryPolicy(total_s=60.0)
+_LARGEST = 5
+
+log = logging.getLogger(__name__)
+
+
+class KeeperProcess:
+    """The thread that looks, and decides when to take what there is."""
+
+    def __init__(self, settings: KeeperSettings) -> None:
+        self._settings = settings
+        self._clock = Clock()
+        self._watch = Watch(settings.checkpoints, quiet_s=settings.quiet_s)
+        bucket = settings.storage.open(settings.storage.root, retry_policy=_RETRIES)
+        objects = open_snapshots(bucket, settings.run)
+        messages = Messages(settings.attempt, settings.job_id)
+        restored = read_record(settings.scratch)
+        self._bandwidth = Bandwidth(settings.mib_per_s * _MIB)
+        self._capture = Capture(settings.scratch / "staging", restored)
+        self._sender = Sender(
+            objects,
+            intent_key=messages.intent(settings.node),
+            first_share=settings.node / settings.num_nodes,
+            bandwidth=self._bandwidth,
+        )
+        self._sender.protect(restored.digests.values())
+        self._delivery = Delivery(
+            objects,
+            messages,
+            self._capture,
+            self._sender,
+            self._bandwidth,
+            node=settings.node,
+            publishes=not settings.is_main,
+        )
+        gatherer = None
+        if settings.is_main:
+            gatherer = Gatherer(
+                objects,
+                messages,
+                num_nodes=settings.num_nodes,
+                main=settings.main,
+                keep=settings.keep,
+            )
+        self._teller = Teller(settings, bucket, messages, self._delivery, gatherer)
+        self._complaints = Complaints()
+        self._offered: object = None
+        """What the latest parcel was made of, to send nothing twice."""
+        self._whole: float | None = None
+        """Start of a state that was quiet, with no file open and every worker alive."""
+        self._next_at = 0.0
+        self._broken = False
+        self._problem: Problem | None = None
+        self._failure: Problem | None = None
+        self._written_s = float("-inf")
+
+    def run(self) -> None:
+        """Keep snapshots until the last one is ordered, and take that."""
+        self._next_at = self._next_instant()
+        while (order := FinalOrder.read(self._settings.scratch)) is None:
+            began_s = time.monotonic()
+            try:
+                self._turn()
+            except OSError as error:
+                self._complaints.say("look", f"the folder could not be read: {error}")
+            self._report()
+            looked_s = time.monotonic() - began_s
+            pause_s = min(_LOOK_S, self._settings.quiet_s / 4)
+            time.sleep(max(pause_s, looked_s / _SHARE_OF_LOOKING))
+        if order.take and self._problem is None:
+            self._failure = self._finish(order)
+        self._teller.end(order)
+        self._report(done=True)
+
+    def _turn(self) -> None:
+        self._watch.look(self._clock)
+        self._delivery.held_until(self._watch.since, self._watch.until)
+        self._refuse_too_much()
+        self._broken = self._broken or self._has_lost_workers()
+        if self._broken or self._problem is not None:
+            return
+        if self._watch.is_quiet and self._whole != self._watch.since and not self._open_files():
+            self._whole = self._watch.since
+        now = self._clock.now()
+        if now < self._next_at and not self._teller.take_again:
+            return
+        if self._delivery.busy:
+            return
+        if self._whole == self._watch.since:
+            self._take(quiet_s=self._settings.quiet_s)
+        elif self._may_hurry(now) and not self._open_files():
+            self._take(quiet_s=0.0)
+        elif now - self._next_at > max(60.0, 3 * self._settings.every_s):
+            self._complaints.say(
+                "busy",
+                f"no snapshot since {self._teller.newest_text}: the program writes all the time, "
+                f"now {self._watch.last_changed}; a snapshot needs {self._settings.quiet_s:g} s "
+                "in which no file is written",
+            )
+
+    def _may_hurry(self, now: float) -> bool:
+        """Tell if waiting for a quiet moment is in vain, because the program never pauses."""
+        patience_s = min(60.0, max(self._settings.every_s / 2, 2 * self._settings.quiet_s))
+        return now - self._next_at >= patience_s and self._watch.writes_in_rounds
+
+    def _next_instant(self) -> float:
+        """The next multiple of the interval, which is the same on every node."""
+        every_s = self._settings.every_s
+        return (math.floor(self._clock.now() / every_s) + 1) * every_s
+
+    def _has_lost_workers(self) -> bool:
+        """Tell if a worker has died: it may have left part of a file."""
+        return any(
+            not state.done and is_gone(state.pid)
+            for state in read_states(self._settings.scratch).values()
+        )
+
+    def _open_files(self) -> bool:
+        """Tell if some process of the launch may be writing to a file that matters."""
+        found = open_for_writing([self._watch.root], self._pids())
+        root, now = Path(os.path.realpath(self._watch.root)), self._clock.now()
+        names = [path.relative_to(root).as_posix() for path in found]
+        busy = [n for n in names if not self._watch.is_log(n) and not self._watch.is_idle(n, now)]
+        return bool(busy)
+
+    def _pids(self) -> list[int]:
+        return marked(ENV_SCRATCH, str(self._settings.scratch))
+
+    def _take(self, *, quiet_s: float, final: bool = False) -> bool:
+        """Take hold of everything; returns False if the program has just changed it."""
+        since, state = self._watch.since, self._watch.state
+        logs = frozenset(path for path in state if self._watch.is_log(path))
+        cache = self._cache(final=final)
+        made_of = (dict(state), dict(cache), since, final)
+        if made_of == self._offered and not self._delivery.error and not self._teller.take_again:
+            self._next_at = self._next_instant()
+            return True
+        self._teller.take_again = False
+        try:
+            items: list[Held] = [
+                *self._capture.hold(Root.CHECKPOINTS, self._watch.root, state, logs),
+                *self._capture.hold(Root.CACHE, self._settings.cache, cache, frozenset()),
+            ]
+            self._watch.look(self._clock)
+        except Changed:
+            self._capture.release()
+            return False
+        except OSError:
+            self._capture.release()
+            raise
+        if self._watch.since != since:
+            self._capture.release()
+            return False
+        parcel = Parcel(
+            items=items, since=since, until=self._watch.until, quiet_s=quiet_s, final=final
+        )
+        self._delivery.offer(parcel)
+        self._offered = made_of
+        self._next_at = self._next_instant()
+        return True
+
+    def _cache(self, *, final: bool) -> State:
+        """Compiled graphs that are complete: folders in which no file is being written."""
+        root = self._settings.cache
+        state = look(root)
+        if final or not state:
+            return state
+        youngest_ns = (time.time() - self._settings.quiet_s) * 1e9
+        real = Path(os.path.realpath(root))
+        busy = {path.relative_to(real).parent for path in open_for_writing([root], self._pids())}
+        busy |= {Path(path).parent for path, seen in state.items() if seen.mtime_ns > youngest_ns}
+        return {
+            path: seen
+            for path, seen in state.items()
+            if seen.kind is Kind.FOLDER or Path(path).parent not in busy
+        }
+
+    def _refuse_too_much(self) -> None:
+        size, limit = self._watch.bytes, self._settings.limit_gib * _GIB
+        if size <= limit or self._problem is not None:
+            return
+        largest = sorted(self._watch.state.items(), key=lambda item: -item[1].size)[:_LARGEST]
+        names = ", ".join(f"{path} ({size_text(seen.size)})" for path, seen in largest)
+        self._problem = Problem(
+            code=ExitCode.WORKLOAD,
+            reason=(
+                f"node {self._settings.node}: the checkpoint folder has {size / _GIB:.4g} GiB, and "
+                f"--snapshot-limit-gib is {self._settings.limit_gib:g}; the largest files are "
+                f"{names}; have the program keep fewer checkpoints, or submit with a higher limit"
+            ),
+        )
+
+    def _finish(self, order: FinalOrder) -> Problem | None:
+        """Take the last snapshot; returns the reason if there is none."""
+        began_s = time.monotonic()
+        self._watch.look(self._clock)
+        if self._delivery.busy and self._delivery.since != self._watch.since:
+            self._bandwidth.cut()  # the last snapshot would have to wait for an older one
+            while self._delivery.busy:
+                time.sleep(0.05)
+            self._bandwidth.resume()
+        self._bandwidth.lift()
+        self._teller.hurry()
+        said_s = acted_s = began_s
+        seen: object = None
+        offered = False
+        while True:
+            now_s = time.monotonic()
+            if not offered and not self._delivery.busy:
+                offered = self._offer_final(order)
+            elif not self._delivery.busy and (self._delivery.error or self._teller.take_again):
+                offered = False  # once more, until there is no time left
+                time.sleep(_BETWEEN_TRIALS_S)
+            if self._teller.ended is not None and offered and not self._delivery.busy:
+                break
+            doing = (self._delivery.sent, self._teller.news)
+            if doing != seen:
+                seen, acted_s = doing, now_s
+            sent, total = self._delivery.sent
+            waits = "" if sent < total else self._teller.waits_for
+            what = waits or f"{size_text(sent)} of {size_text(total)} sent"
+            if now_s - said_s >= _PROGRESS_S:
+                said_s = now_s
+                log.info("keeper: last snapshot: %s", what)
+            if order.until_s is not None and now_s >= order.until_s:
+                self._bandwidth.cut()
+                return self._incomplete(f"after {now_s - began_s:.0f} s: {what}")
+            if now_s - acted_s >= _SILENCE_S:
+                return self._incomplete(
+                    f"{what}, and nothing has happened for {_SILENCE_S:g} s; {self._delivery.error}"
+                )
+            self._report()
+            time.sleep(0.05)
+        if self._teller.ended:
+            return self._incomplete(self._teller.ended)
+        return None
+
+    def _offer_final(self, order: FinalOrder) -> bool:
+        self._watch.look(self._clock)
+        self._watch.look(self._clock)
+        untouched = self._watch.changed_at is None
+        if order.clean or untouched or self._whole == self._watch.since:
+            return self._take(quiet_s=0.0, final=True)
+        self._delivery.list_nothing(
+            f"node {self._settings.node}: the program was writing {self._watch.last_changed} "
+            "when it was ended",
+            self._clock.now(),
+        )
+        return True
+
+    def _incomplete(self, why: str) -> Problem:
+        reason = f"last snapshot incomplete {why}; {self._teller.newest_stays}"
+        log.info("keeper: %s", reason)
+        return Problem(code=ExitCode.HOST, reason=reason)
+
+    def _report(self, *, done: bool = False) -> None:
+        now_s = time.monotonic()
+        if not done and now_s - self._written_s < _REPORT_S and self._problem is None:
+            return
+        self._written_s = now_s
+        report = KeeperReport(
+            last_change_at=self._watch.changed_at,
+            bytes=self._watch.bytes,
+            snapshots=self._teller.snapshots,
+            problem=self._problem,
+            done=done,
+            failure=self._failure,
+        )
+        report.write(self._settings.scratch)
+
+
+def main(path: Path) -> None:
+    """Keep one node's folders until the launcher orders the end."""
+    set_up_logging()
+    name_process("keeper")
+    os.nice(_NICENESS)
+    KeeperProcess(KeeperSettings.read(path)).run()
+    # Threads may be waiting for a bucket that does not answer.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,231 @@
+"""The keeper of a node as its launcher sees it: what it is told, and a handle on its process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from training.core.files import write_whole
+from training.core.processes import die_with_parent, kill_marked, signal_quietly
+from training.core.progress import ENV_SCRATCH
+from training.program.snapshots import Root
+from training.storage import Objects, StorageAccess
+from trainium_catalogue.contract import run_prefix
+
+KEEPER_MODULE = "training.program.keeper"
+ENV_KEEPER = "TRAINIUM_KEEPER"
+"""Marks the keeper, which outlives the workers: ``TRAINIUM_SCRATCH`` marks what dies with them."""
+SETTINGS_FILE = "keeper-settings.json"
+REPORT_FILE = "keeper.json"
+FINAL_FILE = "keeper-final"
+_BETWEEN_STARTS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperSettings:
+    """Everything that a keeper is told."""
+
+    storage: StorageAccess
+    """The deployment's bucket, or the local folder that takes its place."""
+    run: str
+    job_id: str
+    attempt: int
+    node: int
+    main: int
+    num_nodes: int
+    scratch: Path
+    checkpoints: Path
+    """The folder that the program writes its checkpoints to."""
+    cache: Path
+    """The folder of compiled graphs."""
+    every_s: float
+    keep: int
+    mib_per_s: float
+    limit_gib: float
+
+    @property
+    def is_main(self) -> bool:
+        """True on the node that completes snapshots."""
+        return self.node == self.main
+
+    @property
+    def folders(self) -> dict[Root, Path]:
+        """The folders that are kept."""
+        return {Root.CHECKPOINTS: self.checkpoints, Root.CACHE: self.cache}
+
+    @property
+    def quiet_s(self) -> float:
+        """Time without a change after which the checkpoints count as whole."""
+        return min(2.0, self.every_s / 2)
+
+    def write(self) -> Path:
+        """Write the settings for the keeper's process."""
+        path = self.scratch / SETTINGS_FILE
+        write_whole(path, json.dumps(asdict(self), default=str).encode())
+        return path
+
+    @staticmethod
+    def read(path: Path) -> KeeperSettings:
+        """Read what ``write`` has written."""
+        document = json.loads(path.read_text())
+        document["storage"] = StorageAccess(**document["storage"])
+        for name in ("scratch", "checkpoints", "cache"):
+            document[name] = Path(document[name])
+        return KeeperSettings(**document)
+
+
+def open_snapshots(bucket: Objects, run: str) -> Objects:
+    """Open the place of a run's snapshots, given the root of the bucket."""
+    return bucket.at(run_prefix(run, "snapshots"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A reason to end the job."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperReport:
+    """What a keeper says in ``keeper.json``, about once a second."""
+
+    last_change_at: float | None = None
+    """Time of the last change in the folder, in seconds since the epoch; None before the first."""
+    bytes: int = 0
+    """Size of the folder."""
+    snapshots: tuple[Mapping[str, Any], ...] = ()
+    """Complete snapshots, oldest first; known on the main node only."""
+    problem: Problem | None = None
+    """A reason to end the job now."""
+    done: bool = False
+    """True once the last snapshot has been taken, or given up: the process ends."""
+    failure: Problem | None = None
+    """The reason why there is no last snapshot, and the code for a job that was a success."""
+
+    def write(self, scratch: Path) -> None:
+        """Write the report."""
+        write_whole(scratch / REPORT_FILE, json.dumps(asdict(self)).encode())
+
+    @staticmethod
+    def read(scratch: Path) -> KeeperReport:
+        """Read the newest report; an empty one before the first."""
+        try:
+            document = json.loads((scratch / REPORT_FILE).read_text())
+        except FileNotFoundError:
+            return KeeperReport()
+        for name in ("problem", "failure"):
+            document[name] = Problem(**document[name]) if document[name] else None
+        document["snapshots"] = tuple(document["snapshots"])
+        return KeeperReport(**document)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalOrder:
+    """The order to take the last snapshot and end, in the file ``keeper-final``."""
+
+    take: bool = True
+    """False: only end; after the loss of a node files are torn."""
+    clean: bool = True
+    """True if every worker ended by itself. Otherwise the folder is only taken if the program was
+    not writing when it was killed."""
+    until_s: float | None = None
+    """Time of ``CLOCK_MONOTONIC``, which all processes share, at which to give up; None: never."""
+
+    def write(self, scratch: Path) -> None:
+        """Give the order."""
+        write_whole(scratch / FINAL_FILE, json.dumps(asdict(self)).encode())
+
+    @staticmethod
+    def read(scratch: Path) -> FinalOrder | None:
+        """Read the order; None while there is none."""
+        try:
+            return FinalOrder(**json.loads((scratch / FINAL_FILE).read_text()))
+        except FileNotFoundError:
+            return None
+
+
+class Keeper:
+    """The launcher's handle on the keeper of its node; every method returns at once."""
+
+    def __init__(self, settings: KeeperSettings, env: Mapping[str, str]) -> None:
+        self._settings = settings
+        self._scratch = settings.scratch
+        self._env = {name: value for name, value in env.items() if name != ENV_SCRATCH}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_s = 0.0
+        self._ordered = False
+
+    @classmethod
+    def start(cls, settings: KeeperSettings, env: Mapping[str, str]) -> Keeper:
+        """Start a keeper, which dies with this process; ``env`` holds the job's credentials."""
+        keeper = cls(settings, env)
+        settings.write()
+        keeper._start()
+        return keeper
+
+    def _start(self) -> None:
+        launcher = os.getpid()
+        self._started_s = time.monotonic()
+        # This process has one thread, so code between fork and exec is safe.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", KEEPER_MODULE, str(self._scratch / SETTINGS_FILE)],
+            env={**self._env, ENV_KEEPER: str(self._scratch)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(launcher),
+        )
+
+    def look(self) -> KeeperReport:
+        """Read its newest report; starts another one if it has died, for example of a lack of
+        memory."""
+        report = KeeperReport.read(self._scratch)
+        rested = time.monotonic() - self._started_s > _BETWEEN_STARTS_S
+        if not report.done and not self._is_running and rested:
+            self._start()
+        return report
+
+    def final(
+        self, *, take: bool = True, clean: bool = True, within_s: float | None = None
+    ) -> None:
+        """Order the last snapshot; ``done`` follows, after ``within_s`` at the latest."""
+        until_s = None if within_s is None else time.monotonic() + within_s
+        FinalOrder(take=take, clean=clean, until_s=until_s).write(self._scratch)
+        self._ordered = True
+
+    @property
+    def done(self) -> bool:
+        """True once it has ended after ``final``."""
+        report = self.look()
+        return report.done and not self._is_running
+
+    @property
+    def problem(self) -> Problem | None:
+        """A reason to end the job."""
+        return self.look().problem
+
+    @property
+    def failure(self) -> Problem | None:
+        """The reason why there is no last snapshot, once it is done."""
+        return KeeperReport.read(self._scratch).failure
+
+    def kill(self) -> None:
+        """End it at once, for example before workers are killed: it must not take what they
+        leave for whole."""
+        if self._process is not None:
+            signal_quietly(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            kill_marked(ENV_KEEPER, str(self._scratch))
+
+    @property
+    def _is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None

@@ -1,0 +1,292 @@
+"""Gives a node the newest complete snapshot back, before the program starts."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.core.files import write_whole
+from training.program.capture import NOTHING, Place, Restored, sha256_of
+from training.program.folder import Seen
+from training.program.snapshots import (
+    Entry,
+    Kind,
+    Root,
+    Snapshot,
+    clock_text,
+    object_key,
+    size_text,
+    snapshot_key,
+    snapshot_numbers,
+)
+from training.storage import ObjectMissing, Objects
+
+RECORD = "restored.json"
+_PART_BYTES = 16 * 1024 * 1024
+_AT_ONCE = 16
+_BETWEEN_REPORTS_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class NoRoom(OSError):
+    """The snapshot does not fit on the disk."""
+
+
+class _Damaged(Exception):
+    """A snapshot cannot be restored; the message says which file, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a node's snapshot goes."""
+
+    folders: Mapping[Root, Path]
+    scratch: Path
+    """Folder for the record of what was restored, which the keeper reads."""
+    node: int
+    main: int
+    num_nodes: int
+
+
+def restore(
+    objects: Objects, target: Target, *, report: Callable[[str], None] = lambda text: None
+) -> Snapshot | None:
+    """Restore the newest snapshot that is whole; None if there is none.
+
+    ``objects`` has its root at the run's ``snapshots/``. A snapshot of which a content is missing
+    or damaged is left out, with a line in the log; ``NoRoom`` if the disk is too small.
+    """
+    began_s = time.monotonic()
+    for number in reversed(snapshot_numbers(objects)):
+        try:
+            snapshot = Snapshot.decode(objects.get(snapshot_key(number)))
+            entries = snapshot.for_node(target.node)
+            _fetch(objects, target, snapshot, entries, report)
+        except ObjectMissing:
+            continue  # cleared away meanwhile
+        except (ValueError, _Damaged) as error:
+            log.info(
+                "launch: snapshot %d cannot be restored: %s; the one before it is taken",
+                *(number, error),
+            )
+            continue
+        files = [entry for entry in entries if entry.kind is Kind.FILE]
+        log.info(
+            "launch: snapshot %d of %s, %d files, %s, restored in %.1f s",
+            *(number, clock_text(snapshot.at), len(files)),
+            *(size_text(sum(entry.bytes for entry in files)), time.monotonic() - began_s),
+        )
+        return snapshot
+    for folder in target.folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    return None
+
+
+def _fetch(
+    objects: Objects,
+    target: Target,
+    snapshot: Snapshot,
+    entries: Sequence[Entry],
+    report: Callable[[str], None],
+) -> None:
+    """Download into a folder beside, then put everything into its place."""
+    arriving = target.scratch / "arriving"
+    shutil.rmtree(arriving, ignore_errors=True)
+    arriving.mkdir(parents=True)
+    try:
+        wanted = {entry.sha256: entry for entry in entries if entry.kind is Kind.FILE}
+        needed = sum(entry.bytes for entry in entries)
+        free = shutil.disk_usage(arriving).free
+        if needed > free:
+            raise NoRoom(
+                f"snapshot {snapshot.number} has {size_text(needed)}, and {size_text(free)} are "
+                f"free at {target.scratch}; give the nodes a larger volume (context key volume_gib)"
+            )
+        _download(objects, arriving, list(wanted.values()), report)
+        _place(arriving, target, snapshot, entries, report)
+    finally:
+        shutil.rmtree(arriving, ignore_errors=True)
+
+
+class _Arrival:
+    """A file that arrives in parts."""
+
+    def __init__(self, folder: Path, entry: Entry) -> None:
+        self.entry = entry
+        self.path = folder / entry.sha256
+        self._left = max(1, -(-entry.bytes // _PART_BYTES))
+        self._lock = threading.Lock()
+
+    @property
+    def starts(self) -> range:
+        """Offsets of the parts."""
+        return range(0, max(1, self.entry.bytes), _PART_BYTES)
+
+    def fetch(self, objects: Objects, start: int) -> int:
+        """Download one part; the last one to arrive checks the whole. Returns the bytes."""
+        length = min(_PART_BYTES, self.entry.bytes - start)
+        # One byte beyond the end shows an object that is too long.
+        beyond = 1 if start + length == self.entry.bytes else 0
+        try:
+            data = objects.get_range(object_key(self.entry.sha256), start, length + beyond)
+        except ObjectMissing:
+            raise _Damaged(f"{self.entry.path} is missing in the bucket") from None
+        if len(data) != length:
+            raise _Damaged(f"{self.entry.path} has not {self.entry.bytes} bytes in the bucket")
+        handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.seek(start)
+            file.write(data)
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return length
+        if sha256_of(self.path) != self.entry.sha256:
+            raise _Damaged(f"{self.entry.path} is damaged in the bucket: its SHA-256 is another")
+        return length
+
+
+def _download(
+    objects: Objects, folder: Path, entries: Sequence[Entry], report: Callable[[str], None]
+) -> None:
+    total, done = sum(entry.bytes for entry in entries), 0
+    # The largest first, so that the last threads do not wait for one that began late.
+    arrivals = [
+        _Arrival(folder, entry) for entry in sorted(entries, key=lambda entry: -entry.bytes)
+    ]
+    reported_s = float("-inf")
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="restore") as pool:
+        waiting = {
+            pool.submit(arrival.fetch, objects, start)
+            for arrival in arrivals
+            for start in arrival.starts
+        }
+        try:
+            while waiting:
+                ready, waiting = wait(
+                    waiting, timeout=_BETWEEN_REPORTS_S, return_when=FIRST_COMPLETED
+                )
+                done += sum(future.result() for future in ready)
+                if time.monotonic() - reported_s >= _BETWEEN_REPORTS_S or not waiting:
+                    reported_s = time.monotonic()
+                    report(f"restoring: {size_text(done)} of {size_text(total)}")
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _place(
+    arriving: Path,
+    target: Target,
+    snapshot: Snapshot,
+    entries: Sequence[Entry],
+    report: Callable[[str], None],
+) -> None:
+    """Make folders, then files, then links, which could lead elsewhere; note how they look."""
+    for folder in target.folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    uses: dict[str, int] = {}
+    for entry in entries:
+        uses[entry.sha256] = uses.get(entry.sha256, 0) + 1
+    for kind in (Kind.FOLDER, Kind.FILE, Kind.LINK):
+        for entry in entries:
+            if entry.kind is not kind:
+                continue
+            path = target.folders[entry.root] / entry.path
+            _make_way(path, kind)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if kind is Kind.FOLDER:
+                path.mkdir(exist_ok=True)
+            elif kind is Kind.LINK:
+                path.symlink_to(entry.target)
+            else:
+                uses[entry.sha256] -= 1
+                source = arriving / entry.sha256
+                if uses[entry.sha256]:
+                    shutil.copyfile(source, path)
+                else:
+                    _move(source, path)
+                path.chmod(entry.mode)
+                os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+        report("restoring: putting files into their places")
+    # Last, because a folder may not be writable.
+    for entry in sorted(entries, key=lambda entry: -entry.path.count("/")):
+        if entry.kind is Kind.FOLDER:
+            (target.folders[entry.root] / entry.path).chmod(entry.mode)
+    _write_record(target, snapshot, entries)
+
+
+def _make_way(path: Path, kind: Kind) -> None:
+    """Remove what the program's own files have at this place."""
+    if path.is_symlink() or (path.exists() and path.is_dir() is not (kind is Kind.FOLDER)):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    elif kind is not Kind.FOLDER:
+        path.unlink(missing_ok=True)
+
+
+def _move(source: Path, path: Path) -> None:
+    try:
+        source.replace(path)
+    except OSError:
+        shutil.copyfile(source, path)  # the folder is on another disk
+
+
+def _write_record(target: Target, snapshot: Snapshot, entries: Sequence[Entry]) -> None:
+    present = set(range(target.num_nodes))
+    documents = []
+    for entry in entries:
+        owners = present.intersection(entry.nodes)
+        # What belonged to nodes that this job does not have is the main node's from now on.
+        own = target.node in owners or (not owners and target.node == target.main)
+        path = target.folders[entry.root] / entry.path
+        status = path.lstat()
+        seen = (entry.kind.value, *_look(entry, status))
+        documents.append(
+            {
+                "root": entry.root.value,
+                "path": entry.path,
+                "sha256": entry.sha256,
+                "seen": seen,
+                "own": own or entry.root is Root.CACHE,
+            }
+        )
+    record = {"number": snapshot.number, "entries": documents}
+    write_whole(target.scratch / RECORD, json.dumps(record).encode())
+
+
+def _look(entry: Entry, status: os.stat_result) -> tuple[int, int, int, int, str]:
+    match entry.kind:
+        case Kind.LINK:
+            return 0, 0, status.st_ino, 0, entry.target
+        case Kind.FOLDER:
+            return 0, 0, 0, entry.mode, ""
+    return status.st_size, status.st_mtime_ns, status.st_ino, entry.mode, ""
+
+
+def read_record(scratch: Path) -> Restored:
+    """Read what was restored into this launch's folders."""
+    try:
+        record = json.loads((scratch / RECORD).read_text())
+    except FileNotFoundError:
+        return NOTHING
+    seen: dict[Place, Seen] = {}
+    digests: dict[Place, str] = {}
+    lent: set[Place] = set()
+    for item in record["entries"]:
+        place = Root(item["root"]), item["path"]
+        kind, size, mtime_ns, inode, mode, link = item["seen"]
+        seen[place] = Seen(Kind(kind), size, mtime_ns, inode, mode, link)
+        if item["sha256"]:
+            digests[place] = item["sha256"]
+        if not item["own"]:
+            lent.add(place)
+    return Restored(seen=seen, digests=digests, lent=frozenset(lent))

@@ -1,0 +1,375 @@
+"""What a snapshot consists of: each node's listing, their union, and its place in the bucket.
+
+Below ``runs/<run>/snapshots/``:
+
+- ``objects/<sha256>``: contents, each uploaded once;
+- ``attempt-<n>/<job>/``: what the nodes of one attempt tell each other;
+- ``<number>.json``: a complete snapshot, written after everything it names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import PurePosixPath
+from typing import Any
+
+from training.storage import Objects
+
+FORMAT = 1
+OBJECTS = "objects/"
+_ATTEMPTS = "attempt-"
+_NUMBER = re.compile(r"(\d{8})\.json")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LOGS = re.compile(r".*\.(log|csv|jsonl)|.*\.tfevents\..*", re.IGNORECASE)
+
+
+class Root(StrEnum):
+    """The folders of a node that are kept."""
+
+    CHECKPOINTS = "checkpoints"
+    CACHE = "cache"
+    """Compiled graphs."""
+
+
+class Kind(StrEnum):
+    """What may be in a folder that is kept; pipes and sockets hold nothing and are left out."""
+
+    FILE = "file"
+    LINK = "link"
+    FOLDER = "folder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file, symbolic link or folder of a snapshot."""
+
+    root: Root
+    path: str
+    """Relative to the root, separated by ``/``."""
+    kind: Kind = Kind.FILE
+    mode: int = 0o644
+    bytes: int = 0
+    sha256: str = ""
+    """Of a file's content, in hexadecimal."""
+    mtime_ns: int = 0
+    target: str = ""
+    """Of a symbolic link."""
+    nodes: tuple[int, ...] = ()
+    """Nodes that have exactly this one at this path."""
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """Equal for entries that hold the same, whatever their times and modes."""
+        return self.kind, self.sha256, self.target
+
+    def document(self) -> dict[str, Any]:
+        """Fields for JSON, without those that say nothing about this kind."""
+        common: dict[str, Any] = {"root": self.root.value, "path": self.path}
+        match self.kind:
+            case Kind.FILE:
+                common |= {"bytes": self.bytes, "sha256": self.sha256, "mode": self.mode}
+                common |= {"mtime_ns": self.mtime_ns}
+            case Kind.LINK:
+                common |= {"target": self.target}
+            case Kind.FOLDER:
+                common |= {"mode": self.mode}
+        return common | {"nodes": list(self.nodes)} if self.nodes else common
+
+    @staticmethod
+    def read(kind: Kind, document: Mapping[str, Any]) -> Entry:
+        """Read ``document``; ``ValueError`` for what must not be written to a disk."""
+        path = str(document["path"])
+        parts = PurePosixPath(path).parts
+        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
+            raise ValueError(f"{path!r} is not a path below a folder")
+        digest = str(document.get("sha256", ""))
+        if kind is Kind.FILE and not _DIGEST.fullmatch(digest):
+            raise ValueError(f"{path} has no SHA-256")
+        return Entry(
+            root=Root(document["root"]),
+            path=path,
+            kind=kind,
+            mode=int(document.get("mode", 0o644)),
+            bytes=int(document.get("bytes", 0)),
+            sha256=digest,
+            mtime_ns=int(document.get("mtime_ns", 0)),
+            target=str(document.get("target", "")),
+            nodes=tuple(int(node) for node in document.get("nodes", ())),
+        )
+
+
+_LISTS = {Kind.FILE: "files", Kind.LINK: "links", Kind.FOLDER: "folders"}
+
+
+def entries_document(entries: Iterable[Entry]) -> dict[str, list[dict[str, Any]]]:
+    """One list for each kind, for JSON."""
+    lists: dict[str, list[dict[str, Any]]] = {name: [] for name in _LISTS.values()}
+    for entry in entries:
+        lists[_LISTS[entry.kind]].append(entry.document())
+    return lists
+
+
+def read_entries(document: Mapping[str, Any]) -> tuple[Entry, ...]:
+    """Read the lists of ``entries_document``."""
+    return tuple(
+        Entry.read(kind, item) for kind, name in _LISTS.items() for item in document.get(name, ())
+    )
+
+
+def is_log(path: str) -> bool:
+    """Tell by its name whether a file is only ever appended to.
+
+    Such files are written to all the time, and a beginning of one is as good as the whole.
+    """
+    return _LOGS.fullmatch(path.rpartition("/")[2]) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A complete snapshot of the whole job at one instant."""
+
+    number: int
+    at: str
+    """Time of the instant, ISO 8601."""
+    nodes: int
+    entries: tuple[Entry, ...]
+
+    @property
+    def key(self) -> str:
+        """Key of the manifest."""
+        return snapshot_key(self.number)
+
+    @property
+    def files(self) -> list[Entry]:
+        """The files, of every node."""
+        return [entry for entry in self.entries if entry.kind is Kind.FILE]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files, of every node."""
+        return sum(entry.bytes for entry in self.files)
+
+    @property
+    def digests(self) -> set[str]:
+        """Names of the objects that it needs."""
+        return {entry.sha256 for entry in self.files}
+
+    @property
+    def substance(self) -> str:
+        """Equal for snapshots that differ only in logs and compiled graphs."""
+        essential = [
+            (*entry.identity, entry.path, entry.nodes)
+            for entry in self.entries
+            if entry.root is Root.CHECKPOINTS and not is_log(entry.path)
+        ]
+        return hashlib.sha256(repr(sorted(essential)).encode()).hexdigest()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What status shows of it."""
+        return {
+            "number": self.number,
+            "at": self.at,
+            "files": len(self.files),
+            "bytes": self.size,
+        }
+
+    def encode(self) -> bytes:
+        """The manifest."""
+        document = {
+            "format": FORMAT,
+            "number": self.number,
+            "at": self.at,
+            "nodes": self.nodes,
+            "bytes": self.size,
+            **entries_document(self.entries),
+        }
+        return json.dumps(document).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Snapshot:
+        """Read a manifest; ``ValueError`` says what is wrong with it."""
+        try:
+            document = json.loads(data)
+            if document["format"] != FORMAT:
+                raise ValueError(f"it has format {document['format']}, not {FORMAT}")
+            return Snapshot(
+                number=int(document["number"]),
+                at=str(document["at"]),
+                nodes=int(document["nodes"]),
+                entries=read_entries(document),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it is not a manifest: {error!r}") from None
+
+    def for_node(self, node: int) -> list[Entry]:
+        """Choose what ``node`` is given: of each path its own, else the first one listed."""
+        chosen: dict[tuple[Root, str], Entry] = {}
+        for entry in self.entries:
+            place = entry.root, entry.path
+            if place not in chosen or node in entry.nodes:
+                chosen[place] = entry
+        return [entry for entry in chosen.values() if not _below_a_file(entry, chosen)]
+
+
+def _below_a_file(entry: Entry, chosen: Mapping[tuple[Root, str], Entry]) -> bool:
+    """Tell if one node has a file or link where another has a folder with this entry."""
+    for parent in PurePosixPath(entry.path).parents:
+        above = chosen.get((entry.root, str(parent)))
+        if above is not None and above.kind is not Kind.FOLDER:
+            return True
+    return False
+
+
+def union(listings: Mapping[int, Iterable[Entry]], main: int) -> tuple[Entry, ...]:
+    """Unite the listings of all nodes.
+
+    A path with the same content on several nodes is one entry. Where contents differ, there is an
+    entry for each, with the nodes that have it: the main node's first, or else the lowest node's.
+    Nodes that have none are given the first. Of compiled graphs one is as good as another.
+    """
+    order = sorted(listings, key=lambda node: (node != main, node))
+    found: dict[tuple[Root, str], list[Entry]] = {}
+    for node in order:
+        for entry in listings[node]:
+            variants = found.setdefault((entry.root, entry.path), [])
+            for at, variant in enumerate(variants):
+                if variant.identity == entry.identity:
+                    variants[at] = replace(variant, nodes=tuple(sorted((*variant.nodes, node))))
+                    break
+            else:
+                if entry.root is not Root.CACHE or not variants:
+                    variants.append(replace(entry, nodes=(node,)))
+    places = sorted(found, key=lambda place: (place[0] is Root.CACHE, place[1]))
+    return tuple(entry for place in places for entry in found[place])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """One node's kept folders, as they were from ``since`` to ``until``."""
+
+    node: int
+    since: float
+    """Seconds since the epoch, by this node's clock."""
+    until: float
+    quiet_s: float
+    """Seconds after ``since`` that it had to stay unchanged to count; 0 if it was caught between
+    two changes."""
+    entries: tuple[Entry, ...]
+    final: bool = False
+    """True after the program's end: nothing changes any more."""
+    missing: str = ""
+    """The reason why a final listing holds nothing."""
+
+    @property
+    def state(self) -> str:
+        """Name of the content."""
+        document = [entries_document(self.entries), self.final, self.missing, self.since]
+        return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:32]
+
+    def held_until(self, until: float) -> Listing:
+        """The same, known to have held for longer."""
+        return replace(self, until=until)
+
+    def encode(self) -> bytes:
+        """The node's file in the bucket."""
+        document = {
+            "format": FORMAT,
+            "node": self.node,
+            "since": self.since,
+            "until": self.until,
+            "quiet_s": self.quiet_s,
+            "final": self.final,
+            "missing": self.missing,
+            **entries_document(self.entries),
+        }
+        return json.dumps(document).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Listing:
+        """Read a node's file."""
+        document = json.loads(data)
+        return Listing(
+            node=int(document["node"]),
+            since=float(document["since"]),
+            until=float(document["until"]),
+            quiet_s=float(document["quiet_s"]),
+            final=bool(document["final"]),
+            missing=str(document["missing"]),
+            entries=read_entries(document),
+        )
+
+
+def common_instant(listings: Sequence[Listing], skew_s: float) -> float | None:
+    """Find an instant at which every listing held, although clocks differ by up to ``skew_s``.
+
+    One node's clock tells the instant; the listings of the others must hold ``skew_s`` longer on
+    both sides. So one node may have been caught between two changes, but not two.
+    """
+    if listings and all(listing.final for listing in listings):
+        return max(listing.since for listing in listings)
+    for pivot in listings:
+        earliest, latest = pivot.since + pivot.quiet_s, pivot.until
+        for other in listings:
+            if other is not pivot:
+                earliest = max(earliest, other.since + max(other.quiet_s, skew_s))
+                latest = min(latest, other.until - skew_s)
+        if earliest <= latest:
+            return earliest
+    return None
+
+
+def snapshot_key(number: int) -> str:
+    """Key of a manifest; keys sort by number."""
+    return f"{number:08d}.json"
+
+
+def object_key(digest: str) -> str:
+    """Key of a content."""
+    return f"{OBJECTS}{digest}"
+
+
+def attempt_prefix(attempt: int, job_id: str) -> str:
+    """Key prefix of what the nodes of one attempt tell each other.
+
+    Attempts are counted anew for each job, so the job's name is part of it.
+    """
+    return f"{_ATTEMPTS}{attempt}/{job_id}/"
+
+
+def other_attempts(objects: Objects, own_prefix: str) -> Iterator[str]:
+    """Keys that other attempts have left."""
+    for info in objects.list(_ATTEMPTS):
+        if not info.key.startswith(own_prefix):
+            yield info.key
+
+
+def snapshot_numbers(objects: Objects) -> list[int]:
+    """Numbers of the complete snapshots, oldest first."""
+    found = (_NUMBER.fullmatch(info.key) for info in objects.list("0"))
+    return [int(match[1]) for match in found if match]
+
+
+def at_text(seconds: float) -> str:
+    """A time as ISO 8601 in UTC, to the second."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def clock_text(at: str) -> str:
+    """The time of day of an ISO 8601 time, for messages."""
+    return at[11:19] or at
+
+
+def size_text(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

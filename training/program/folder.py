@@ -22,8 +22,8 @@ _SLOW_LOG_S = 60.0
 _SLOW_LOG_BYTES_PER_S = 16 * 1024
 """A file that has only grown, for so long and no faster, is a log, whatever its name."""
 _ONE_WRITE_BYTES = 16 * 1024 * 1024
-_ROUNDS = 2
-"""Replacements of one file after which a program has saved completely at least once."""
+_ROUNDS = 3
+"""Replacements of one file after which a program is taken to do so all the time."""
 
 
 class Seen(NamedTuple):
@@ -150,6 +150,7 @@ class Watch:
         self._touched: dict[str, float] = {}
         self._growing: dict[str, _Growth] = {}
         self._replaced: dict[str, int] = {}
+        self._quiet_at = 0.0
         self._began = False
 
     def look(self, clock: Clock) -> None:
@@ -159,7 +160,7 @@ class Watch:
         ended = clock.now()
         if not self._began:
             self._began, self.state, self.since = True, state, ended
-            self.until = ended
+            self.until = self._quiet_at = ended
             return
         changed = {path for path, _ in state.items() ^ self.state.items()}
         if changed:
@@ -173,6 +174,7 @@ class Watch:
             self.until = max(self.until, began)
         self.state = state
         if self.is_quiet:
+            self._quiet_at = ended
             self._replaced.clear()
 
     @property
@@ -181,13 +183,15 @@ class Watch:
         return self.until - self.since >= self._quiet_s
 
     @property
-    def writes_in_rounds(self) -> bool:
-        """True if the program has replaced a file again and again without a quiet moment.
+    def replaces_one_file(self) -> bool:
+        """True if the program replaces one file again and again, and nothing else changes.
 
-        Then it never pauses for long, and has finished saving at least once: any instant at which
-        no file is open is as good as another. A single long save does not do that.
+        It may never pause, but the folder is in one piece whenever no file is open. With two such
+        files it is not: one of them is older than the other.
         """
-        return any(count >= _ROUNDS for count in self._replaced.values())
+        recent = [path for path, at in self._touched.items() if at > self._quiet_at]
+        recent = [path for path in recent if path in self.state and not self.is_log(path)]
+        return len(recent) == 1 and self._replaced.get(recent[0], 0) >= _ROUNDS
 
     def is_log(self, path: str) -> bool:
         """Tell if a file is a log, by its name or by how it has grown."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from training.core.logs import set_up_logging
 from training.core.processes import is_gone, marked, name_process
-from training.core.progress import ENV_SCRATCH, read_states
+from training.core.progress import ENV_SCRATCH, read_failures, read_states
 from training.program.capture import Capture, Changed, Held
 from training.program.delivery import Complaints, Delivery, Parcel
 from training.program.folder import Clock, State, Watch, look, open_for_writing
@@ -151,7 +151,7 @@ class KeeperProcess:
     def _may_hurry(self, now: float) -> bool:
         """Tell if waiting for a quiet moment is in vain, because the program never pauses."""
         patience_s = min(60.0, max(self._settings.every_s / 2, 2 * self._settings.quiet_s))
-        return now - self._next_at >= patience_s and self._watch.writes_in_rounds
+        return now - self._next_at >= patience_s and self._watch.replaces_one_file
 
     def _next_instant(self) -> float:
         """The next multiple of the interval, which is the same on every node."""
@@ -289,7 +289,8 @@ class KeeperProcess:
         self._watch.look(self._clock)
         self._watch.look(self._clock)
         untouched = self._watch.changed_at is None
-        if order.clean or untouched or self._whole == self._watch.since:
+        clean = order.clean and (order.until_s is None or self._ended_by_themselves())
+        if clean or untouched or self._whole == self._watch.since:
             return self._take(quiet_s=0.0, final=True)
         self._delivery.list_nothing(
             f"node {self._settings.node}: the program was writing {self._watch.last_changed} "
@@ -297,6 +298,14 @@ class KeeperProcess:
             self._clock.now(),
         )
         return True
+
+    def _ended_by_themselves(self) -> bool:
+        """Tell if every worker has said how it ended. A SIGTERM that a program does not handle ends
+        it wherever it is, in the middle of a file perhaps."""
+        scratch = self._settings.scratch
+        failed = {failure.rank for failure in read_failures(scratch)}
+        states = read_states(scratch).values()
+        return all(state.done or state.rank in failed for state in states)
 
     def _incomplete(self, why: str) -> Problem:
         reason = f"last snapshot incomplete {why}; {self._teller.newest_stays}"

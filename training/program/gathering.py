@@ -123,6 +123,7 @@ class Gatherer:
             number=newest.number + 1 if newest is not None else 1,
             at=at_text(instant),
             nodes=self._num_nodes,
+            main=self._main,
             entries=entries,
         )
         if not self._has_contents(snapshot):

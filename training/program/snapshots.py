@@ -138,6 +138,8 @@ class Snapshot:
     at: str
     """Time of the instant, ISO 8601."""
     nodes: int
+    main: int
+    """The main node."""
     entries: tuple[Entry, ...]
 
     @property
@@ -187,6 +189,7 @@ class Snapshot:
             "number": self.number,
             "at": self.at,
             "nodes": self.nodes,
+            "main": self.main,
             "bytes": self.size,
             **entries_document(self.entries),
         }
@@ -203,19 +206,26 @@ class Snapshot:
                 number=int(document["number"]),
                 at=str(document["at"]),
                 nodes=int(document["nodes"]),
+                main=int(document["main"]),
                 entries=read_entries(document),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"it is not a manifest: {error!r}") from None
 
     def for_node(self, node: int) -> list[Entry]:
-        """Choose what ``node`` is given: of each path its own, else the first one listed."""
+        """Choose what ``node`` is given: of each path its own, or else the main node's, or else
+        the one of the lowest node."""
         chosen: dict[tuple[Root, str], Entry] = {}
         for entry in self.entries:
             place = entry.root, entry.path
-            if place not in chosen or node in entry.nodes:
+            known = chosen.get(place)
+            if known is None or self._claim(node, entry) < self._claim(node, known):
                 chosen[place] = entry
         return [entry for entry in chosen.values() if not _below_a_file(entry, chosen)]
+
+    def _claim(self, node: int, entry: Entry) -> tuple[bool, bool, int]:
+        """Order the entries of one path; the smallest is what ``node`` is given."""
+        return node not in entry.nodes, self.main not in entry.nodes, min(entry.nodes, default=0)
 
 
 def _below_a_file(entry: Entry, chosen: Mapping[tuple[Root, str], Entry]) -> bool:
@@ -231,8 +241,7 @@ def union(listings: Mapping[int, Iterable[Entry]], main: int) -> tuple[Entry, ..
     """Unite the listings of all nodes.
 
     A path with the same content on several nodes is one entry. Where contents differ, there is an
-    entry for each, with the nodes that have it: the main node's first, or else the lowest node's.
-    Nodes that have none are given the first. Of compiled graphs one is as good as another.
+    entry for each, with the nodes that have it. Of compiled graphs one is as good as another.
     """
     order = sorted(listings, key=lambda node: (node != main, node))
     found: dict[tuple[Root, str], list[Entry]] = {}
@@ -246,8 +255,10 @@ def union(listings: Mapping[int, Iterable[Entry]], main: int) -> tuple[Entry, ..
             else:
                 if entry.root is not Root.CACHE or not variants:
                     variants.append(replace(entry, nodes=(node,)))
-    places = sorted(found, key=lambda place: (place[0] is Root.CACHE, place[1]))
-    return tuple(entry for place in places for entry in found[place])
+    entries = [entry for variants in found.values() for entry in variants]
+    kinds = list(Kind)
+    entries.sort(key=lambda item: (kinds.index(item.kind), item.root, item.path, item.nodes))
+    return tuple(entries)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,157 @@
+"""What is made of the listings of several nodes, and what each of them is given back."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from tests.training.program.snapshots.kept_nodes import Job, Node, checkpoints, paths
+from training.program.snapshots import Entry, Kind, Listing, Root, Snapshot, common_instant, union
+
+
+def _file(path: str, content: str, root: Root = Root.CHECKPOINTS) -> Entry:
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    return Entry(root=root, path=path, bytes=len(content), sha256=digest)
+
+
+def _given(listings: dict[int, list[Entry]], node: int, main: int = 0) -> dict[str, str]:
+    entries = union(listings, main)
+    snapshot = Snapshot(number=1, at="", nodes=len(listings), main=main, entries=entries)
+    again = Snapshot.decode(snapshot.encode())
+    assert again.entries == snapshot.entries
+    return {entry.path: entry.sha256 for entry in again.for_node(node)}
+
+
+def _listing(node: int, since: float, until: float, quiet_s: float = 2.0) -> Listing:
+    return Listing(node=node, since=since, until=until, quiet_s=quiet_s, entries=())
+
+
+def test_the_same_content_on_several_nodes_is_one_file() -> None:
+    (entry,) = union({0: [_file("a", "x")], 1: [_file("a", "x")]}, 0)
+    assert entry.nodes == (0, 1)
+
+
+def test_a_node_is_given_its_own_content_and_a_new_node_the_main_nodes() -> None:
+    listings = {node: [_file("rng.pt", f"of {node}")] for node in range(3)}
+    for node in range(3):
+        assert _given(listings, node)["rng.pt"] == _file("", f"of {node}").sha256
+    assert _given(listings, 7, main=1)["rng.pt"] == _file("", "of 1").sha256
+
+
+def test_without_one_of_the_main_node_the_first_nodes_content_is_given() -> None:
+    listings = {0: [], 1: [_file("a", "of 1")], 2: [_file("a", "of 2")]}
+    assert _given(listings, 0)["a"] == _file("", "of 1").sha256
+    assert _given(listings, 2)["a"] == _file("", "of 2").sha256
+
+
+def test_of_compiled_graphs_there_is_one_for_all() -> None:
+    listings = {node: [_file("graph.neff", f"of {node}", Root.CACHE)] for node in range(2)}
+    assert _given(listings, 1)["graph.neff"] == _file("", "of 0").sha256
+
+
+def test_what_is_below_another_nodes_file_is_given_only_to_who_has_a_folder() -> None:
+    folder = Entry(root=Root.CHECKPOINTS, path="last", kind=Kind.FOLDER, mode=0o755)
+    listings = {0: [_file("last", "a file")], 1: [folder, _file("last/a", "x")]}
+    assert set(_given(listings, 0)) == {"last"}
+    assert set(_given(listings, 1)) == {"last", "last/a"}
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", "a\0b"])
+def test_a_manifest_that_leads_out_of_the_folder_is_refused(path: str) -> None:
+    snapshot = Snapshot(number=1, at="", nodes=1, main=0, entries=(_file(path, ""),))
+    with pytest.raises(ValueError, match="is not a path below a folder"):
+        Snapshot.decode(snapshot.encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 2}', b'{"format": 1}'])
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        Snapshot.decode(data)
+
+
+def test_listings_need_an_instant_at_which_all_of_them_held() -> None:
+    assert common_instant([_listing(0, 10, 20), _listing(1, 15, 30)], 1.0) == 17
+    assert common_instant([_listing(0, 10, 16), _listing(1, 15, 30)], 1.0) is None
+    assert common_instant([_listing(0, 10, 20)], 1.0) == 12
+
+
+def test_one_node_may_have_been_caught_between_two_changes_but_not_two() -> None:
+    caught = _listing(0, 15.0, 15.0, 0.0)
+    assert common_instant([caught, _listing(1, 10, 30)], 1.0) == 15
+    assert common_instant([caught, _listing(1, 14.5, 30, 0.0)], 1.0) is None
+    assert common_instant([caught, _listing(1, 10, 15.5)], 1.0) is None
+
+
+def test_what_another_node_replaces_does_not_live_on_in_the_copy_that_a_node_was_given(
+    local_job: Job,
+) -> None:
+    """As where rank 0 saves and all ranks load: each must load the newest, not its old copy."""
+    job = local_job
+    _save_on_main(job, "first", {"latest.pt": "1", "step-1/a": "1"})
+    nodes = _save_on_main(job, "second", {"latest.pt": "2", "step-2/a": "2"}, remove="step-1/a")
+    assert checkpoints(nodes[1])["latest.pt"] == b"1"
+
+    assert paths(job.newest()) == {"latest.pt", "step-2/a"}
+    for node in job.attempt(2):
+        node.restore(job.snapshots)
+        assert checkpoints(node)["latest.pt"] == b"2"
+        assert "step-1" not in checkpoints(node)
+
+
+def test_what_a_node_changes_of_its_copy_is_its_own_from_then_on(local_job: Job) -> None:
+    job = local_job
+    _save_on_main(job, "first", {"rng.pt": "1"})
+    nodes = job.attempt(2, every_s=3600)
+    for node in nodes:
+        node.restore(job.snapshots)
+        node.start_keeper()
+    (nodes[1].folder / "rng.pt").write_text("of 1")
+    for node in nodes:
+        node.end()
+    for node in nodes:
+        assert node.wait().failure is None
+
+    given = []
+    for node in job.attempt(2):
+        node.restore(job.snapshots)
+        given.append(checkpoints(node)["rng.pt"])
+    assert given == [b"1", b"of 1"]
+
+
+def test_what_belonged_to_nodes_that_are_no_more_is_kept_by_the_main_node(local_job: Job) -> None:
+    job = local_job
+    nodes = job.attempt(2, every_s=3600)
+    for node in nodes:
+        node.start_keeper()
+        (node.folder / f"shard-{node.settings.node}").write_text("x")
+        node.end()
+    for node in nodes:
+        node.wait()
+
+    for _ in range(2):
+        (node,) = job.attempt(1, every_s=3600)
+        node.restore(job.snapshots)
+        node.start_keeper()
+        node.end()
+        node.wait()
+    assert paths(job.newest()) == {"shard-0", "shard-1"}
+
+
+def _save_on_main(job: Job, text: str, files: dict[str, str], remove: str = "") -> list[Node]:
+    nodes = job.attempt(2, every_s=3600)
+    for node in nodes:
+        node.restore(job.snapshots)
+        node.start_keeper()
+    main = nodes[0].folder
+    for name, content in files.items():
+        (main / name).parent.mkdir(exist_ok=True)
+        (main / name).write_text(content)
+    if remove:
+        (main / remove).unlink()
+        (main / remove).parent.rmdir()
+    for node in nodes:
+        node.end()
+    for node in nodes:
+        assert node.wait().failure is None, text
+    return nodes

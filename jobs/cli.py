@@ -13,7 +13,7 @@ from jobs.commands.download import download
 from jobs.commands.kubeconfig import kubeconfig, token
 from jobs.commands.list_runs import list_runs
 from jobs.commands.logs import logs
-from jobs.commands.options import Globals
+from jobs.commands.options import PROGRAM_ARGV, Globals
 from jobs.commands.scale import scale
 from jobs.commands.shell import shell
 from jobs.commands.status import status
@@ -24,7 +24,7 @@ from jobs.commands.top import top
 from jobs.commands.upload import upload
 from jobs.commands.verify import verify
 from jobs.output.console import print_document
-from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
+from trainium_catalogue.contract import ARGV_MARK, DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Workload
 
 _ARGV = "jobs.argv"
@@ -58,8 +58,11 @@ class SubmitCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep argv, since ``--help`` ends parsing before it is read."""
-        ctx.meta[_SUBMIT_ARGV] = tuple(args)
-        return super().parse_args(ctx, args)
+        own = args[: args.index(ARGV_MARK)] if ARGV_MARK in args else args
+        ctx.meta[_SUBMIT_ARGV] = tuple(own)
+        # Click drops the mark; the words after it are the program's, whatever they look like.
+        ctx.meta[PROGRAM_ARGV] = None if own is args else tuple(args[len(own) + 1 :])
+        return super().parse_args(ctx, own)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the workload's help, or that of ``submit``."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from jobs.eks.service import EksService
 
 P = ParamSpec("P")
+PROGRAM_ARGV = "jobs.submit.program_argv"
+"""Where the context keeps the words after ``--``; None if there was no ``--``."""
 DeploymentOption = Annotated[
     str | None,
     typer.Option("--deployment", help="Deployment to use.", show_default=False),

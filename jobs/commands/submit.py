@@ -1,14 +1,23 @@
 """`jobs submit`: check, show what it may cost, ask, submit once."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from jobs.aws import Aws
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, chosen, command
+from jobs.commands.options import (
+    PROGRAM_ARGV,
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    chosen,
+    command,
+)
 from jobs.output.console import note
-from jobs.submit.check import check, check_order
+from jobs.submit.check import check, check_arguments, check_order
 from jobs.submit.plan import ask, planned, show_plan
+from jobs.submit.program import keep, named_program, packed
 from jobs.submit.resolve import SubmitOptions, known_workload, parsed_parameters, resolve, run_name
 from jobs.submit.send import join, send, show
 from trainium_catalogue.contract import Orchestrator
@@ -17,7 +26,15 @@ from trainium_catalogue.contract import Orchestrator
 @command
 def submit(
     context: typer.Context,
-    workload: Annotated[str, typer.Argument(help="What to run; `catalogue` lists it.")],
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="WORKLOAD|FILE|FOLDER",
+            help="What to run: a workload that `catalogue` lists, or a program of yours, such as "
+            "./train.py, or a folder with a workload.toml.",
+            show_default=False,
+        ),
+    ] = None,
     nodes: Annotated[
         int | None,
         typer.Option(
@@ -70,6 +87,34 @@ def submit(
             "--set", metavar="KEY=VALUE", help="The same as --KEY VALUE, for scripts; repeatable."
         ),
     ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option("--module", "-m", help="Module of yours to run, as with `python -m`."),
+    ] = None,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(
+            "--workdir",
+            metavar="DIR",
+            help="Folder of your program: its files go along, and it runs there.",
+            show_default="the file's; with -m: this one",
+        ),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include",
+            metavar="GLOB",
+            help="Files of your program to take along although git ignores them, or they look "
+            "like keys; repeatable.",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude", metavar="GLOB", help="Files of your program to leave out; repeatable."
+        ),
+    ] = None,
     releases: Annotated[
         bool,
         typer.Option(
@@ -115,11 +160,17 @@ def submit(
       python -m jobs submit bert --on eks --nodes 2 --scale --compile --name bert-1 --follow
     """
     given = chosen(context, deployment, region)
-    wanted = known_workload(workload)
+    words, arguments = context.args, context.meta.get(PROGRAM_ARGV)
+    if module is not None and what is not None and what.startswith("-"):
+        words, what = [what, *words], None  # a parameter, taken for what to run
+    program = named_program(what, module, workdir)
+    wanted = known_workload(what) if program is None else program.workload
+    check_arguments(wanted, arguments)
+    parameters = parsed_parameters(wanted, words, assignments or [])
     order = SubmitOptions(
         workload=wanted,
-        parameters=parsed_parameters(wanted, context.args, assignments or []),
-        run=run_name(name, wanted),
+        parameters=parameters,
+        run=run_name(name, wanted.name if program is None else program.entry.name),
         is_named=name is not None,
         num_nodes=wanted.default_nodes if nodes is None else nodes,
         on=on,
@@ -130,6 +181,15 @@ def submit(
         scales=scales,
         dry_run=dry_run,
         as_json=as_json,
+        program=None
+        if program is None
+        else packed(
+            program,
+            parameters,
+            arguments=arguments,
+            include=include or (),
+            exclude=exclude or (),
+        ),
     )
     check_order(order)  # refused first, because it needs no network
     submission = resolve(
@@ -146,4 +206,6 @@ def submit(
     submission.service.check_place(submission.request, note)
     if not yes:
         ask(submission)
+    if order.program is not None:
+        keep(submission)
     return send(submission)

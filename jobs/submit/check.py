@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from jobs.errors import Refusal
 from jobs.job import Job, JobRequest, compile_run, counted, flag_value
 from jobs.orchestrators import JobService
 from jobs.submit.resolve import Submission, SubmitOptions
+from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.eks import DEFAULT_IDLE_MINUTES
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
@@ -21,6 +23,8 @@ MAX_ARRAY_SIZE = 10_000
 """Children of an array job (Batch user guide, array jobs)."""
 MIN_TIME_LIMIT_HOURS = 60 / 3600
 """Batch's minimum ``attemptDurationSeconds`` is 60 (API reference, JobTimeout)."""
+_OF_THE_PROGRAM = ("code", "script", "module")
+"""Parameters that say which program runs."""
 PREPARE = "prepare"
 """Workload whose jobs are usually named after what they make, not by the user."""
 
@@ -90,8 +94,24 @@ def check_size(workload: Workload, num_nodes: int) -> None:
         )
 
 
+def check_arguments(workload: Workload, arguments: Sequence[str] | None) -> None:
+    """Refuse arguments of a program for a workload that runs none."""
+    if arguments is not None and not workload.runs_program:
+        raise Refusal(
+            "program-arguments",
+            f"{' '.join(['--', *arguments])}: {workload.name} is no program of your own; its "
+            "parameters are given without the --",
+        )
+
+
 def check_compile(workload: Workload, parameters: Mapping[str, Value], run: str) -> None:
     """Refuse ``--compile`` if there is nothing to compile, or nothing to compile for."""
+    if workload.runs_program:
+        raise Refusal(
+            "nothing-to-compile",
+            "--compile: nobody but the program itself knows its graphs; leave --compile out, they "
+            "are kept with the run once compiled",
+        )
     if workload.preset is None:
         raise Refusal(
             "nothing-to-compile",
@@ -236,8 +256,13 @@ def _differences(job: Job, request: JobRequest) -> Iterator[str]:
     its = _flags(job.command)
     if not its:
         return  # unknown, or none given, as for a resumed run
+    if request.workload == contract.PROGRAM:
+        yield from _program_differences(job, request)
+        its = {name: value for name, value in its.items() if name not in _OF_THE_PROGRAM}
     defaults = {item.name: item.default for item in find_workload(request.workload).parameters}
     for name, value in request.parameters.items():
+        if name in _OF_THE_PROGRAM:
+            continue
         wanted = flag_value(value)
         has = its.get(name)
         if has is None and name in defaults:
@@ -246,10 +271,29 @@ def _differences(job: Job, request: JobRequest) -> Iterator[str]:
             yield f"with --{name} {has}, not {wanted}"
 
 
+def _program_differences(job: Job, request: JobRequest) -> Iterator[str]:
+    """Say whether a job runs another program than the one asked for, or with other arguments."""
+    its, wanted = _flags(job.command), _flags(request.command())
+    if (its.get("script"), its.get("module")) != (wanted.get("script"), wanted.get("module")):
+        yield f"it runs {its.get('script') or its.get('module')}"
+    elif its.get("code") != wanted["code"]:
+        yield f"with other code (`python -m jobs code {request.run} --diff` compares)"
+    has = _program_argv(job.command)
+    if has != request.program_argv:
+        asked = shlex.join(request.program_argv) or "none"
+        yield f"with arguments {shlex.join(has) or 'none'}, not {asked}"
+
+
 def _flags(command: Sequence[str]) -> dict[str, str]:
     """Read the flags of a command built by ``JobRequest.command``."""
+    own = itertools.takewhile(lambda word: word != contract.ARGV_MARK, command)
     return {
         word.removeprefix("--"): value
-        for word, value in itertools.pairwise(command)
+        for word, value in itertools.pairwise(own)
         if word.startswith("--")
     }
+
+
+def _program_argv(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments of the program that such a command runs."""
+    return tuple(itertools.dropwhile(lambda word: word != contract.ARGV_MARK, command))[1:]

@@ -9,6 +9,7 @@ from jobs.errors import Refusal
 from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compile_run, counted
 from jobs.output.console import confirm, is_asked_about, note
 from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
+from jobs.submit.program import program_plan
 from jobs.submit.resolve import Submission, SubmissionPlan
 from trainium_catalogue.contract import ATTEMPTS
 from trainium_catalogue.instances import JOB_VCPUS
@@ -23,6 +24,9 @@ def planned(submission: Submission) -> Submission:
     """Read the bucket and do the arithmetic; refuse what would fail on the nodes."""
     order, bucket, run = submission.order, submission.bucket, submission.request.run
     workload, given = order.workload, order.parameters
+    if order.program is not None:
+        lines, document, _ = program_plan(submission)
+        return replace(submission, plan=SubmissionPlan(lines=lines, document=document))
     if workload.trains:
         inputs = training_inputs(bucket, workload, run, given)
         if workload.preset is not None:

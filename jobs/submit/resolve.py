@@ -6,7 +6,8 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from jobs.aws import Aws
@@ -16,6 +17,8 @@ from jobs.errors import Refusal
 from jobs.job import JobRequest, RunSummary, valid_run_name
 from jobs.orchestrators import JobService, Services, service_for, services_of
 from jobs.output.console import note
+from jobs.submit.program import ProgramOrder, node_request, remembered
+from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import USD_PER_JOB_HOUR_ESTIMATE
 from trainium_catalogue.suggest import did_you_mean
@@ -31,6 +34,7 @@ from trainium_catalogue.workloads import (
 OWN_OPTIONS = (
     *("nodes", "name", "follow", "time-limit", "set", "compile", "dry-run", "yes", "json"),
     *("on", "release", "scale"),
+    *("module", "workdir", "include", "exclude"),
     *("deployment", "region", "help"),
 )
 """Options of ``submit`` itself; no workload has a parameter of the same name."""
@@ -56,6 +60,13 @@ class SubmitOptions:
     scales: bool
     dry_run: bool
     as_json: bool
+    program: ProgramOrder | None = None
+    """The user's own program to run, if it is one."""
+
+    @property
+    def job_workload(self) -> str:
+        """Name of the workload whose job definition and role the job uses."""
+        return self.workload.name if self.program is None else contract.PROGRAM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +121,18 @@ def resolve(
 ) -> Submission:
     """Find what the options name: the deployment, the service for the job, and the request."""
     workload = order.workload
-    target = read_deployment(aws.ssm(), deployment, region=aws.region, workload=workload.name)
+    target = read_deployment(aws.ssm(), deployment, region=aws.region, workload=order.job_workload)
     orchestrator = chosen_orchestrator(target, workload, order.on)
-    return Submission(
+    bucket = Bucket(client=aws.s3(), name=target.bucket)
+    if order.program is not None and order.is_named:
+        program, values = remembered(order.program, order.parameters, bucket, order.run)
+        order = replace(order, program=program, parameters=values)
+    submission = Submission(
         order=order,
         target=target,
         service=service_for(aws, target, orchestrator, submits=True),
         places=services_of(aws, target, note, needed=orchestrator),
-        bucket=Bucket(client=aws.s3(), name=target.bucket),
+        bucket=bucket,
         request=request_for(
             target,
             workload,
@@ -130,6 +145,10 @@ def resolve(
         ),
         processes_per_node=processes_per_node,
     )
+    if order.program is None:
+        return submission
+    request = node_request(submission.request, order.program, order.parameters)
+    return replace(submission, request=request)
 
 
 def request_for(
@@ -202,19 +221,40 @@ def chosen_orchestrator(
     return asked
 
 
-def known_workload(name: str) -> Workload:
+def known_workload(name: str | None) -> Workload:
     """Look up the workload; refuse an unknown one."""
+    if name is None:
+        raise Refusal(
+            "no-workload",
+            "nothing to submit is named; name a workload (`python -m jobs catalogue` lists them), "
+            "a program of yours (./train.py), or a module (-m mypkg.train)",
+        )
+    if name in (contract.PROGRAM, contract.WHEELS):
+        raise Refusal(
+            "unknown-workload",
+            f"{name} is not submitted by its name; name the file of your program: submit "
+            "./train.py",
+        )
     try:
         return find_workload(name)
     except ValueError as error:
-        raise Refusal("unknown-workload", str(error)) from None
+        raise Refusal("unknown-workload", f"{error}; {_own_program(name)}") from None
 
 
-def run_name(name: str | None, workload: Workload) -> str:
-    """Return the run's checked name, or a new one made of workload and time."""
+def _own_program(name: str) -> str:
+    """Say how a program of the user's own is named."""
+    if Path(name).is_dir():
+        return f"for the folder of that name write ./{name}"
+    if Path(f"{name}.py").is_file():
+        return f"for the file of that name write ./{name}.py"
+    return "for a program of your own give its path: ./train.py"
+
+
+def run_name(name: str | None, what: str) -> str:
+    """Return the run's checked name, or a new one made of what runs and the time."""
     if name is not None:
         return valid_run_name(name)
-    return f"{workload.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def parsed_parameters(

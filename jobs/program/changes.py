@@ -1,0 +1,112 @@
+"""What differs between two submissions of a run: files, arguments, parameters, nodes."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterator, Mapping
+
+from jobs.bucket.objects import Bucket
+from jobs.program.bundle import Bundle, fetch, listing_key
+from jobs.program.record import Submitted
+
+_MOST_SHOWN = 12
+_MOST_LINES = 20_000
+"""Lines of a file up to which they are compared; a longer one is only said to differ."""
+
+
+def changes(
+    bucket: Bucket, run: str, last: Submitted, new: Submitted, bundle: Bundle
+) -> tuple[str, ...]:
+    """Say what is other than in the last submission; nothing if it is the same."""
+    return tuple(_changes(bucket, run, last, new, bundle))
+
+
+def _changes(
+    bucket: Bucket, run: str, last: Submitted, new: Submitted, bundle: Bundle
+) -> Iterator[str]:
+    if last.shown != new.shown:
+        yield f"program: {new.shown}, was {last.shown}"
+    if last.code != new.code:
+        yield from file_changes(bucket, run, last.code, bundle)
+    if last.argv != new.argv:
+        yield f"arguments: {_words(new.argv)}; were {_words(last.argv)}"
+    for name in sorted({*last.parameters, *new.parameters}):
+        was, now = last.parameters.get(name), new.parameters.get(name)
+        if was != now:
+            yield f"--{name}: {_value(now)}, was {_value(was)}"
+    yield from _requirements(last, new)
+    if last.num_nodes != new.num_nodes:
+        yield f"nodes: {new.num_nodes}, were {last.num_nodes}"
+
+
+def file_changes(bucket: Bucket, run: str, code: str, bundle: Bundle) -> Iterator[str]:
+    """Say which files of an earlier bundle are not as they are now."""
+    listing = bucket.document(listing_key(run, code))
+    if listing is None:
+        yield "files: other than before; the list of the earlier ones is gone"
+        return
+    was = {str(file["path"]): str(file["sha256"]) for file in listing["files"]}
+    now = {file.path: file.sha256 for file in bundle.files}
+    differ = sorted(path for path in was.keys() & now.keys() if was[path] != now[path])
+    added, removed = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
+    if not (differ or added or removed):
+        return  # the same files, packed by another version of zlib
+    old = fetch(bucket, run, code) if differ or removed else {}
+    new = bundle.contents() if differ or added else {}
+    words = [
+        *(f"{path} changed ({_compared(old[path], new[path])})" for path in differ),
+        *(f"{path} added ({_counted(new[path])})" for path in added),
+        *(f"{path} removed ({_counted(old[path])})" for path in removed),
+    ]
+    more = len(words) - _MOST_SHOWN
+    shown = ", ".join(words[:_MOST_SHOWN])
+    yield f"files: {shown}" + (f", and {more} more" if more > 0 else "")
+
+
+def _compared(old: bytes, new: bytes) -> str:
+    before, after = _lines(old), _lines(new)
+    if before is None or after is None:
+        return f"{len(old):,} bytes, now {len(new):,}"
+    if max(len(before), len(after)) > _MOST_LINES:
+        return f"{len(before):,} lines, now {len(after):,}"
+    plus = minus = 0
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    for tag, low, high, first, last in matcher.get_opcodes():
+        if tag != "equal":
+            minus, plus = minus + high - low, plus + last - first
+    return f"+{plus} -{minus}"
+
+
+def _counted(data: bytes) -> str:
+    lines = _lines(data)
+    return f"{len(data):,} bytes" if lines is None else f"{len(lines):,} lines"
+
+
+def _lines(data: bytes) -> list[str] | None:
+    """Split text into lines; None of what is not text."""
+    try:
+        return data.decode().splitlines()
+    except UnicodeDecodeError:
+        return None
+
+
+def _requirements(last: Submitted, new: Submitted) -> Iterator[str]:
+    was, now = _lines_of(last.requirements), _lines_of(new.requirements)
+    if was != now:
+        added, removed = sorted(now - was), sorted(was - now)
+        words = [*(f"+ {line}" for line in added), *(f"- {line}" for line in removed)]
+        yield f"requirements: {', '.join(words)}"
+
+
+def _lines_of(requirements: Mapping[str, object] | None) -> set[str]:
+    text = str((requirements or {}).get("text") or "")
+    return {line.strip() for line in text.splitlines() if line.strip()}
+
+
+def _words(argv: tuple[str, ...]) -> str:
+    return shlex.join(argv) if argv else "none"
+
+
+def _value(value: object) -> str:
+    return "not given" if value is None else str(value)

@@ -1,0 +1,197 @@
+"""Which files of a folder belong to a program: what git says, or everything but what is known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.errors import Refusal
+from jobs.program.globs import match_any
+
+MAX_FILES = 20_000
+"""Most files of a bundle: each is listed, hashed and written again by every node."""
+NEVER = (".git", ".hg", ".svn")
+"""Folders that no pattern brings back: a repository is not part of a program."""
+LEFT_OUT = (
+    *("__pycache__", "*.pyc", "node_modules", ".venv", "venv", ".tox", ".nox", ".eggs"),
+    *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store"),
+)
+"""Names that are left out without git too: they are made anew, or are for one machine."""
+_VENV_MARK = "pyvenv.cfg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Git:
+    """State of the repository that the folder is in."""
+
+    commit: str | None
+    dirty: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The files of a bundle, and what was left out of it."""
+
+    folder: Path
+    paths: tuple[str, ...]
+    """Relative paths with slashes, sorted."""
+    left_out: tuple[str, ...]
+    """Names of what was left out, for people."""
+    git: Git | None
+    remark: str | None = None
+    """Something to know about how they were found."""
+
+
+def select(
+    folder: Path, *, include: Sequence[str], exclude: Sequence[str], ignores: Sequence[str] = ()
+) -> Selection:
+    """List the files of a folder; ``include`` brings back what is left out otherwise.
+
+    ``ignores`` are further patterns to leave out, such as the folder for checkpoints.
+    """
+    tracked, git, remark = _by_git(folder)
+    everything = sorted(_walk(folder)) if tracked is None or include else ()
+    candidates = everything if tracked is None else sorted({*tracked, *everything})
+    listed = None if tracked is None else set(tracked)
+    taken: list[str] = []
+    left_out: dict[str, None] = {}
+    used: set[str] = set()
+    for path in candidates:
+        if match_any(path, NEVER):
+            continue
+        wanted = match_any(path, include)
+        if wanted is not None:
+            used.add(wanted)
+        elif listed is not None and path not in listed:
+            continue  # git ignores it
+        elif reason := match_any(path, (*exclude, *ignores, *LEFT_OUT)):
+            left_out[reason] = None
+            continue
+        taken.append(path)
+        _check_count(folder, taken)
+    for pattern in include:
+        if not any(match_any(path, (pattern,)) for path in taken):
+            raise Refusal(
+                "no-such-file",
+                f"--include {pattern}: no file in {folder} has such a name; a pattern without a "
+                "slash means a file or folder anywhere, one with a slash begins in that folder",
+            )
+    return Selection(
+        folder=folder,
+        paths=tuple(taken),
+        left_out=(*left_out, *_environments(folder, tracked is None)),
+        git=git,
+        remark=remark,
+    )
+
+
+def _check_count(folder: Path, taken: Sequence[str]) -> None:
+    if len(taken) <= MAX_FILES:
+        return
+    counts: dict[str, int] = {}
+    for path in taken:
+        top = path.split("/")[0] + "/" if "/" in path else "."
+        counts[top] = counts.get(top, 0) + 1
+    most = sorted(counts, key=lambda top: -counts[top])[:3]
+    shown = ", ".join(f"{top} ({counts[top]:,} or more)" for top in most)
+    raise Refusal(
+        "bundle-too-large",
+        f"{folder} holds more than {MAX_FILES:,} files, the most of a bundle; most are in {shown}; "
+        "leave folders out with --exclude, or put the program into a folder of its own",
+    )
+
+
+def _walk(folder: Path) -> Iterator[str]:
+    """Yield every file below a folder; links to folders are yielded, not followed."""
+    seen = 0
+    for here, folders, files in os.walk(folder):
+        at = Path(here)
+        folders[:] = sorted(
+            name for name in folders if name not in NEVER and not (at / name / _VENV_MARK).exists()
+        )
+        links = [name for name in folders if (at / name).is_symlink()]
+        for name in sorted([*files, *links]):
+            yield (at / name).relative_to(folder).as_posix()
+            seen += 1
+            if seen > 50 * MAX_FILES:
+                raise Refusal(
+                    "bundle-too-large",
+                    f"{folder} holds more than {50 * MAX_FILES:,} files; put the program into a "
+                    "folder of its own, or name its folder with --workdir",
+                )
+
+
+def _environments(folder: Path, walked: bool) -> Iterator[str]:
+    """Yield the virtual environments in a folder without git; they are never taken."""
+    if walked:
+        yield from (
+            entry.name
+            for entry in sorted(folder.iterdir())
+            if entry.name not in LEFT_OUT and (entry / _VENV_MARK).exists()
+        )
+
+
+def _by_git(folder: Path) -> tuple[list[str] | None, Git | None, str | None]:
+    """List what git tracks or does not ignore; None where there is no repository."""
+    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+        return None, None, None
+    try:
+        names = list(_listed_by_git(folder, ""))
+        git = _state(folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = str(getattr(error, "stderr", "") or error).strip().partition("\n")[0]
+        return None, None, f"git does not answer ({said}): every file of {folder} is taken"
+    if not names:
+        return None, None, f"git ignores {folder}: every file in it is taken"
+    return names, git, None
+
+
+def _listed_by_git(folder: Path, prefix: str) -> Iterator[str]:
+    listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in dict.fromkeys(listed.split("\0")):
+        path = folder / name
+        if not name or not (path.exists() or path.is_symlink()):
+            continue  # deleted, not yet committed
+        if path.is_dir() and not path.is_symlink():
+            # A submodule, or another repository inside: git lists its folder only.
+            yield from _listed_by_git(path, f"{prefix}{name.rstrip('/')}/")
+        else:
+            yield prefix + name
+
+
+def _state(folder: Path) -> Git:
+    lines = _git(folder, "status", "--porcelain=v2", "--branch", "--", ".").splitlines()
+    commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid ")), None)
+    return Git(
+        commit=None if commit == "(initial)" else commit,
+        dirty=any(not line.startswith("#") for line in lines),
+    )
+
+
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        # A status must not wait for, or write, the index of a repository that is in use.
+        ["git", "--no-optional-locks", "-C", str(folder), *words],
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+    )
+    return done.stdout
+
+
+def largest(sizes: Iterable[tuple[str, int]], count: int = 5) -> str:
+    """Name the largest files."""
+    most = sorted(sizes, key=lambda pair: (-pair[1], pair[0]))[:count]
+    return ", ".join(f"{path} ({human(size)})" for path, size in most)
+
+
+def human(num_bytes: float) -> str:
+    """Format a size: ``512 bytes``, ``12.3 kB``, ``4.5 MB`` or ``1.2 GB``."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes:.0f} bytes"

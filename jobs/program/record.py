@@ -1,0 +1,87 @@
+"""`program.json`: what a run of a user's own program ran, submission by submission."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from jobs.bucket.objects import Bucket
+from jobs.errors import Refusal
+from trainium_catalogue import contract
+from trainium_catalogue.workloads import Value
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """One submission of a run."""
+
+    submitted_at: str
+    """Time in UTC, as in ISO 8601."""
+    code: str
+    """SHA-256 of the bundle."""
+    script: str | None
+    module: str | None
+    argv: tuple[str, ...]
+    """Arguments of the program, as every worker gets them."""
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    """Parameters that were given, of `submit` and of the workload.toml."""
+    requirements: Mapping[str, Any] | None = None
+    """Key and text of the requirements, if there were any."""
+    num_nodes: int
+    workload: str | None = None
+    """Name in its workload.toml."""
+
+    @property
+    def shown(self) -> str:
+        """The program as one would start it."""
+        return f"-m {self.module}" if self.module else str(self.script)
+
+
+def read_record(bucket: Bucket, run: str) -> tuple[Submitted, ...]:
+    """Read the submissions of a run, the newest last; none if it is new."""
+    document = bucket.document(contract.run_key(run, contract.RUN_PROGRAM))
+    if document is None:
+        return ()
+    if document.get("format") != FORMAT:
+        raise Refusal(
+            "program-record",
+            f"{contract.run_key(run, contract.RUN_PROGRAM)} has format {document.get('format')!r}, "
+            f"this checkout reads {FORMAT}; use the checkout that submitted the run, or another "
+            "--name",
+        )
+    return tuple(_submitted(item) for item in document["submissions"])
+
+
+def add_record(bucket: Bucket, run: str, earlier: Sequence[Submitted], new: Submitted) -> None:
+    """Write the submissions of a run with the one that is about to be made."""
+    document = {"format": FORMAT, "submissions": [_document(item) for item in (*earlier, new)]}
+    text = json.dumps(document, indent=1).encode()
+    bucket.write(contract.run_key(run, contract.RUN_PROGRAM), text)
+
+
+def now() -> str:
+    """Return the time of a submission."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _submitted(item: Mapping[str, Any]) -> Submitted:
+    return Submitted(
+        submitted_at=str(item["submitted_at"]),
+        code=str(item["code"]),
+        script=item.get("script"),
+        module=item.get("module"),
+        argv=tuple(item.get("argv", ())),
+        parameters=dict(item.get("parameters") or {}),
+        requirements=item.get("requirements"),
+        num_nodes=int(item["num_nodes"]),
+        workload=item.get("workload"),
+    )
+
+
+def _document(item: Submitted) -> dict[str, Any]:
+    return {**asdict(item), "argv": list(item.argv)}

@@ -1,0 +1,277 @@
+"""A user's own program on its way to a job: read, packed, planned, kept."""
+
+from __future__ import annotations
+
+import posixpath
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.bucket.objects import Bucket
+from jobs.errors import Refusal
+from jobs.job import JobRequest, counted, flag_value
+from jobs.output.console import duration, note
+from jobs.program.bundle import Bundle, pack, upload
+from jobs.program.changes import changes
+from jobs.program.entry import (
+    WORKLOAD_FILE,
+    Entry,
+    checked_workdir,
+    is_path,
+    module_entry,
+    script_entry,
+)
+from jobs.program.files import human, select
+from jobs.program.record import Submitted, add_record, now, read_record
+from jobs.program.secrets import secret_words
+from jobs.program.snapshots import Snapshot, newest_snapshot
+from trainium_catalogue import contract
+from trainium_catalogue.workloads import WORKLOADS, Value, Workload
+
+if TYPE_CHECKING:
+    from jobs.submit.resolve import Submission
+
+GIVEN_BY_SUBMIT = ("code", "script", "module", "wheels")
+"""Parameters of a program's job that nobody types."""
+_PROGRAM = WORKLOADS[contract.PROGRAM]
+PLATFORM_PARAMETERS = tuple(
+    item for item in _PROGRAM.parameters if item.name not in GIVEN_BY_SUBMIT
+)
+"""Parameters of every program's job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program as it is named on the command line."""
+
+    entry: Entry
+    workload: Workload
+    """Its parameters and defaults, as for a workload of the catalogue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOrder:
+    """A program with what it is to be given."""
+
+    program: Program
+    bundle: Bundle
+    arguments: tuple[str, ...] | None
+    """Words after ``--``; None if there was no ``--``."""
+    ran: tuple[Submitted, ...] = ()
+    """Earlier submissions of the run."""
+
+    @property
+    def entry(self) -> Entry:
+        """The file or module that is run."""
+        return self.program.entry
+
+    def argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
+        """Arguments that every worker gets."""
+        return self.arguments or ()
+
+
+def named_program(word: str | None, module: str | None, workdir: Path | None) -> Program | None:
+    """Find the program that a command line names; None for a workload of the catalogue."""
+    if module is None and (word is None or not is_path(word)):
+        return None
+    folder = checked_workdir(workdir)
+    if module is not None:
+        if word is not None:
+            raise Refusal(
+                "two-programs",
+                f"{word} and -m {module} name two programs; keep one of them, and put arguments "
+                "of the program after --",
+            )
+        return Program(entry=module_entry(module, folder), workload=plain_workload())
+    assert word is not None
+    if Path(word).is_dir():
+        raise Refusal(
+            "no-workload-file",
+            f"{word} is a folder without a {WORKLOAD_FILE}, so it does not say what to run; name "
+            "a file of it, such as "
+            f"{Path(word) / 'train.py'}, or describe it in a {WORKLOAD_FILE} (docs/own-program.md)",
+        )
+    return Program(entry=script_entry(word, folder), workload=plain_workload())
+
+
+def plain_workload() -> Workload:
+    """Return the workload of a program that says nothing of itself."""
+    return replace(_PROGRAM, parameters=PLATFORM_PARAMETERS)
+
+
+def packed(
+    program: Program,
+    values: Mapping[str, Value],
+    *,
+    arguments: Sequence[str] | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+) -> ProgramOrder:
+    """Pack the program's folder; needs no network."""
+    kept = _kept_folder(values)
+    entry = program.entry
+    selection = select(
+        entry.folder, include=include, exclude=exclude, ignores=(kept + "/",) if kept else ()
+    )
+    if entry.file not in selection.paths:
+        raise Refusal(
+            "not-in-the-bundle",
+            f"{entry.file} is not among the files that go along: git ignores it, or --exclude or "
+            f"--checkpoint-dir names it; take it along with --include {entry.file}",
+        )
+    bundle = pack(selection, include=include)
+    words = None if arguments is None else tuple(arguments)
+    return ProgramOrder(program=program, bundle=bundle, arguments=words)
+
+
+def _kept_folder(values: Mapping[str, Value]) -> str | None:
+    """Return the folder for checkpoints, below the program's; the bundle leaves it out."""
+    given = str(values.get("checkpoint-dir") or "")
+    if not given:
+        return None
+    plain = posixpath.normpath(given)
+    if plain == ".":
+        raise Refusal(
+            "checkpoint-dir",
+            f"--checkpoint-dir {given} is the folder of the program itself, whose code would be "
+            "kept as a checkpoint; name a folder below it, such as --checkpoint-dir out",
+        )
+    return plain
+
+
+def remembered(
+    order: ProgramOrder, given: Mapping[str, Value], bucket: Bucket, run: str
+) -> tuple[ProgramOrder, dict[str, Value]]:
+    """Add what an earlier submission of the run said, where this one says nothing."""
+    ran = read_record(bucket, run)
+    order = replace(order, ran=ran)
+    if not ran:
+        return order, dict(given)
+    last, entry = ran[-1], order.entry
+    if (last.script, last.module, last.workload) != (entry.script, entry.module, _name(order)):
+        return order, dict(given)
+    known = {item.name: item for item in order.program.workload.parameters}
+    values = {
+        name: known[name].parse(flag_value(value))
+        for name, value in last.parameters.items()
+        if name in known
+    }
+    if order.arguments is None:
+        order = replace(order, arguments=last.argv)
+    return order, {**values, **given}
+
+
+def _name(order: ProgramOrder) -> str | None:
+    """Return the name in the program's workload.toml, if it has one."""
+    return None
+
+
+def node_request(
+    request: JobRequest, order: ProgramOrder, values: Mapping[str, Value]
+) -> JobRequest:
+    """Turn the request for a program into one that nodes understand."""
+    entry = order.entry
+    which = {"module": entry.module} if entry.module else {"script": str(entry.script)}
+    return replace(
+        request,
+        workload=contract.PROGRAM,
+        parameters={"code": order.bundle.sha256, **which, **values},
+        program_argv=order.argv(values),
+    )
+
+
+def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any], bool]:
+    """Look at the run; return lines for people, the document, and whether anything changed."""
+    order, request, bucket = submission.order, submission.request, submission.bucket
+    assert order.program is not None
+    new = submitted(submission)
+    ran = order.program.ran
+    snapshot = newest_snapshot(bucket, request.run) if order.is_named else None
+    differ: tuple[str, ...] = ()
+    if ran:
+        differ = changes(bucket, request.run, ran[-1], new, order.program.bundle)
+    bundle = order.program.bundle
+    lines = (
+        f"program: {shlex.join([order.program.entry.shown, *request.program_argv])}",
+        *_bundle_lines(bundle),
+        *(f"changed: {line}" for line in differ),
+        f"run {request.run}: {_standing(ran, snapshot)}",
+    )
+    for word in dict.fromkeys(secret_words(request.program_argv)):
+        note(
+            f"{word} looks like a key: arguments can be read in the job's description, in "
+            "program.json and in logs; let the program read it from elsewhere"
+        )
+    document = {
+        "program": {
+            "script": new.script,
+            "module": new.module,
+            "argv": list(new.argv),
+            "code": new.code,
+            "bytes": len(bundle.data),
+            "files": len(bundle.files),
+            "left_out": list(bundle.left_out),
+            "run_exists": bool(ran),
+            "changes": list(differ),
+            "continues_from_snapshot": None if snapshot is None else snapshot.number,
+        }
+    }
+    return lines, document, bool(differ)
+
+
+def submitted(submission: Submission) -> Submitted:
+    """Make the record of this submission."""
+    order, request = submission.order, submission.request
+    assert order.program is not None
+    entry = order.program.entry
+    return Submitted(
+        submitted_at=now(),
+        code=order.program.bundle.sha256,
+        script=entry.script,
+        module=entry.module,
+        argv=request.program_argv,
+        parameters=order.parameters,
+        num_nodes=request.num_nodes,
+        workload=_name(order.program),
+    )
+
+
+def keep(submission: Submission) -> None:
+    """Put the bundle and the record into the bucket, just before the job is submitted."""
+    order, run = submission.order, submission.request.run
+    assert order.program is not None
+    bundle = order.program.bundle
+    if upload(submission.bucket, run, bundle):
+        note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
+    add_record(submission.bucket, run, order.program.ran, submitted(submission))
+
+
+def _bundle_lines(bundle: Bundle) -> Iterator[str]:
+    text = f"code: {counted(len(bundle.files), 'file')}, {human(len(bundle.data))} packed"
+    if bundle.git is not None and bundle.git.commit is not None:
+        text += f", commit {bundle.git.commit[:12]}"
+        text += " with changes that are not committed" if bundle.git.dirty else ""
+    yield text
+    if bundle.left_out:
+        yield f"left out of it: {', '.join(bundle.left_out)}"
+    if bundle.remark is not None:
+        yield bundle.remark
+
+
+def _standing(ran: Sequence[Submitted], snapshot: Snapshot | None) -> str:
+    if snapshot is not None:
+        text = f"continues from snapshot {snapshot.number}, {snapshot.at}{_ago(snapshot.at)}"
+        return f"{text}: {counted(len(snapshot.checkpoints), 'file')}, {human(snapshot.bytes)}"
+    return "no snapshot yet, begins anew" if ran else "new"
+
+
+def _ago(at: str) -> str:
+    try:
+        then = datetime.fromisoformat(at)
+    except ValueError:
+        return ""
+    then = then if then.tzinfo else then.replace(tzinfo=UTC)
+    return f" ({duration(max(0.0, (datetime.now(UTC) - then).total_seconds()))} ago)"

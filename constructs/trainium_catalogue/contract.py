@@ -164,6 +164,8 @@ WHEELS_MARKER: Final = "complete.json"
 """Written last: a folder of wheels without it is incomplete."""
 INPUT_PREFIXES: Final = (DATASETS_PREFIX, CORPORA_PREFIX, TOKENIZERS_PREFIX, EXPORT_PREFIX)
 """What ``--input`` of a program may name in the deployment's own bucket."""
+WHEELS_LOCK: Final = "requirements.lock"
+"""Versions and hashes of the wheels of a folder."""
 
 LOSS_SCALAR: Final = "step loss"
 """Name of the loss in TensorBoard, as in AWS's reference."""
@@ -207,6 +209,16 @@ def run_key(run: str, file: str) -> str:
 def bundle_key(run: str, digest: str) -> str:
     """Key of the archive of a program's files, named by its SHA-256 in hexadecimal."""
     return f"{run_prefix(run, 'code')}{digest}.tar.gz"
+
+
+def requirements_key(run: str, wheels_key: str) -> str:
+    """Key of a program's requirements, named by the key of their wheels."""
+    return f"{run_prefix(run, 'code')}{wheels_key}-requirements.txt"
+
+
+def wheels_prefix(wheels_key: str) -> str:
+    """Key prefix of a set of wheels, with its final slash."""
+    return f"{WHEELS_PREFIX}{wheels_key}/"
 
 
 def attempts_prefix(run: str, job_id: str) -> str:

@@ -53,4 +53,4 @@ class Job:
     environment: Mapping[str, str] = field(default_factory=dict)
     """The worker's environment variables for Neuron and torch_xla."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """All environment variables of the worker, for probes only."""
+    """All environment variables of the worker, for probes and for pip."""

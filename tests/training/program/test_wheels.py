@@ -1,0 +1,251 @@
+"""The wheels workload, with real pip, this environment's packages and an index on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.program.package_index import PackageIndex
+from training.core.failures import classify, describe
+from training.program.resolution import IndexUnreachable, RequirementsRefused
+from training.program.wheels import builders_environment, collect
+from training.storage import LocalObjects
+from trainium_catalogue.exit_codes import ExitCode
+
+Collect = Callable[..., None]
+TORCH = version("torch")
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> LocalObjects:
+    """The folder of one key, in the place of the bucket's."""
+    return LocalObjects(tmp_path / "bucket" / "wheels" / "0123")
+
+
+@pytest.fixture
+def collected(
+    wheels: LocalObjects, index: PackageIndex, pip_environment: dict[str, str]
+) -> Collect:
+    """Collect requirements from the index."""
+
+    def run(*requirements: str) -> None:
+        collect(
+            wheels,
+            key="0123",
+            text=index.text(*requirements),
+            environment=pip_environment,
+            report=lambda step: None,
+        )
+
+    return run
+
+
+def refusal(collected: Collect, *requirements: str) -> str:
+    """What the user is told, as the last line of the job has it."""
+    with pytest.raises(RequirementsRefused) as caught:
+        collected(*requirements)
+    assert classify(caught.value) is ExitCode.WORKLOAD
+    line = describe(caught.value)
+    assert not line.endswith("..."), "the line is too long to be shown whole"
+    return line.removeprefix("RequirementsRefused: ")
+
+
+def names(wheels: LocalObjects) -> list[str]:
+    return [item.key for item in wheels.list()]
+
+
+def marker(wheels: LocalObjects) -> Any:
+    return json.loads(wheels.get("complete.json"))
+
+
+def test_only_what_the_image_lacks_is_collected(
+    collected: Collect, wheels: LocalObjects, index: PackageIndex
+) -> None:
+    index.add("p4-model", "1.0", ["p4-layers>=2", "torch>=2", "numpy"])
+    index.add("p4-layers", "1.0")
+    index.add("p4-layers", "2.1", ["torch", "filelock"])
+    collected("p4-model")
+    model, layers = "p4_model-1.0-py3-none-any.whl", "p4_layers-2.1-py3-none-any.whl"
+    assert names(wheels) == sorted(["complete.json", "requirements.lock", model, layers])
+    hashes = {name: hashlib.sha256(wheels.get(name)).hexdigest() for name in (model, layers)}
+    assert sorted(wheels.get("requirements.lock").decode().splitlines()) == [
+        f"p4-layers==2.1 --hash=sha256:{hashes[layers]}",
+        f"p4-model==1.0 --hash=sha256:{hashes[model]}",
+    ]
+    document = marker(wheels)
+    assert (document["format"], document["key"]) == (1, "0123")
+    assert {item["name"]: item["sha256"] for item in document["wheels"]} == hashes
+    assert document["image"]["packages"]["torch"] == TORCH
+
+
+def test_requirements_that_the_image_satisfies_make_an_empty_set(
+    collected: Collect, wheels: LocalObjects
+) -> None:
+    collected("torch>=2", "numpy")
+    assert names(wheels) == ["complete.json", "requirements.lock"]
+    assert wheels.get("requirements.lock") == b""
+
+
+def test_a_package_that_exists_as_source_only_is_built_once(
+    collected: Collect, wheels: LocalObjects, index: PackageIndex
+) -> None:
+    index.add_source("p4-source", "1.0")
+    collected("p4-source")
+    assert "p4_source-1.0-py3-none-any.whl" in names(wheels)
+
+
+def test_a_wheel_is_preferred_to_newer_source(
+    collected: Collect, wheels: LocalObjects, index: PackageIndex
+) -> None:
+    index.add("p4-both", "1.0")
+    index.add_source("p4-both", "1.1")
+    collected("p4-both")
+    assert "p4_both-1.0-py3-none-any.whl" in names(wheels)
+
+
+def test_a_complete_set_is_not_collected_again(collected: Collect, index: PackageIndex) -> None:
+    index.add("p4-model", "1.0")
+    collected("p4-model")
+    index.requests.clear()
+    collected("p4-model")
+    assert index.requests == []
+
+
+def test_another_torch_is_refused_with_the_conflict(
+    collected: Collect, wheels: LocalObjects, index: PackageIndex
+) -> None:
+    index.add("torch", "2.1.0")
+    assert refusal(collected, "torch==2.1.0") == (
+        f"the requirements name torch==2.1.0, but the image has torch {TORCH}, which stays as it "
+        "is; loosen the requirements, or deploy an image of your own (image_uri)"
+    )
+    assert names(wheels) == []
+
+
+def test_a_package_that_needs_another_torch_is_refused_with_the_conflict(
+    collected: Collect, index: PackageIndex
+) -> None:
+    index.add("p4-old", "1.0", ["torch==2.0.0"])
+    index.add("p4-old", "1.1", ["torch<2.5"])
+    index.add("p4-model", "1.0", ["p4-old"])
+    assert refusal(collected, "p4-model").startswith(
+        f"p4-old 1.1 needs torch<2.5 (and 1 more, see above), but the image has torch {TORCH}, "
+        "which stays as it is; loosen"
+    )
+
+
+def test_what_the_images_torch_needs_stays_too(collected: Collect, index: PackageIndex) -> None:
+    index.add("fsspec", "0.5.0")
+    index.add("p4-old", "1.0", ["fsspec<0.6"])
+    assert refusal(collected, "p4-old").startswith(
+        f"p4-old 1.0 needs fsspec<0.6, but the image's torch {TORCH} needs fsspec>="
+    )
+
+
+def test_any_other_package_of_the_image_may_be_replaced(
+    collected: Collect,
+    wheels: LocalObjects,
+    index: PackageIndex,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    there = version("safetensors")
+    index.add("safetensors", "0.4.2")
+    collected("safetensors==0.4.2")
+    assert "safetensors-0.4.2-py3-none-any.whl" in names(wheels)
+    said = capfd.readouterr().out
+    assert f"wheels: safetensors 0.4.2 instead of the image's {there}\n" in said
+    assert (
+        f"the image's transformers {version('transformers')} needs safetensors>=0.4.3, and will "
+        "find safetensors 0.4.2; do not use the two together\n" in said
+    )
+
+
+def test_requirements_that_contradict_each_other_are_refused(
+    collected: Collect, index: PackageIndex
+) -> None:
+    for number in ("1.0", "2.0"):
+        index.add("p4-base", number)
+    index.add("p4-left", "1.0", ["p4-base==1.0"])
+    index.add("p4-right", "1.0", ["p4-base==2.0"])
+    assert refusal(collected, "p4-left", "p4-right").startswith(
+        "p4-left 1.0 needs p4-base==1.0 and p4-right 1.0 needs p4-base==2.0, which do not go "
+        "together; loosen"
+    )
+
+
+def test_an_unknown_package_is_refused(collected: Collect) -> None:
+    assert refusal(collected, "p4-unknown") == (
+        "Could not find a version that satisfies the requirement p4-unknown (from versions: none)"
+        "; correct the requirements"
+    )
+
+
+def test_of_many_versions_the_newest_are_shown(collected: Collect, index: PackageIndex) -> None:
+    for number in range(60):
+        index.add("p4-many", f"1.{number}")
+    assert "(there are ..., 1.56, 1.57, 1.58, 1.59)" in refusal(collected, "p4-many>=2")
+
+
+def test_a_package_for_another_python_is_refused(collected: Collect, index: PackageIndex) -> None:
+    index.add("p4-new", "1.0", python=">=3.99")
+    said = refusal(collected, "p4-new")
+    assert "'p4-new' requires a different Python" in said
+    assert ">=3.99" in said
+
+
+def test_a_package_that_cannot_be_built_is_named(
+    collected: Collect, index: PackageIndex, capfd: pytest.CaptureFixture[str]
+) -> None:
+    index.add_source("p4-broken", "1.0", build="raise SystemExit('no gcc-99 here')")
+    said = refusal(collected, "p4-broken")
+    assert said.startswith("p4-broken cannot be built: ")
+    assert "no gcc-99 here" in capfd.readouterr().out
+
+
+def test_a_hash_that_does_not_match_is_refused(collected: Collect, index: PackageIndex) -> None:
+    index.add("p4-model", "1.0")
+    said = refusal(collected, f"p4-model==1.0 --hash=sha256:{'0' * 64}")
+    assert "DO NOT MATCH THE HASHES" in said
+
+
+def test_an_index_that_does_not_answer_is_worth_another_attempt(
+    wheels: LocalObjects, pip_environment: dict[str, str]
+) -> None:
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"http://127.0.0.1:{unheard.getsockname()[1]}/"
+        with pytest.raises(IndexUnreachable, match="CPU instances need a way to the inter") as why:
+            collect(
+                wheels,
+                key="0123",
+                text=f"--index-url {address}\np4-model\n",
+                environment=pip_environment,
+                report=lambda step: None,
+            )
+    assert classify(why.value) is ExitCode.HOST
+    assert not describe(why.value).endswith("...")
+
+
+def test_code_that_runs_while_a_package_is_built_finds_no_credentials(
+    collected: Collect, index: PackageIndex
+) -> None:
+    variables = {
+        "PATH": "/usr/bin",
+        "PIP_INDEX_URL": "https://packages.example/simple",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/1",
+        "AWS_ACCESS_KEY_ID": "AKIA",
+        "ECS_CONTAINER_METADATA_URI_V4": "http://169.254.170.2/v4/1",
+        "TRAINIUM_BUCKET": "bucket",
+        "PYTHONPATH": "/opt/trainium/app",
+    }
+    assert builders_environment(variables) == {
+        "PATH": "/usr/bin",
+        "PIP_INDEX_URL": "https://packages.example/simple",
+    }

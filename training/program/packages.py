@@ -1,0 +1,145 @@
+"""The image's own packages: which of them a program's requirements may not replace.
+
+torch and the Neuron packages fit each other, the driver and the compiled graphs, and what was
+compiled against numpy needs the numpy that is there. They stay as they are. Anything else that the
+image has is used where it satisfies the requirements, and otherwise hidden by the version they ask
+for: programs pin transformers or datasets, and rarely to the image's version.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+_FIXED = re.compile(r"torch|torchvision|torchaudio|torch-xla|numpy|nki|.*neuron.*")
+"""Canonical names; ``.*neuron.*`` are torch-neuronx, neuronx-cc, neuronx-distributed,
+libneuronxla and the like."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """An installed package."""
+
+    name: str
+    """Canonical name."""
+    version: str
+    requires: tuple[Requirement, ...]
+    """What it needs on this machine, without extras."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """True if requirements may not replace it."""
+        return _FIXED.fullmatch(self.name) is not None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """A line of a constraints file, and the package of the image behind it."""
+
+    line: str
+    name: str
+    owner: Package
+
+    @property
+    def reason(self) -> str:
+        """Say whose constraint this is."""
+        if self.owner.name == self.name:
+            return f"the image has {self.owner}, which stays as it is"
+        return f"the image's {self.owner} needs {self.line}"
+
+
+def installed(path: Iterable[str] | None = None) -> dict[str, Package]:
+    """Read the packages of this Python, by canonical name; the first of a name counts."""
+    found: dict[str, Package] = {}
+    distributions = (
+        importlib.metadata.distributions()
+        if path is None
+        else importlib.metadata.distributions(path=list(path))
+    )
+    for distribution in distributions:
+        # A folder of metadata without a name, or with a version of before PEP 440, is no
+        # distribution that pip would count.
+        name = distribution.metadata["Name"]
+        if not name or canonicalize_name(name) in found or not _is_version(distribution.version):
+            continue
+        package = Package(
+            name=canonicalize_name(name),
+            version=distribution.version,
+            requires=tuple(_requirements(distribution.requires or ())),
+        )
+        found[package.name] = package
+    return found
+
+
+def fixed_versions(packages: Mapping[str, Package]) -> dict[str, str]:
+    """Versions of the packages that stay, by name."""
+    return {name: item.version for name, item in sorted(packages.items()) if item.is_fixed}
+
+
+def constraints(packages: Mapping[str, Package]) -> list[Constraint]:
+    """Constrain pip so that the fixed packages stay, and keep what they need."""
+    found = []
+    for package in sorted(packages.values(), key=lambda item: item.name):
+        if not package.is_fixed:
+            continue
+        line = f"{package.name}=={package.version}"
+        found.append(Constraint(line=line, name=package.name, owner=package))
+        for requirement in package.requires:
+            name = canonicalize_name(requirement.name)
+            there = packages.get(name)
+            # Some images break a rule of their own packages; that is then nobody's constraint.
+            if there is None or there.is_fixed or not _satisfies(requirement, there.version):
+                continue
+            if requirement.specifier:
+                line = f"{name}{requirement.specifier}"
+                found.append(Constraint(line=line, name=name, owner=package))
+    return found
+
+
+def broken_by(packages: Mapping[str, Package], replaced: Mapping[str, str]) -> list[str]:
+    """Name packages of the image that will not find what they need once ``replaced`` hide theirs.
+
+    ``replaced`` maps names to their new versions.
+    """
+    return [
+        f"the image's {package} needs {name}{requirement.specifier}, and will find "
+        f"{name} {replaced[name]}"
+        for package in sorted(packages.values(), key=lambda item: item.name)
+        if package.name not in replaced
+        for requirement in package.requires
+        if (name := canonicalize_name(requirement.name)) in replaced
+        and name in packages
+        and _satisfies(requirement, packages[name].version)
+        and not _satisfies(requirement, replaced[name])
+    ]
+
+
+def _requirements(lines: Iterable[str]) -> Iterator[Requirement]:
+    for line in lines:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement
+
+
+def _satisfies(requirement: Requirement, version: str) -> bool:
+    return requirement.specifier.contains(version, prereleases=True)
+
+
+def _is_version(text: str | None) -> bool:
+    try:
+        Version(text or "")
+    except InvalidVersion:
+        return False
+    return True

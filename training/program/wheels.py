@@ -1,0 +1,169 @@
+"""The wheels workload: collects what a program's requirements add to the image, once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from training.program import packages
+from training.program.resolution import Pip, RequirementsRefused, Resolved, build, resolve
+from training.storage import ObjectMissing, Objects, PreconditionFailed, StorageAccess
+from trainium_catalogue.contract import (
+    WHEELS_LOCK,
+    WHEELS_MARKER,
+    requirements_key,
+    wheels_prefix,
+)
+
+if TYPE_CHECKING:
+    from training.core.job import Job
+    from training.program.packages import Package
+
+FORMAT = 1
+_HIDDEN = ("AWS_", "ECS_", "TRAINIUM_", "PYTHONPATH")
+"""Starts of variables that code of somebody else's package does not get."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """A collected wheel."""
+
+    package: Resolved
+    path: Path
+    sha256: str
+
+    @property
+    def lock_line(self) -> str:
+        """Its line of the lock file."""
+        return f"{self.package.name}=={self.package.version} --hash=sha256:{self.sha256}\n"
+
+
+def run(job: Job) -> None:
+    """Run the workload; one rank is enough."""
+    context = job.context
+    if job.device.rank or context.array_index:
+        return
+    access = StorageAccess.of(
+        context.bucket, region=context.region, endpoint_url=context.endpoint_url
+    )
+    bucket = access.open(access.root)
+    key = str(job.values["key"])
+    place = requirements_key(str(job.values["for-run"]), key)
+    try:
+        text = bucket.get(place).decode()
+    except ObjectMissing:
+        raise RequirementsRefused(
+            f"{place} is not in the bucket; submit the program with --requirements, which puts it "
+            "there and submits this job"
+        ) from None
+    collect(
+        bucket.at(wheels_prefix(key)),
+        key=key,
+        text=text,
+        environment=builders_environment(job.variables),
+        report=job.progress.report,
+    )
+
+
+def collect(
+    objects: Objects,
+    *,
+    key: str,
+    text: str,
+    environment: Mapping[str, str],
+    report: Callable[[str], None],
+) -> None:
+    """Put the wheels for requirements ``text`` into ``objects``, unless they are there."""
+    if _is_complete(objects):
+        log.info("wheels: %s was complete already", objects.uri)
+        return
+    there = packages.installed()
+    with tempfile.TemporaryDirectory(prefix="wheels-") as name:
+        folder = Path(name)
+        pip = Pip(folder=folder, environment=environment, report=report)
+        missing = resolve(pip, text, packages.constraints(there))
+        _show_replaced(missing, there)
+        made = folder / "wheels"
+        made.mkdir()
+        built = build(pip, text, missing, made) if missing else []
+        wheels = [
+            Wheel(package=package, path=path, sha256=_sha256(path)) for package, path in built
+        ]
+        _store(objects, key, wheels, there, report)
+    log.info(
+        "wheels: %s is complete: %s",
+        objects.uri,
+        ", ".join(path.name for _, path in built) or "the image has everything",
+    )
+
+
+def builders_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that pip gets: packages run code while they are built.
+
+    That code must not find the job's credentials, nor this project's modules before its own.
+    """
+    return {name: value for name, value in variables.items() if not name.startswith(_HIDDEN)}
+
+
+def _is_complete(objects: Objects) -> bool:
+    try:
+        objects.get(WHEELS_MARKER)
+    except ObjectMissing:
+        return False
+    return True
+
+
+def _show_replaced(missing: Sequence[Resolved], there: Mapping[str, Package]) -> None:
+    """Log which packages of the image the program will not see, and whom that may break."""
+    replaced: dict[str, str] = {item.name: item.version for item in missing if item.name in there}
+    for name, version in replaced.items():
+        log.info("wheels: %s %s instead of the image's %s", name, version, there[name].version)
+    for line in packages.broken_by(there, replaced):
+        log.info("wheels: %s; do not use the two together", line)
+
+
+def _store(
+    objects: Objects,
+    key: str,
+    wheels: Sequence[Wheel],
+    there: Mapping[str, Package],
+    report: Callable[[str], None],
+) -> None:
+    def sent(count: int) -> None:
+        report("sending wheels")
+
+    for wheel in wheels:
+        objects.put_file(wheel.path.name, wheel.path, on_bytes=sent)
+    lock = "".join(wheel.lock_line for wheel in wheels).encode()
+    objects.put(WHEELS_LOCK, lock)
+    document = {
+        "format": FORMAT,
+        "key": key,
+        "image": {
+            "python": platform.python_version(),
+            "packages": packages.fixed_versions(there),
+        },
+        "lock_sha256": hashlib.sha256(lock).hexdigest(),
+        "wheels": [
+            {"name": wheel.path.name, "bytes": wheel.path.stat().st_size, "sha256": wheel.sha256}
+            for wheel in wheels
+        ],
+    }
+    try:
+        objects.put(WHEELS_MARKER, json.dumps(document, indent=2).encode(), if_absent=True)
+    except PreconditionFailed:
+        log.info("wheels: another job has completed %s meanwhile", objects.uri)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,22 +14,25 @@ import json
 import logging
 import os
 import shutil
-import site
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.core.heartbeat import heartbeat
 from training.program import packages
+from training.program.settings import Workspace, refuse_if_full
 from training.storage import ObjectMissing, Objects
-from trainium_catalogue.contract import WHEELS_LOCK, WHEELS_MARKER
+from trainium_catalogue.contract import WHEELS_LOCK, WHEELS_MARKER, wheels_prefix
 
 _DOWNLOADS = 4
 """Wheels at a time; each is fetched in parts too."""
+_AT_MOST_S = 3600.0
+_GROWTH = 4
+"""Wheels and their contents, which are compressed in them."""
 _AGAIN = "submit the program again with --requirements"
 
 log = logging.getLogger(__name__)
@@ -39,60 +42,45 @@ class DependenciesRefused(ValueError):
     """Wheels that cannot be used on this node; another attempt would find the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installed:
-    """What was installed."""
+def install(workspace: Workspace, env: Mapping[str, str]) -> None:
+    """Install the wheels of the job's key, if it has one; ``env`` is the environment for pip."""
+    if not (key := workspace.settings.wheels):
+        return
+    scratch, target = workspace.folders.scratch, workspace.folders.site
+    report, started_s = workspace.report, time.monotonic()
+    report("installing dependencies")
+    with heartbeat(report, "installing dependencies", at_most_s=_AT_MOST_S):
+        wheels = workspace.bucket.at(wheels_prefix(key))
+        files = install_wheels(wheels, folder=scratch / "wheels", target=target, env=env)
+    log.info(
+        "program: dependencies of %.1f MB installed in %.1f s: %s",
+        *(sum(file["bytes"] for file in files) / 1e6, time.monotonic() - started_s),
+        ", ".join(file["name"] for file in files) or "the image has all that is required",
+    )
 
-    wheels: tuple[str, ...]
-    bytes: int
-    """Size of the wheels."""
-    seconds: float
 
+def install_wheels(
+    wheels: Objects, *, folder: Path, target: Path, env: Mapping[str, str]
+) -> Sequence[Mapping[str, Any]]:
+    """Install the wheels in ``wheels`` into ``target``; returns what their marker says of them.
 
-def install(wheels: Objects, *, folder: Path, target: Path, env: Mapping[str, str]) -> Installed:
-    """Install the wheels of one key into ``target``; ``env`` is the environment for pip.
-
-    ``wheels`` is the folder of the key, ``folder`` a local one that holds them meanwhile.
-    ``DependenciesRefused`` says what the user has to change; errors of storage pass through.
+    ``folder`` holds them meanwhile. ``DependenciesRefused`` says what the user has to change;
+    errors of storage pass through.
     """
-    started_s = time.monotonic()
     document = _read_marker(wheels)
     _check_image(wheels, document)
-    files = document["wheels"]
+    files: Sequence[Mapping[str, Any]] = document["wheels"]
     target.mkdir(parents=True, exist_ok=True)
     if files:
         folder.mkdir(parents=True, exist_ok=True)
+        needed = _GROWTH * sum(file["bytes"] for file in files)
+        refuse_if_full(target, "the program's dependencies", needed)
         try:
             lock = _fetch(wheels, document, folder)
             _run_pip(folder, lock, target, env)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    done = Installed(
-        wheels=tuple(file["name"] for file in files),
-        bytes=sum(file["bytes"] for file in files),
-        seconds=time.monotonic() - started_s,
-    )
-    log.info(
-        "dependencies: %d wheels, %.1f MB, installed in %.1f s: %s",
-        *(len(done.wheels), done.bytes / 1e6, done.seconds, ", ".join(done.wheels) or "none"),
-    )
-    return done
-
-
-def search_path(target: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables with which programs, and all that they start, find what is installed."""
-    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-    commands = [path for path in env.get("PATH", os.defpath).split(os.pathsep) if path]
-    return {
-        "PYTHONPATH": os.pathsep.join([*paths, str(target)]),
-        "PATH": os.pathsep.join([str(target / "bin"), *commands]),
-    }
-
-
-def activate(target: Path) -> None:
-    """Run the ``.pth`` files in ``target``, which Python itself does in its own folders only."""
-    if any(target.glob("*.pth")):
-        site.addsitedir(str(target))
+    return files
 
 
 def _read_marker(wheels: Objects) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from training.core.files import write_whole
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
-from training.program import bundle, inputs
+from training.program import bundle, dependencies, inputs
 from training.program.settings import (
     Folders,
     NotPrepared,
@@ -71,7 +71,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     scratch = Path(env[ENV_SCRATCH])
     report = Reporter(scratch)
     try:
-        prepare(argv, scratch, report)
+        prepare(argv, env, scratch, report)
     except Exception as error:
         failure = judged(error, scratch)
         try:
@@ -101,7 +101,9 @@ class Reporter:
             Report(step=step).write(self._scratch)
 
 
-def prepare(argv: Sequence[str], scratch: Path, report: Callable[[str], None]) -> None:
+def prepare(
+    argv: Sequence[str], env: Mapping[str, str], scratch: Path, report: Callable[[str], None]
+) -> None:
     """Do all steps in their order; ``NotPrepared`` and storage's errors end it."""
     request, node = parse(argv), NodeContract.read(scratch)
     settings = ProgramSettings.from_request(request)
@@ -118,6 +120,7 @@ def prepare(argv: Sequence[str], scratch: Path, report: Callable[[str], None]) -
     bundle.unpack(workspace)
     for folder in (folders.checkpoints, folders.output, folders.cache):
         folder.mkdir(parents=True, exist_ok=True)
+    dependencies.install(workspace, env)
     inputs.stage(workspace)
 
 

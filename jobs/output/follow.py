@@ -85,7 +85,8 @@ class Pace:
     calls_per_second: float = 10.0
     """GetLogEvents allows 25 per second for the account and region (CloudWatch Logs quotas)."""
     quiet_s: float = 3.0
-    """Wait after the end until the last lines become readable."""
+    """Wait after the end until the last lines become readable, of a node that was killed for one:
+    a launcher's last line is known."""
     children_s: float = 60.0
     """Wait after the end for child nodes still stopping, to learn their exit codes."""
     old_s: float = 60.0
@@ -241,6 +242,8 @@ class Follower:
         if not self._saw_it_live and now - (job.stopped_at_ms or 0) / 1000 >= self.pace.old_s:
             return True
         still_stopping = any(node.status in ON_HOSTS for node in job.nodes)
+        if not still_stopping and self.streams.have_last_lines(job):
+            return True
         wait_s = self.pace.children_s if still_stopping else self.pace.quiet_s
         return now - self._ended_seen >= wait_s
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from jobs.aws import LogsClient
 from jobs.errors import error_code, is_transient
-from jobs.job import Job
+from jobs.job import LAUNCHERS_LAST_LINE, Job
 
 _PAGES_PER_READ = 20  # so that one chatty node does not starve the others
 
@@ -34,6 +34,8 @@ class LogStream:
     attempt: int
     caught_up: bool = False
     """True if the last read reached the end of the stream, which may be empty."""
+    has_last_line: bool = False
+    """True once the launcher's last line was read: nothing follows, as a stream keeps its order."""
     _token: str | None = None
 
     def read_into(self, merger: Merger, logs: LogsClient, log_group: str) -> None:
@@ -56,15 +58,14 @@ class LogStream:
                 return
             self._token = token
             for event in page["events"]:
-                merger.add(
-                    LogLine(
-                        timestamp_ms=int(event["timestamp"]),
-                        node=self.node,
-                        attempt=self.attempt,
-                        message=str(event["message"]).rstrip("\r\n"),
-                    ),
-                    stream=self.name,
+                line = LogLine(
+                    timestamp_ms=int(event["timestamp"]),
+                    node=self.node,
+                    attempt=self.attempt,
+                    message=str(event["message"]).rstrip("\r\n"),
                 )
+                self.has_last_line = bool(LAUNCHERS_LAST_LINE.match(line.message))
+                merger.add(line, stream=self.name)
 
     def _page(self, logs: LogsClient, log_group: str) -> Any:
         """Read one page; None while the stream does not exist yet."""
@@ -179,6 +180,14 @@ class Streams:
             while not stream.caught_up:
                 stream.read_into(self.merger, self.logs, self.log_group)
         return list(self.merger.flush())
+
+    def have_last_lines(self, job: Job) -> bool:
+        """Tell whether the last line of every node's newest attempt has been read."""
+        nodes = [n for n in job.nodes if self.only_node is None or n.index == self.only_node]
+        names = [node.last.log_stream if node.last else None for node in nodes]
+        newest = [self._streams.get(name or "") for name in names]
+        all_known = self.only_node is not None or len(nodes) == job.shape.size
+        return all_known and all(stream is not None and stream.has_last_line for stream in newest)
 
     @property
     def caught_up(self) -> bool:

@@ -518,3 +518,52 @@ def test_lines_that_are_less_than_a_round_late_come_wholly_by_time(story: dict[s
     times = [e.timestamp_ms for e in follow(clock, batch, logs) if isinstance(e, LogLine)]
 
     assert times == sorted(times)
+
+
+# --- the end -------------------------------------------------------------------------------------
+
+
+LAST_LINE = "launch: exit 0 (finished): every node finished"
+
+
+@pytest.mark.parametrize(
+    ("last_of_a", "last_of_b", "waits"),
+    [
+        (LAST_LINE, LAST_LINE, False),
+        (LAST_LINE, "b2", True),  # killed, or not readable yet
+    ],
+)
+def test_it_waits_for_more_lines_unless_every_launcher_has_said_its_last(
+    last_of_a: str, last_of_b: str, waits: bool
+) -> None:
+    clock = FakeClock()
+    batch, _ = two_nodes_that_succeed(clock)
+    logs = FakeLogs(
+        clock,
+        streams={
+            "a": lines(T0 + 27, ["a0", "a1", last_of_a]),
+            "b": lines(T0 + 27, ["b0", "b1", last_of_b]),
+        },
+    )
+
+    events = follow(clock, batch, logs)
+
+    assert messages(events) == ["a0", "b0", "a1", "b1", last_of_a, last_of_b]
+    assert clock.now() - (T0 + 30) == pytest.approx(Pace().quiet_s if waits else 0.0, abs=2.0)
+    assert (clock.now() - (T0 + 30) >= Pace().quiet_s) == waits
+
+
+def test_a_line_before_the_last_one_that_arrives_late_is_told_as_well() -> None:
+    clock = FakeClock()
+    batch, _ = two_nodes_that_succeed(clock)
+    logs = FakeLogs(
+        clock,
+        streams={
+            "a": lines(T0 + 27, ["a0", LAST_LINE]),
+            "b": lines(T0 + 27, ["b0", LAST_LINE], lag_s=4.0),
+        },
+    )
+
+    events = follow(clock, batch, logs)
+
+    assert messages(events) == ["a0", LAST_LINE, "b0", LAST_LINE]

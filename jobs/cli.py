@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from jobs.commands.download import download
 from jobs.commands.kubeconfig import kubeconfig, token
 from jobs.commands.list_runs import list_runs
 from jobs.commands.logs import logs
-from jobs.commands.options import PROGRAM_ARGV, Globals
+from jobs.commands.options import PROGRAM_ARGV, Globals, refuse
 from jobs.commands.scale import scale
 from jobs.commands.shell import shell
 from jobs.commands.status import status
@@ -23,9 +24,13 @@ from jobs.commands.tensorboard import tensorboard
 from jobs.commands.top import top
 from jobs.commands.upload import upload
 from jobs.commands.verify import verify
+from jobs.errors import Refusal
 from jobs.output.console import print_document
+from jobs.program.entry import is_path
+from jobs.submit.program import named_program
+from jobs.submit.resolve import OWN_OPTIONS
 from trainium_catalogue.contract import ARGV_MARK, DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
-from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Workload
+from trainium_catalogue.workloads import WORKLOADS, Parameter, Workload
 
 _ARGV = "jobs.argv"
 _SUBMIT_ARGV = "jobs.submit.argv"
@@ -66,30 +71,52 @@ class SubmitCommand(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the workload's help, or that of ``submit``."""
-        named = next((word for word in ctx.meta.get(_SUBMIT_ARGV, ()) if word in WORKLOADS), None)
+        words = ctx.meta.get(_SUBMIT_ARGV, ())
+        named = next((word for word in words if word in WORKLOADS or is_path(word)), None)
         if named is None:
             super().format_help(ctx, formatter)
+        elif named in WORKLOADS:
+            _print_workload(named, WORKLOADS[named])
         else:
-            _print_workload(WORKLOADS[named])
+            _print_program(named)
 
 
-def _print_workload(workload: Workload) -> None:
+def _print_program(path: str) -> None:
+    """Print the help of a program of the user's own: of its workload.toml, if it has one."""
+    try:
+        program = named_program(path, None, None, reserved=OWN_OPTIONS)
+    except Refusal as refusal:
+        raise typer.Exit(refuse(refusal, as_json=False)) from None
+    assert program is not None
+    own = frozenset() if program.file is None else program.file.own_names
+    _print_workload(path, program.workload, own)
+
+
+def _print_workload(named: str, workload: Workload, of_program: Set[str] = frozenset()) -> None:
     from rich.console import Console
 
     from jobs.output.catalogue import parameters_table
 
     console = Console(highlight=False)
     required = "".join(f" --{p.name} {_value(p)}" for p in workload.parameters if p.required)
+    arguments = "" if named in WORKLOADS else " [-- argument...]"
     console.print(
-        f"usage: python -m jobs submit {workload.name}{required} [--parameter value]... [option]..."
-        f"\n\n{workload.summary}\n",
+        f"usage: python -m jobs submit {named}{required} [--parameter value]... [option]..."
+        f"{arguments}\n\n{workload.summary}\n",
         markup=False,
     )
-    console.print(parameters_table(f"Parameters of {workload.name}", workload.parameters))
-    console.print(parameters_table("Parameters of every workload", LAUNCH_PARAMETERS))
+    own_parameters = tuple(p for p in workload.parameters if p.name in of_program)
+    others = tuple(p for p in workload.parameters if p.name not in of_program)
+    if own_parameters:
+        console.print(parameters_table(f"Parameters of {workload.name}", own_parameters))
+    title = f"Parameters of {workload.name}" if named in WORKLOADS else "Parameters of any program"
+    console.print(parameters_table(title, others))
+    console.print(parameters_table("Parameters of every workload", workload.launch_parameters))
     own = "--nodes, --name, --follow, --time-limit, --yes, --dry-run, --json"
     if workload.preset is not None:
         own = f"--compile, {own}"
+    if named not in WORKLOADS:
+        own = f"--workdir, --include, --exclude, {own}"
     console.print(
         f"A boolean may stand alone and is then true. Options of submit itself ({own}):\n"
         "python -m jobs submit --help",

@@ -18,7 +18,14 @@ from jobs.output.console import note
 from jobs.submit.check import check, check_arguments, check_order
 from jobs.submit.plan import ask, planned, show_plan
 from jobs.submit.program import keep, named_program, packed
-from jobs.submit.resolve import SubmitOptions, known_workload, parsed_parameters, resolve, run_name
+from jobs.submit.resolve import (
+    OWN_OPTIONS,
+    SubmitOptions,
+    known_workload,
+    parsed_parameters,
+    resolve,
+    run_name,
+)
 from jobs.submit.send import join, send, show
 from trainium_catalogue.contract import Orchestrator
 
@@ -163,14 +170,15 @@ def submit(
     words, arguments = context.args, context.meta.get(PROGRAM_ARGV)
     if module is not None and what is not None and what.startswith("-"):
         words, what = [what, *words], None  # a parameter, taken for what to run
-    program = named_program(what, module, workdir)
+    program = named_program(what, module, workdir, reserved=OWN_OPTIONS)
     wanted = known_workload(what) if program is None else program.workload
-    check_arguments(wanted, arguments)
+    if program is None:
+        check_arguments(wanted, arguments)
     parameters = parsed_parameters(wanted, words, assignments or [])
     order = SubmitOptions(
         workload=wanted,
         parameters=parameters,
-        run=run_name(name, wanted.name if program is None else program.entry.name),
+        run=run_name(name, wanted.name if program is None else program.name),
         is_named=name is not None,
         num_nodes=wanted.default_nodes if nodes is None else nodes,
         on=on,

@@ -71,7 +71,7 @@ class Bundle:
 
     def contents(self) -> dict[str, bytes]:
         """Unpack the files."""
-        return dict(_members(self.data))
+        return dict(members(self.data))
 
     def document(self) -> dict[str, Any]:
         """Make the document that lies beside the archive."""
@@ -185,10 +185,11 @@ def fetch(bucket: Bucket, run: str, digest: str) -> dict[str, bytes]:
             f"s3://{bucket.name}/{key} does not hold the bytes that its name says (SHA-256 "
             f"{found}): somebody has put something else there; it is not what the run ran",
         )
-    return dict(_members(data))
+    return dict(members(data))
 
 
-def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+def members(data: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of an archive."""
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         for entry in archive:
             file = archive.extractfile(entry)

@@ -32,6 +32,12 @@ PREPARE = "prepare"
 def check_order(order: SubmitOptions) -> None:
     """Refuse what can be refused without a deployment."""
     check_size(order.workload, order.num_nodes)
+    if order.compiles and order.program is not None:
+        raise Refusal(
+            "nothing-to-compile",
+            "--compile: nobody but the program itself knows its graphs; leave --compile out, they "
+            "are kept with the run once they are compiled",
+        )
     if order.compiles:
         check_compile(order.workload, order.parameters, order.run)
 
@@ -96,7 +102,7 @@ def check_size(workload: Workload, num_nodes: int) -> None:
 
 def check_arguments(workload: Workload, arguments: Sequence[str] | None) -> None:
     """Refuse arguments of a program for a workload that runs none."""
-    if arguments is not None and not workload.runs_program:
+    if arguments is not None:
         raise Refusal(
             "program-arguments",
             f"{' '.join(['--', *arguments])}: {workload.name} is no program of your own; its "
@@ -106,12 +112,6 @@ def check_arguments(workload: Workload, arguments: Sequence[str] | None) -> None
 
 def check_compile(workload: Workload, parameters: Mapping[str, Value], run: str) -> None:
     """Refuse ``--compile`` if there is nothing to compile, or nothing to compile for."""
-    if workload.runs_program:
-        raise Refusal(
-            "nothing-to-compile",
-            "--compile: nobody but the program itself knows its graphs; leave --compile out, they "
-            "are kept with the run once compiled",
-        )
     if workload.preset is None:
         raise Refusal(
             "nothing-to-compile",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,22 +25,16 @@ from jobs.program.entry import (
     script_entry,
 )
 from jobs.program.files import human, select
+from jobs.program.grammar import check_grammar, python_of
 from jobs.program.record import Submitted, add_record, now, read_record
 from jobs.program.secrets import secret_words
 from jobs.program.snapshots import Snapshot, newest_snapshot
+from jobs.program.workload_file import WorkloadFile, plain_workload, read_workload_file
 from trainium_catalogue import contract
-from trainium_catalogue.workloads import WORKLOADS, Value, Workload
+from trainium_catalogue.workloads import Value, Workload
 
 if TYPE_CHECKING:
     from jobs.submit.resolve import Submission
-
-GIVEN_BY_SUBMIT = ("code", "script", "module", "wheels")
-"""Parameters of a program's job that nobody types."""
-_PROGRAM = WORKLOADS[contract.PROGRAM]
-PLATFORM_PARAMETERS = tuple(
-    item for item in _PROGRAM.parameters if item.name not in GIVEN_BY_SUBMIT
-)
-"""Parameters of every program's job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +44,13 @@ class Program:
     entry: Entry
     workload: Workload
     """Its parameters and defaults, as for a workload of the catalogue."""
+    file: WorkloadFile | None = None
+    """Its workload.toml, if it was named by its folder."""
+
+    @property
+    def name(self) -> str:
+        """A short name, of which run names are made."""
+        return self.entry.name if self.file is None else self.workload.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +70,25 @@ class ProgramOrder:
         return self.program.entry
 
     def argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
-        """Arguments that every worker gets."""
-        return self.arguments or ()
+        """Arguments that every worker gets: of the workload.toml, then those after ``--``."""
+        file = self.program.file
+        return (*(() if file is None else file.argv(values)), *(self.arguments or ()))
+
+    def job_parameters(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Return the parameters that the nodes are given."""
+        file, entry = self.program.file, self.entry
+        which: dict[str, Value] = {"script": entry.script or ""}
+        if entry.module is not None:
+            which = {"module": entry.module}
+        own = frozenset() if file is None else file.own_names
+        settings = {} if file is None else file.settings
+        given = {name: value for name, value in values.items() if name not in own}
+        return {"code": self.bundle.sha256, **which, **settings, **given}
 
 
-def named_program(word: str | None, module: str | None, workdir: Path | None) -> Program | None:
+def named_program(
+    word: str | None, module: str | None, workdir: Path | None, *, reserved: Collection[str]
+) -> Program | None:
     """Find the program that a command line names; None for a workload of the catalogue."""
     if module is None and (word is None or not is_path(word)):
         return None
@@ -88,18 +103,29 @@ def named_program(word: str | None, module: str | None, workdir: Path | None) ->
         return Program(entry=module_entry(module, folder), workload=plain_workload())
     assert word is not None
     if Path(word).is_dir():
-        raise Refusal(
-            "no-workload-file",
-            f"{word} is a folder without a {WORKLOAD_FILE}, so it does not say what to run; name "
-            "a file of it, such as "
-            f"{Path(word) / 'train.py'}, or describe it in a {WORKLOAD_FILE} (docs/own-program.md)",
-        )
+        return _described(word, folder, reserved)
     return Program(entry=script_entry(word, folder), workload=plain_workload())
 
 
-def plain_workload() -> Workload:
-    """Return the workload of a program that says nothing of itself."""
-    return replace(_PROGRAM, parameters=PLATFORM_PARAMETERS)
+def _described(word: str, workdir: Path | None, reserved: Collection[str]) -> Program:
+    """Read the workload.toml of a folder."""
+    folder = Path(word)
+    path = folder / WORKLOAD_FILE
+    if not path.is_file():
+        raise Refusal(
+            "no-workload-file",
+            f"{word} is a folder without a {WORKLOAD_FILE}, so it does not say what to run; "
+            f"name a file of it, such as {word.rstrip('/')}/train.py, or describe it in a "
+            f"{WORKLOAD_FILE} (docs/own-program.md)",
+        )
+    file = read_workload_file(path, reserved=reserved)
+    where = folder if workdir is None else workdir
+    entry = (
+        script_entry(str(folder / file.script), where)
+        if file.script is not None
+        else module_entry(str(file.module), where)
+    )
+    return Program(entry=entry, workload=file.workload, file=file)
 
 
 def packed(
@@ -111,8 +137,11 @@ def packed(
     exclude: Sequence[str],
 ) -> ProgramOrder:
     """Pack the program's folder; needs no network."""
-    kept = _kept_folder(values)
-    entry = program.entry
+    entry, file = program.entry, program.file
+    settings = {} if file is None else file.settings
+    kept = _kept_folder({**settings, **values})
+    if file is not None:
+        include, exclude = (*file.include, *include), (*file.exclude, *exclude)
     selection = select(
         entry.folder, include=include, exclude=exclude, ignores=(kept + "/",) if kept else ()
     )
@@ -159,26 +188,24 @@ def remembered(
         for name, value in last.parameters.items()
         if name in known
     }
-    if order.arguments is None:
+    if order.arguments is None and order.program.file is None:
         order = replace(order, arguments=last.argv)
     return order, {**values, **given}
 
 
 def _name(order: ProgramOrder) -> str | None:
     """Return the name in the program's workload.toml, if it has one."""
-    return None
+    return None if order.program.file is None else order.program.workload.name
 
 
 def node_request(
     request: JobRequest, order: ProgramOrder, values: Mapping[str, Value]
 ) -> JobRequest:
     """Turn the request for a program into one that nodes understand."""
-    entry = order.entry
-    which = {"module": entry.module} if entry.module else {"script": str(entry.script)}
     return replace(
         request,
         workload=contract.PROGRAM,
-        parameters={"code": order.bundle.sha256, **which, **values},
+        parameters=order.job_parameters(values),
         program_argv=order.argv(values),
     )
 
@@ -187,6 +214,15 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
     """Look at the run; return lines for people, the document, and whether anything changed."""
     order, request, bucket = submission.order, submission.request, submission.bucket
     assert order.program is not None
+    entry = order.program.entry
+    check_grammar(
+        entry.file,
+        order.program.bundle.contents(),
+        # As Python does: the folder of a script, the working folder of a module.
+        root="" if entry.module else entry.file.rpartition("/")[0],
+        python=python_of(submission.target.neuron_release),
+        note=note,
+    )
     new = submitted(submission)
     ran = order.program.ran
     snapshot = newest_snapshot(bucket, request.run) if order.is_named else None

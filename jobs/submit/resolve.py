@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,11 +25,11 @@ from trainium_catalogue.instances import USD_PER_JOB_HOUR_ESTIMATE
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import (
     LAUNCH_PARAMETERS,
+    WORKLOADS,
     Hardware,
     Parameter,
     Value,
     Workload,
-    find_workload,
 )
 
 OWN_OPTIONS = (
@@ -39,6 +40,8 @@ OWN_OPTIONS = (
 )
 """Options of ``submit`` itself; no workload has a parameter of the same name."""
 _WORD = re.compile(r"[a-z0-9-]+")
+_NOT_BY_NAME = (contract.PROGRAM, contract.WHEELS)
+"""Workloads that other words stand for: the path of a program, and its requirements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,16 +232,22 @@ def known_workload(name: str | None) -> Workload:
             "nothing to submit is named; name a workload (`python -m jobs catalogue` lists them), "
             "a program of yours (./train.py), or a module (-m mypkg.train)",
         )
-    if name in (contract.PROGRAM, contract.WHEELS):
+    if name.startswith("-"):
+        raise Refusal(
+            "no-workload",
+            f"{name} stands before what it belongs to; name the workload or program first, as in "
+            f"`submit llama2-7b {name}`",
+        )
+    if name in _NOT_BY_NAME:
         raise Refusal(
             "unknown-workload",
             f"{name} is not submitted by its name; name the file of your program: submit "
             "./train.py",
         )
-    try:
-        return find_workload(name)
-    except ValueError as error:
-        raise Refusal("unknown-workload", f"{error}; {_own_program(name)}") from None
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    hint = did_you_mean(name, [known for known in WORKLOADS if known not in _NOT_BY_NAME])
+    raise Refusal("unknown-workload", f"unknown workload {name!r}; {hint}; {_own_program(name)}")
 
 
 def _own_program(name: str) -> str:
@@ -298,7 +307,12 @@ def _flags(
         if not word.startswith("--"):
             raise Refusal(
                 "parameter-syntax",
-                f"{word!r} is not a parameter; parameters look like --{_example(workload)}",
+                f"{word!r} is not a parameter; "
+                + (
+                    f"arguments of the program come after --: -- {shlex.join([word, *rest])}"
+                    if workload.runs_program
+                    else f"parameters look like --{_example(workload)}"
+                ),
             )
         name, equals, text = word[2:].partition("=")
         name = _kebab(name)
@@ -349,4 +363,6 @@ def _unknown(workload: Workload, known: Mapping[str, Parameter], name: str) -> s
     hint = did_you_mean(name, (*known, *OWN_OPTIONS))
     if not hint.startswith("did you mean"):
         hint = f"known are {', '.join(sorted(known))}"
+    if workload.runs_program:
+        hint += "; what is for the program itself comes after --"
     return f"{workload.name} has no parameter {name!r}; {hint}"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jobs.commands.submit import submit
 from jobs.errors import Refusal
 from jobs.job import JobRequest
-from jobs.submit.program import GIVEN_BY_SUBMIT
+from jobs.program.parameters import GIVEN_BY_SUBMIT
 from jobs.submit.resolve import OWN_OPTIONS, parsed_parameters
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Value
 

@@ -164,6 +164,10 @@ def test_on_a_cluster_the_command_is_the_same(
         ((), ["nothing to submit is named", "./train.py", "-m mypkg.train"]),
         (("./pkg",), ["./pkg is a folder without a workload.toml", "name a file of it"]),
         (("-m", "pkg.modle"), ["neither pkg/modle.py nor", "did you mean 'model'?", "--workdir"]),
+        (
+            ("--lr", "1", "all-reduce"),
+            ["--lr stands before what it belongs to", "submit llama2-7b --lr"],
+        ),
         (("-m", "pkg"), ["-m pkg is a package without a __main__.py", "pkg.model"]),
         (("-m", "pkg/model.py"), ["written with dots and without .py", "submit ./train.py"]),
         (("./train.py", "-m", "pkg.model"), ["./train.py and -m pkg.model name two programs"]),

@@ -1,0 +1,117 @@
+"""Syntax errors of a program, found before anything is sent.
+
+The nodes' Python decides, which need not be the one that runs here. A newer one here is told to
+take the nodes' grammar; an older one may refuse what is right there, so what looks like grammar
+that it cannot know is only remarked.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+
+from jobs.errors import Refusal
+from trainium_catalogue.releases import NEURON_RELEASES
+
+Version = tuple[int, int]
+_NEWEST: Version = (3, 99)
+_IN_IMAGE = re.compile(r"-py(\d)(\d+)-")
+"""Python's version in the name of an image."""
+_NEWER_GRAMMAR: tuple[tuple[Version, re.Pattern[str]], ...] = (
+    # PEP 701 (f-strings), PEP 695 (type parameters and aliases)
+    (
+        (3, 12),
+        re.compile(r"\b[rR]?[fF][rR]?['\"]|^\s*type\s+\w|^\s*(?:async\s+)?(?:def|class)\s+\w+\["),
+    ),
+    # PEP 758 (except without parentheses), PEP 750 (template strings)
+    ((3, 14), re.compile(r"^\s*except\*?\s+\w[\w.]*\s*,|\b[rR]?[tT][rR]?['\"]")),
+)
+
+
+def python_of(release: str) -> Version | None:
+    """Return the Python of a release's published image; None if the release has none."""
+    known = NEURON_RELEASES.get(release)
+    match = _IN_IMAGE.search((known and known.base_image) or "")
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def check_grammar(
+    file: str,
+    contents: Mapping[str, bytes],
+    *,
+    root: str,
+    python: Version | None,
+    note: Callable[[str], None],
+) -> None:
+    """Refuse a program with a syntax error, in its file or in one of its own that it imports.
+
+    ``contents`` are the files of the bundle, ``root`` is the folder of it where Python looks for
+    modules first; ``python`` is the nodes' version, if known.
+    """
+    waiting, seen = [file], set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        tree = _parsed(path, contents[path], python, note)
+        if tree is None:
+            continue
+        if path == file and not tree.body:
+            raise Refusal(
+                "empty-file", f"{path} has no statement, so it would do nothing; name a program"
+            )
+        waiting += _imported(tree, root, contents)
+
+
+def _parsed(
+    path: str, data: bytes, python: Version | None, note: Callable[[str], None]
+) -> ast.Module | None:
+    here = sys.version_info[:2]
+    grammar = min(here, python or here)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in texts: Python's own business
+            return ast.parse(data, filename=path, feature_version=grammar)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        if _may_be_newer(error, here, python or _NEWEST):
+            note(
+                f"{path}, line {error.lineno}: {error.msg}, says Python {here[0]}.{here[1]} here; "
+                "the nodes' is newer, or not known, and may take it"
+            )
+            return None
+        at = f", line {error.lineno}" if error.lineno else ""
+        shown = f" ({line[:60]})" if line else ""
+        raise Refusal(
+            "syntax-error",
+            f"{path}{at}: {error.msg}{shown}, in the grammar of Python {grammar[0]}.{grammar[1]}; "
+            "mend it, and submit again",
+        ) from None
+    except ValueError as error:
+        raise Refusal(
+            "not-python", f"{path} is no Python file: {error}; name a Python program"
+        ) from None
+
+
+def _may_be_newer(error: SyntaxError, here: Version, nodes: Version) -> bool:
+    """Tell whether the nodes' Python may know grammar that this one does not."""
+    line = error.text or ""
+    return any(here < since <= nodes and pattern.search(line) for since, pattern in _NEWER_GRAMMAR)
+
+
+def _imported(tree: ast.Module, root: str, contents: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield the files of the bundle that are certainly imported: by statements at the top."""
+    for statement in tree.body:
+        names: list[str] = []
+        if isinstance(statement, ast.Import):
+            names = [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            names = [statement.module]
+        for name in names:
+            base = f"{root}/{name.replace('.', '/')}".removeprefix("/")
+            found = (f"{base}.py", f"{base}/__init__.py")
+            yield from (path for path in found if path in contents)

@@ -1,0 +1,226 @@
+"""`workload.toml`: a program's folder as a workload, and every mistake in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import Refusal
+from jobs.program.workload_file import WorkloadFile, read_workload_file
+from jobs.submit.resolve import OWN_OPTIONS, parsed_parameters
+from tests.jobs.conftest import Desk
+from tests.jobs.test_refusals import assert_refused
+
+LINE = """
+name = "line"
+summary = "train a line"
+script = "train.py"
+nodes = 2
+time_limit_hours = 3
+checkpoint_dir = "out"
+snapshot_every_s = 30
+hang_limit_s = 900
+
+[parameters.learning_rate]
+default = 0.05
+minimum = 0
+help = "step size"
+
+[parameters.optimizer]
+default = "adamw"
+choices = ["adamw", "sgd"]
+
+[parameters.amp]
+default = false
+
+[parameters.seed]
+type = "integer"
+"""
+
+
+def read(folder: Path, text: str) -> WorkloadFile:
+    path = folder / "workload.toml"
+    path.write_text(text)
+    return read_workload_file(path, reserved=OWN_OPTIONS)
+
+
+def argv(file: WorkloadFile, *words: str) -> list[str]:
+    return [*file.argv(parsed_parameters(file.workload, words, ()))]
+
+
+def test_it_is_a_workload_with_the_defaults_that_it_names(tmp_path: Path) -> None:
+    workload = read(tmp_path, LINE).workload
+
+    assert (workload.name, workload.summary) == ("line", "train a line")
+    assert (workload.default_nodes, workload.time_limit_hours) == (2, 3.0)
+    defaults = {item.name: item.default for item in workload.parameters}
+    assert defaults["checkpoint-dir"] == "out"
+    assert defaults["snapshot-every-s"] == 30.0
+    launch = {item.name: item.default for item in workload.launch_parameters}
+    assert launch["hang-limit-s"] == 900.0
+
+
+def test_what_has_a_default_is_passed_and_the_rest_when_it_is_given(tmp_path: Path) -> None:
+    file = read(tmp_path, LINE)
+
+    assert argv(file) == ["--learning_rate", "0.05", "--optimizer", "adamw"]
+    assert argv(file, "--learning-rate", "0.1", "--amp", "--seed", "7") == [
+        "--learning_rate", "0.1", "--optimizer", "adamw", "--amp", "--seed", "7",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("style", "words"),
+    [
+        ("equals", ["--lr=0.1", "--amp=true"]),
+        ("assignment", ["lr=0.1", "amp=true"]),
+        ("value", ["--lr", "0.1", "--amp"]),
+    ],
+)
+def test_a_program_is_spoken_to_in_its_own_style(
+    tmp_path: Path, style: str, words: list[str]
+) -> None:
+    text = f'script = "a.py"\nstyle = "{style}"\n[parameters.lr]\ndefault = 0.1\n'
+    file = read(tmp_path, f"{text}[parameters.amp]\ndefault = true\n")
+
+    assert argv(file) == words
+
+
+def test_a_flag_may_be_spelt_otherwise_than_the_option(tmp_path: Path) -> None:
+    text = 'script = "a.py"\n[parameters.corpus]\ndefault = "x"\nflag = "--dataset"\n'
+
+    assert argv(read(tmp_path, text), "--corpus", "wiki") == ["--dataset", "wiki"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("script = ", "is not TOML: invalid value (at end of document)"),
+        ("", "script: either script or module says what to run; give one of them"),
+        ('script = "a.py"\nmodule = "a"', 'script = "a.py": either script or module says what'),
+        ('scrpt = "a.py"', "scrpt = \"a.py\": there is no such key; did you mean 'script'?"),
+        ("script = 3", 'script = 3: it is a text, and not empty; write script = "..."'),
+        ('script = ""', 'script = "": it is a text, and not empty'),
+        ('name = "a b"', 'name = "a b": runs are named after it; use letters, digits'),
+        ('name = "bert"', 'name = "bert": a built-in workload has this name; choose another'),
+        ("nodes = 0", "nodes = 0: it is a whole number from 1; write nodes = 1"),
+        ("nodes = true", "nodes = true: it is a whole number from 1"),
+        ("time_limit_hours = 0", "time_limit_hours = 0: it is a number of at least 0.0167"),
+        ("time_limit_hours = nan", "time_limit_hours = nan: it is a number of at least"),
+        ('include = "*.pt"', 'include = "*.pt": it is a list of texts; write include = ["...'),
+        ('checkpoint_dir = "/ckpt"', "checkpoint-dir=/ckpt cannot be; it takes a path below"),
+        ("checkpoint_dir = 3", "checkpoint_dir = 3: it is a text; it means: folder that the"),
+        ("keep_snapshots = 0", "keep-snapshots=0 is too small; the least is 1"),
+        ("keep_snapshots = 1.5", "keep_snapshots = 1.5: it is a whole number; it means"),
+        ('code = "x"', 'code = "x": there is no such key'),
+        ('style = "hydra"', 'style = "hydra": there is no such one; choose "value" (--name'),
+        ("parameters = 3", "parameters = 3: it is a table; write [parameters.NAME] above"),
+        ("[parameters]\nlr = 3", "parameters.lr = 3: a parameter is a table; write [parameters."),
+        ("[parameters.lr]", "parameters.lr.default: it is missing, and so is the type; give a"),
+        ("[parameters.lr]\ndefalt = 3", "lr.defalt = 3: there is no such key; did you mean 'd"),
+        ('[parameters.lr]\ntype = "flaot"', 'lr.type = "flaot": no such type; did you mean \'f'),
+        ("[parameters.lr]\ndefault = [1]", "lr.default = [1]: a parameter is a text, a number"),
+        (
+            '[parameters.lr]\ntype = "float"\ndefault = "x"',
+            'lr.default = "x": lr=x is not a number',
+        ),
+        ("[parameters.lr]\ndefault = 1\nminimum = 2", "lr.default = 1: lr=1 is too small; the"),
+        ("[parameters.lr]\ndefault = 1\nminimum = 3\nmaximum = 2", "lr.minimum = 3.0: the maxim"),
+        ('[parameters.lr]\ndefault = 1\nminimum = "2"', 'lr.minimum = "2": it is not a number'),
+        ('[parameters.o]\ndefault = "a"\nminimum = 2', "o.minimum = 2: only numbers have one; re"),
+        ('[parameters.o]\ndefault = "a"\nchoices = []', "o.choices = []: it is a list; write ch"),
+        ('[parameters.o]\ndefault = "a"\nchoices = [1]', "o.choices = 1: it is not a text; write"),
+        (
+            '[parameters.o]\ndefault = "a"\nchoices = ["b", "c"]',
+            'o.default = "a": o=a cannot be; it takes one of b, c; give one that fits',
+        ),
+        ("[parameters.o]\ndefault = true\nchoices = [true]", "o.choices = [True]: a boolean is"),
+        ("[parameters.o]\ndefault = 1\nrequired = true", "o.required = true: a parameter with a"),
+        ("[parameters.o]\ndefault = 1\nrequired = 1", "o.required = 1: it is a boolean; write"),
+        ('[parameters."a b"]\ndefault = 1', "parameters.a b: an option takes letters, digits"),
+        (
+            "[parameters.dataset]\ndefault = 1",
+            "parameters.dataset: there is an option --dataset already; rename the table, and give "
+            'the program\'s own spelling: flag = "--dataset"',
+        ),
+        ("[parameters.nodes]\ndefault = 1", "parameters.nodes: there is an option --nodes already"),
+        (
+            "[parameters.a_b]\ndefault = 1\n[parameters.a-b]\ndefault = 1",
+            "parameters.a-b: there is an option --a-b already",
+        ),
+    ],
+)
+def test_a_mistake_is_one_message_with_file_key_value_reason_and_remedy(
+    tmp_path: Path, text: str, says: str
+) -> None:
+    about_script = text.startswith(("script", "scrpt", "module")) or not text
+    whole = text if about_script else f'script = "a.py"\n{text}'
+
+    with pytest.raises(Refusal) as refused:
+        read(tmp_path, whole)
+
+    assert str(tmp_path / "workload.toml") in refused.value.message
+    assert says in refused.value.message
+    assert refused.value.code == "workload-file"
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "workload.toml").write_bytes(b'script = "\xff.py"')
+
+    with pytest.raises(Refusal, match="is not UTF-8, as TOML is; save it so"):
+        read_workload_file(tmp_path / "workload.toml", reserved=())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "a-line"
+    made.mkdir()
+    (made / "workload.toml").write_text(LINE)
+    (made / "train.py").write_text("print(1)\n")
+    return made
+
+
+def test_a_folder_is_submitted_like_a_built_in_workload(desk: Desk, folder: Path) -> None:
+    words = ("--name", "x", "--learning-rate", "0.1", "--dry-run", "--json")
+    result = desk.run("submit", str(folder), *words, "--", "--more")
+
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    (node_range,) = document["payload"]["nodeOverrides"]["nodePropertyOverrides"]
+    command = node_range["containerOverrides"]["command"]
+    assert document["payload"]["nodeOverrides"]["numNodes"] == 2
+    assert document["payload"]["timeout"] == {"attemptDurationSeconds": 3 * 3600}
+    assert command[command.index("--script") :] == [
+        "--script", "train.py", "--checkpoint-dir", "out", "--snapshot-every-s", "30.0",
+        "--hang-limit-s", "900.0",
+        "--", "--learning_rate", "0.1", "--optimizer", "adamw", "--more",
+    ]  # fmt: skip
+
+
+def test_its_help_is_that_of_a_workload(desk: Desk, folder: Path) -> None:
+    result = desk.run("submit", str(folder), "--help")
+
+    assert result.exit_code == 0
+    assert "train a line" in result.stdout
+    assert "--learning-rate" in result.stdout
+    assert "step size" in result.stdout
+
+
+def test_an_unknown_parameter_of_a_folder_is_refused_with_the_nearest(
+    desk: Desk, folder: Path
+) -> None:
+    assert_refused(
+        desk.run("submit", str(folder), "--lerning-rate", "3"),
+        "line has no parameter 'lerning-rate'; did you mean 'learning-rate'?",
+    )
+    assert_refused(
+        desk.run("submit", str(folder), "--optimizer", "sdg"), "one of adamw, sgd; did you mean"
+    )
+
+
+def test_the_script_of_a_folder_has_to_be_in_it(desk: Desk, folder: Path) -> None:
+    (folder / "train.py").unlink()
+
+    assert_refused(desk.run("submit", str(folder)), "there is no file", "holds no Python file")

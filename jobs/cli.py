@@ -10,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from jobs.commands.catalogue import catalogue
 from jobs.commands.check_deploy import check_deploy
+from jobs.commands.code import code
 from jobs.commands.download import download
 from jobs.commands.kubeconfig import kubeconfig, token
 from jobs.commands.list_runs import list_runs
@@ -192,6 +193,9 @@ app.command("upload")(upload)
 
 
 app.command("download")(download)
+
+
+app.command("code")(code)
 
 
 app.command("list")(list_runs)

@@ -92,19 +92,25 @@ def check_grace(request: JobRequest) -> None:
 
 def check_length(request: JobRequest) -> None:
     """Refuse parameters too long for Batch or ECS."""
+    remedy = "shorten their values"
+    if request.program_argv:
+        remedy = (
+            "shorten the arguments of the program, or put long ones into a file of the program's "
+            "folder and pass its name"
+        )
     length = len(json.dumps(_container_overrides(request), separators=(",", ":")))
     if length > MAX_OVERRIDE_CHARACTERS:
         raise Refusal(
             "parameters-too-long",
             f"the parameters make container overrides of {length} characters; ECS takes at most "
-            f"{MAX_OVERRIDE_CHARACTERS}; shorten their values",
+            f"{MAX_OVERRIDE_CHARACTERS}; {remedy}",
         )
     size = len(json.dumps(submit_arguments(request)).encode())
     if size > MAX_PAYLOAD_BYTES:
         raise Refusal(
             "parameters-too-long",
             f"the submission is {size} bytes long; Batch takes at most {MAX_PAYLOAD_BYTES}; "
-            "shorten their values",
+            f"{remedy}",
         )
 
 

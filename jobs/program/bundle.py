@@ -205,14 +205,12 @@ def listing_key(run: str, digest: str) -> str:
 def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
     """Yield every path of the archive and the file with its contents; links are followed."""
     root = selection.folder.resolve()
-    plain: list[str] = []
     for path in selection.paths:
         _check_text(path)
         file = selection.folder / path
         if not file.is_symlink():
-            # Not a file: a pipe or socket, which nobody can pack.
-            if file.is_file():
-                plain.append(path)
+            # Pipes and sockets hold nothing; what is gone is noticed when it is packed.
+            if file.is_file() or not file.exists():
                 yield path, file
             continue
         target = file.resolve()

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from jobs.bucket.objects import Bucket
+from jobs.job import counted
 from jobs.program.bundle import Bundle, fetch, listing_key
 from jobs.program.record import Submitted
 
@@ -80,7 +81,7 @@ def _compared(old: bytes, new: bytes) -> str:
 
 def _counted(data: bytes) -> str:
     lines = _lines(data)
-    return f"{len(data):,} bytes" if lines is None else f"{len(lines):,} lines"
+    return counted(len(data), "byte") if lines is None else counted(len(lines), "line")
 
 
 def _lines(data: bytes) -> list[str] | None:

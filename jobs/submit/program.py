@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.bucket.objects import Bucket
+from jobs.bucket.training_run import read_run
 from jobs.errors import Refusal
 from jobs.job import JobRequest, counted, flag_value
 from jobs.output.console import duration, note
@@ -30,6 +31,7 @@ from jobs.program.record import Submitted, add_record, now, read_record
 from jobs.program.secrets import secret_words
 from jobs.program.snapshots import Snapshot, newest_snapshot
 from jobs.program.workload_file import WorkloadFile, plain_workload, read_workload_file
+from jobs.submit.program_data import check_data
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import Value, Workload
 
@@ -178,6 +180,13 @@ def remembered(
     ran = read_record(bucket, run)
     order = replace(order, ran=ran)
     if not ran:
+        stored = read_run(bucket, run)
+        if stored is not None:
+            raise Refusal(
+                "run-changed",
+                f"run {run} is one of {stored.workload}, and its checkpoints are no program's; "
+                "give another --name",
+            )
         return order, dict(given)
     last, entry = ran[-1], order.entry
     if (last.script, last.module, last.workload) != (entry.script, entry.module, _name(order)):
@@ -233,6 +242,7 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
     lines = (
         f"program: {shlex.join([order.program.entry.shown, *request.program_argv])}",
         *_bundle_lines(bundle),
+        *check_data(bucket, submission.target, request.parameters, note),
         *(f"changed: {line}" for line in differ),
         f"run {request.run}: {_standing(ran, snapshot)}",
     )

@@ -184,3 +184,266 @@ def test_what_names_no_program_is_refused(
 ) -> None:
     assert_refused(desk.run("submit", "--name", "x", "--yes", *words), *fragments)
     assert desk.keys() == []
+
+
+def test_the_same_again_continues_from_the_newest_snapshot(desk: Desk, program: Path) -> None:
+    submitted(desk, "./train.py", "--name", "x", "--", "--epochs", "3")
+    ended(desk)
+    for number, files in ((7, 1), (8, 2)):
+        desk.put(f"runs/x/snapshots/{number:08d}.json", snapshot(number, files))
+    desk.put("runs/x/snapshots/attempt-1/node-0.json", {})
+
+    said = submitted(desk, "./train.py", "--name", "x")
+
+    assert "run x: continues from snapshot 8, 2026-11-22T14:00:08+00:00 (" in said
+    assert "ago): 2 files, 2 kB" in said
+    assert "changed" not in said
+    first, second = record(desk)
+    assert first["argv"] == second["argv"] == ["--epochs", "3"]
+    assert len([key for key in desk.keys("runs/x/code/") if key.endswith(".gz")]) == 1
+
+
+def test_without_a_snapshot_it_begins_anew(desk: Desk, program: Path) -> None:
+    submitted(desk, "./train.py", "--name", "x")
+    ended(desk)
+
+    assert "run x: no snapshot yet, begins anew" in submitted(desk, "./train.py", "--name", "x")
+
+
+def test_other_code_says_what_changed_and_asks(desk: Desk, program: Path) -> None:
+    submitted(desk, "./train.py", "--name", "x", "--keep-snapshots", "5", "--", "--epochs", "3")
+    ended(desk)
+    (program / "train.py").write_text(SCRIPT + "print('more')\nprint('and more')\n")
+    (program / "pkg" / "model.py").unlink()
+    (program / "pkg" / "data.py").write_text("N = 1\n")
+
+    words = ("submit", "./train.py", "--name", "x", "--nodes", "2", "--keep-snapshots", "2")
+    result = desk.run(*words, "--", "--epochs", "4")
+
+    assert result.exit_code == 2
+    assert (
+        "changed: files: train.py changed (+2 -0), pkg/data.py added (1 line), pkg/model.py "
+        "removed (1 line)\n"
+    ) in result.stderr
+    assert "changed: arguments: --epochs 4; were --epochs 3\n" in result.stderr
+    assert "changed: --keep-snapshots: 2, was 5\n" in result.stderr
+    assert "changed: nodes: 2, were 1\n" in result.stderr
+    assert len(record(desk)) == 1
+    assert desk.run(*words, "--yes", "--", "--epochs", "4").exit_code == 0
+    assert len(record(desk)) == 2
+
+
+def test_what_is_not_given_again_stays_as_it_was(desk: Desk, program: Path) -> None:
+    words = ("--keep-snapshots", "5", "--checkpoint-dir", "out")
+    submitted(desk, "./train.py", "--name", "x", *words, "--", "--epochs", "3")
+    ended(desk)
+
+    command = command_of(dry_run(desk, "./train.py", "--name", "x", "--snapshot-every-s", "9"))
+
+    assert command[-9:] == [
+        "--keep-snapshots", "5", "--checkpoint-dir", "out", "--snapshot-every-s", "9.0",
+        "--", "--epochs", "3",
+    ]  # fmt: skip
+    assert command_of(dry_run(desk, "./train.py", "--name", "x", "--"))[-1] == "out"
+
+
+def test_another_script_of_the_run_gets_no_arguments_of_the_first(
+    desk: Desk, program: Path
+) -> None:
+    submitted(desk, "./train.py", "--name", "x", "--", "--epochs", "3")
+    ended(desk)
+
+    document = dry_run(desk, "-m", "pkg.model", "--name", "x")
+
+    assert "--epochs" not in command_of(document)
+    assert document["plan"]["program"]["changes"] == [
+        "program: -m pkg.model, was train.py", "arguments: none; were --epochs 3",
+    ]  # fmt: skip
+
+
+def test_a_program_that_runs_is_joined_and_another_one_refused(desk: Desk, program: Path) -> None:
+    submitted(desk, "./train.py", "--name", "x", "--", "--epochs", "3")
+    command = command_of(dry_run(desk, "./train.py", "--name", "x"))
+    running(desk, command)
+
+    joined = desk.run("submit", "./train.py", "--name", "x", "--yes")
+
+    assert joined.exit_code == 0, joined.stderr
+    assert "run x is RUNNING already" in joined.stderr
+    assert_refused(
+        desk.run("submit", "./train.py", "--name", "x", "--yes", "--", "--epochs", "4"),
+        "run x is RUNNING already", "with arguments --epochs 3, not --epochs 4",
+        "python -m jobs stop x",
+    )  # fmt: skip
+    (program / "train.py").write_text("print(2)\n")
+    assert_refused(desk.run("submit", "./train.py", "--name", "x", "--yes"), "with other code")
+    assert_refused(desk.run("submit", "-m", "pkg.model", "--name", "x", "--yes"), "runs train.py")
+    assert len(record(desk)) == 1
+
+
+def ended(desk: Desk, run: str = "x") -> None:
+    """End the jobs of a run."""
+    for job in desk.jobs(run):
+        desk.backend_job(job["jobId"]).status = "SUCCEEDED"
+
+
+def running(desk: Desk, command: list[str], run: str = "x") -> None:
+    """Have the newest job of a run go on, with the command that moto forgets."""
+    job = desk.backend_job(str(desk.jobs(run)[-1]["jobId"]))
+    job.status, describe = "RUNNING", job.describe
+    nodes = {"numNodes": 1, "nodeRangeProperties": [{"container": {"command": command}}]}
+    job.describe = lambda: {**describe(), "nodeProperties": nodes}
+
+
+def snapshot(number: int, files: int) -> dict[str, Any]:
+    """A manifest as nodes write it."""
+    return {
+        "format": 1, "number": number, "at": f"2026-11-22T14:00:{number:02d}+00:00", "nodes": 1,
+        "main": 0, "bytes": files * 1000,
+        "files": [
+            {"root": "checkpoints", "path": f"{i}.pt", "bytes": 1000, "sha256": "0" * 64,
+             "mode": 0o644, "nodes": [0]}
+            for i in range(files)
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "fragments"),
+    [
+        (
+            ("--checkpoint-dir", "/ckpt"),
+            ["checkpoint-dir=/ckpt cannot be; it takes a path below the program's folder"],
+        ),
+        (("--checkpoint-dir", "../x"), ["checkpoint-dir=../x cannot be"]),
+        (("--checkpoint-dir", "./"), ["is the folder of the program itself", "such as"]),
+        (("--checkpoint-dir", "pkg/.."), ["checkpoint-dir=pkg/.. cannot be"]),
+        (("--exclude", "*.py"), ["train.py is not among the files that go along", "--include"]),
+        (("--workdir", "pkg"), ["./train.py is not below --workdir pkg"]),
+        (("--workdir", "nowhere"), ["--workdir nowhere is not a folder"]),
+        (("--epochs", "3"), ["has no parameter 'epochs'", "for the program itself comes after --"]),
+        (("3",), ["'3' is not a parameter; arguments of the program come after --: -- 3"]),
+        (("--dataset", "wikki"), ["no dataset 'wikki'", "did you mean 'wiki'?"]),
+        (("--dataset", "half"), ["dataset 'half' is not complete", "--input s3://bucket/datasets"]),
+        (("--dataset", "../x"), ["there is no dataset '../x'"]),
+        (("--input", "s3://bucket/runs/y/"), ["may read below datasets/, corpora/"]),
+        (("--input", "s3://bucket/corpora/none/"), ["nothing is there; name the prefix"]),
+        (("--input", "corpora"), ["input=corpora cannot be; it takes s3://BUCKET/PREFIX"]),
+    ],
+    ids=lambda value: "-".join(value)[:40],
+)
+def test_what_would_fail_on_the_nodes_is_refused(
+    desk: Desk, program: Path, words: tuple[str, ...], fragments: list[str]
+) -> None:
+    desk.put("datasets/wiki/manifest.json", {})
+    desk.put("datasets/half/part-0")
+    before = desk.keys()
+
+    assert_refused(desk.run("submit", "./train.py", *words, "--name", "x", "--yes"), *fragments)
+    assert desk.keys() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "fragments"),
+    [
+        ("a.ipynb", b"{}", ["a.ipynb is a notebook", "jupyter nbconvert --to script", "a.py"]),
+        ("a.sh", b"echo", ["a.sh is a shell script", "name the .py file"]),
+        ("run", b"#!/bin/bash\n", ["run is a shell script"]),
+        ("a.bin", b"\x7fELF", ["a.bin is no Python file"]),
+        ("a.py", b" \n\n", ["a.py is empty; name a file that holds a program"]),
+        ("a.py", b"# later\n", ["a.py has no statement"]),
+        ("a.py", b"def f(:\n", ["a.py, line 1: invalid syntax"]),
+    ],
+)
+def test_files_that_are_no_programs_are_refused(
+    desk: Desk, program: Path, name: str, data: bytes, fragments: list[str]
+) -> None:
+    (program / name).write_bytes(data)
+
+    assert_refused(desk.run("submit", f"./{name}", "--name", "x", "--yes"), *fragments)
+    assert desk.keys() == []
+
+
+def test_a_program_without_a_suffix_may_say_that_it_is_python(desk: Desk, program: Path) -> None:
+    (program / "train").write_text("#!/usr/bin/env python3\nprint(1)\n")
+
+    assert "train" in command_of(dry_run(desk, "./train"))
+
+
+def test_data_outside_the_deployment_has_to_be_among_its_uris(desk: Desk, program: Path) -> None:
+    desk.client("s3").create_bucket(
+        Bucket="team-data", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
+    desk.parameter(contract.SSM_SETTINGS, json.dumps({"data_uris": "s3://team-data/wiki"}))
+    words = ("submit", "./train.py", "--name", "x", "--yes", "--input")
+
+    assert_refused(
+        desk.run(*words, "s3://team-data/books/"),
+        "may not read there, it may read s3://team-data/wiki",
+        "data_uris=s3://team-data/wiki,s3://team-data/books/",
+    )
+    assert_refused(desk.run(*words, "s3://team-data/wiki/en/"), "nothing is there")
+    desk.client("s3").put_object(Bucket="team-data", Key="wiki/en/a", Body=b"x")
+    assert desk.run(*words, "s3://team-data/wiki/en/").exit_code == 0
+
+
+def test_a_bundle_in_the_bucket_with_other_bytes_is_refused(desk: Desk, program: Path) -> None:
+    code = dry_run(desk, "./train.py")["plan"]["program"]["code"]
+    desk.put(f"runs/x/code/{code}.tar.gz", b"something else")
+
+    assert_refused_last(
+        desk.run("submit", "./train.py", "--name", "x", "--yes"),
+        "does not hold the bytes that its name says",
+        f"aws s3 rm s3://bucket/runs/x/code/{code}.tar.gz",
+    )
+    assert desk.jobs("x") == []
+
+
+def assert_refused_last(result: Any, *fragments: str) -> None:
+    """Check a refusal after the plan was shown."""
+    assert result.exit_code == 2, result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("refused: ")
+    assert [part for part in fragments if part not in last] == [], last
+
+
+def test_long_arguments_are_refused_with_the_way_around(desk: Desk, program: Path) -> None:
+    assert_refused(
+        desk.run("submit", "./train.py", "--name", "x", "--yes", "--", "x" * 9000),
+        "at most 8192", "put long ones into a file of the",
+    )  # fmt: skip
+
+
+def test_an_argument_that_looks_like_a_key_is_remarked_once(desk: Desk, program: Path) -> None:
+    said = submitted(desk, "./train.py", "--name", "x", "--", "--api-key", "sk-" + "a1" * 20)
+
+    assert said.count("--api-key looks like a key") == 1
+    assert "a1a1" not in said.split("looks like a key")[1].splitlines()[0]
+
+
+def test_a_run_of_a_built_in_workload_is_not_continued_by_a_program(
+    desk: Desk, program: Path
+) -> None:
+    desk.put("runs/x/run.json", {"workload": "llama-tiny", "values": {}})
+
+    assert_refused(
+        desk.run("submit", "./train.py", "--name", "x", "--yes"),
+        "run x is one of llama-tiny", "give another --name",
+    )  # fmt: skip
+
+
+def test_the_folder_for_checkpoints_does_not_go_along(desk: Desk, program: Path) -> None:
+    (program / "out").mkdir()
+    (program / "out" / "a.pt").write_text("x")
+    words = ("./train.py", "--name", "x", "--checkpoint-dir", "out/")
+
+    assert dry_run(desk, *words)["plan"]["program"]["files"] == 3
+    assert dry_run(desk, *words)["plan"]["program"]["left_out"] == ["out/"]
+
+
+def test_a_record_of_a_later_format_is_refused(desk: Desk, program: Path) -> None:
+    desk.put("runs/x/program.json", {"format": 2})
+
+    assert_refused(
+        desk.run("submit", "./train.py", "--name", "x", "--yes"), "has format 2", "reads 1"
+    )

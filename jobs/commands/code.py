@@ -1,0 +1,216 @@
+"""`jobs code`: which files a run of a user's own program ran, and the way to get them back."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jobs.bucket.objects import Bucket
+from jobs.bucket.training_run import known_runs
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.deployment import Deployment
+from jobs.errors import EXIT_OK, Refusal
+from jobs.job import counted, valid_run_name
+from jobs.output.console import note, print_document
+from jobs.output.documents import Document
+from jobs.program.bundle import fetch, listing_key, pack
+from jobs.program.changes import file_changes
+from jobs.program.files import human, select
+from jobs.program.record import Submitted, read_record
+from trainium_catalogue import contract
+from trainium_catalogue.suggest import did_you_mean
+
+
+@command
+def code(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(help="Run name.")],
+    number: Annotated[
+        int | None,
+        typer.Option(
+            "--submission", metavar="N", help="Its Nth submission.", show_default="the newest"
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option("--fetch", metavar="DIR", help="Write the files of a submission into DIR."),
+    ] = None,
+    diff: Annotated[
+        Path | None,
+        typer.Option("--diff", metavar="DIR", help="Compare the files in DIR with a submission's."),
+    ] = None,
+    as_json: JsonOption = False,
+    deployment: DeploymentOption = None,
+    region: RegionOption = None,
+) -> int:
+    """Show what each submission of a program's run ran: files, arguments, time.
+
+    Files are checked by their hashes; a file that is there with other contents is not overwritten.
+
+    \b
+    Examples:
+      python -m jobs code my-run
+      python -m jobs code my-run --fetch ./as-it-ran
+      python -m jobs code my-run --submission 1 --diff .
+    """
+    valid_run_name(run)
+    aws, target = opened(context, deployment, region)
+    bucket = Bucket(client=aws.s3(), name=target.bucket)
+    submissions = read_record(bucket, run)
+    if not submissions:
+        raise _no_program(bucket, run)
+    chosen = _chosen(submissions, number, run)
+    listing = _listing(bucket, run, chosen.code)
+    differ: tuple[str, ...] | None = None
+    if diff is not None:
+        differ = _compare(bucket, run, chosen, diff)
+        for line in differ or ("no difference",):
+            note(line)
+    written = None if to is None else _fetch(bucket, run, chosen.code, listing, to)
+    if written is not None:
+        note(f"wrote {counted(written, 'file')} of {len(listing)} to {to}; the others were there")
+    if as_json:
+        print_document(_document(target, run, submissions, chosen, listing, differ, to=to))
+    elif diff is None and to is None:
+        _show(run, submissions, chosen, listing)
+    return EXIT_OK
+
+
+def _no_program(bucket: Bucket, run: str) -> Refusal:
+    runs = known_runs(bucket)
+    if run in runs:
+        return Refusal(
+            "no-program",
+            f"run {run} is no program of your own: it ran a built-in workload, whose code is the "
+            "deployment's image",
+        )
+    hint = f": {did_you_mean(run, runs)}" if runs else ": the bucket has no runs"
+    return Refusal("unknown-run", f"there is no run {run!r}{hint}")
+
+
+def _chosen(submissions: Sequence[Submitted], number: int | None, run: str) -> Submitted:
+    if number is None:
+        return submissions[-1]
+    if not 1 <= number <= len(submissions):
+        raise Refusal(
+            "no-such-submission",
+            f"--submission {number}: run {run} has {counted(len(submissions), 'submission')}; "
+            f"give a number from 1 to {len(submissions)}",
+        )
+    return submissions[number - 1]
+
+
+def _listing(bucket: Bucket, run: str, digest: str) -> list[Mapping[str, Any]]:
+    document = bucket.document(listing_key(run, digest))
+    if document is None:
+        raise Refusal(
+            "no-bundle",
+            f"the code of run {run} is gone: there is no s3://{bucket.name}/"
+            f"{listing_key(run, digest)}; only the {contract.RUN_PROGRAM} of the run says what it "
+            "ran",
+        )
+    return list(document["files"])
+
+
+def _compare(bucket: Bucket, run: str, chosen: Submitted, folder: Path) -> tuple[str, ...]:
+    if not folder.is_dir():
+        raise Refusal("target", f"--diff {folder} is not a folder; name the program's")
+    here = pack(select(folder, include=(), exclude=()))
+    return tuple(file_changes(bucket, run, chosen.code, here))
+
+
+def _fetch(
+    bucket: Bucket, run: str, digest: str, listing: Sequence[Mapping[str, Any]], to: Path
+) -> int:
+    """Write the files that are not there yet; return their number."""
+    if to.exists() and not to.is_dir():
+        raise Refusal("target", f"--fetch {to} is a file; name a folder")
+    contents = fetch(bucket, run, digest)
+    missing: list[tuple[Path, bytes, int]] = []
+    for file in listing:
+        path, data = to / _inside(str(file["path"])), contents.get(str(file["path"]))
+        if data is None or hashlib.sha256(data).hexdigest() != file["sha256"]:
+            raise Refusal(
+                "bundle-differs",
+                f"{file['path']} is not in the bundle as its list says: somebody has changed "
+                f"{listing_key(run, digest)}; it is not what the run ran",
+            )
+        if not path.exists():
+            missing.append((path, data, int(file["mode"])))
+        elif not path.is_file() or path.read_bytes() != data:
+            raise Refusal(
+                "target",
+                f"{path} is there already and holds something else; name another folder with "
+                "--fetch",
+            )
+    for path, data, mode in missing:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        path.chmod(mode)
+    return len(missing)
+
+
+def _inside(name: str) -> str:
+    """Refuse a name that would lead out of the folder; submit makes none."""
+    if name.startswith("/") or ".." in name.split("/"):
+        raise Refusal(
+            "bundle-differs", f"{name!r} would be written outside the folder: submit made no such"
+        )
+    return name
+
+
+def _show(
+    run: str,
+    submissions: Sequence[Submitted],
+    chosen: Submitted,
+    listing: Sequence[Mapping[str, Any]],
+) -> None:
+    for number, item in enumerate(submissions, 1):
+        nodes = counted(item.num_nodes, "node")
+        typer.echo(
+            f"submission {number}, {item.submitted_at}, {nodes}, code {item.code[:12]}: "
+            f"{item.shown} {shlex.join(item.argv)}".rstrip()
+        )
+    typer.echo(f"files of submission {submissions.index(chosen) + 1} of run {run}:")
+    for file in listing:
+        typer.echo(f"  {file['sha256'][:12]}  {human(int(file['bytes'])):>10}  {file['path']}")
+
+
+def _document(
+    target: Deployment,
+    run: str,
+    submissions: Sequence[Submitted],
+    chosen: Submitted,
+    listing: Sequence[Mapping[str, Any]],
+    differ: tuple[str, ...] | None,
+    *,
+    to: Path | None,
+) -> Document:
+    """Make the document of ``code --json``."""
+    return {
+        "deployment": target.name,
+        "region": target.region,
+        "run": run,
+        "submissions": [
+            {
+                "submitted_at": item.submitted_at,
+                "code": item.code,
+                "script": item.script,
+                "module": item.module,
+                "argv": list(item.argv),
+                "parameters": dict(item.parameters),
+                "num_nodes": item.num_nodes,
+                "workload": item.workload,
+            }
+            for item in submissions
+        ],
+        "submission": submissions.index(chosen) + 1,
+        "files": [dict(file) for file in listing],
+        "differences": None if differ is None else list(differ),
+        "to": None if to is None else str(to),
+    }

@@ -1,0 +1,388 @@
+"""The bundle of a program: what is in it, what is not, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.errors import Refusal
+from jobs.program import bundle as bundles
+from jobs.program import files
+from jobs.program.bundle import Bundle, pack
+from jobs.program.files import select
+from jobs.program.globs import matches
+from jobs.program.secrets import secret_words
+
+Write = Callable[..., Path]
+PRIVATE_KEY = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEpAIBAAKCAQEA" * 4 + "\n"
+ACCESS_KEY = "AKIA" + "QWERTYUIOPASDF23"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a file of the program's folder."""
+
+    def put(name: str, text: str | bytes = "x = 1\n") -> Path:
+        path = tmp_path / "mine" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    put("train.py")
+    return put
+
+
+def packed(tmp_path: Path, include: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> Bundle:
+    return pack(select(tmp_path / "mine", include=include, exclude=exclude), include=include)
+
+
+def paths(
+    tmp_path: Path, include: tuple[str, ...] = (), exclude: tuple[str, ...] = ()
+) -> list[str]:
+    return sorted(packed(tmp_path, include, exclude).paths)
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+
+def test_the_same_files_make_the_same_archive(tmp_path: Path, write: Write) -> None:
+    first = packed(tmp_path)
+    os.utime(tmp_path / "mine" / "train.py", (1, 1))
+    (tmp_path / "mine").rename(tmp_path / "other")
+
+    second = pack(select(tmp_path / "other", include=(), exclude=()))
+
+    assert first.sha256 == second.sha256
+
+
+def test_a_byte_more_makes_another_archive(tmp_path: Path, write: Write) -> None:
+    first = packed(tmp_path)
+    write("train.py", "x = 2\n")
+
+    assert packed(tmp_path).sha256 != first.sha256
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.binary(max_size=300), st.text("abc é\n'", min_size=1, max_size=8))
+def test_what_is_unpacked_is_what_was_packed(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / name).write_bytes(data)
+
+    assert pack(select(folder, include=(), exclude=())).contents() == {name: data}
+
+
+def test_executable_files_stay_executable(tmp_path: Path, write: Write) -> None:
+    write("run.sh").chmod(0o700)
+
+    modes = {file.path: file.mode for file in packed(tmp_path).files}
+
+    assert modes == {"run.sh": 0o755, "train.py": 0o644}
+
+
+def test_without_git_everything_goes_but_what_is_made_anew(tmp_path: Path, write: Write) -> None:
+    for name in ("a/b.txt", "__pycache__/x.pyc", "node_modules/y.js", ".venv/z", "env/pyvenv.cfg"):
+        write(name)
+
+    bundle = packed(tmp_path)
+
+    assert sorted(bundle.paths) == ["a/b.txt", "train.py"]
+    assert {"__pycache__", "node_modules", ".venv", "env"} <= set(bundle.left_out)
+
+
+def test_with_git_what_it_ignores_stays(tmp_path: Path, write: Write) -> None:
+    write(".gitignore", "data/\n*.log\n")
+    write("data/big.bin")
+    write("new.py")
+    write("a.log")
+    git(tmp_path / "mine", "init", "-q")
+    git(tmp_path / "mine", "add", "train.py")
+    git(tmp_path / "mine", "commit", "-qm", "x")
+
+    bundle = packed(tmp_path)
+
+    assert sorted(bundle.paths) == [".gitignore", "new.py", "train.py"]
+    assert bundle.git is not None
+    assert bundle.git.dirty
+    assert len(bundle.git.commit or "") == 40
+    assert paths(tmp_path, include=("data",)) == [
+        ".gitignore", "data/big.bin", "new.py", "train.py",
+    ]  # fmt: skip
+
+
+def test_of_a_larger_repository_only_the_folder_goes(tmp_path: Path, write: Write) -> None:
+    (tmp_path / "other.py").write_text("")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+
+    bundle = packed(tmp_path)
+
+    assert sorted(bundle.paths) == ["train.py"]
+    assert bundle.git is not None
+    assert bundle.git.commit is None
+
+
+def test_a_deleted_file_that_git_still_tracks_is_no_part(tmp_path: Path, write: Write) -> None:
+    write("old.py")
+    git(tmp_path / "mine", "init", "-q")
+    git(tmp_path / "mine", "add", ".")
+    (tmp_path / "mine" / "old.py").unlink()
+
+    assert paths(tmp_path) == ["train.py"]
+
+
+def test_a_repository_inside_goes_along(tmp_path: Path, write: Write) -> None:
+    write("vendored/lib.py")
+    git(tmp_path / "mine" / "vendored", "init", "-q")
+    git(tmp_path / "mine", "init", "-q")
+
+    assert paths(tmp_path) == ["train.py", "vendored/lib.py"]
+
+
+def test_a_folder_that_git_ignores_goes_as_a_whole_and_says_so(
+    tmp_path: Path, write: Write
+) -> None:
+    (tmp_path / ".gitignore").write_text("mine/\n")
+    git(tmp_path, "init", "-q")
+
+    bundle = packed(tmp_path)
+
+    assert sorted(bundle.paths) == ["train.py"]
+    assert "git ignores" in (bundle.remark or "")
+
+
+def test_a_repository_that_git_cannot_read_is_said(tmp_path: Path, write: Write) -> None:
+    write(".git", "gitdir: /nowhere\n")
+
+    bundle = packed(tmp_path)
+
+    assert sorted(bundle.paths) == ["train.py"]
+    assert "git does not answer" in (bundle.remark or "")
+
+
+@pytest.mark.parametrize(
+    ("path", "pattern", "expected"),
+    [
+        ("a/b/c.pt", "*.pt", True),
+        ("a/b/c.pt", "b", True),
+        ("a/b/c.pt", "a/b", True),
+        ("a/b/c.pt", "./a/b/", True),
+        ("a/b/c.pt", "b/c.pt", False),
+        ("a/b/c.pt", "a/*.pt", True),
+        ("a/b/c.py", "*.pt", False),
+    ],
+)
+def test_patterns_are_those_of_a_gitignore(path: str, pattern: str, expected: bool) -> None:
+    assert matches(path, pattern) is expected
+
+
+def test_excluded_files_stay_and_included_ones_win(tmp_path: Path, write: Write) -> None:
+    write("data/big.bin")
+    write("data/tiny.json")
+
+    assert paths(tmp_path, exclude=("data",)) == ["train.py"]
+    assert paths(tmp_path, exclude=("data",), include=("data/tiny.json",)) == [
+        "data/tiny.json", "train.py",
+    ]  # fmt: skip
+
+
+def test_a_link_within_the_folder_becomes_what_it_points_to(tmp_path: Path, write: Write) -> None:
+    write("lib/a.py", "a = 1\n")
+    (tmp_path / "mine" / "b.py").symlink_to("lib/a.py")
+    (tmp_path / "mine" / "alias").symlink_to("lib")
+
+    assert packed(tmp_path).contents() == {
+        "alias/a.py": b"a = 1\n", "b.py": b"a = 1\n", "lib/a.py": b"a = 1\n",
+        "train.py": b"x = 1\n",
+    }  # fmt: skip
+
+
+def refusal(tmp_path: Path, **options: tuple[str, ...]) -> str:
+    with pytest.raises(Refusal) as refused:
+        packed(tmp_path, **options)
+    return refused.value.message
+
+
+def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path, write: Write) -> None:
+    (tmp_path / "data.txt").write_text("x")
+    (tmp_path / "mine" / "data.txt").symlink_to("../data.txt")
+
+    said = refusal(tmp_path)
+
+    assert "data.txt is a link to ../data.txt, which is not below" in said
+    assert "--workdir, or leave the link out with --exclude data.txt" in said
+    assert paths(tmp_path, exclude=("data.txt",)) == ["train.py"]
+
+
+def test_a_link_to_nothing_is_refused(tmp_path: Path, write: Write) -> None:
+    (tmp_path / "mine" / "a").symlink_to("gone")
+
+    assert "a is a link to gone, and there is nothing; mend the link" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".env", "conf/.env.local", "key.pem", "id_rsa", ".netrc", ".aws/credentials",
+        "home/.aws/credentials", ".git-credentials", "id_ed25519", ".docker/config.json",
+    ],
+)  # fmt: skip
+def test_files_named_like_keys_are_refused_unless_they_are_named(
+    tmp_path: Path, write: Write, name: str
+) -> None:
+    write(name)
+
+    said = refusal(tmp_path)
+
+    assert said.startswith(f"{name}: a file named like ")
+    assert f"--exclude {name}, or take it along with --include {name}" in said
+    assert name in paths(tmp_path, include=(name,))
+    assert name not in paths(tmp_path, exclude=(name,))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (PRIVATE_KEY, "a private key"),
+        (f"key = '{ACCESS_KEY}'\n", "an AWS access key"),
+        (f"aws_secret_access_key = {'a1B2' * 10}\n", "an AWS secret key"),
+        (f"token = 'hf_{'aB' * 17}'\n", "a token of Hugging Face"),
+        (f"t = 'ghp_{'aB3' * 12}'\n", "a token of GitHub"),
+    ],
+)
+def test_files_that_hold_keys_are_refused_unless_they_are_named(
+    tmp_path: Path, write: Write, text: str, what: str
+) -> None:
+    write("conf/settings.py", text)
+
+    said = refusal(tmp_path)
+
+    assert f"conf/settings.py: it seems to hold {what}" in said
+    assert paths(tmp_path, include=("settings.py",)) == ["conf/settings.py", "train.py"]
+
+
+def test_examples_of_keys_are_no_keys(tmp_path: Path, write: Write) -> None:
+    write(".env.example", "TOKEN=\n")
+    # The ids of AWS's own documentation.
+    write(
+        "a.md",
+        "AKIAIOSFODNN7EXAMPLE aws_secret_access_key=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    )
+
+    assert paths(tmp_path) == [".env.example", "a.md", "train.py"]
+
+
+def test_a_link_to_a_key_is_a_key(tmp_path: Path, write: Write) -> None:
+    write("secret/.env")
+    (tmp_path / "mine" / "config").symlink_to("secret/.env")
+
+    assert "config: a file named like .env" in refusal(tmp_path, exclude=("secret",))
+
+
+def test_too_large_an_archive_is_refused_with_its_largest_files(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundles, "MAX_PACKED_BYTES", 10_000)
+    write("weights.bin", os.urandom(30_000))
+    write("small.bin", os.urandom(2_000))
+
+    said = refusal(tmp_path)
+
+    assert "make an archive of more than 10 kB" in said
+    assert "the largest are weights.bin (30 kB), small.bin (2 kB)" in said
+    assert "--dataset" in said
+
+
+def test_what_is_too_large_unpacked_is_refused_before_it_is_packed(
+    tmp_path: Path, write: Write
+) -> None:
+    with write("zeros.bin").open("wb") as file:
+        file.truncate(bundles.MAX_BYTES)
+
+    assert "hold 1 GB, more than 1 GB; the largest are zeros.bin (1 GB)" in refusal(tmp_path)
+
+
+def test_too_many_files_are_refused_with_their_folders(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_FILES", 10)
+    for number in range(11):
+        write(f"images/{number}.png")
+
+    assert "more than 10 files" in refusal(tmp_path)
+    assert "most are in images/" in refusal(tmp_path)
+
+
+def test_a_file_that_changes_while_it_is_packed_is_refused(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("a.log", "1\n")
+    read = Path.read_bytes
+
+    def read_and_grow(self: Path) -> bytes:
+        data = read(self)
+        path.write_text("more\n" * 3)
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", read_and_grow)
+
+    assert "changed while the program was packed" in refusal(tmp_path)
+
+
+def test_a_file_that_goes_while_it_is_packed_is_refused(tmp_path: Path, write: Write) -> None:
+    path = write("a.py")
+    selection = select(tmp_path / "mine", include=(), exclude=())
+    path.unlink()
+
+    with pytest.raises(Refusal, match="changed while the program was packed"):
+        pack(selection)
+
+
+def test_a_file_that_cannot_be_read_is_refused(
+    tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> bytes:  # root may read every file
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+
+    assert "train.py cannot be read: Permission denied; set its permissions" in refusal(tmp_path)
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path, write: Write) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path / "mine") + b"/\xff.py")).write_text("")
+
+    assert "is no name in UTF-8" in refusal(tmp_path)
+
+
+def test_a_pattern_that_names_nothing_is_refused(tmp_path: Path, write: Write) -> None:
+    said = refusal(tmp_path, include=("*.pt",))
+
+    assert said.startswith("--include *.pt: no file in ")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--api-key", "sk-0123456789abcdef0123"], ["--api-key"]),
+        (["--hf_token=hf_" + "a" * 34], ["--hf_token"]),
+        (["x", "hf_" + "aB" * 17], ["hf_aBa..."]),
+        ([ACCESS_KEY], ["AKIAQW..."]),
+        (["--token", "4"], []),
+        (["--max-tokens", "12345678"], []),
+        (["--tokenizer", "llama-tokenizer"], []),
+        (["--password", "--verbose"], []),
+        (["--lr", "0.1"], []),
+    ],
+)
+def test_arguments_that_look_like_keys_are_seen(words: list[str], found: list[str]) -> None:
+    assert [*secret_words(words)] == found

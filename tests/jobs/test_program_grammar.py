@@ -1,0 +1,101 @@
+"""Syntax errors of a program: found before it is sent, in the grammar of the nodes' Python."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from jobs.errors import Refusal
+from jobs.program.grammar import check_grammar, python_of
+
+HERE = sys.version_info[:2]
+
+
+def check(
+    text: str | bytes, *, python: tuple[int, int] | None = HERE, root: str = "", **more: str
+) -> list[str]:
+    notes: list[str] = []
+    data = text if isinstance(text, bytes) else text.encode()
+    contents = {"train.py": data} | {
+        name.replace("__", "/") + ".py": other.encode() for name, other in more.items()
+    }
+    check_grammar("train.py", contents, root=root, python=python, note=notes.append)
+    return notes
+
+
+def refused(text: str | bytes, **options: Any) -> str:
+    with pytest.raises(Refusal) as error:
+        check(text, **options)
+    return error.value.message
+
+
+def test_a_published_image_says_its_python() -> None:
+    assert python_of("2.28.0") == (3, 12)
+    assert python_of("2.33.1") is None
+    assert python_of("unknown") is None
+
+
+def test_a_syntax_error_is_refused_with_its_line() -> None:
+    assert refused("import os\n\ndef f(:\n    pass\n").startswith(
+        "train.py, line 3: invalid syntax (def f(:), in the grammar of Python"
+    )
+
+
+def test_an_error_in_a_module_of_the_bundle_is_refused_too() -> None:
+    says = refused("import pkg.model\n", pkg__model="from other import x\n", other="x = (\n")
+
+    assert says.startswith("other.py, line 1: '(' was never closed")
+
+
+def test_modules_that_may_never_be_imported_do_not_matter() -> None:
+    text = "try:\n    import broken\nexcept ImportError:\n    broken = None\n"
+
+    assert check(text, broken="x = (", unused="print 'python 2'") == []
+
+
+def test_a_script_finds_modules_beside_itself() -> None:
+    assert check("import util\n", root="scripts", util="x = (") == []
+    assert "scripts/util.py, line 1" in refused("import util\n", root="scripts", scripts__util="(")
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n"])
+def test_a_file_without_a_statement_is_refused(text: str) -> None:
+    assert "train.py has no statement, so it would do nothing" in refused(text)
+
+
+def test_what_is_no_text_is_refused() -> None:
+    assert "train.py" in refused(b"x = '\x00'\n")
+    assert "train.py" in refused(b"\x80\x04\x95")
+
+
+def test_line_ends_of_windows_and_a_byte_order_mark_are_fine() -> None:
+    assert check(b"\xef\xbb\xbfimport os\r\n\r\nif os:\r\n    pass\r\n") == []
+
+
+def test_escapes_that_python_warns_of_are_its_own_business(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    assert check("x = '\\d'\n") == []
+    assert not recwarn.list
+
+
+@pytest.mark.skipif(HERE < (3, 12), reason="needs the grammar of 3.12")
+def test_grammar_that_the_nodes_do_not_know_is_refused() -> None:
+    with pytest.raises(Refusal, match=r"in the grammar of Python 3\.11"):
+        check("type X = int\n", python=(3, 11))
+
+
+@pytest.mark.skipif(HERE >= (3, 12), reason="needs a Python without the grammar of 3.12")
+@pytest.mark.parametrize(
+    "text", ["type X = int\n", "def f[T](x: T) -> T: ...\n", "x = f'{'a'}'\n", "class A[T]: ...\n"]
+)
+@pytest.mark.parametrize("python", [(3, 12), None])
+def test_grammar_that_only_the_nodes_may_know_is_remarked(
+    text: str, python: tuple[int, int] | None
+) -> None:
+    (note,) = check(text, python=python)
+
+    assert note.startswith("train.py, line 1: ")
+    assert "may take it" in note

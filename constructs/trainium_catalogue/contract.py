@@ -166,6 +166,8 @@ INPUT_PREFIXES: Final = (DATASETS_PREFIX, CORPORA_PREFIX, TOKENIZERS_PREFIX, EXP
 """What ``--input`` of a program may name in the deployment's own bucket."""
 WHEELS_LOCK: Final = "requirements.lock"
 """Versions and hashes of the wheels of a folder."""
+CONSTRAINT_MARK: Final = "# constraint: "
+"""Start of a line of kept requirements that limits a package and does not require it."""
 
 LOSS_SCALAR: Final = "step loss"
 """Name of the loss in TensorBoard, as in AWS's reference."""

@@ -17,6 +17,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 
 from training.core.heartbeat import heartbeat
 from training.program.packages import Constraint
+from trainium_catalogue.contract import CONSTRAINT_MARK
 
 _NOISE = ("Requirement already satisfied", "Looking in ", "[notice]", "To fix this", "1. ", "2. ")
 _REMEDY = "loosen the requirements, or deploy an image of your own (image_uri)"
@@ -101,7 +102,12 @@ def resolve(pip: Pip, text: str, constraints: Sequence[Constraint]) -> list[Reso
     requirements = pip.folder / "requirements.txt"
     requirements.write_text(text)
     lines = pip.folder / "constraints.txt"
-    lines.write_text("".join(f"{item.line}\n" for item in constraints))
+    own = [
+        line.removeprefix(CONSTRAINT_MARK)
+        for line in text.splitlines()
+        if line.startswith(CONSTRAINT_MARK)
+    ]
+    lines.write_text("".join(f"{line}\n" for line in [*(c.line for c in constraints), *own]))
     report = pip.folder / "report.json"
     code, output = pip.run(
         *("install", "--dry-run", "--prefer-binary", f"--report={report}"),
@@ -195,7 +201,7 @@ def _reason(constraint: str, constraints: Sequence[Constraint]) -> str:
         if item.name == canonicalize_name(wanted.name)
         and Requirement(item.line).specifier == wanted.specifier
     )
-    return next(found, constraint)
+    return next(found, f"a constraint of the requirements is {constraint}")
 
 
 def _being_built(output: Sequence[str]) -> str:

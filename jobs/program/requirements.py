@@ -1,0 +1,239 @@
+"""A program's requirements: read as pip would, in one text, without what nodes could not have.
+
+The text is kept with the run, and the job that collects the wheels hands it to pip. So it holds
+the lines of other files that it names, and neither paths of this machine nor passwords.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from jobs.errors import Refusal
+from jobs.program.secrets import secret_content
+from trainium_catalogue.contract import CONSTRAINT_MARK
+from trainium_catalogue.suggest import did_you_mean
+
+KEY_LENGTH = 32
+_KEY_FORMAT = "1"
+"""Raised when wheels of the same requirements have to be collected anew."""
+
+# pip's own expressions (pip/_internal/req/req_file.py).
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
+
+_WITH_ADDRESS = ("--index-url", "--extra-index-url", "--find-links")
+_OPTIONS = (
+    *_WITH_ADDRESS,
+    *("--no-index", "--pre", "--prefer-binary", "--only-binary", "--no-binary"),
+    *("--require-hashes", "--trusted-host"),
+)
+"""Options that may stand on a line of their own."""
+_SHORT = {
+    "-i": "--index-url",
+    "-f": "--find-links",
+    "-r": "--requirement",
+    "-c": "--constraint",
+    "-e": "--editable",
+}
+_OPTION = re.compile(r"(?P<name>-[a-z]|--[a-z-]+)(?:\s*=\s*|\s*)(?P<value>.*)")
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_EXTRAS = r"(?:\s*\[[^\]]*\])?"
+_CLAUSE = r"(?:===|==|~=|!=|<=|>=|<|>)\s*[A-Za-z0-9.*+!_-]+"
+_PACKAGE = re.compile(
+    rf"{_NAME}{_EXTRAS}\s*\(?\s*(?:{_CLAUSE}(?:\s*,\s*{_CLAUSE})*\s*,?)?\s*\)?"
+    r"\s*(?:;.*?)?(?:\s+--.*)?"
+)
+_ADDRESS = re.compile(rf"(?:{_NAME}{_EXTRAS}\s*@\s*)?(?P<url>[A-Za-z][A-Za-z0-9+.-]*:\S+)(?:\s.*)?")
+_FROM_REPOSITORY = re.compile(r"(?P<kind>git|hg|svn|bzr)\+")
+_COMMIT = re.compile(r"[^@]+@[0-9a-f]{40}(?:#.*)?")
+_PATH = re.compile(r"[./~\\]|[A-Za-z]:\\|.*\.(whl|zip|tar\.gz|tar\.bz2)(\s|$)|.*@\s*[./~]")
+_ONE_EQUALS = re.compile(rf"({_NAME}{_EXTRAS})\s*=\s*([^=\s]+)$")
+_MOST_BYTES = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirements:
+    """What a program requires, as one text."""
+
+    text: str
+    """One requirement or option a line, without comments; empty if nothing is required."""
+
+    @property
+    def count(self) -> int:
+        """Number of required packages."""
+        return sum(not line.startswith(("-", CONSTRAINT_MARK)) for line in self.text.splitlines())
+
+    def key(self, image: str) -> str:
+        """Name the wheels that these requirements mean in an image."""
+        whole = "\n".join((_KEY_FORMAT, image, self.text))
+        return hashlib.sha256(whole.encode()).hexdigest()[:KEY_LENGTH]
+
+
+def read_requirements(path: Path) -> Requirements:
+    """Read a requirements file and those that it names; refuse lines that cannot work."""
+    lines = list(_file_lines(path, chain=()))
+    text = "".join(f"{line}\n" for line in lines)
+    if len(text.encode()) > _MOST_BYTES:
+        raise Refusal(
+            "requirements-size",
+            f"--requirements {path} has {len(text.encode()):,} bytes; at most {_MOST_BYTES:,} are "
+            "kept with a run; name only what the program imports",
+        )
+    return Requirements(text=text)
+
+
+def _file_lines(path: Path, *, chain: tuple[Path, ...], constrains: bool = False) -> Iterator[str]:
+    here = (*chain, path.resolve())
+    if path.resolve() in chain:
+        raise Refusal("requirements-file", f"{path} names itself; take that line out")
+    for number, line in _logical_lines(_text_of(path, chain)):
+        yield from _checked(line, f"{path}, line {number}", path, here, constrains)
+
+
+def _text_of(path: Path, chain: tuple[Path, ...]) -> str:
+    where = f"{chain[-1]} names {path}" if chain else f"--requirements {path}"
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise Refusal(
+            "requirements-file", f"{where}: it is not text in UTF-8; write it anew"
+        ) from None
+    except OSError as error:
+        near = [item.name for item in path.parent.glob("*.txt")] if path.parent.is_dir() else []
+        hint = did_you_mean(path.name, near) if near else "name a file of requirements"
+        reason = (error.strerror or str(error)).lower()
+        raise Refusal("requirements-file", f"{where}: {reason}; {hint}") from None
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield lines without comments, joined where they end with a backslash, as pip does."""
+    parts: list[str] = []
+    start = 1
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        if not parts:
+            start = number
+        plain = _COMMENT.sub("", line)
+        if line.endswith("\\") and not _COMMENT.match(line):
+            parts.append(line[:-1].strip())
+            continue
+        joined = " ".join(filter(None, [*parts, plain.strip()]))
+        parts = []
+        if joined:
+            yield start, joined
+
+
+def _checked(
+    line: str, where: str, path: Path, chain: tuple[Path, ...], constrains: bool
+) -> Iterator[str]:
+    """Check one line; yield it, or the lines of the file that it names."""
+
+    def refuse(code: str, reason: str) -> Refusal:
+        return Refusal(code, f"{where}: {reason}")
+
+    if _VARIABLE.search(line):
+        raise refuse(
+            "requirements-variable",
+            f"{_VARIABLE.search(line)[0]} is a variable of this machine, which nodes do not have "  # type: ignore[index]
+            "and the run's record must not; write the line without it",
+        )
+    _refuse_secrets(line, where)
+    if line.startswith("-"):
+        match = _OPTION.fullmatch(line)
+        name = match["name"] if match else line.partition(" ")[0]
+        name, value = _SHORT.get(name, name), match["value"].strip() if match else ""
+        if name in ("--requirement", "--constraint"):
+            if "://" in value:
+                raise refuse(
+                    "requirements-file", f"{value} is an address; copy that file beside this one"
+                )
+            limits = constrains or name == "--constraint"
+            yield from _file_lines(path.parent / value, chain=chain, constrains=limits)
+            return
+        if name == "--editable":
+            raise refuse(
+                "requirements-path",
+                f"{line} is code of this machine; leave it out: the program's folder goes along "
+                "as it is, and is on Python's path (for code elsewhere see --workdir)",
+            )
+        if name not in _OPTIONS:
+            known = ", ".join(_OPTIONS)
+            raise refuse("requirements-option", f"{name} cannot be used here; known are {known}")
+        if name in _WITH_ADDRESS and urlsplit(value).scheme not in ("http", "https"):
+            raise refuse(
+                "requirements-path",
+                f"{value or 'nothing'} is no address on the network, and this machine's folders "
+                "are not where wheels are collected; give an https address",
+            )
+        # Constraints have no options of their own, and pip reads none from their files.
+        if not constrains:
+            yield f"{name} {value}".strip()
+        return
+    _check_requirement(line, where)
+    yield f"{CONSTRAINT_MARK}{line}" if constrains else line
+
+
+def _refuse_secrets(line: str, where: str) -> None:
+    for word in re.findall(r"[A-Za-z][A-Za-z0-9+.-]*://\S+", line):
+        if "@" in urlsplit(word).netloc:
+            raise Refusal(
+                "requirements-secret",
+                f"{where}: the address at {urlsplit(word).hostname} carries a name or password, "
+                "and requirements are kept with the run; let the image's pip.conf hold it (an own "
+                "image, image_uri), or copy the packages to an index without one",
+            )
+    if (what := secret_content(line.encode())) is not None:
+        raise Refusal(
+            "requirements-secret",
+            f"{where}: holds {what}, and requirements are kept with the run; take it out",
+        )
+
+
+def _check_requirement(line: str, where: str) -> None:
+    if (address := _ADDRESS.fullmatch(line)) is not None and ":" in line:
+        _check_address(address["url"], line, where)
+        return
+    if _PATH.match(line):
+        raise Refusal(
+            "requirements-path",
+            f"{where}: {line} is a path of this machine; leave it out if it is the program's own "
+            "code, which goes along anyway; otherwise put the package on an index",
+        )
+    if _PACKAGE.fullmatch(line):
+        return
+    meant = _ONE_EQUALS.match(line)
+    hint = f"write {meant[1]}=={meant[2]}" if meant else "write it like einops>=0.7"
+    raise Refusal("requirements-line", f"{where}: {line!r} is no requirement; {hint}")
+
+
+def _check_address(url: str, line: str, where: str) -> None:
+    scheme = urlsplit(url).scheme
+    repository = _FROM_REPOSITORY.match(url)
+    if scheme == "file":
+        raise Refusal(
+            "requirements-path",
+            f"{where}: {line} is a file of this machine; put the package on an index",
+        )
+    if repository is None:
+        if scheme not in ("http", "https"):
+            raise Refusal(
+                "requirements-line",
+                f"{where}: {line}: nothing can be fetched from {scheme}:; give an https address",
+            )
+        return
+    if scheme != "git+https":
+        raise Refusal(
+            "requirements-repository",
+            f"{where}: {line}: where wheels are collected there are no keys for {scheme}; write "
+            "git+https://HOST/REPOSITORY@COMMIT",
+        )
+    if not _COMMIT.fullmatch(url):
+        raise Refusal(
+            "requirements-repository",
+            f"{where}: {line} names no commit, so it would not stay the same; write the commit's "
+            "40 digits after an @ (git rev-parse HEAD shows them)",
+        )

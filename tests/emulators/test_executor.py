@@ -1,10 +1,11 @@
 """Batch's rules for containers, arrays and dependencies: real jobs on the real server."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,11 +102,20 @@ class Batch:
 
     def end(self, job_id: str) -> Json:
         """Wait for the end of a job."""
+        return self.wait(job_id, lambda job: job["status"] in ("SUCCEEDED", "FAILED"))
+
+    def wait(self, job_id: str, condition: Callable[[Json], bool]) -> Json:
+        """Wait until a job is as wanted."""
         deadline = time.monotonic() + scaled(30)
-        while (job := self.describe(job_id))["status"] not in ("SUCCEEDED", "FAILED"):
+        while not condition(job := self.describe(job_id)):
             assert time.monotonic() < deadline, job
             time.sleep(0.05)
         return job
+
+    def arm(self, fault: Json) -> None:
+        """Arm a fault for the job that it names."""
+        name = f"/rehearsal/next-fault/{fault['run']}"
+        self.client("ssm").put_parameter(Name=name, Value=json.dumps(fault), Type="String")
 
     def log(self, job: Json) -> list[str]:
         events = self.client("logs").get_log_events(
@@ -155,10 +165,12 @@ def test_a_submission_may_bring_a_retry_strategy_of_its_own(batch: Batch) -> Non
 
 def test_a_lost_host_leaves_no_exit_code_and_leads_to_another_attempt(batch: Batch) -> None:
     fault = {"kind": "lose-host", "run": "spot", "after": "working"}
-    for name, armed in (("", {"kind": "kill-main", "run": "nobody"}), ("/spot", fault)):
-        batch.client("ssm").put_parameter(
-            Name=f"/rehearsal/next-fault{name}", Value=json.dumps(armed), Type="String"
-        )
+    batch.client("ssm").put_parameter(
+        Name="/rehearsal/next-fault",
+        Value=json.dumps({"kind": "kill-main", "run": "nobody"}),
+        Type="String",
+    )
+    batch.arm(fault)
     strategy = {"attempts": 2, "evaluateOnExit": HOST_LOST}
 
     other = batch.end(batch.submit("other"))
@@ -169,6 +181,44 @@ def test_a_lost_host_leaves_no_exit_code_and_leads_to_another_attempt(batch: Bat
     assert "exitCode" not in first["container"]
     assert first["statusReason"].startswith("Host EC2")
     assert second["container"]["exitCode"] == 0
+
+
+def test_a_host_that_is_taken_back_says_so_first_and_leads_to_another_attempt(
+    batch: Batch,
+) -> None:
+    batch.arm({"kind": "reclaim-main", "run": "warned", "after": "working"})
+    strategy = {"attempts": 2, "evaluateOnExit": HOST_LOST}
+
+    environment = {"SECONDS_": 1}
+    job = batch.end(batch.submit("warned", environment=environment, retryStrategy=strategy))
+
+    first, second = job["attempts"]
+    assert first["container"]["exitCode"] == 128 + signal.SIGTERM
+    assert first["statusReason"].startswith("Host EC2")
+    assert second["container"]["exitCode"] == 0
+
+
+def test_a_fault_can_wait_for_an_object_in_a_bucket(batch: Batch) -> None:
+    batch.arm({"kind": "kill-main", "run": "late", "after_key": "runs/late/snapshots/0*.json"})
+    s3 = batch.client("s3")
+    location = {"LocationConstraint": "us-west-2"}
+    s3.create_bucket(Bucket="late", CreateBucketConfiguration=location)
+
+    job_id = batch.submit("late", environment={"SECONDS_": 60})
+    batch.wait(job_id, lambda job: job["status"] == "RUNNING")
+    s3.put_object(Bucket="late", Key="runs/late/snapshots/00000001.json", Body=b"{}")
+
+    first = batch.wait(job_id, lambda job: len(job["attempts"]) > 0)["attempts"][0]
+    assert first["container"]["exitCode"] == 128 + signal.SIGKILL
+    batch.client("batch").terminate_job(jobId=job_id, reason="seen")
+
+
+def test_a_node_that_has_ended_is_not_hit_any_more(batch: Batch) -> None:
+    batch.arm({"kind": "kill-main", "run": "over", "after_key": "runs/over/*"})
+
+    job = batch.end(batch.submit("over"))
+
+    assert (job["status"], len(job["attempts"])) == ("SUCCEEDED", 1)
 
 
 def test_an_array_runs_a_child_for_each_index(batch: Batch) -> None:

@@ -222,18 +222,28 @@ class VolcanoController:
     def _start(self, job: Json, pods: list[Json]) -> None:
         """Hand the gang's pods to the kubelet, and inject the fault armed for the run."""
         fault = self._settings.take_fault(volcano_objects.run_of(job)) if pods else None
-        order = [task["name"] for task in job["spec"]["tasks"]]
         for pod in pods:
-            index = order.index(pod["metadata"]["annotations"][volcano_objects.TASK])
-            self._kubelet.start(pod, index=index, fault=fault)
+            self._kubelet.start(pod, index=self._index(job, pod), fault=fault)
         if fault is not None:
             attempt = 1 + job["status"].get("retryCount", 0)
-            arguments = (job["metadata"]["name"], attempt, fault, len(pods))
+            arguments = (job, attempt, fault, len(pods))
             threading.Thread(target=self._inject, args=arguments, daemon=True).start()
 
-    def _inject(self, name: str, attempt: int, fault: NodeFault, size: int) -> None:
+    @staticmethod
+    def _index(job: Json, pod: Json) -> int:
+        order = [task["name"] for task in job["spec"]["tasks"]]
+        return order.index(pod["metadata"]["annotations"][volcano_objects.TASK])
+
+    def _inject(self, job: Json, attempt: int, fault: NodeFault, size: int) -> None:
+        name = job["metadata"]["name"]
         wait_for(lambda: len(self._kubelet.nodes(name, attempt)) == size, _START_LIMIT_S)
-        detail = fault.inject(self._kubelet.nodes(name, attempt), main_index=0)
+        pods = {self._index(job, pod): pod["metadata"] for pod in self._pods(job)}
+
+        def take_back(index: int) -> None:
+            """Delete the pod, as the eviction API does when its node is drained."""
+            self._store.delete(POD, pods[index]["namespace"], pods[index]["name"])
+
+        detail = fault.inject(self._kubelet.nodes(name, attempt), main_index=0, take_back=take_back)
         if detail is not None:
             emit("fault-injected", job_id=name, attempt=attempt, kind=fault.kind, detail=detail)
 

@@ -191,8 +191,10 @@ class Gang:
         main = job.attempts[-1][job.main_index]
         assert main is not None
         if self._host_lost and not final:
-            # Nothing is left to report how the container ended.
-            main.exit_code, status_reason = None, HOST_LOST
+            status_reason = HOST_LOST
+            if self._fault is not None and self._fault.takes_host:
+                # Nothing is left to report how the container ended.
+                main.exit_code = None
         main.status_reason = status_reason
         return AttemptEnd(exit_code=main.exit_code, status_reason=status_reason), final
 
@@ -296,7 +298,7 @@ class Gang:
     def _note_loss(self) -> None:
         """Note the loss before the signal is sent: the main node's end is judged immediately."""
         assert self._fault is not None
-        self._host_lost = self._fault.takes_host
+        self._host_lost = self._fault.takes_main
 
     def _inject(self, number: int) -> None:
         if self._fault is None or number != 1:

@@ -4,6 +4,7 @@ All queues share one machine: a queue runs one gang at a time, and as many singl
 there are processors.
 """
 
+import fnmatch
 import os
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from moto.batch.models import batch_backends
+from moto.s3.models import s3_backends
 from moto.ssm.models import ssm_backends
 
 from trainium_catalogue.instances import INSTANCE_TYPES
@@ -21,8 +23,8 @@ from trainium_emulators.nodes import faults
 from trainium_emulators.nodes.events import emit
 
 NEXT_FAULT = "/rehearsal/next-fault"
-"""SSM parameter that arms a fault: JSON with ``kind``, and optionally ``run`` and ``after``.
-A parameter with a run's name below it arms another one at the same time."""
+"""SSM parameter that arms a fault: JSON with ``kind``, and optionally ``run``, and ``after`` or
+``after_key``. A parameter with a run's name below it arms another one at the same time."""
 
 NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 MAX_RESOURCE = "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE"
@@ -263,8 +265,18 @@ def take_fault(backend: Any, run: str) -> faults.NodeFault | None:
     for name in (f"{NEXT_FAULT}/{run}", NEXT_FAULT):
         if (parameter := backend.get_parameter(name)) is None:
             continue
-        fault = faults.NodeFault.parse(parameter.value)
+        fault = faults.NodeFault.parse(parameter.value, has_key)
         if fault.run in (None, run):
             backend.delete_parameter(name)
             return fault
     return None
+
+
+def has_key(pattern: str) -> bool:
+    """Tell whether any bucket has an object whose key matches ``pattern``."""
+    return any(
+        fnmatch.fnmatchcase(key, pattern)
+        for account in list(s3_backends)
+        for bucket in list(s3_backends[account]["aws"].buckets.values())
+        for key in list(bucket.keys)
+    )

@@ -13,7 +13,7 @@ from rehearsal.checks.tensorboard import DRAWN
 from rehearsal.deployment.state import Settings
 from trainium_emulators.docker_cli import Entry
 
-VERSION = 4
+VERSION = 5
 
 ALWAYS_UNPROVEN = (
     "EFA, Neuron devices and drivers: the nodes run on CPU with gloo",
@@ -180,6 +180,29 @@ class ClusterTraining:
 
 
 @dataclass(slots=True, kw_only=True)
+class ProgramRun:
+    """A user's own program on one orchestrator, surviving the loss of a node."""
+
+    orchestrator: str
+    steps: list[CommandRecord]
+    run: RunRecord | None
+    """None if no job was submitted."""
+    checks: list[ReceiptCheck]
+    unproven: list[str]
+    """What this program did not show, and what would make it do so."""
+
+    @property
+    def problems(self) -> list[str]:
+        """Everything that went wrong."""
+        runs = [self.run] if self.run is not None else []
+        return [
+            *(step.problem for step in self.steps if step.problem),
+            *(f"{run.run}: {text}" for run in runs for text in run.differences),
+            *(f"not so: {c.name} ({c.detail})" for c in self.checks if not c.ok),
+        ]
+
+
+@dataclass(slots=True, kw_only=True)
 class Phase:
     """A phase and its duration."""
 
@@ -252,6 +275,7 @@ class Receipt:
     runs: list[RunRecord] = field(default_factory=list)
     training: Training | None = None
     cluster: ClusterTraining | None = None
+    programs: list[ProgramRun] = field(default_factory=list)
     charts: list[Chart] = field(default_factory=list)
     proven_empty: bool = False
     """True if the account was checked after destroy; otherwise an empty list proves nothing."""
@@ -269,6 +293,7 @@ class Receipt:
                       for i in self.first_result.leftovers if i not in self.leftovers]  # fmt: skip
         found += self.training.problems if self.training is not None else []
         found += self.cluster.problems if self.cluster is not None else []
+        found += [problem for program in self.programs for problem in program.problems]
         if self.proven_empty:
             found += [f"left over: Helm release {c.release}" for c in self.charts
                       if not c.uninstalled]  # fmt: skip
@@ -289,6 +314,7 @@ class Receipt:
         built = self.image is not None and self.image.built
         has_looked = self.cluster is None or DRAWN in (c.name for c in self.cluster.checks)
         return [
+            *(text for program in self.programs for text in program.unproven),
             *ALWAYS_UNPROVEN,
             *(ON_CLUSTER if "eks" in self.settings.orchestrators else ()),
             *(() if has_looked else (NO_BROWSER,)),

@@ -25,10 +25,10 @@ from rehearsal.deployment import cdk, containers
 from rehearsal.deployment.aws import Aws, desk_environment, endpoint_environment
 from rehearsal.deployment.binaries import kubectl
 from rehearsal.deployment.server import ServerProcess, server_command, start_server
-from rehearsal.deployment.state import Folder, Settings, State
+from rehearsal.deployment.state import EXAMPLE, Folder, Settings, State
 from rehearsal.receipt import Chart, FirstResult, Phase, Receipt, Stack, recorded_image
 from rehearsal.report.progress import Progress
-from rehearsal.steps import batch, cluster
+from rehearsal.steps import batch, cluster, program
 from rehearsal.steps.jobs import ALL_REDUCE, submit
 from rehearsal.steps.runner import Runner
 from trainium_catalogue.contract import ENV_PROCESSES_PER_NODE
@@ -178,7 +178,11 @@ class Rehearsal:
             kubeconfig = {"KUBECONFIG": str(self.folder.kubeconfig)}
             runners.append(self._runner("eks", {**self._environment, **kubeconfig}))
             halves.append(partial(self._train_on_cluster, runners[-1]))
-        with ThreadPoolExecutor(max_workers=2) as pool:
+        if program.WORKLOAD in workloads:
+            for name in self._program_orchestrators():
+                runners.append(self._runner(name, self._environment))
+                halves.append(partial(self._run_program, name, runners[-1]))
+        with ThreadPoolExecutor(max_workers=len(halves)) as pool:
             running = [pool.submit(half) for half in halves]
             try:
                 wait(running)
@@ -201,6 +205,18 @@ class Rehearsal:
         result = cluster.run(self.settings, aws=self._aws, folder=self.folder, runner=runner)
         self.receipt.cluster = result
         for problem in result.problems:
+            self.progress.note(problem)
+
+    def _program_orchestrators(self) -> tuple[str, ...]:
+        """A program of the user's runs wherever it may, the example on one orchestrator only."""
+        chosen = self.settings.orchestrators
+        return chosen if self.settings.program != EXAMPLE else chosen[:1]
+
+    def _run_program(self, orchestrator: str, runner: Runner) -> None:
+        assert self._aws is not None
+        result = program.run(self.settings, orchestrator, aws=self._aws, runner=runner)
+        self.receipt.programs.append(result)
+        for problem in (*result.problems, *result.unproven):
             self.progress.note(problem)
 
     def _runner(self, half: str, environment: Mapping[str, str]) -> Runner:

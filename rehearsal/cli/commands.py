@@ -19,6 +19,7 @@ from rehearsal.cli import options
 from rehearsal.cli.options import (
     Addresses,
     AsJson,
+    CheckpointDir,
     Containers,
     Faults,
     FolderPath,
@@ -28,7 +29,9 @@ from rehearsal.cli.options import (
     Orchestrators,
     Parameters,
     Processes,
+    ProgramFile,
     Quick,
+    Requirements,
     Workloads,
 )
 from rehearsal.deployment import cdk
@@ -36,6 +39,7 @@ from rehearsal.deployment.server import wait_until
 from rehearsal.deployment.state import (
     ROOT,
     Folder,
+    Program,
     Refused,
     Settings,
     State,
@@ -65,9 +69,13 @@ app = typer.Typer(
 FOLDER = Path("build") / "rehearsal"
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def run(
+    context: typer.Context,
     quick: Quick = False,
+    program: ProgramFile = None,
+    checkpoint_dir: CheckpointDir = None,
+    requirements: Requirements = None,
     orchestrators: Orchestrators = None,
     nodes: Nodes = None,
     processes_per_node: Processes = None,
@@ -85,6 +93,8 @@ def run(
 
     First a small part, for a result within a minute, then everything.
 
+    Your own program instead: python -m rehearsal run --program ./train.py -- --epochs 3
+
     Exit codes: 0 all went as it must, 1 something failed or is left over, 2 refused, 130 Ctrl-C.
     """
     settings = _settings(
@@ -98,6 +108,7 @@ def run(
         parameters=set_,
         containers=containers,
         addresses=addresses,
+        program=_program(context.args, program, checkpoint_dir, requirements),
     )
     raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=True, stay=keep))
 
@@ -219,6 +230,17 @@ def _stay(rehearsal: Rehearsal) -> None:
     except KeyboardInterrupt:
         return
     raise cdk.StepFailed(f"the server ended by itself; see {folder.server_log}")
+
+
+def _program(
+    argv: list[str], file: Path | None, checkpoint_dir: str | None, requirements: Path | None
+) -> Program | None:
+    try:
+        return options.program_of(
+            file, argv, checkpoint_dir=checkpoint_dir, requirements=requirements
+        )
+    except Refused as refusal:
+        _refuse(str(refusal))
 
 
 def _settings(**given: Any) -> Settings:

@@ -10,8 +10,9 @@ import typer
 
 from rehearsal.checks.endings import find_faults
 from rehearsal.deployment.containers import refuse_without_tools
-from rehearsal.deployment.state import ORCHESTRATORS, Refused, Settings
+from rehearsal.deployment.state import EXAMPLE, ORCHESTRATORS, Program, Refused, Settings
 from rehearsal.steps import batch, cluster
+from rehearsal.steps import program as own
 from rehearsal.steps.jobs import ALL_REDUCE, own_parameters
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models import PRESETS
@@ -22,7 +23,7 @@ Orchestrators = Annotated[
     typer.Option(
         "--orchestrators",
         help="batch, eks or both: the halves to rehearse.",
-        show_default="both; batch with --fault or --containers",
+        show_default="both; batch with --fault, --containers or --program",
     ),
 ]
 Quick = Annotated[
@@ -30,7 +31,9 @@ Quick = Annotated[
 ]
 Nodes = Annotated[
     int | None,
-    typer.Option("--nodes", min=1, help="Nodes of a job.", show_default="4, and 2 with --quick"),
+    typer.Option(
+        "--nodes", min=1, help="Nodes of a job.", show_default="4; 2 with --quick or --program"
+    ),
 ]
 Processes = Annotated[
     int | None,
@@ -46,7 +49,8 @@ Workloads = Annotated[
     list[str] | None,
     typer.Option(
         "--workload",
-        help="all-reduce or llama-tiny on Batch, mnist or bert-tiny on EKS; repeatable.",
+        help="all-reduce or llama-tiny on Batch, mnist or bert-tiny on EKS, program on either; "
+        "repeatable.",
         show_default="all",
     ),
 ]
@@ -61,6 +65,23 @@ Parameters = Annotated[
 Containers = Annotated[
     bool, typer.Option("--containers", help="Build the image and run the nodes in containers.")
 ]
+ProgramFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--program",
+        metavar="FILE",
+        help="Rehearse this program of yours alone: run it, kill a node after its first snapshot, "
+        "see it continue. Its own arguments come after --.",
+    ),
+]
+CheckpointDir = Annotated[
+    str | None,
+    typer.Option("--checkpoint-dir", help="Folder that the program itself saves to."),
+]
+Requirements = Annotated[
+    Path | None,
+    typer.Option("--requirements", metavar="FILE", help="What pip has to install for it."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the receipt and nothing else.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Stay up after the jobs until Ctrl-C or down.")]
 FolderPath = Annotated[Path, typer.Option("--folder", help="Where logs and the receipt go.")]
@@ -69,8 +90,8 @@ Addresses = Annotated[
 ]
 DEFAULT = "batch,eks"
 WORKLOADS = {
-    "batch": (ALL_REDUCE, batch.WORKLOAD),
-    "eks": cluster.WORKLOADS,
+    "batch": (ALL_REDUCE, batch.WORKLOAD, own.WORKLOAD),
+    "eks": (*cluster.WORKLOADS, own.WORKLOAD),
 }
 """Workloads of each orchestrator."""
 
@@ -88,6 +109,7 @@ def check(
     containers: bool,
     addresses: str,
     path: str,
+    program: Program | None = None,
 ) -> Settings:
     """Return the settings that were asked for; raise ``ValueError`` if they are not possible.
 
@@ -98,15 +120,20 @@ def check(
         raise Refused("--quick is an all-reduce on Batch; leave the other choices out, or --quick")
     if quick:
         orchestrators, workloads = "batch", [ALL_REDUCE]
-    nodes = nodes or (2 if quick else 4)
-    chosen = _orchestrators(orchestrators or ("batch" if faults or containers else DEFAULT))
-    known = [name for orchestrator in chosen for name in WORKLOADS[orchestrator]]
+    if program is not None:
+        _check_program(program, alone=not (quick or workloads or faults))
+        workloads = [own.WORKLOAD]
+    nodes = nodes or (2 if quick or program is not None else 4)
+    on_batch = faults or containers or program is not None
+    chosen = _orchestrators(orchestrators or ("batch" if on_batch else DEFAULT))
+    known = list(dict.fromkeys(name for each in chosen for name in WORKLOADS[each]))
     for pair in parameters or ():
         if "=" not in pair:
             raise Refused(f"--set {pair} has no value; write --set key=value")
         if not any(own_parameters([pair], name) for name in known):
             raise Refused(f"--set {pair}: none of {', '.join(known)} has it")
-    if "eks" in chosen and nodes < cluster.TOO_MANY:
+    names = _workloads(workloads, faults, known)
+    if set(names) & set(cluster.WORKLOADS) and nodes < cluster.TOO_MANY:
         raise Refused(
             f"--nodes {nodes}: the steps on the cluster need {cluster.TOO_MANY}; "
             f"give --nodes {cluster.TOO_MANY} or more"
@@ -123,12 +150,49 @@ def check(
         processes_per_node=processes_per_node or 1,
         processes_of=processes_of() if processes_per_node is None else {},
         instance_type=find_instance_type(instance_type).name,
-        workloads=_workloads(workloads, faults, known),
+        workloads=names,
         faults=find_faults(faults or ()),
         parameters=tuple(parameters or ()),
         containers=containers,
         addresses=addresses,
+        program=program or EXAMPLE,
     )
+
+
+def program_of(
+    file: Path | None,
+    argv: list[str],
+    *,
+    checkpoint_dir: str | None = None,
+    requirements: Path | None = None,
+) -> Program | None:
+    """Return the program that was named; refuse what is given for one that was not."""
+    if file is not None:
+        return Program(
+            file=str(file.resolve()),
+            argv=tuple(argv),
+            checkpoint_dir=checkpoint_dir,
+            requirements=str(requirements.resolve()) if requirements is not None else None,
+        )
+    given = {
+        "--checkpoint-dir": checkpoint_dir is not None,
+        "--requirements": requirements is not None,
+        " ".join(argv): bool(argv),
+    }
+    for words, is_given in given.items():
+        if is_given:
+            raise Refused(f"{words}: for a program of yours; name it with --program FILE")
+    return None
+
+
+def _check_program(program: Program, *, alone: bool) -> None:
+    if not alone:
+        raise Refused(
+            "--program is rehearsed alone; leave --quick, --workload and --fault out, or --program"
+        )
+    for path in (program.file, program.requirements):
+        if path is not None and not Path(path).exists():
+            raise Refused(f"{path} does not exist; name a file that does")
 
 
 def usual_time(settings: Settings) -> str:
@@ -136,6 +200,8 @@ def usual_time(settings: Settings) -> str:
     first = "deploy, all-reduce, destroy: usually within a minute"
     if set(settings.workloads) == {ALL_REDUCE}:
         return f"{first}; about 10 s for every fault" if settings.faults else first
+    if settings.program != EXAMPLE:
+        return "deploy, run, kill a node, continue, destroy: a minute, and your program twice"
     halves = " and ".join(settings.orchestrators)
     rest = f"deploy, train on {halves}, destroy: usually two to three minutes"
     return f"{first}; then {rest}" if ALL_REDUCE in settings.workloads else rest
@@ -144,7 +210,7 @@ def usual_time(settings: Settings) -> str:
 def processes_of() -> dict[str, int]:
     """Return the processes per node of the workloads that demonstrate more than one."""
     models = dict.fromkeys(PRESETS, batch.PROCESSES_PER_NODE)
-    return {**models, **cluster.PROCESSES_OF}
+    return {**models, **cluster.PROCESSES_OF, own.WORKLOAD: own.PROCESSES_PER_NODE}
 
 
 def for_visitors(settings: Settings) -> Settings:

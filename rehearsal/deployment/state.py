@@ -20,6 +20,19 @@ class Refused(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A user's own program, as `jobs submit` is told of it."""
+
+    file: str
+    argv: tuple[str, ...] = ()
+    checkpoint_dir: str | None = None
+    requirements: str | None = None
+
+
+EXAMPLE = Program(file=str(ROOT / "examples" / "own-program" / "train.py"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The validated options of the command line."""
 
@@ -31,13 +44,15 @@ class Settings:
     """Processes per node for individual workloads."""
     instance_type: str
     workloads: tuple[str, ...]
-    """Workloads: all-reduce and llama-tiny on Batch, mnist and bert-tiny on EKS."""
+    """Workloads: all-reduce, llama-tiny and program on Batch; mnist, bert-tiny, program on EKS."""
     faults: tuple[str, ...]
     parameters: tuple[str, ...]
     """``key=value``, passed to ``jobs submit --set``."""
     containers: bool
     addresses: str
     """First three octets of the nodes' addresses."""
+    program: Program = EXAMPLE
+    """What the workload ``program`` runs."""
 
 
 @dataclass(frozen=True, slots=True)

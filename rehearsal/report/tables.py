@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich import box
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rehearsal.receipt import Receipt, ReceiptCheck, RunRecord
+from rehearsal.receipt import ProgramRun, Receipt, ReceiptCheck, RunRecord
 from rehearsal.report import curve
 
 
@@ -22,6 +23,7 @@ def show(receipt: Receipt, console: Console) -> None:
         *(_sizes(run) for run in receipt.runs if run.fault is None and run.sizes),
         *_training(receipt, console),
         *_cluster(receipt, console),
+        *(table for program in receipt.programs for table in _program(program)),
         _charts(receipt),
         _phases(receipt),
         _left(receipt),
@@ -146,6 +148,17 @@ def _cluster(receipt: Receipt, console: Console) -> tuple[Table, ...]:
     return table, *(_ends(run) for run in cluster.runs), _checks(cluster.checks)
 
 
+def _program(program: ProgramRun) -> Iterator[Table]:
+    table = _table(f"A program of your own on {program.orchestrator}", "command", "s",
+                   numbers=("s",))  # fmt: skip
+    for step in program.steps:
+        table.add_row(step.command, f"{step.seconds:.1f}")
+    yield table
+    if program.run is not None:
+        yield _ends(program.run)
+    yield _checks(program.checks)
+
+
 def _checks(checks: list[ReceiptCheck]) -> Table:
     table = _table("What it proves", "must be so", "", "found")
     for check in checks:
@@ -211,6 +224,7 @@ def _verdict(receipt: Receipt, console: Console) -> None:
     style = "bold green" if receipt.outcome == "passed" else "bold red"
     jobs = len(receipt.runs) + (receipt.training is not None)
     jobs += len(receipt.cluster.runs) if receipt.cluster is not None else 0
+    jobs += sum(program.run is not None for program in receipt.programs)
     console.print(
         Text.assemble(
             (receipt.outcome.upper(), style),

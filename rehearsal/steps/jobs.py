@@ -105,11 +105,19 @@ def submit(
 
 
 @contextmanager
-def armed(aws: Aws, *, run: str, kind: str, after: int | None = None) -> Iterator[None]:
-    """Arm a fault for a run's first attempt: once it is running, or after a training step."""
+def armed(
+    aws: Aws, *, run: str, kind: str, after: int | None = None, after_key: str | None = None
+) -> Iterator[None]:
+    """Arm a fault for a run's first attempt.
+
+    It comes once the nodes work, after a training step, or once the bucket has an object whose key
+    matches ``after_key``.
+    """
     fault = {"kind": kind, "run": run}
     if after is not None:
         fault["after"] = f"training: step {after} "
+    if after_key is not None:
+        fault["after_key"] = after_key
     ssm, name = aws.client("ssm"), f"{PARAMETER}/{run}"
     ssm.put_parameter(Name=name, Value=json.dumps(fault), Type="String")
     try:

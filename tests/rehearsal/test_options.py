@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rehearsal.cli import options
-from rehearsal.deployment.state import Refused, Settings
+from rehearsal.cli.options import program_of
+from rehearsal.deployment.state import Program, Refused, Settings
 
 
 def checked(**changes: Any) -> Settings:
@@ -26,10 +28,10 @@ def checked(**changes: Any) -> Settings:
 @pytest.mark.parametrize(
     ("orchestrators", "workloads"),
     [
-        ("batch", ("all-reduce", "llama-tiny")),
-        ("eks", ("mnist", "bert-tiny")),
-        ("both", ("all-reduce", "llama-tiny", "mnist", "bert-tiny")),
-        ("eks, batch", ("all-reduce", "llama-tiny", "mnist", "bert-tiny")),
+        ("batch", ("all-reduce", "llama-tiny", "program")),
+        ("eks", ("mnist", "bert-tiny", "program")),
+        ("both", ("all-reduce", "llama-tiny", "program", "mnist", "bert-tiny")),
+        ("eks, batch", ("all-reduce", "llama-tiny", "program", "mnist", "bert-tiny")),
     ],
 )
 def test_each_half_has_its_workloads(orchestrators: str, workloads: tuple[str, ...]) -> None:
@@ -55,6 +57,47 @@ def test_faults_alone_need_no_cluster() -> None:
     assert (settings.orchestrators, settings.workloads) == (("batch",), ("all-reduce",))
 
 
+def test_a_program_of_the_users_is_rehearsed_alone_on_two_nodes_of_batch(tmp_path: Path) -> None:
+    program = Program(file=str(tmp_path), argv=("--epochs", "3"))
+    settings = checked(program=program, orchestrators=None, nodes=None)
+
+    assert (settings.workloads, settings.program) == (("program",), program)
+    assert (settings.orchestrators, settings.nodes) == (("batch",), 2)
+
+
+def test_a_program_alone_needs_no_more_nodes_on_a_cluster_than_it_asks_for(tmp_path: Path) -> None:
+    program = Program(file=str(tmp_path))
+
+    assert checked(program=program, orchestrators="eks", nodes=1).nodes == 1
+
+
+def test_a_program_is_named_by_its_whole_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    program = program_of(Path("train.py"), ["--lr", "1"], requirements=Path("needs.txt"))
+
+    assert program == Program(
+        file=str(tmp_path / "train.py"),
+        argv=("--lr", "1"),
+        requirements=str(tmp_path / "needs.txt"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"argv": ["--epochs", "3"]}, "--epochs 3: for a program of yours"),
+        ({"argv": [], "checkpoint_dir": "out"}, "--checkpoint-dir: for a program"),
+        ({"argv": [], "requirements": Path("x")}, "--requirements: for a program"),
+    ],
+)
+def test_what_only_a_program_has_is_refused_without_one(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(Refused, match=f"{words}.*--program FILE"):
+        program_of(None, given.pop("argv"), **given)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -67,6 +110,10 @@ def test_faults_alone_need_no_cluster() -> None:
         ({"parameters": ["max-steps"]}, "has no value"),
         ({"parameters": ["colour=red"]}, "none of all-reduce, llama-tiny"),
         ({"orchestrators": "eks", "nodes": 1}, "--nodes 4"),
+        ({"program": Program(file="/"), "quick": True, "orchestrators": None}, "rehearsed alone"),
+        ({"program": Program(file="/"), "faults": ["all"]}, "rehearsed alone"),
+        ({"program": Program(file="/no/train.py")}, "/no/train.py does not exist"),
+        ({"program": Program(file="/", requirements="/no")}, "/no does not exist"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:

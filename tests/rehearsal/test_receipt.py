@@ -12,7 +12,18 @@ from rich.console import Console
 
 from rehearsal.checks.leftovers import Expected, Item
 from rehearsal.deployment.state import Folder, Settings, State, load_state
-from rehearsal.receipt import Image, NodeAttempt, Phase, Receipt, RunRecord, Size, Stack
+from rehearsal.receipt import (
+    CommandRecord,
+    Image,
+    NodeAttempt,
+    Phase,
+    ProgramRun,
+    Receipt,
+    ReceiptCheck,
+    RunRecord,
+    Size,
+    Stack,
+)
 from rehearsal.report import tables as report
 
 SCHEMA = json.loads(
@@ -89,6 +100,20 @@ def printed(receipt: Receipt) -> str:
     return stream.getvalue()
 
 
+def program_run(**changes: object) -> ProgramRun:
+    record = ProgramRun(
+        orchestrator="batch",
+        steps=[CommandRecord(name="program", command="jobs submit", exit_code=0, seconds=3.0)],
+        run=run(fault="kill-child", attempts=[75, 0], sizes=[]),
+        checks=[ReceiptCheck(name="the program ended with 0", ok=True, detail="SUCCEEDED")],
+        unproven=[],
+    )
+    for name, value in changes.items():
+        setattr(record, name, value)
+    return record
+
+
+WRONG = ReceiptCheck(name="the program ended with 0", ok=False, detail="FAILED")
 LEFT = [Item("ec2", "VPC", "vpc-1")]
 
 
@@ -103,8 +128,12 @@ def test_all_well_is_passed() -> None:
         {"errors": ["cdk deploy ended with 1"]},
         {"runs": [run(differences=["the job is FAILED instead of SUCCEEDED"])]},
         {"proven_empty": False},
+        {"programs": [program_run(checks=[WRONG])]},
     ],
-    ids=["a leftover", "an error", "a run that ended otherwise", "no look after destroy"],
+    ids=[
+        *("a leftover", "an error", "a run that ended otherwise", "no look after destroy"),
+        "a program that failed",
+    ],
 )
 def test_a_rehearsal_fails_with(changes: dict[str, object]) -> None:
     assert finished(**changes).outcome == "failed"
@@ -120,8 +149,9 @@ def test_an_interrupted_rehearsal_has_not_passed() -> None:
         finished(),
         finished(leftovers=LEFT),
         Receipt(settings=finished().settings, interrupted=True),
+        finished(programs=[program_run(), program_run(orchestrator="eks", run=None)]),
     ],
-    ids=["passed", "failed", "interrupted at once"],
+    ids=["passed", "failed", "interrupted at once", "with a program"],
 )
 def test_the_file_fits_its_schema(receipt: Receipt, tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
@@ -132,6 +162,13 @@ def test_the_file_fits_its_schema(receipt: Receipt, tmp_path: Path) -> None:
 
 def test_the_report_fits_80_columns() -> None:
     assert max(len(line) for line in printed(finished()).splitlines()) <= 80
+
+
+def test_a_program_that_was_over_too_soon_proves_less_and_says_so() -> None:
+    receipt = finished(programs=[program_run(unproven=["that it survives; give it more to do"])])
+
+    assert receipt.outcome == "passed"
+    assert "give it more to do" in " ".join(printed(receipt).split())
 
 
 def test_the_report_shows_a_leftover() -> None:

@@ -63,7 +63,7 @@ def test_the_first_result_has_a_deployment_of_its_own(
     assert rehearsed.go() == [
         ("start",),
         *(("deploy", NEEDED), ("_all_reduce",), ("destroy", NEEDED)),
-        *(("deploy", None), ("_both_halves", {"llama-tiny", "mnist", "bert-tiny"})),
+        *(("deploy", None), ("_both_halves", {"llama-tiny", "program", "mnist", "bert-tiny"})),
         ("destroy", None),
     ]
     assert rehearsed.receipt.first_result is not None

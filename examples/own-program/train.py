@@ -1,0 +1,67 @@
+"""A program of your own, as small as can be: it trains on all processes of all nodes, and resumes.
+
+All that it knows of its surroundings is what torchrun sets, and a folder to save in.
+On CPU: torchrun --nproc-per-node 2 train.py --epochs 20
+"""
+
+import argparse
+import importlib.util
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import mse_loss
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--epochs", type=int, default=60)
+parser.add_argument("--lr", type=float, default=0.05)
+parser.add_argument("--seconds", type=float, default=0.1, help="how long an epoch takes at least")
+options = parser.parse_args()
+
+if importlib.util.find_spec("torch_xla"):
+    import torch_xla.core.xla_model as xm
+    import torch_xla.distributed.xla_backend  # noqa: F401, registers the backend
+
+    dist.init_process_group("xla")
+    device = xm.xla_device()
+else:
+    xm = None
+    dist.init_process_group("gloo")
+    device = torch.device("cpu")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
+checkpoint = Path(os.environ.get("TRAINIUM_CHECKPOINT_DIR", ".")) / "latest.pt"
+begin = 0
+if checkpoint.exists():
+    saved = torch.load(checkpoint, map_location="cpu")
+    model.load_state_dict(saved["model"])
+    begin = saved["epoch"]
+    if rank == 0:
+        print(f"continues after epoch {begin}", flush=True)
+
+for epoch in range(begin + 1, options.epochs + 1):
+    generator = torch.Generator().manual_seed(epoch * ranks + rank)
+    x = torch.randn(64, 8, generator=generator).to(device)
+    loss = mse_loss(model(x), x.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= ranks
+    optimizer.step()
+    if xm is not None:
+        xm.mark_step()
+    time.sleep(options.seconds)
+    if rank == 0:
+        print(f"epoch {epoch}: loss {loss.item():.6f}", flush=True)
+        weights = {name: value.cpu() for name, value in model.state_dict().items()}
+        # Nobody ever sees half a file: it is written beside, and then takes the other's place.
+        partial = checkpoint.with_suffix(".partial")
+        torch.save({"model": weights, "epoch": epoch}, partial)
+        partial.replace(checkpoint)
+dist.destroy_process_group()

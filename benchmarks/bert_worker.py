@@ -20,6 +20,7 @@ from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
 from training.core.device import open_device
+from training.core.logs import set_up_logging
 from training.datasets.prepared.bert_shards import read_shard
 from training.datasets.prepared.prepare import prepare_dataset
 from training.models.bert.data import to_batch
@@ -42,6 +43,7 @@ Make = Callable[[int], float]
 def main(side: str) -> None:
     """Serve one side of the comparison."""
     answers = sys.stdout
+    set_up_logging()
     with contextlib.redirect_stdout(sys.stderr):
         device = open_device(DeviceKind.CPU, timeout_s=24 * 3600.0)
         root = Path(f"rank-{dist.get_rank()}")

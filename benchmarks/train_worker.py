@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.train import settings, sizes
+from training.core.logs import set_up_logging
 
 _LEARNING_RATE = 3e-3
 _NEVER = 10**6
@@ -26,6 +27,7 @@ def main(what: str) -> None:
         write_dataset()
         return
     answers = sys.stdout
+    set_up_logging()
     with contextlib.redirect_stdout(sys.stderr):
         make = {"loop": loop, "trainer": trainer}[what]()
         make(2)  # memory is allocated, code is warm

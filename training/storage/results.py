@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +17,7 @@ from trainium_catalogue.contract import run_prefix
 
 _BETWEEN_UPLOADS_S = 10.0
 
+log = logging.getLogger(__name__)
 
 UPLOAD_RETRIES = RetryPolicy(total_s=60.0)
 """Gives up before the job would count as hung."""
@@ -110,8 +112,8 @@ class Uploads:
     A failed upload is reported, and retried with the file's next change.
     """
 
-    def __init__(self, objects: Objects, *, every_s: float, say: Callable[[str], None]) -> None:
-        self._objects, self._every_s, self._say = objects, every_s, say
+    def __init__(self, objects: Objects, *, every_s: float) -> None:
+        self._objects, self._every_s = objects, every_s
         self._changed = threading.Condition()
         self._due: dict[str, tuple[float, Path | bytes]] = {}
         """Maps keys to the earliest upload time and the content."""
@@ -203,4 +205,4 @@ class Uploads:
             now = time.monotonic()
             if now - self._complained_s > _BETWEEN_COMPLAINTS_S:
                 self._complained_s = now
-                self._say(f"{key} could not be uploaded, training goes on: {error}")
+                log.warning("%s could not be uploaded, training goes on: %s", key, error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -21,6 +22,8 @@ from training.trainer.records import (
     results_document,
 )
 from trainium_catalogue.contract import RUN_STATUS, TRAIN_METRICS, VALIDATION_LOSS_SCALAR
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from training.core.config import TrainConfig
@@ -74,15 +77,14 @@ class RunFiles:
         context: NodeContract,
         workload: str,
         lustre: Path | None = None,
-        say: Callable[[str], None] = lambda text: print(text, flush=True),
     ) -> None:
-        self._context, self._workload, self._say = context, workload, say
+        self._context, self._workload = context, workload
         self._objects = objects
         self._metrics = folder / TRAIN_METRICS
         self._metrics.parent.mkdir(parents=True, exist_ok=True)
         self._tensorboard = (lustre or folder) / TENSORBOARD
         self._writer: Any = None
-        self._uploads = Uploads(objects, every_s=_BETWEEN_UPLOADS_S, say=say)
+        self._uploads = Uploads(objects, every_s=_BETWEEN_UPLOADS_S)
         self._status: dict[str, Any] = {}
         self._pacer, self._validation_pacer = Pacer(), Pacer()
         self._checkpoint_s: float | None = None
@@ -158,12 +160,13 @@ class RunFiles:
         self._last = record
         self._throughputs.append(record.throughput)
         self.event("step", record.fields())
-        self._say(record.line())
-        self._say(log_line(record))
+        log.info("%s", record.line())
+        log.info("%s", log_line(record))
         for name, field in SCALARS.items():
             self._writer.add_scalar(name, getattr(record, field), record.step)
         if self._context.bucket is not None and self._pacer.due():
-            self._say(
+            log.info(
+                "%s",
                 embedded_metrics(
                     record,
                     deployment=self._context.deployment,
@@ -171,7 +174,7 @@ class RunFiles:
                     workload=self._workload,
                     time_ms=int(time.time() * 1000),
                     checkpoint_s=self._checkpoint_s,
-                )
+                ),
             )
             self._checkpoint_s = None
         self._offer_tensorboard()
@@ -181,17 +184,18 @@ class RunFiles:
         self._evaluation = record
         fields = record.fields()
         self.event(_EVALUATION, fields)
-        self._say(record.line())
+        log.info("%s", record.line())
         self._writer.add_scalar(VALIDATION_LOSS_SCALAR, record.val_loss, record.step)
         if self._context.bucket is not None and self._validation_pacer.due():
-            self._say(
+            log.info(
+                "%s",
                 embedded_validation(
                     record,
                     deployment=self._context.deployment,
                     run=self._context.run,
                     workload=self._workload,
                     time_ms=int(time.time() * 1000),
-                )
+                ),
             )
         self.status(val_loss=fields["val_loss"], val_step=record.step)
         self._offer_tensorboard()
@@ -238,7 +242,7 @@ class RunFiles:
             self._writer.close()
             self._offer_tensorboard()
         if not self._uploads.close(within_s=within_s):
-            self._say(f"metrics are not complete in {self._objects.uri}: storage is too slow")
+            log.warning("metrics are not complete in %s: storage is too slow", self._objects.uri)
 
     def abandon(self) -> None:
         """Write nothing more: the run's files now belong to another job."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from tests.support.limits import scaled
 from tests.training.datasets.conftest import Tokenize, text_of
@@ -363,3 +363,20 @@ def test_shards_are_little_endian(tmp_path: Path, run_tokenize: Tokenize) -> Non
     raw = (dataset(tmp_path) / manifest.shards[0].name).read_bytes()
     assert int.from_bytes(raw[:2], "little") == opened(tmp_path).sequence(0, 1)[0]
     assert np.dtype(manifest.dtype).itemsize * manifest.shards[0].tokens == len(raw)
+
+
+def test_worker_processes_log_like_every_other_one(
+    run_tokenize: Tokenize, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    vocab = {"[UNK]": 0, "</s>": 1, "a": 2, "##b": 3}  # a kind that fastokens does not know
+    pieces = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    pieces.add_special_tokens(["</s>"])
+    pieces.save(str(tmp_path / "tokenizer.json"))
+    order = {"tokenizer": str(tmp_path / "tokenizer.json"), "shard_tokens": 2**10}
+
+    complete(run_tokenize(**order, processes=2, accelerate=True))
+
+    said = capfd.readouterr().out.splitlines()
+    assert 1 <= sum(line.startswith("fastokens is not used: ") for line in said) <= 2
+    assert sum(line.endswith(" million a second") for line in said) == 1
+    assert all(line.startswith(("fastokens is not used: ", "tokenize: ")) for line in said)

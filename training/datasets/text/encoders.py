@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from array import array
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.datasets.text.vocabulary import Vocabulary, load_tokenizer
+
+log = logging.getLogger(__name__)
 
 PROBES = (
     "The quick brown fox jumps over the lazy dog.",
@@ -262,7 +265,7 @@ def _fast_encoder(vocabulary: Vocabulary, plain: PlainEncoder) -> Encoder | None
         return Checked(FastEncoder(vocabulary), plain)
     # Not installed, an unsupported kind of tokenizer, or different ids.
     except Exception as error:
-        print(f"fastokens is not used: {type(error).__name__}: {error}", flush=True)
+        log.info("fastokens is not used: %s: %s", type(error).__name__, error)
         return None
 
 

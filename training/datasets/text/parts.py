@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.datasets.manifest import Shard
 from training.datasets.text.encoders import Encoder, ParityError, encoders
@@ -22,6 +24,8 @@ from training.datasets.text.readers import batches, read_ahead, read_documents
 from training.datasets.text.sources import Part
 from training.datasets.text.vocabulary import Vocabulary
 from training.storage import ObjectMissing, Objects, StorageAccess
+
+log = logging.getLogger(__name__)
 
 _DIGEST_BYTES = 8
 Count = Callable[[int, int], None]
@@ -195,7 +199,7 @@ class PartMaker:
                 # The last one, the plain tokenizer, cannot fail this way.
                 self._encoder = next(self._encoders)
                 name = self._encoder.name
-                print(f"{error}; part {part.number} is made again by {name}", flush=True)
+                log.info("%s; part %d is made again by %s", error, part.number, name)
         self._output.put(part.marker, record.to_json())
         return record
 
@@ -314,6 +318,7 @@ def _make_here(
 
 def _start_worker(task: PartSettings, counters: Any, parent: int) -> None:
     global _maker
+    set_up_logging()
     die_with_parent(parent)
     # The processes already run in parallel; the libraries read these when they first encode.
     for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS"):

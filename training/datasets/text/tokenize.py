@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -38,16 +37,16 @@ from training.storage.object_file import open_object
 from trainium_catalogue.contract import DATASET_MANIFEST, DATASETS_PREFIX
 
 _BETWEEN_LINES_S = 5.0
-_BETWEEN_CHANGES_S = 0.2
+
+log = logging.getLogger(__name__)
 
 
 class ProgressLine:
-    """Prints progress: one changing line on a terminal, otherwise a line now and then."""
+    """Logs progress, with a line now and then, and reports it to the launcher."""
 
     def __init__(self, num_parts: int, report: Callable[[str], None]) -> None:
         self._num_parts, self._report = num_parts, report
         self._start_s = self._shown_s = time.monotonic()
-        self._is_terminal = sys.stdout.isatty()
         self._tokens = 0
 
     def show(self, parts: int, tokens: int, uploaded: int) -> None:
@@ -59,23 +58,18 @@ class ProgressLine:
         )
         self._report(text)
         now = time.monotonic()
-        if now - self._shown_s > (_BETWEEN_CHANGES_S if self._is_terminal else _BETWEEN_LINES_S):
+        if now - self._shown_s > _BETWEEN_LINES_S:
             self._shown_s = now
-            print(self._line(text, now), end=self._end, flush=True)
+            self._log(text, now)
 
     def end(self) -> None:
-        """Print the last line."""
+        """Log the last line."""
         text = f"{self._num_parts} parts, {self._tokens / 1e6:.1f} million tokens"
-        print(self._line(text, time.monotonic()), flush=True)
+        self._log(text, time.monotonic())
 
-    @property
-    def _end(self) -> str:
-        return "" if self._is_terminal else "\n"
-
-    def _line(self, text: str, now: float) -> str:
+    def _log(self, text: str, now: float) -> None:
         rate = self._tokens / max(now - self._start_s, 1e-9) / 1e6
-        start = "\r\x1b[K" if self._is_terminal else ""
-        return f"{start}tokenize: {text}, {rate:.2f} million a second"
+        log.info("tokenize: %s, %.2f million a second", text, rate)
 
 
 def is_made(objects: Objects, part: Part, plan: PartPlan, sizes: dict[str, int]) -> bool:
@@ -173,8 +167,6 @@ def _remove_strays(objects: Objects, plan: PartPlan, manifest: PackedManifest) -
 
 if TYPE_CHECKING:
     from training.core.job import Job
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cfnlint.api import ManualArgs, lint
 
 from tests.emulators.refusal_examples.example import Example, Json, att, closure, ref, resource
 from tests.emulators.refusal_examples.index import EXAMPLES, SUBMISSIONS, TEMPLATES
+from tests.support.linting import findings_of
 from trainium_emulators.aws.refusals import TABLE
 from trainium_emulators.aws.refusals.refusal import SUBMIT, TEMPLATE, AwsOutcome, AwsRefusal
 from trainium_emulators.aws.refusals.request import (
@@ -247,7 +247,7 @@ def linted(template: Json) -> list[tuple[str, str]]:
             str(match.path[1]) if len(match.path or ()) > 1 else "",
             f"{match.rule.id} {match.message}",
         )
-        for match in lint(json.dumps(template), config=ManualArgs(regions=["us-west-2"]))
+        for match in findings_of(json.dumps(template), "us-west-2")
     ]
 
 

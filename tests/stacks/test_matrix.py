@@ -10,12 +10,12 @@ from typing import Any
 import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_s3 as s3
-from cfnlint.api import ManualArgs, lint
 
 from app import build, check_with_nag
 from stacks.config import AppConfig
 from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import FLAGS, Deployment, checked, deployment, matrix, name_of
+from tests.support.linting import findings_of
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators.aws.refusals import TABLE
@@ -98,9 +98,7 @@ def findings(made: Deployment) -> list[str]:
         _linted.add(digest)
         found += [
             f"{part}: {match.rule.id} {match.message}"
-            for match in lint(
-                text, config=ManualArgs(regions=[made.config.region], ignore_checks=[])
-            )
+            for match in findings_of(text, made.config.region)
             if not _is_known(match.rule.id, match.message, made.config)
         ]
     return found

@@ -28,6 +28,7 @@ from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.resources import NODE, POD, VOLCANO_JOB
 from trainium_emulators.nodes import events
+from trainium_emulators.nodes.faults import NodeFault
 
 eks_nodes.install()
 INSTANCE_TYPE = find_instance_type("trn1.32xlarge")
@@ -66,13 +67,22 @@ BELONGINGS = (
 """What pods of real jobs want in their namespace."""
 
 
+_faults: list[NodeFault] = []
+"""Of the next attempts, one each."""
+
+
+def _take_fault(run: str) -> NodeFault | None:
+    return _faults.pop(0) if _faults and _faults[0].run == run else None
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
     """A cluster without nodes and jobs."""
     with pytest.MonkeyPatch.context() as patch:
         # It tells what happens on standard output, which belongs to the commands here.
         patch.setattr(events, "print", lambda *_, **__: None, raising=False)
-        running = serve(EmulatorSettings(addresses="127.0.94", count_nodes=True))
+        settings = EmulatorSettings(addresses="127.0.94", count_nodes=True, take_fault=_take_fault)
+        running = serve(settings)
         for manifest in (*BASE, *BELONGINGS):
             running.apply(manifest)
         yield running
@@ -133,6 +143,10 @@ class EksDesk:
                 tolerations=[{"key": TAINT, "operator": "Exists"}] if tolerates else [],
             )
         )
+
+    def fails_preflight(self, run: str, *, attempts: int) -> None:
+        """Let a job of two nodes or more end soon and badly: node 1 may open too few files."""
+        _faults.extend([NodeFault(kind="preflight-failure", run=run)] * attempts)
 
     def job(self, run: str) -> dict[str, Any] | None:
         """The job of that name."""
@@ -196,6 +210,7 @@ def _eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     made = EksDesk(desk, cluster)
     made.nodes(2)
     yield made
+    _faults.clear()
     for entry in cluster.store.list(VOLCANO_JOB):
         cluster.store.delete(VOLCANO_JOB, NAMESPACE, entry["metadata"]["name"])
     cluster.scale(NODE_GROUP, INSTANCE_TYPE, 0)

@@ -127,12 +127,10 @@ def test_training_knows_the_job_that_compiles_for_it(eks: EksDesk) -> None:
 
 def test_release_gives_the_nodes_up_when_the_job_has_ended(eks: EksDesk) -> None:
     eks.node_group().scaling_config = {"minSize": 0, "desiredSize": 2, "maxSize": 4}
-    # The node has no such deployment to talk to: the job ends at once, and badly.
-    result = eks.run(
-        *SWEEP, "--nodes", "1", "--name", "sweep", "--yes", "--follow", "--release",
-        "--min-bytes", "4", "--max-bytes", "4", "--peer-timeout-s", "2",
-    )  # fmt: skip
+    eks.fails_preflight("sweep", attempts=3)
+    result = eks.run(*SWEEP, "--nodes", "2", "--name", "sweep", "--yes", "--follow", "--release")
 
+    assert "FAILED: no attempts left" in result.stderr, result.stderr
     assert "the node group scales to 0 nodes" in result.stderr, result.stderr
     assert eks.node_group().scaling_config["desiredSize"] == 0
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from training.core.arguments import Request
 from training.core.contract import NodeContract
@@ -21,9 +20,11 @@ from training.core.progress import ENV_SCRATCH, read_failures, read_states
 from training.launcher.hangs import Left
 from training.launcher.node import AGENT_GRACE_S, AGENT_LOG, LocalNode, kill_launch, reap
 from training.launcher.verdict import Verdict
-from training.program import output, preparation, worker
+from training.program import output, preparation, results, worker
 from training.program.environment import OWN_ROOTS, PROGRESS_FILE, program_environment
+from training.program.keeping import REPORT_FILE, Keeper, KeeperSettings, Problem
 from training.program.settings import Folders, ProgramSettings
+from training.storage import StorageAccess
 from trainium_catalogue.exit_codes import ExitCode
 
 _BETWEEN_LOOKS_S = 0.25
@@ -31,6 +32,8 @@ _LAST_WORDS_S = 5.0
 """Time for a program that has raised an error to end by itself: exit handlers, log uploads."""
 _DRAIN_S = 5.0
 _KEEPER_LATE_S = 1.0
+_FAREWELL_S = 5.0
+"""Time for a failed job to say so in the run's status, and to upload its output."""
 _GO_FILE = "go"
 _SPEC_FILE = "program"
 _EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
@@ -39,7 +42,7 @@ torch/distributed/elastic/multiprocessing/api.py)."""
 _CLOSING = "closing signal"
 """torchrun's words when it ends the other workers of a node because one has failed."""
 _AGENT_SPEAKS_S = 2.0
-_SIGNS = (output.OUTPUT_FILE, PROGRESS_FILE, preparation.REPORT_FILE)
+_SIGNS = (*(output.OUTPUT_FILE, PROGRESS_FILE, preparation.REPORT_FILE, results.MOVED_FILE),)
 _HINTS: Mapping[int, str] = {
     signal.SIGKILL: " (by the kernel if it was out of memory, or by somebody else)",
     signal.SIGABRT: " (native code gave up, as it does when a peer is lost; its words are above)",
@@ -48,51 +51,6 @@ _HINTS: Mapping[int, str] = {
 }
 
 log = logging.getLogger(__name__)
-
-
-class Problem(Protocol):
-    """A keeper's reason to end the job."""
-
-    @property
-    def code(self) -> int:
-        """The exit code."""
-
-    @property
-    def reason(self) -> str:
-        """The reason, for people."""
-
-
-class KeeperReport(Protocol):
-    """What a keeper says while the program runs."""
-
-    @property
-    def last_change_at(self) -> float | None:
-        """Time of the last change in the kept folder."""
-
-    @property
-    def problem(self) -> Problem | None:
-        """A reason to end the job now."""
-
-
-class Keeper(Protocol):
-    """Who keeps the program's checkpoints in the bucket; every method returns at once."""
-
-    def look(self) -> KeeperReport:
-        """Read the newest report."""
-
-    def final(self, *, take: bool = ..., clean: bool = ..., within_s: float | None = ...) -> None:
-        """Order the last snapshot."""
-
-    @property
-    def done(self) -> bool:
-        """True once it has ended after ``final``."""
-
-    @property
-    def failure(self) -> Problem | None:
-        """The reason why there is no last snapshot, once it is done."""
-
-    def kill(self) -> None:
-        """End it at once."""
 
 
 class ProgramNode(LocalNode):
@@ -119,6 +77,7 @@ class ProgramNode(LocalNode):
         self._preparation: subprocess.Popen[bytes] | None = None
         self._keeper: Keeper | None = None
         self._output: subprocess.Popen[bytes] | None = None
+        self._results: subprocess.Popen[bytes] | None = None
         self._is_prepared = False
         self._went_s: float | None = None
         self._signs: tuple[object, ...] = ()
@@ -199,6 +158,26 @@ class ProgramNode(LocalNode):
         """Let the workers run the program: every node is prepared."""
         self._went_s = time.monotonic()
         (self._scratch / _GO_FILE).touch()
+        asked, node = self._settings, self._node
+        settings = KeeperSettings(
+            storage=StorageAccess.of(
+                node.bucket, region=node.region, endpoint_url=node.endpoint_url
+            ),
+            run=node.run,
+            job_id=node.job_id,
+            attempt=node.attempt,
+            node=node.node_index,
+            main=node.main_index,
+            num_nodes=node.num_nodes,
+            scratch=self._scratch,
+            checkpoints=self._folders.checkpoints,
+            cache=self._folders.cache,
+            every_s=asked.snapshot_every_s,
+            keep=asked.keep_snapshots,
+            mib_per_s=asked.snapshot_mib_per_s,
+            limit_gib=asked.snapshot_limit_gib,
+        )
+        self._keeper = Keeper.start(settings, self._own_env)
 
     def _start(
         self, module: str, *words: str, stdin: int = subprocess.DEVNULL, marked: bool = True
@@ -220,8 +199,6 @@ class ProgramNode(LocalNode):
         """Judge the node's current state; None while all is well."""
         if self.verdict is None and not self._is_prepared:
             self.verdict = self._look_at_preparation()
-        if self.verdict is None and self._keeper is not None:
-            self.verdict = self._look_at_keeper()
         return super().look(now_s)
 
     def _look_at_preparation(self) -> Verdict | None:
@@ -235,10 +212,6 @@ class ProgramNode(LocalNode):
             return Verdict(code=ExitCode(report.code), reason=f"{self._label}: {report.reason}")
         step = report.step if report is not None else "starting"
         return self._host(f"the preparation ended without a word at: {step}")
-
-    def _look_at_keeper(self) -> Verdict | None:
-        assert self._keeper is not None
-        return self._told_by_keeper(self._keeper.look().problem)
 
     def _told_by_keeper(self, problem: Problem | None) -> Verdict | None:
         if problem is None:
@@ -261,6 +234,8 @@ class ProgramNode(LocalNode):
                 reason=f"{self._label}: {first.whose}{first.error}",
                 symptom=first.code is ExitCode.HOST,
             )
+        if self._keeper is not None and (problem := self._keeper.look().problem):
+            return self._told_by_keeper(problem)
         if status == 0:
             return self._ended(now_s)
         words = (self._scratch / AGENT_LOG).read_text(errors="replace")
@@ -294,7 +269,16 @@ class ProgramNode(LocalNode):
                 return None
             if (failed := self._told_by_keeper(self._keeper.failure)) is not None:
                 return failed
+        self._start_results()
+        if self._results is not None and (status := self._results.poll()) != 0:
+            return None if status is None else self._host(self._why_no_results())
         return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
+
+    def _why_no_results(self) -> str:
+        try:
+            return (self._scratch / results.FAILURE_FILE).read_text()
+        except FileNotFoundError:
+            return "the process that uploads the program's output ended without a word"
 
     def _note_end(self, now_s: float) -> None:
         if self.left is None:
@@ -339,6 +323,8 @@ class ProgramNode(LocalNode):
             *(_stamp(self._scratch / name) for name in _SIGNS),
             *(_stamp(path) for path in sorted(self._scratch.glob("progress-*.json"))),
             self._keeper.look().last_change_at if self._keeper is not None else None,
+            # The keeper gives up by itself when a last snapshot does not go on.
+            _stamp(self._scratch / REPORT_FILE) if self._closing else None,
         )
         changed, self._signs = signs != self._signs, signs
         return changed
@@ -353,21 +339,46 @@ class ProgramNode(LocalNode):
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def close(self, deadline_s: float, turn: Callable[[], None]) -> None:
-        """Take the last snapshot of a stopped job, whose workers have ended, if there is time."""
+    def close(self, decision: Verdict, deadline_s: float, turn: Callable[[], None]) -> None:
+        """Save what there is after a job that was stopped or has failed, until ``deadline_s``.
+
+        A stopped program has a last snapshot. What a failed one has left may be torn, so its last
+        complete snapshot counts; its output is kept for people, unless another attempt follows.
+        """
         if self._keeper is None:
             return
-        self._keeper.final(
-            clean=not self._killed_workers, within_s=max(0.0, deadline_s - time.monotonic())
-        )
-        while not self._keeper.done and time.monotonic() < deadline_s + _KEEPER_LATE_S:
+        if not decision.graceful:
+            self.kill_workers()
+            deadline_s = time.monotonic() + _FAREWELL_S
+        if decision.graceful or decision.code is ExitCode.WORKLOAD:
+            self._start_results()
+        if decision.graceful or self._node.is_main:
+            self._keeper.final(
+                take=decision.graceful,
+                clean=not self._killed_workers,
+                within_s=max(0.0, deadline_s - time.monotonic()),
+            )
+        else:
+            self._keeper.kill()
+        while self._is_closing and time.monotonic() < deadline_s + _KEEPER_LATE_S:
             turn()
+
+    @property
+    def _is_closing(self) -> bool:
+        if self._keeper is not None and not self._keeper.done:
+            return True
+        return self._results is not None and self._results.poll() is None
+
+    def _start_results(self) -> None:
+        if self._results is None and next(results.files_of(self._folders.output), None):
+            self._results = self._start(results.MODULE, *self._argv)
 
     def kill_workers(self) -> None:
         """Kill the ranks that are left, but not who keeps their files."""
-        self._killed_workers = True
         for state in read_states(self._scratch).values():
-            signal_quietly(state.pid, signal.SIGKILL)
+            if not is_gone(state.pid):
+                self._killed_workers = True
+                signal_quietly(state.pid, signal.SIGKILL)
 
     def kill(self, heartbeat: Callable[[], None]) -> None:
         """Kill everything this launch has started, and pass on the output that is left."""
@@ -377,8 +388,9 @@ class ProgramNode(LocalNode):
         super().kill(heartbeat)
         if self._agent is None:
             kill_launch(self._scratch, heartbeat)
-        if self._preparation is not None:
-            reap(self._preparation)
+        for process in (self._preparation, self._results):
+            if process is not None:
+                reap(process)
         if self._output is not None:
             # It ends when nobody can write any more.
             deadline = time.monotonic() + _DRAIN_S

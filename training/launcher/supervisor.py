@@ -117,8 +117,8 @@ class _Role:
                     *(self._node.node_index, grace_s),
                 )
                 program.kill_workers()
-        if decision.graceful and program is not None:
-            program.close(ends_s, turn)
+        if program is not None and decision.code is not ExitCode.OK:
+            program.close(decision, ends_s, turn)
         self._tools.local.kill(self._tools.guardian.heartbeat)
 
 

@@ -193,7 +193,7 @@ class Capture:
             log.info(
                 "keeper: no room on the disk for a copy of %s; files are sent from where they "
                 "are, and a snapshot is given up if the program writes to one meanwhile; give "
-                "the nodes a larger volume (context key volume_gib)",
+                "the nodes a larger volume (context key root_volume_gib)",
                 path,
             )
 

@@ -109,7 +109,8 @@ def _fetch(
         if needed > free:
             raise NoRoom(
                 f"snapshot {snapshot.number} has {size_text(needed)}, and {size_text(free)} are "
-                f"free at {target.scratch}; give the nodes a larger volume (context key volume_gib)"
+                f"free at {target.scratch}; give the nodes a larger volume (context key "
+                "root_volume_gib)"
             )
         _download(objects, arriving, list(wanted.values()), report)
         _place(arriving, target, snapshot, entries, report)

@@ -84,8 +84,8 @@ def test_a_program_that_ends_with_0_everywhere_is_a_success(cluster: Cluster, ac
 
 
 def test_exit_handlers_still_run_after_an_error(cluster: Cluster) -> None:
-    last = "import atexit; atexit.register(lambda: (time.sleep(1), print('LAST WORDS'.lower()))); deeper()"
-    start(cluster, last)
+    last = "lambda: (time.sleep(1), print('LAST WORDS'.lower()))"
+    start(cluster, f"import atexit; atexit.register({last}); deeper()")
 
     assert cluster.end(within_s=scaled(30)) == {0: 1, 1: 1}, cluster.all_logs()
     assert "last words" in cluster.log(1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,9 +14,16 @@ from tests.training.program.bundles import SAMPLE, bundle, program, upload
 from tests.training.s3_server import REGION, s3_server
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.training.conftest import Cluster
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + scaled(30)
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -36,6 +46,38 @@ def test_the_sample_trains_on_two_nodes(cluster: Cluster) -> None:
 
     assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
     assert "epoch 3: loss " in cluster.log(0)
+
+
+def test_the_sample_continues_after_a_lost_node(cluster: Cluster) -> None:
+    flags = program(cluster.folder, script=SAMPLE.read_text())
+    words = (*flags, "--snapshot-every-s=1", "--peer-timeout-s=3", "--", "--epochs=40")
+    cluster.start(*words, "--seconds=1", workload="program")
+    status = cluster.folder / "build/runs/test-run/snapshots/00000001.json"
+    wait_until(status.exists)
+
+    os.kill(cluster.launcher(1), signal.SIGKILL)
+
+    assert cluster.end(within_s=scaled(20)) == {0: 75, 1: 137}, cluster.all_logs()
+    again = {"AWS_BATCH_JOB_ATTEMPT": "2"}
+    cluster.start(*words, "--seconds=0", workload="program", extra=again)
+    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
+    assert "continues after epoch " in cluster.log(0)
+    assert "epoch 40: loss " in cluster.log(0)
+
+
+def test_the_output_folder_of_every_node_ends_in_the_results(cluster: Cluster) -> None:
+    script = """
+import os, pathlib
+folder = pathlib.Path(os.environ["TRAINIUM_OUTPUT_DIR"], "sub")
+folder.mkdir()
+(folder / "rank.txt").write_text(os.environ["RANK"])
+"""
+    cluster.start(*program(cluster.folder, script=script), workload="program")
+
+    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
+    output = cluster.folder / "build/runs/test-run/results/output"
+    assert (output / "sub/rank.txt").read_text() == "0"
+    assert (output / "node-1/sub/rank.txt").read_text() == "1"
 
 
 def test_files_come_from_the_bucket_and_credentials_stay_outside(

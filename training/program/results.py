@@ -1,0 +1,95 @@
+"""Puts a program's output folder below its run's results: ``python -m training.program.results``.
+
+The main node's files keep their paths. Those of another node are below ``node-<index>/``, because
+the same program has usually given them the same names.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+
+from training.core.arguments import parse
+from training.core.contract import NodeContract
+from training.core.failures import describe
+from training.core.files import write_whole
+from training.core.logs import set_up_logging
+from training.core.processes import die_with_parent
+from training.core.progress import ENV_SCRATCH
+from training.program.settings import Folders, ProgramSettings
+from training.storage import Objects, StorageAccess, StorageError
+from trainium_catalogue.contract import run_prefix
+from trainium_catalogue.exit_codes import ExitCode
+
+MODULE = "training.program.results"
+MOVED_FILE = "results-moved"
+FAILURE_FILE = "results-failure"
+_AT_ONCE = 8
+
+log = logging.getLogger(MODULE)
+
+
+def results_prefix(node: NodeContract) -> str:
+    """Key prefix of a node's output."""
+    own = "" if node.is_main else f"node-{node.node_index}/"
+    return f"{run_prefix(node.run, 'results')}output/{own}"
+
+
+def files_of(folder: Path) -> Iterator[Path]:
+    """Find the files of a folder; links to files count, and links to folders are not followed."""
+    for parent, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(parent) / name
+            if path.is_file():
+                yield path
+
+
+def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
+    """Upload this node's output; returns the exit code, whose reason is in ``results-failure``."""
+    set_up_logging()
+    scratch = Path(env[ENV_SCRATCH])
+    node = NodeContract.read(scratch)
+    folder = Folders.of(scratch, ProgramSettings.from_request(parse(argv)), node).output
+    access = StorageAccess.of(node.bucket, region=node.region, endpoint_url=node.endpoint_url)
+    target = access.open(access.root).at(results_prefix(node))
+    try:
+        count = upload(folder, target, lambda: (scratch / MOVED_FILE).touch())
+    except (StorageError, OSError) as error:
+        reason = f"the program's output could not be put to {target.uri}: {describe(error)}"
+        write_whole(scratch / FAILURE_FILE, reason.encode())
+        return ExitCode.HOST
+    log.info("program: %d files of its output are in %s", count, target.uri)
+    return ExitCode.OK
+
+
+def upload(folder: Path, target: Objects, moved: Callable[[], None]) -> int:
+    """Upload every file; returns their number."""
+    paths = list(files_of(folder))
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="results") as pool:
+        waiting: set[Future[None]] = {
+            pool.submit(
+                target.put_file,
+                path.relative_to(folder).as_posix(),
+                path,
+                on_bytes=lambda _: moved(),
+            )
+            for path in paths
+        }
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return len(paths)
+
+
+if __name__ == "__main__":
+    die_with_parent(os.getppid())
+    sys.exit(main(sys.argv[1:], os.environ))

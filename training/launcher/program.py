@@ -24,7 +24,6 @@ from training.program import output, preparation, results, worker
 from training.program.environment import OWN_ROOTS, PROGRESS_FILE, program_environment
 from training.program.keeping import REPORT_FILE, Keeper, KeeperSettings, Problem
 from training.program.settings import Folders, ProgramSettings
-from training.storage import StorageAccess
 from trainium_catalogue.exit_codes import ExitCode
 
 _BETWEEN_LOOKS_S = 0.25
@@ -158,26 +157,8 @@ class ProgramNode(LocalNode):
         """Let the workers run the program: every node is prepared."""
         self._went_s = time.monotonic()
         (self._scratch / _GO_FILE).touch()
-        asked, node = self._settings, self._node
-        settings = KeeperSettings(
-            storage=StorageAccess.of(
-                node.bucket, region=node.region, endpoint_url=node.endpoint_url
-            ),
-            run=node.run,
-            job_id=node.job_id,
-            attempt=node.attempt,
-            node=node.node_index,
-            main=node.main_index,
-            num_nodes=node.num_nodes,
-            scratch=self._scratch,
-            checkpoints=self._folders.checkpoints,
-            cache=self._folders.cache,
-            every_s=asked.snapshot_every_s,
-            keep=asked.keep_snapshots,
-            mib_per_s=asked.snapshot_mib_per_s,
-            limit_gib=asked.snapshot_limit_gib,
-        )
-        self._keeper = Keeper.start(settings, self._own_env)
+        keeping = KeeperSettings.of(self._node, self._settings, self._folders)
+        self._keeper = Keeper.start(keeping, self._own_env)
 
     def _start(
         self, module: str, *words: str, stdin: int = subprocess.DEVNULL, marked: bool = True

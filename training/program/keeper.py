@@ -51,7 +51,7 @@ _SILENCE_S = 600.0
 _RETRIES = RetryPolicy(total_s=60.0)
 _LARGEST = 5
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("training.program.keeper")
 
 
 class KeeperProcess:
@@ -102,6 +102,8 @@ class KeeperProcess:
         self._broken = False
         self._problem: Problem | None = None
         self._failure: Problem | None = None
+        self._acted_at: float | None = None
+        """Time of the last progress of the last snapshot."""
         self._written_s = float("-inf")
 
     def run(self) -> None:
@@ -229,8 +231,9 @@ class KeeperProcess:
         size, limit = self._watch.bytes, self._settings.limit_gib * _GIB
         if size <= limit or self._problem is not None:
             return
-        largest = sorted(self._watch.state.items(), key=lambda item: -item[1].size)[:_LARGEST]
-        names = ", ".join(f"{path} ({size_text(seen.size)})" for path, seen in largest)
+        sizes = {path: seen.size for path, seen in self._watch.state.items() if seen.size}
+        largest = sorted(sizes, key=lambda path: -sizes[path])[:_LARGEST]
+        names = ", ".join(f"{path} ({size_text(sizes[path])})" for path in largest)
         self._problem = Problem(
             code=ExitCode.WORKLOAD,
             reason=(
@@ -266,6 +269,7 @@ class KeeperProcess:
             doing = (self._delivery.sent, self._teller.news)
             if doing != seen:
                 seen, acted_s = doing, now_s
+                self._acted_at = self._clock.now()
             sent, total = self._delivery.sent
             waits = "" if sent < total else self._teller.waits_for
             what = waits or f"{size_text(sent)} of {size_text(total)} sent"
@@ -318,7 +322,7 @@ class KeeperProcess:
             return
         self._written_s = now_s
         report = KeeperReport(
-            last_change_at=self._watch.changed_at,
+            last_change_at=self._acted_at or self._watch.changed_at,
             bytes=self._watch.bytes,
             snapshots=self._teller.snapshots,
             problem=self._problem,

@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from training.core.contract import NodeContract
 from training.core.files import write_whole
 from training.core.processes import die_with_parent, kill_marked, signal_quietly
-from training.core.progress import ENV_SCRATCH
+from training.core.progress import ENV_KEEPER, ENV_SCRATCH
+from training.program.settings import Folders, ProgramSettings
 from training.program.snapshots import Root
 from training.storage import Objects, StorageAccess
 from trainium_catalogue.contract import run_prefix
 
 KEEPER_MODULE = "training.program.keeper"
-ENV_KEEPER = "TRAINIUM_KEEPER"
-"""Marks the keeper, which outlives the workers: ``TRAINIUM_SCRATCH`` marks what dies with them."""
 SETTINGS_FILE = "keeper-settings.json"
 REPORT_FILE = "keeper.json"
 FINAL_FILE = "keeper-final"
@@ -50,6 +50,28 @@ class KeeperSettings:
     keep: int
     mib_per_s: float
     limit_gib: float
+
+    @staticmethod
+    def of(node: NodeContract, settings: ProgramSettings, folders: Folders) -> KeeperSettings:
+        """Gather what a node's keeper is told."""
+        return KeeperSettings(
+            storage=StorageAccess.of(
+                node.bucket, region=node.region, endpoint_url=node.endpoint_url
+            ),
+            run=node.run,
+            job_id=node.job_id,
+            attempt=node.attempt,
+            node=node.node_index,
+            main=node.main_index,
+            num_nodes=node.num_nodes,
+            scratch=folders.scratch,
+            checkpoints=folders.checkpoints,
+            cache=folders.cache,
+            every_s=settings.snapshot_every_s,
+            keep=settings.keep_snapshots,
+            mib_per_s=settings.snapshot_mib_per_s,
+            limit_gib=settings.snapshot_limit_gib,
+        )
 
     @property
     def is_main(self) -> bool:
@@ -100,7 +122,8 @@ class KeeperReport:
     """What a keeper says in ``keeper.json``, about once a second."""
 
     last_change_at: float | None = None
-    """Time of the last change in the folder, in seconds since the epoch; None before the first."""
+    """Time of the last change in the folder, or of the last progress of the last snapshot, in
+    seconds since the epoch; None before the first."""
     bytes: int = 0
     """Size of the folder."""
     snapshots: tuple[Mapping[str, Any], ...] = ()

@@ -23,9 +23,7 @@ from training.core.files import write_whole
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
-from training.program import bundle, dependencies, inputs
-from training.program.keeping import open_snapshots
-from training.program.restore import NoRoom, Target, restore
+from training.program import bundle, dependencies, inputs, restore
 from training.program.settings import (
     Folders,
     NotPrepared,
@@ -34,7 +32,6 @@ from training.program.settings import (
     is_full,
     no_space,
 )
-from training.program.snapshots import Root
 from training.storage import StorageAccess, StorageRefused, StorageUnavailable
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -125,17 +122,7 @@ def prepare(
         folder.mkdir(parents=True, exist_ok=True)
     dependencies.install(workspace, env)
     inputs.stage(workspace)
-    snapshots = open_snapshots(workspace.bucket, node.run)
-    kept = {Root.CHECKPOINTS: folders.checkpoints, Root.CACHE: folders.cache}
-    target = Target(
-        folders=kept,
-        scratch=scratch,
-        node=node.node_index,
-        main=node.main_index,
-        num_nodes=node.num_nodes,
-    )
-    report("looking for snapshots")
-    restore(snapshots, target, report=report)
+    restore.give_back(workspace)
 
 
 def judged(error: Exception, scratch: Path) -> NotPrepared:
@@ -147,8 +134,6 @@ def judged(error: Exception, scratch: Path) -> NotPrepared:
             return NotPrepared(ExitCode.HOST, str(error))
         case StorageRefused():
             return NotPrepared(ExitCode.CONFIGURATION, str(error))
-        case NoRoom():
-            return NotPrepared(ExitCode.PREFLIGHT, f"no space left on the node: {error}")
         case OSError() if is_full(error):
             return no_space(scratch, "the program's job")
         case OSError():

@@ -16,6 +16,8 @@ from pathlib import Path
 from training.core.files import write_whole
 from training.program.capture import NOTHING, Place, Restored, sha256_of
 from training.program.folder import Seen
+from training.program.keeping import open_snapshots
+from training.program.settings import NotPrepared, Workspace
 from training.program.snapshots import (
     Entry,
     Kind,
@@ -28,6 +30,7 @@ from training.program.snapshots import (
     snapshot_numbers,
 )
 from training.storage import ObjectMissing, Objects
+from trainium_catalogue.exit_codes import ExitCode
 
 RECORD = "restored.json"
 _PART_BYTES = 16 * 1024 * 1024
@@ -55,6 +58,23 @@ class Target:
     node: int
     main: int
     num_nodes: int
+
+
+def give_back(workspace: Workspace) -> None:
+    """Restore the run's newest snapshot for a program that is being prepared."""
+    node, folders = workspace.node, workspace.folders
+    workspace.report("restoring checkpoints")
+    target = Target(
+        folders={Root.CHECKPOINTS: folders.checkpoints, Root.CACHE: folders.cache},
+        scratch=folders.scratch,
+        node=node.node_index,
+        main=node.main_index,
+        num_nodes=node.num_nodes,
+    )
+    try:
+        restore(open_snapshots(workspace.bucket, node.run), target, report=workspace.report)
+    except NoRoom as error:
+        raise NotPrepared(ExitCode.PREFLIGHT, f"no space left on the node: {error}") from None
 
 
 def restore(

@@ -1,0 +1,350 @@
+"""Keepers and buckets fail; the program goes on, and what is restored is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tests.support.limits import scaled
+from tests.training.checkpoint.faulty import Fault, FaultyProxy, faulty_proxy
+from tests.training.program.snapshots.kept_nodes import (
+    ROOT,
+    Job,
+    Node,
+    checkpoints,
+    paths,
+    wait_until,
+)
+from training.core.progress import Progress
+from training.program.restore import NoRoom
+from training.program.snapshots import object_key
+from training.storage import Objects, StorageUnavailable
+
+_MB = 1_000_000
+
+
+@pytest.fixture
+def proxied(job: Job, snapshots_endpoint: str) -> Iterator[tuple[Job, FaultyProxy]]:
+    """A run whose bucket is reached through a proxy."""
+    with faulty_proxy(snapshots_endpoint) as proxy:
+        job.storage = replace(job.storage, endpoint_url=proxy.url)
+        yield job, proxy
+
+
+def _sends(objects: Objects) -> bool:
+    return any("-sends" in info.key for info in objects.list("attempt-"))
+
+
+def test_a_keeper_that_is_killed_while_it_sends_is_replaced_and_leaves_nothing_half(
+    job: Job,
+) -> None:
+    (node,) = job.attempt(mib_per_s=8.0)
+    keeper = node.start_keeper()
+    content = os.urandom(60 * _MB)
+    (node.folder / "model.bin").write_bytes(content)
+    wait_until(lambda: _sends(job.snapshots))
+    assert keeper._process is not None
+    os.kill(keeper._process.pid, signal.SIGKILL)
+    assert not job.numbers()
+    assert not list(job.snapshots.list("objects/"))
+
+    wait_until(lambda: (keeper.look(), job.numbers())[1], 60)
+    (other,) = job.attempt()
+    other.restore(job.snapshots)
+    assert checkpoints(other) == {"model.bin": content}
+
+
+def test_a_damaged_or_missing_content_leads_to_the_snapshot_before(
+    job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(1, 4):
+        (node,) = job.attempt(every_s=3600)
+        node.restore(job.snapshots)
+        node.start_keeper()
+        (node.folder / "latest.pt").write_text(f"{number}" * 100)
+        node.end()
+        node.wait()
+    newest, before = ({e.path: e.sha256 for e in job.snapshot(n).files} for n in (3, 2))
+    data = bytearray(job.snapshots.get(object_key(newest["latest.pt"])))
+    data[50] ^= 1
+    job.snapshots.put(object_key(newest["latest.pt"]), bytes(data))
+    job.snapshots.delete([object_key(before["latest.pt"])])
+
+    (other,) = job.attempt()
+    restored = other.restore(job.snapshots)
+
+    assert restored is not None and restored.number == 1
+    assert checkpoints(other) == {"latest.pt": b"1" * 100}
+    told = capfd.readouterr().out
+    assert "snapshot 3 cannot be restored: latest.pt is damaged in the bucket" in told
+    assert "snapshot 2 cannot be restored: latest.pt is missing in the bucket" in told
+    assert "snapshot 1 of " in told and "1 files, 100 bytes, restored in" in told
+
+
+def test_a_content_that_the_bucket_loses_is_sent_again(local_job: Job) -> None:
+    job = local_job
+    (node,) = job.attempt()
+    node.start_keeper()
+    (node.folder / "large").write_text("kept")
+    lost = object_key(job.wait_for(lambda found: paths(found) == {"large"}).files[0].sha256)
+    job.snapshots.delete([lost])
+    (node.folder / "small").write_text("new")
+
+    job.wait_for(lambda found: paths(found) == {"large", "small"})
+    assert job.snapshots.get(lost) == b"kept"
+
+
+def test_a_bucket_that_does_not_answer_for_a_while_costs_only_time(
+    proxied: tuple[Job, FaultyProxy], capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, proxy = proxied
+    (node,) = job.attempt()
+    proxy.reset(lambda request: Fault.ACCESS_DENIED)
+    node.start_keeper()
+    (node.folder / "latest.pt").write_text("x")
+    wait_until(lambda: any(method for _, method in proxy.injected))
+    wait_until(lambda: "the program goes on" in _told(node, capfd))
+    proxy.reset(lambda request: None)
+
+    job.wait_for(lambda found: paths(found) == {"latest.pt"})
+    assert node.report().problem is None
+
+
+_texts: dict[int, str] = {}
+
+
+def _told(node: Node, capfd: pytest.CaptureFixture[str]) -> str:
+    _texts[id(node)] = _texts.get(id(node), "") + capfd.readouterr().out
+    return _texts[id(node)]
+
+
+def test_a_last_snapshot_that_fits_the_grace_time_is_taken_on_sigterm(job: Job) -> None:
+    nodes = job.attempt(2, every_s=3600, mib_per_s=1.0)
+    for node in nodes:
+        node.start_keeper()
+        (node.folder / f"shard-{node.settings.node}").write_bytes(os.urandom(30 * _MB))
+        _report_worker(node, done=True)
+    began_s = time.monotonic()
+    for node in nodes:
+        node.end(within_s=scaled(20))
+    for node in nodes:
+        assert node.wait().failure is None
+
+    # At the rate for training it would have taken half a minute.
+    assert time.monotonic() - began_s < scaled(20)
+    assert paths(job.newest()) == {"shard-0", "shard-1"}
+
+
+def test_a_last_snapshot_that_does_not_fit_says_which_one_stays(
+    proxied: tuple[Job, FaultyProxy], capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, proxy = proxied
+    (node,) = job.attempt(every_s=1.0)
+    node.start_keeper()
+    (node.folder / "a").write_text("first")
+    stays = job.wait_for(lambda found: paths(found) == {"a"})
+    wait_until(lambda: node.report().snapshots)
+    proxy.slow_s = scaled(30)
+    proxy.reset(lambda request: Fault.SLOW if "objects/" in request.path else None)
+    (node.folder / "b").write_text("second")
+    node.end(within_s=1.0)
+    report = node.wait()
+
+    assert report.failure is not None and report.failure.code == 75
+    assert "last snapshot incomplete after 1 s" in report.failure.reason
+    assert f"the one of {stays.at[11:19]} stays" in report.failure.reason
+    assert report.failure.reason in capfd.readouterr().out
+    assert job.numbers() == [stays.number]
+
+
+def test_a_node_that_is_missing_at_the_end_is_named(local_job: Job) -> None:
+    nodes = local_job.attempt(2, every_s=3600)
+    nodes[0].start_keeper()
+    nodes[0].end(within_s=2.0)
+
+    failure = nodes[0].wait().failure
+    assert failure is not None and "waits for node 1; there is none before" in failure.reason
+
+
+def test_nothing_is_taken_of_a_program_that_has_lost_a_worker_in_the_middle(
+    local_job: Job,
+) -> None:
+    (node,) = local_job.attempt()
+    node.start_keeper()
+    (node.folder / "latest.pt").write_text("whole")
+    local_job.wait_for(lambda found: paths(found) == {"latest.pt"})
+    worker = node.run(
+        "import os, time\n"
+        "file = open('latest.pt', 'w')\n"
+        "file.write('half'); file.flush()\n"
+        "print('written', flush=True)\n"
+        "time.sleep(600)"
+    )
+    _report_worker(node, done=False, pid=worker.pid)
+    assert worker.stdout is not None and worker.stdout.readline()
+    worker.kill()
+    worker.wait()
+    newest = local_job.numbers()[-1]
+    # Time in which a quiet folder would have been taken.
+    changed = node.report().last_change_at
+    wait_until(lambda: (node.report().last_change_at or 0) > (changed or 0) or changed)
+    time.sleep(3)
+    node.end(within_s=scaled(5))
+    report = node.wait()
+
+    assert local_job.numbers()[-1] == newest
+    assert report.failure is not None
+    assert "the program was writing latest.pt when it was ended" in report.failure.reason
+
+
+def test_a_program_that_is_killed_at_rest_is_taken_as_it_was(local_job: Job) -> None:
+    (node,) = local_job.attempt(every_s=2.0)
+    node.start_keeper()
+    worker = node.run("import time; time.sleep(600)")
+    _report_worker(node, done=False, pid=worker.pid)
+    (node.folder / "latest.pt").write_text("whole")
+    local_job.wait_for(lambda found: paths(found) == {"latest.pt"})
+    worker.kill()
+    worker.wait()
+    node.end(within_s=scaled(5), clean=False)
+
+    assert node.wait().failure is None
+
+
+def test_a_job_that_only_ends_takes_nothing(local_job: Job) -> None:
+    (node,) = local_job.attempt(every_s=3600)
+    node.start_keeper()
+    (node.folder / "torn").write_text("x")
+    node.end(take=False, within_s=scaled(5))
+
+    assert node.wait().failure is None
+    assert not local_job.numbers()
+
+
+def test_a_folder_beyond_its_limit_ends_the_job_and_names_the_largest_files(
+    local_job: Job,
+) -> None:
+    (node,) = local_job.attempt(limit_gib=0.001)
+    node.start_keeper()
+    (node.folder / "step-2").mkdir()
+    (node.folder / "step-2" / "model.bin").write_bytes(bytes(2_000_000))
+    (node.folder / "small").write_bytes(b"x")
+    wait_until(lambda: node.report().problem is not None)
+
+    problem = node.report().problem
+    assert problem is not None and problem.code == 1
+    assert problem.reason == (
+        "node 0: the checkpoint folder has 0.001863 GiB, and --snapshot-limit-gib is 0.001; the "
+        "largest files are step-2/model.bin (2.0 MB), small (1 bytes); have the program keep fewer "
+        "checkpoints, or submit with a higher limit"
+    )
+
+
+def test_a_snapshot_that_does_not_fit_on_the_disk_is_refused(
+    local_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = local_job
+    (node,) = job.attempt(every_s=3600)
+    node.start_keeper()
+    (node.folder / "latest.pt").write_bytes(bytes(3_000_000))
+    node.end()
+    node.wait()
+    (other,) = job.attempt()
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
+
+    with pytest.raises(NoRoom, match=r"snapshot 1 has 3.0 MB, and 2.0 MB are free at .*volume_gib"):
+        other.restore(job.snapshots)
+
+
+def test_a_bucket_that_fails_during_a_restore_is_not_taken_for_damage(
+    proxied: tuple[Job, FaultyProxy],
+) -> None:
+    job, proxy = proxied
+    (node,) = job.attempt(every_s=3600)
+    node.start_keeper()
+    (node.folder / "latest.pt").write_text("x")
+    node.end()
+    node.wait()
+    (other,) = job.attempt()
+    proxy.reset(lambda request: Fault.INTERNAL_ERROR if "objects/" in request.path else None)
+
+    from training.program.keeping import open_snapshots
+    from training.storage import RetryPolicy
+
+    impatient = job.storage.open(job.storage.root, retry_policy=RetryPolicy(total_s=0.5))
+    with pytest.raises(StorageUnavailable):
+        other.restore(open_snapshots(impatient, "run"))
+
+
+_FULL_DISK = """
+import os, sys
+from pathlib import Path
+from training.core.logs import set_up_logging
+from training.program.capture import Capture
+from training.program.folder import look
+from training.program.snapshots import Root
+
+set_up_logging()
+folder, staging = Path(sys.argv[1]) / "kept", Path(sys.argv[1]) / "staging"
+folder.mkdir()
+(folder / "model.bin").write_bytes(bytes(5_000_000))
+capture = Capture(staging)
+capture.was_rewritten("model.bin")
+for _ in range(2):
+    (item,) = capture.hold(Root.CHECKPOINTS, folder, look(folder), frozenset())
+    item = capture.checksum(item)
+    print(item.in_place, item.entry.sha256[:8], flush=True)
+with (folder / "model.bin").open("r+b") as file:
+    file.write(b"x")
+try:
+    item.check()
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
+    reason="needs a file system of its own",
+)
+def test_without_room_for_copies_files_are_sent_from_where_they_are_and_checked(
+    local_job: Job,
+) -> None:
+    local_job.folder.joinpath("disk").mkdir()
+    done = subprocess.run(
+        [
+            *("unshare", "-rm", "sh", "-c"),
+            'mount -t tmpfs -o size=8m none "$1" && exec "$2" -c "$3" "$1"',
+            *("sh", str(local_job.folder / "disk"), sys.executable, _FULL_DISK),
+        ],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(
+        "keeper: no room on the disk for a copy of model.bin; files are sent"
+    )
+    assert lines[1].startswith("True ") and lines[1] == lines[2]
+    assert lines[3] == "Changed model.bin"
+
+
+def _report_worker(node: Node, *, done: bool, pid: int | None = None) -> None:
+    """Report as a worker does."""
+    progress = Progress(node.settings.scratch, local_rank=0, rank=node.settings.node)
+    progress.report("running")
+    if done:
+        progress.finish()
+    if pid is not None:
+        path = node.settings.scratch / "progress-0.json"
+        path.write_text(path.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {pid}'))

@@ -1,0 +1,76 @@
+"""A program goes on from its newest snapshot, on real launchers, by its own means."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.limits import scaled
+from tests.training.program.bundles import SAMPLE, program
+from tests.training.program.snapshots.kept_nodes import wait_until
+from training.program.keeping import open_snapshots
+from training.program.snapshots import snapshot_numbers
+from training.storage import LocalObjects
+
+if TYPE_CHECKING:
+    from tests.training.conftest import Cluster
+
+_FLAGS = ("--peer-timeout-s=3", "--snapshot-every-s=1")
+
+
+def _numbers(folder: Path) -> list[int]:
+    return snapshot_numbers(open_snapshots(LocalObjects(folder / "build"), "test-run"))
+
+
+def test_a_program_whose_node_is_killed_goes_on_from_the_newest_snapshot(
+    cluster: Cluster,
+) -> None:
+    flags = program(cluster.folder, script=SAMPLE.read_text())
+    words = (*flags, *_FLAGS, "--", "--epochs", "100000", "--seconds", "0.05")
+    cluster.start(*words, workload="program")
+    wait_until(lambda: _numbers(cluster.folder), 60)
+    os.kill(cluster.launcher(1), signal.SIGKILL)
+    assert cluster.end(within_s=scaled(30))[0] == 75, cluster.all_logs()
+
+    words = (*flags, *_FLAGS, "--", "--epochs", "1")
+    cluster.start(*words, workload="program", extra={"AWS_BATCH_JOB_ATTEMPT": "2"})
+    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
+    assert "restored in" in cluster.log(0) and "restored in" in cluster.log(1)
+    assert "continues after epoch " in cluster.log(0)
+
+
+def test_a_program_that_is_told_to_stop_saves_and_goes_on_from_there(cluster: Cluster) -> None:
+    script = """
+import os, signal, sys, time
+from pathlib import Path
+
+folder = Path(os.environ["TRAINIUM_CHECKPOINT_DIR"])
+mine = folder / f"rank-{os.environ['RANK']}"
+if mine.exists():
+    print("found", mine.read_text(), flush=True)
+    sys.exit()
+
+def save(*_):
+    mine.write_text(f"saved by {os.environ['RANK']}")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("waiting", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+    flags = program(cluster.folder, script=script)
+    cluster.start(*flags, "--snapshot-every-s=3600", workload="program")
+    cluster.wait_for("waiting", node=0)
+    cluster.wait_for("waiting", node=1)
+    for index in range(2):
+        os.kill(cluster.launcher(index), signal.SIGTERM)
+    assert cluster.end(within_s=scaled(30))[0] == 143, cluster.all_logs()
+    assert _numbers(cluster.folder) == [1], cluster.all_logs()
+
+    cluster.start(*flags, workload="program", extra={"AWS_BATCH_JOB_ATTEMPT": "2"})
+    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
+    for index in range(2):
+        assert f"found saved by {index}" in cluster.log(index)

@@ -72,6 +72,8 @@ def read_status(bucket: Bucket, run: str) -> dict[str, Any] | None:
     status = bucket.document(contract.run_key(run, contract.RUN_STATUS))
     if status is None or status.get("last_checkpoint_step") is not None:
         return status
+    if "kind" in status:  # of a program, which has snapshots instead
+        return status
     stored = read_run(bucket, run)
     if stored is None:
         return status

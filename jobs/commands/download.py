@@ -1,7 +1,9 @@
-"""`jobs download`: the exported model of a run."""
+"""`jobs download`: the exported model of a run, or the newest snapshot of a program's."""
 
+import hashlib
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -26,6 +28,7 @@ from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
 from jobs.output.console import note, print_document
 from jobs.output.documents import Document
+from jobs.program.snapshots import Snapshot, newest_snapshot, object_key
 from trainium_catalogue import contract
 from trainium_catalogue.suggest import did_you_mean
 
@@ -46,6 +49,9 @@ def download(
     region: RegionOption = None,
 ) -> int:
     """Download the model that `submit export --run RUN` made: Hugging Face's layout.
+
+    Of a program of your own: the files of its newest snapshot, as they were in its checkpoint
+    folder.
 
     What is there already with the same size and checksum is left out, so a download that was
     interrupted goes on where it ended.
@@ -70,10 +76,10 @@ def download(
     else:
         outcome = move(bucket, planned.items, Direction.DOWN, prefix=planned.prefix, note=note)
         check_arrived(bucket, outcome.moved)
+        if planned.snapshot is not None:
+            check_digests(outcome.moved)
         there = f"; {files(outcome.skipped)} there already" if outcome.skipped else ""
-        note(
-            f"downloaded {files(outcome.moved)}{there}: step {planned.step} of run {run} is in {to}"
-        )
+        note(f"downloaded {files(outcome.moved)}{there}: {planned.what} of run {run} is in {to}")
     if as_json:
         print_document(download_document(target, planned, outcome, to=to))
     return EXIT_OK
@@ -87,18 +93,26 @@ def download_document(
         **transfer_document(deployment, planned.prefix, planned.items, outcome),
         "run": planned.run,
         "step": planned.step,
+        "snapshot": planned.snapshot,
         "to": str(to),
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """Files of an export."""
+    """Files of an export, or of a snapshot."""
 
     run: str
     step: int | None
     prefix: str
     items: tuple[Item, ...]
+    snapshot: int | None = None
+    """Number of the snapshot, of a program's run."""
+
+    @property
+    def what(self) -> str:
+        """Name what is downloaded."""
+        return f"step {self.step}" if self.snapshot is None else f"snapshot {self.snapshot}"
 
     @property
     def num_bytes(self) -> int:
@@ -112,7 +126,10 @@ def planned_download(bucket: Bucket, run: str, to: Path) -> Download:
     found = list(bucket.objects(prefix))
     receipt = bucket.document(prefix + RECEIPT)
     if not found:
-        raise _nothing(bucket, run)
+        snapshot = newest_snapshot(bucket, run)
+        if snapshot is None:
+            raise _nothing(bucket, run)
+        return _of_snapshot(run, snapshot, to)
     if receipt is None:
         raise Refusal(
             "export-incomplete",
@@ -128,6 +145,32 @@ def planned_download(bucket: Bucket, run: str, to: Path) -> Download:
     return Download(run=run, step=receipt.get("step"), prefix=prefix, items=items)
 
 
+def _of_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:
+    """Plan the download of what a program kept; nodes that differ get folders of their own."""
+    counts = Counter(file.path for file in snapshot.checkpoints)
+    items = []
+    for file in snapshot.checkpoints:
+        name = file.path if counts[file.path] == 1 else f"node-{file.node}/{file.path}"
+        key = object_key(run, file.sha256)
+        items.append(Item(path=_inside(to, name), key=key, size=file.bytes))
+    prefix = object_key(run, "")
+    return Download(run=run, step=None, prefix=prefix, items=tuple(items), snapshot=snapshot.number)
+
+
+def check_digests(moved: Iterable[Item]) -> None:
+    """Refuse files of a snapshot that do not hold what their objects are named after."""
+    for item in moved:
+        with item.path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != item.key.rpartition("/")[2]:
+            raise Refusal(
+                "not-arrived",
+                f"{item.path.name} does not hold what its snapshot says (SHA-256 {found}): "
+                f"{item.key} was changed in the bucket, or its file here while it was written; "
+                "run the same command again",
+            )
+
+
 def check_target(to: Path, download: Download) -> None:
     """Refuse a folder that is not writable or has too little space."""
     if to.exists() and not to.is_dir():
@@ -140,7 +183,7 @@ def check_target(to: Path, download: Download) -> None:
     if needed > free:
         raise Refusal(
             "target-full",
-            f"--to {to} has {free / 1e9:.1f} GB free and the export takes {needed / 1e9:.1f} GB "
+            f"--to {to} has {free / 1e9:.1f} GB free and the files take {needed / 1e9:.1f} GB "
             "more; make room, or name another folder",
         )
 
@@ -174,6 +217,12 @@ def _check_complete(found: list[Found], prefix: str, files: Mapping[str, int], r
 
 def _nothing(bucket: Bucket, run: str) -> Refusal:
     stored = read_run(bucket, run)
+    if stored is None and bucket.head(contract.run_key(run, contract.RUN_PROGRAM)) is not None:
+        return Refusal(
+            "nothing-to-download",
+            f"run {run} has no complete snapshot yet, so nothing to download; see "
+            f"`python -m jobs status {run}`",
+        )
     if stored is None:
         runs = known_runs(bucket)
         hint = did_you_mean(run, runs) if runs else "the bucket has no runs"

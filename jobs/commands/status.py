@@ -16,6 +16,7 @@ from jobs.job import Job, counted
 from jobs.orchestrators import JobService, Services, found_job, services_of
 from jobs.output import documents
 from jobs.output.console import duration, exit_code, note, print_document
+from jobs.output.program_status import PROGRAM_STATUS, describe_program
 from trainium_catalogue.contract import TRAIN_METRICS, Orchestrator, run_key
 from trainium_catalogue.workloads import WORKLOADS
 
@@ -40,6 +41,8 @@ def status(
     region: RegionOption = None,
 ) -> int:
     """Show nodes, attempts and why each ended; of training also step, loss, speed and time left.
+
+    Of a program of your own: its last line of output, its pace where its lines tell, its snapshots.
 
     Exit codes: 0 the run goes on or succeeded, 1 it failed, 2 refused.
 
@@ -69,10 +72,15 @@ def status(
         note(f"no job of run {run} is known (any more); this is what the bucket holds")
     if training is not None:
         now = datetime.now(UTC)
-        text = describe_training(training, job_id=job.job_id if job else None, now=now)
-        console.print(text, soft_wrap=True, markup=False)
-    if plot:
-        _plot(console, bucket, job.run if job else str(run))
+        console.print(_described(training, job, now), soft_wrap=True, markup=False)
+    shown = job.run if job else str(run)
+    if plot and (training or {}).get("kind") == PROGRAM_STATUS:
+        note(
+            "nothing keeps the losses of a program of your own: have it write TensorBoard's files "
+            f"to its checkpoint folder, and see `python -m jobs tensorboard {shown}`"
+        )
+    elif plot:
+        _plot(console, bucket, shown)
     return _exit_code(job, training)
 
 
@@ -90,7 +98,7 @@ def _found(
             raise
         return None, None, training
     workload = WORKLOADS.get(job.workload or "")
-    is_training = workload is not None and workload.trains
+    is_training = workload is not None and (workload.trains or workload.runs_program)
     return service, job, read_status(bucket, job.run) if is_training else None
 
 
@@ -138,6 +146,13 @@ def _plot(console: Any, bucket: Bucket, run: str) -> None:
         note(f"run {run} has not logged two steps yet: there is no curve to draw")
     else:
         console.print(picture, markup=False, highlight=False, soft_wrap=True)
+
+
+def _described(status: Mapping[str, Any], job: Job | None, now: datetime) -> str:
+    if status.get("kind") == PROGRAM_STATUS:
+        at = job.created_at_ms if job else None
+        return describe_program(status, submitted_at_ms=at, now=now)
+    return describe_training(status, job_id=job.job_id if job else None, now=now)
 
 
 def describe_training(status: Mapping[str, Any], *, job_id: str | None, now: datetime) -> str:

@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote, urlencode
@@ -24,7 +24,15 @@ from jobs.errors import EXIT_OK, Refusal, as_refusal
 from jobs.job import valid_run_name
 from jobs.orchestrators import found_summary, services_of
 from jobs.output.console import note, print_document
-from trainium_catalogue.contract import LOSS_SCALAR, Orchestrator, run_key, run_prefix
+from jobs.program.snapshots import newest_snapshot, object_key
+from trainium_catalogue.contract import (
+    ENV_CHECKPOINT_DIR,
+    LOSS_SCALAR,
+    RUN_PROGRAM,
+    Orchestrator,
+    run_key,
+    run_prefix,
+)
 
 if TYPE_CHECKING:
     from jobs.eks.pod_streams import Forwarder
@@ -33,6 +41,8 @@ SERVICE = "tensorboard"
 SERVICE_PORT = 6006
 _COPY_EVERY_S = 15.0
 _START_LIMIT_S = 60.0
+_EVENTS = "tfevents"
+"""Part of the names of TensorBoard's files (tensorboard, summary/writer/event_file_writer.py)."""
 
 
 @command
@@ -60,7 +70,8 @@ def tensorboard(
     """Show a run in TensorBoard, until Ctrl-C.
 
     A deployment with a cluster has a TensorBoard, and a port of this machine is forwarded to it.
-    Otherwise TensorBoard runs here, on copies of the run's logs that are renewed.
+    Otherwise TensorBoard runs here, on copies of the run's logs that are renewed; of a program of
+    your own, on the event files in its newest snapshot.
 
     \b
     Examples:
@@ -73,9 +84,13 @@ def tensorboard(
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     _check_known(aws, target, bucket, run)
     chosen_port = free_port(port)
-    forwarder = None if local else _forwarder(aws, target, chosen_port)
+    is_program = bucket.head(run_key(run, RUN_PROGRAM)) is not None
+    # The cluster's one reads the logs of this project's own training only.
+    forwarder = None if local or is_program else _forwarder(aws, target, chosen_port)
     where = "this machine" if forwarder is None else "the cluster"
-    url = _page_url(chosen_port, run if forwarder is not None else None)
+    url = f"http://127.0.0.1:{chosen_port}/#timeseries"
+    if not is_program:
+        url = _page_url(chosen_port, run if forwarder is not None else None)
 
     def announce() -> None:
         note(f"TensorBoard of run {run}, from {where}: {url} (Ctrl-C ends it)")
@@ -181,14 +196,13 @@ def check_installed() -> None:
 
 def copy_logs(bucket: Bucket, run: str, folder: Path) -> int:
     """Fetch new or grown files; return the run's number of files."""
-    prefix = run_prefix(run, "logs")
     number = 0
-    for found in bucket.objects(prefix):
-        target = folder / found.key.removeprefix(prefix)
+    for name, key, size in _logs(bucket, run):
+        target = folder / name
         number += 1
-        if target.exists() and target.stat().st_size == found.size:
+        if target.exists() and target.stat().st_size == size:
             continue
-        data = bucket.read(found.key)
+        data = bucket.read(key)
         if data is None:
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -198,8 +212,29 @@ def copy_logs(bucket: Bucket, run: str, folder: Path) -> int:
     return number
 
 
+def _logs(bucket: Bucket, run: str) -> Iterator[tuple[str, str, int]]:
+    """Yield name, key and size of each file of logs."""
+    prefix = run_prefix(run, "logs")
+    for found in bucket.objects(prefix):
+        yield found.key.removeprefix(prefix), found.key, found.size
+    snapshot = newest_snapshot(bucket, run)
+    if snapshot is None:
+        return
+    # A program writes them where it likes; they are kept with its checkpoints.
+    for file in snapshot.checkpoints:
+        if _EVENTS in file.path.rpartition("/")[2] and ".." not in file.path.split("/"):
+            yield f"node-{file.node}/{file.path}", object_key(run, file.sha256), file.bytes
+
+
 def no_logs_refusal(bucket: Bucket, run: str) -> Refusal:
     """Make the refusal for a run that has logged nothing."""
+    if bucket.head(run_key(run, RUN_PROGRAM)) is not None:
+        return Refusal(
+            "no-logs",
+            f"the newest snapshot of run {run} has no file with {_EVENTS} in its name; have the "
+            f"program write TensorBoard's files below {ENV_CHECKPOINT_DIR}, or --checkpoint-dir, "
+            f"and look again after a snapshot: python -m jobs status {run}",
+        )
     return Refusal(
         "no-logs",
         f"run {run} has no TensorBoard logs in s3://{bucket.name}/{run_prefix(run, 'logs')}; "

@@ -22,6 +22,8 @@ class SnapshotFile:
     bytes: int
     sha256: str
     mode: int
+    node: int = 0
+    """The first of the nodes that have exactly this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ def read_snapshot(bucket: Bucket, run: str, number: int) -> Snapshot | None:
             bytes=int(item["bytes"]),
             sha256=str(item["sha256"]),
             mode=int(item.get("mode") or 0o644),
+            node=min((int(node) for node in item.get("nodes") or ()), default=0),
         )
         for item in document.get("files", ())
     )

@@ -1,0 +1,83 @@
+"""How a user's own program stands, in words: its last line, its pace, its snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from jobs.job import counted
+from jobs.output.console import duration
+
+PROGRAM_STATUS = "program"
+"""``kind`` of such a status."""
+_OLD_S = 60.0
+"""The main node renews the status every few seconds; an older one deserves a remark."""
+
+
+def describe_program(
+    status: Mapping[str, Any], *, submitted_at_ms: int | None, now: datetime
+) -> str:
+    """Describe the last line of output, progress and snapshots."""
+    lines = [_progress(status)]
+    if status.get("last_line"):
+        at = _ago(status.get("last_line_at"), now)
+        lines.append(f"last line{'' if at is None else f', {at} ago'}: {status['last_line']}")
+    else:
+        lines.append("it has printed nothing yet")
+    lines.append(_snapshots(status.get("snapshots") or [], now))
+    if remark := _age(status, submitted_at_ms, now):
+        lines.append(remark)
+    return "\n".join(lines)
+
+
+def _progress(status: Mapping[str, Any]) -> str:
+    words = [f"program: {status.get('state')}"]
+    if status.get("step") is not None:
+        words.append(f"step {int(status['step']):,}")
+    if status.get("loss") is not None:
+        words.append(f"loss {float(status['loss']):.4f}")
+    pace = status.get("steps_per_second")
+    if pace:
+        slow = float(pace) < 1
+        words.append(f"{1 / float(pace):.3g} s a step" if slow else f"{float(pace):.3g} steps/s")
+    return ", ".join(words)
+
+
+def _snapshots(snapshots: list[Mapping[str, Any]], now: datetime) -> str:
+    if not snapshots:
+        return "no snapshot yet"
+    newest = max(snapshots, key=lambda item: int(item.get("number") or 0))
+    age = _ago(newest.get("at"), now)
+    text = f"newest snapshot: {newest.get('number')}"
+    text += "" if age is None else f", {age} ago"
+    text += f", {counted(int(newest.get('files') or 0), 'file')}"
+    text += f", {int(newest.get('bytes') or 0) / 1e6:,.1f} MB"
+    more = len(snapshots) - 1
+    return text + (f"; {more} older" if more else "")
+
+
+def _age(status: Mapping[str, Any], submitted_at_ms: int | None, now: datetime) -> str | None:
+    """Say whose status it is, if it is not of this moment and this job."""
+    at = _time(status.get("updated_at"))
+    if at is None:
+        return None
+    if submitted_at_ms is not None and at.timestamp() * 1000 < submitted_at_ms:
+        return "that is of an earlier job of the run: this one has not said anything yet"
+    age_s = (now - at).total_seconds()
+    if status.get("state") == "running" and age_s > _OLD_S:
+        return f"as of {duration(age_s)} ago"
+    return None
+
+
+def _ago(text: object, now: datetime) -> str | None:
+    then = _time(text)
+    return None if then is None else duration(max(0.0, (now - then).total_seconds()))
+
+
+def _time(text: object) -> datetime | None:
+    try:
+        then = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return then if then.tzinfo is not None else then.replace(tzinfo=UTC)

@@ -1,0 +1,264 @@
+"""A program's run, watched: status, code, snapshots to download, TensorBoard's files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from jobs.bucket.objects import Bucket
+from jobs.commands.tensorboard import copy_logs
+from jobs.output.program_status import describe_program
+from tests.jobs.conftest import Desk
+from tests.jobs.test_refusals import assert_refused
+from trainium_catalogue import contract
+
+SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
+NOW = datetime(2026, 11, 22, 14, 0, tzinfo=UTC)
+
+
+def check_schema(name: str, document: Any) -> None:
+    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
+    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+
+
+def read(desk: Desk, key: str) -> bytes:
+    data: bytes = desk.client("s3").get_object(Bucket="bucket", Key=key)["Body"].read()
+    return data
+
+
+@pytest.fixture
+def run(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Submit the run `x` twice, with other code the second time; return the program's folder."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for text in ("print(1)\n", "print(2)\nprint(3)\n"):
+        (folder / "train.py").write_text(text)
+        (folder / "run.sh").write_text("exec python train.py\n")
+        (folder / "run.sh").chmod(0o755)
+        words = ("submit", "./train.py", "--name", "x", "--yes", "--", "--lines", str(len(text)))
+        assert desk.run(*words).exit_code == 0
+        for job in desk.jobs("x"):
+            desk.backend_job(job["jobId"]).status = "SUCCEEDED"
+    return folder
+
+
+def status_document(**more: Any) -> dict[str, Any]:
+    document = {
+        "kind": "program", "state": "running", "last_line": "step 70: loss 2.5",
+        "last_line_at": (NOW - timedelta(seconds=4)).isoformat(), "step": 70, "loss": 2.5,
+        "steps_per_second": 0.5,
+        "snapshots": [
+            {"number": 3, "at": (NOW - timedelta(seconds=100)).isoformat(), "files": 4,
+             "bytes": 9_000_000},
+            {"number": 4, "at": (NOW - timedelta(seconds=40)).isoformat(), "files": 4,
+             "bytes": 12_000_000},
+        ],
+        "updated_at": (NOW - timedelta(seconds=2)).isoformat(),
+    }  # fmt: skip
+    check_schema("program-status", document)
+    return {**document, **more}
+
+
+def test_a_status_has_the_last_line_the_pace_and_the_newest_snapshot() -> None:
+    assert describe_program(status_document(), submitted_at_ms=None, now=NOW) == (
+        "program: running, step 70, loss 2.5000, 2 s a step\n"
+        "last line, 4 s ago: step 70: loss 2.5\n"
+        "newest snapshot: 4, 40 s ago, 4 files, 12.0 MB; 1 older"
+    )
+
+
+def test_a_program_that_has_said_nothing_is_shown_so() -> None:
+    silent = status_document(last_line=None, step=None, loss=None, steps_per_second=None)
+
+    text = describe_program({**silent, "snapshots": []}, submitted_at_ms=None, now=NOW)
+
+    assert text == "program: running\nit has printed nothing yet\nno snapshot yet"
+
+
+def test_an_old_status_says_so() -> None:
+    later = NOW + timedelta(minutes=5)
+    submitted = int((NOW + timedelta(minutes=1)).timestamp() * 1000)
+
+    text = describe_program(status_document(), submitted_at_ms=None, now=later)
+    assert text.endswith("as of 5 min 2 s ago")
+    text = describe_program(status_document(), submitted_at_ms=submitted, now=later)
+    assert "that is of an earlier job of the run" in text
+
+
+def test_status_shows_it_under_the_job(desk: Desk, run: Path) -> None:
+    desk.put("runs/x/results/status.json", status_document())
+
+    result = desk.run("status", "x", "--plot")
+
+    assert "step 70: loss 2.5" in result.stdout
+    assert "newest snapshot: 4" in result.stdout
+    assert "python -m jobs tensorboard x" in result.stderr
+    document = json.loads(desk.run("status", "x", "--json").stdout)
+    check_schema("jobs-status", document)
+    assert document["training"]["snapshots"][1]["number"] == 4
+
+
+def test_what_the_desk_writes_is_what_the_schemas_say(desk: Desk, run: Path) -> None:
+    record = json.loads(read(desk, "runs/x/program.json"))
+
+    check_schema("program", record)
+    assert len(record["submissions"]) == 2
+    for item in record["submissions"]:
+        check_schema("bundle", json.loads(read(desk, f"runs/x/code/{item['code']}.json")))
+
+
+def test_code_lists_every_submission_and_the_files_of_one(desk: Desk, run: Path) -> None:
+    result = desk.run("code", "x")
+
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("submission 1, ")
+    assert lines[0].endswith(": train.py --lines 9")
+    assert lines[2] == "files of submission 2 of run x:"
+    assert [line.split()[-1] for line in lines[3:]] == ["run.sh", "train.py"]
+    check_schema("jobs-code", json.loads(desk.run("code", "x", "--json").stdout))
+
+
+def test_code_gives_the_files_back_as_they_were(desk: Desk, run: Path, tmp_path: Path) -> None:
+    to = tmp_path / "back"
+
+    first = desk.run("code", "x", "--submission", "1", "--fetch", str(to))
+    again = desk.run("code", "x", "--submission", "1", "--fetch", str(to))
+
+    assert first.exit_code == again.exit_code == 0, first.stderr
+    assert (to / "train.py").read_text() == "print(1)\n"
+    assert os.access(to / "run.sh", os.X_OK)
+    assert "wrote 2 files of 2" in first.stderr
+    assert "wrote 0 files of 2" in again.stderr
+
+
+def test_code_overwrites_nothing(desk: Desk, run: Path) -> None:
+    assert_refused(
+        desk.run("code", "x", "--submission", "1", "--fetch", "."),
+        "train.py is there already and holds something else",
+    )
+    assert (run / "train.py").read_text() == "print(2)\nprint(3)\n"
+
+
+def test_code_compares_with_a_folder(desk: Desk, run: Path) -> None:
+    assert "no difference" in desk.run("code", "x", "--diff", ".").stderr
+    said = desk.run("code", "x", "--submission", "1", "--diff", ".").stderr
+    assert "files: train.py changed (+2 -1)" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "fragment"),
+    [
+        (("y",), "there is no run 'y'"),
+        (("built-in",), "run built-in is no program of your own"),
+        (("x", "--submission", "3"), "--submission 3: run x has 2 submissions; give a number from"),
+        (("x", "--diff", "none"), "--diff none is not a folder"),
+        (("x", "--fetch", "train.py"), "--fetch train.py is a file; name a folder"),
+    ],
+)
+def test_code_refuses(desk: Desk, run: Path, words: tuple[str, ...], fragment: str) -> None:
+    desk.put("runs/built-in/run.json", {"workload": "bert"})
+
+    assert_refused(desk.run("code", *words), fragment)
+
+
+def test_code_refuses_a_bundle_that_is_not_its_hash_or_is_gone(desk: Desk, run: Path) -> None:
+    code = json.loads(read(desk, "runs/x/program.json"))["submissions"][-1]["code"]
+    desk.put(f"runs/x/code/{code}.tar.gz", b"other")
+
+    words = ("code", "x", "--fetch", "back")
+    assert_refused(desk.run(*words), "does not hold the bytes that its name says")
+    desk.client("s3").delete_object(Bucket="bucket", Key=f"runs/x/code/{code}.tar.gz")
+    assert_refused(desk.run(*words), "the code of run x is gone")
+    desk.client("s3").delete_object(Bucket="bucket", Key=f"runs/x/code/{code}.json")
+    assert_refused(desk.run("code", "x"), "the code of run x is gone")
+
+
+def test_code_refuses_a_list_that_is_not_the_bundles(desk: Desk, run: Path) -> None:
+    code = json.loads(read(desk, "runs/x/program.json"))["submissions"][-1]["code"]
+    key = f"runs/x/code/{code}.json"
+    listing = json.loads(read(desk, key))
+
+    for path, says in (("gone.py", "gone.py is not in the bundle"), ("../up.py", "outside the fo")):
+        listing["files"][0]["path"] = path
+        desk.put(key, listing)
+        assert_refused(desk.run("code", "x", "--fetch", "back"), says)
+
+
+def snapshot(desk: Desk, number: int, *files: tuple[str, bytes, list[int]]) -> None:
+    """Put a complete snapshot into the bucket, as the nodes do."""
+    entries: list[dict[str, Any]] = []
+    for path, data, nodes in files:
+        digest = hashlib.sha256(data).hexdigest()
+        desk.put(f"runs/x/snapshots/objects/{digest}", data)
+        entry = {"root": "checkpoints", "path": path, "bytes": len(data), "sha256": digest}
+        entries.append({**entry, "mode": 0o644, "mtime_ns": 1, "nodes": nodes})
+    cache = {**entries[0], "root": "cache", "path": "a.neff"}
+    document = {
+        "format": 1, "number": number, "at": NOW.isoformat(), "nodes": 2, "main": 0,
+        "bytes": sum(entry["bytes"] for entry in entries), "files": [*entries, cache],
+    }  # fmt: skip
+    check_schema("snapshot", document)
+    desk.put(f"runs/x/snapshots/{number:08d}.json", document)
+
+
+def test_the_newest_snapshot_can_be_downloaded(desk: Desk, run: Path, tmp_path: Path) -> None:
+    snapshot(desk, 1, ("latest.pt", b"old", [0, 1]))
+    snapshot(desk, 2, ("latest.pt", b"new", [0, 1]), ("shard/a", b"0", [0]), ("shard/a", b"1", [1]))
+    to = tmp_path / "here"
+
+    result = desk.run("download", "x", "--to", str(to), "--json")
+
+    assert result.exit_code == 0, result.stderr
+    check_schema("jobs-download", json.loads(result.stdout))
+    assert (to / "latest.pt").read_bytes() == b"new"
+    assert (to / "node-0" / "shard" / "a").read_bytes() == b"0"
+    assert (to / "node-1" / "shard" / "a").read_bytes() == b"1"
+    assert "snapshot 2 of run x" in result.stderr
+    assert not list(to.rglob("*.neff"))
+
+
+def test_a_snapshot_with_other_bytes_is_refused(desk: Desk, run: Path, tmp_path: Path) -> None:
+    snapshot(desk, 1, ("latest.pt", b"new", [0, 1]))
+    digest = hashlib.sha256(b"new").hexdigest()
+    desk.put(f"runs/x/snapshots/objects/{digest}", b"wen")
+
+    assert_refused(
+        desk.run("download", "x", "--to", str(tmp_path / "here")),
+        "latest.pt does not hold what its snapshot says",
+    )
+
+
+def test_without_a_snapshot_there_is_nothing_to_download(desk: Desk, run: Path) -> None:
+    assert_refused(desk.run("download", "x", "--to", "here"), "run x has no complete snapshot yet")
+
+
+def test_tensorboard_finds_event_files_in_the_newest_snapshot(
+    desk: Desk, run: Path, tmp_path: Path
+) -> None:
+    name = "tb/events.out.tfevents.1.host.1.0"
+    bucket = Bucket(client=desk.client("s3"), name="bucket")
+    snapshot(desk, 1, (name, b"one", [0]), ("latest.pt", b"x", [0]))
+
+    assert copy_logs(bucket, "x", tmp_path / "tb") == 1
+    assert (tmp_path / "tb" / "node-0" / name).read_bytes() == b"one"
+    snapshot(desk, 2, (name, b"one and two", [0]))
+    assert copy_logs(bucket, "x", tmp_path / "tb") == 1
+    assert (tmp_path / "tb" / "node-0" / name).read_bytes() == b"one and two"
+
+
+def test_a_program_without_event_files_is_told_where_to_write_them(desk: Desk, run: Path) -> None:
+    snapshot(desk, 1, ("latest.pt", b"x", [0]))
+
+    assert_refused(
+        desk.run("tensorboard", "x", "--no-browser"),
+        "has no file with tfevents in its name", contract.ENV_CHECKPOINT_DIR,
+    )  # fmt: skip

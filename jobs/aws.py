@@ -45,6 +45,8 @@ class BatchClient(Protocol):
 
     def describe_compute_environments(self, **kwargs: Any) -> Response: ...
 
+    def describe_job_definitions(self, **kwargs: Any) -> Response: ...
+
 
 class CloudFormationClient(Protocol):
     """The part of the boto3 CloudFormation client that is used here."""

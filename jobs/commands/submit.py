@@ -15,7 +15,7 @@ from jobs.commands.options import (
     command,
 )
 from jobs.output.console import note
-from jobs.submit.check import check, check_arguments, check_order
+from jobs.submit.check import check, check_arguments, check_no_requirements, check_order
 from jobs.submit.plan import ask, planned, show_plan
 from jobs.submit.program import keep, named_program, packed
 from jobs.submit.resolve import (
@@ -122,6 +122,16 @@ def submit(
             "--exclude", metavar="GLOB", help="Files of your program to leave out; repeatable."
         ),
     ] = None,
+    requirements: Annotated[
+        Path | None,
+        typer.Option(
+            "--requirements",
+            metavar="FILE",
+            help="What your program requires beyond the image, as for pip: wheels are collected "
+            "once, by a job of its own, before any node starts.",
+            show_default="the run's; of a folder: its workload.toml's",
+        ),
+    ] = None,
     releases: Annotated[
         bool,
         typer.Option(
@@ -174,6 +184,7 @@ def submit(
     wanted = known_workload(what) if program is None else program.workload
     if program is None:
         check_arguments(wanted, arguments)
+        check_no_requirements(wanted, requirements)
     parameters = parsed_parameters(wanted, words, assignments or [])
     order = SubmitOptions(
         workload=wanted,
@@ -197,6 +208,7 @@ def submit(
             arguments=arguments,
             include=include or (),
             exclude=exclude or (),
+            requirements=requirements,
         ),
     )
     check_order(order)  # refused first, because it needs no network

@@ -7,6 +7,7 @@ import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
@@ -107,6 +108,16 @@ def check_arguments(workload: Workload, arguments: Sequence[str] | None) -> None
             "program-arguments",
             f"{' '.join(['--', *arguments])}: {workload.name} is no program of your own; its "
             "parameters are given without the --",
+        )
+
+
+def check_no_requirements(workload: Workload, requirements: Path | None) -> None:
+    """Refuse requirements for a workload that runs this project's own code."""
+    if requirements is not None:
+        raise Refusal(
+            "program-requirements",
+            f"--requirements {requirements}: {workload.name} is no program of your own, and its "
+            "dependencies are in the image; leave --requirements out",
         )
 
 

@@ -11,6 +11,7 @@ from jobs.output.console import confirm, is_asked_about, note
 from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
 from jobs.submit.program import program_plan
 from jobs.submit.resolve import Submission, SubmissionPlan
+from jobs.submit.wheels import are_collected
 from trainium_catalogue.contract import ATTEMPTS
 from trainium_catalogue.instances import JOB_VCPUS
 from trainium_catalogue.parameters.allreduce import check_sweep
@@ -25,6 +26,9 @@ def planned(submission: Submission) -> Submission:
     order, bucket, run = submission.order, submission.bucket, submission.request.run
     workload, given = order.workload, order.parameters
     if order.program is not None:
+        if (wheels := submission.wheels) is not None:
+            wheels = replace(wheels, are_collected=are_collected(bucket, wheels.key))
+            submission = replace(submission, wheels=wheels)
         lines, document, _ = program_plan(submission)
         return replace(submission, plan=SubmissionPlan(lines=lines, document=document))
     if workload.trains:
@@ -65,6 +69,8 @@ def show_plan(submission: Submission) -> None:
             f"the cluster gets the nodes that are missing, within {target.max_nodes}, and takes "
             f"them away again after {counted(target.eks.idle_minutes or 0, 'idle minute')}"
         )
+    if submission.wheels is not None:
+        lines.append(submission.wheels.line)
     lines.append(_price_line(request))
     if first is not None:
         lines.append(f"and {_price_line(first)} of compiling")

@@ -28,10 +28,12 @@ from jobs.program.entry import (
 from jobs.program.files import human, select
 from jobs.program.grammar import check_grammar, python_of
 from jobs.program.record import Submitted, add_record, now, read_record
+from jobs.program.requirements import Requirements, read_requirements
 from jobs.program.secrets import secret_words
 from jobs.program.snapshots import Snapshot, newest_snapshot
 from jobs.program.workload_file import WorkloadFile, plain_workload, read_workload_file
 from jobs.submit.program_data import check_data
+from jobs.submit.wheels import keep_requirements
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import Value, Workload
 
@@ -65,6 +67,8 @@ class ProgramOrder:
     """Words after ``--``; None if there was no ``--``."""
     ran: tuple[Submitted, ...] = ()
     """Earlier submissions of the run."""
+    requirements: Requirements | None = None
+    """What it requires; None if nobody said."""
 
     @property
     def entry(self) -> Entry:
@@ -137,6 +141,7 @@ def packed(
     arguments: Sequence[str] | None,
     include: Sequence[str],
     exclude: Sequence[str],
+    requirements: Path | None = None,
 ) -> ProgramOrder:
     """Pack the program's folder; needs no network."""
     entry, file = program.entry, program.file
@@ -155,7 +160,14 @@ def packed(
         )
     bundle = pack(selection, include=include)
     words = None if arguments is None else tuple(arguments)
-    return ProgramOrder(program=program, bundle=bundle, arguments=words)
+    if requirements is None and file is not None and file.requirements is not None:
+        requirements = file.path.parent / file.requirements
+    return ProgramOrder(
+        program=program,
+        bundle=bundle,
+        arguments=words,
+        requirements=None if requirements is None else read_requirements(requirements),
+    )
 
 
 def _kept_folder(values: Mapping[str, Value]) -> str | None:
@@ -199,6 +211,8 @@ def remembered(
     }
     if order.arguments is None and order.program.file is None:
         order = replace(order, arguments=last.argv)
+    if order.requirements is None and last.requirements is not None:
+        order = replace(order, requirements=Requirements(text=str(last.requirements["text"])))
     return order, {**values, **given}
 
 
@@ -280,6 +294,9 @@ def submitted(submission: Submission) -> Submitted:
         module=entry.module,
         argv=request.program_argv,
         parameters=order.parameters,
+        requirements=None
+        if (wheels := submission.wheels) is None
+        else {"key": wheels.key, "text": wheels.requirements.text},
         num_nodes=request.num_nodes,
         workload=_name(order.program),
     )
@@ -292,6 +309,8 @@ def keep(submission: Submission) -> None:
     bundle = order.program.bundle
     if upload(submission.bucket, run, bundle):
         note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
+    if submission.wheels is not None:
+        keep_requirements(submission.bucket, run, submission.wheels)
     add_record(submission.bucket, run, order.program.ran, submitted(submission))
 
 

@@ -19,6 +19,7 @@ from jobs.job import JobRequest, RunSummary, valid_run_name
 from jobs.orchestrators import JobService, Services, service_for, services_of
 from jobs.output.console import note
 from jobs.submit.program import ProgramOrder, node_request, remembered
+from jobs.submit.wheels import Wheels, image_of, wheels_run
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import USD_PER_JOB_HOUR_ESTIMATE
@@ -35,7 +36,7 @@ from trainium_catalogue.workloads import (
 OWN_OPTIONS = (
     *("nodes", "name", "follow", "time-limit", "set", "compile", "dry-run", "yes", "json"),
     *("on", "release", "scale"),
-    *("module", "workdir", "include", "exclude"),
+    *("module", "workdir", "include", "exclude", "requirements"),
     *("deployment", "region", "help"),
 )
 """Options of ``submit`` itself; no workload has a parameter of the same name."""
@@ -100,6 +101,8 @@ class Submission:
     earlier: tuple[RunSummary, ...] = ()
     """Earlier jobs of the run."""
     plan: SubmissionPlan = field(default_factory=SubmissionPlan)
+    wheels: Wheels | None = None
+    """Dependencies of a program; None without any."""
 
     @property
     def num_ranks(self) -> int:
@@ -114,9 +117,15 @@ class Submission:
 
     @property
     def requests(self) -> tuple[JobRequest, ...]:
-        """The requests to send, compile job first."""
-        first = self.plan.compile_request
-        return (self.request,) if first is None else (first, self.request)
+        """The requests to send, in their order; the job itself is the last."""
+        wheels, compiles = self.wheels, self.plan.compile_request
+        first = None if wheels is None or wheels.are_collected else wheels.request
+        return tuple(item for item in (first, compiles, self.request) if item is not None)
+
+    def service_of(self, request: JobRequest) -> JobService:
+        """Return the service for one of the requests."""
+        wheels = self.wheels
+        return self.service if wheels is None or request is not wheels.request else wheels.service
 
 
 def resolve(
@@ -151,7 +160,33 @@ def resolve(
     if order.program is None:
         return submission
     request = node_request(submission.request, order.program, order.parameters)
-    return replace(submission, request=request)
+    return _with_wheels(replace(submission, request=request), aws)
+
+
+def _with_wheels(submission: Submission, aws: Aws) -> Submission:
+    """Name the wheels of a program's requirements, and the job that collects them."""
+    program, request, deployment = submission.order.program, submission.request, submission.target
+    if program is None or program.requirements is None or not program.requirements.text:
+        return submission
+    workload = WORKLOADS[contract.WHEELS]
+    target = read_deployment(aws.ssm(), deployment.name, region=aws.region, workload=workload.name)
+    key = program.requirements.key(image_of(aws.batch(), target))
+    wheels = Wheels(
+        key=key,
+        requirements=program.requirements,
+        request=request_for(
+            target,
+            workload,
+            run=wheels_run(key),
+            num_nodes=1,
+            time_limit_hours=None,
+            parameters={"for-run": request.run, "key": key},
+            orchestrator=Orchestrator.BATCH,
+        ),
+        service=service_for(aws, target, Orchestrator.BATCH, submits=True),
+    )
+    request = replace(request, parameters={**request.parameters, "wheels": key})
+    return replace(submission, request=request, wheels=wheels)
 
 
 def request_for(

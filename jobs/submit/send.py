@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from typing import Any
 
 import typer
 
@@ -14,20 +15,25 @@ from jobs.orchestrators import JobService
 from jobs.output.console import exit_code, follow_command, note, print_document
 from jobs.output.documents import Document, outcome, where
 from jobs.submit.resolve import Submission
+from jobs.submit.wheels import Wheels
 from trainium_catalogue import contract
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
+_WHEELS_IN_A_DRY_RUN = "JOB-ID-OF-THE-WHEELS-JOB"
 
 
 def show(submission: Submission) -> int:
     """Print what would be sent: one payload, or a list of both in order."""
     if submission.plan.compile_request is not None:
         submission = _depending(submission, _SHOWN_IN_A_DRY_RUN)
+    if _collects(submission) and not _waits_here(submission):
+        submission = _depending(submission, _WHEELS_IN_A_DRY_RUN)
     if submission.order.as_json:
         print_document(_document(submission, action="dry-run"))
     else:
-        payloads = [submission.service.payload(request) for request in submission.requests]
+        payloads = _payloads(submission)
         typer.echo(json.dumps(payloads[0] if len(payloads) == 1 else payloads, indent=2))
     return EXIT_OK
 
@@ -45,13 +51,63 @@ def join(submission: Submission, going_on: RunSummary) -> int:
 def send(submission: Submission) -> int:
     """Submit the planned jobs, compile job first, and finish the command."""
     service, first = submission.service, submission.plan.compile_request
-    compile_id = None
+    compile_id = wheels_id = None
+    if (wheels := submission.wheels) is not None and _collects(submission):
+        wheels_id = _send_first(wheels.service, wheels.request)
+        if _waits_here(submission):
+            job = _collect(submission, wheels, wheels_id)
+            if not job.succeeded:
+                return _give_up(submission, wheels_id, job)
+        else:
+            submission = _depending(submission, wheels_id)
     if first is not None:
         compile_id = _send_first(service, first)
         submission = _depending(submission, compile_id)
     earlier = {summary.job_id for summary in submission.earlier}
     job_id = _send(service, submission.request, earlier=earlier)
-    return _finish(submission, job_id, service=service, compile_id=compile_id)
+    return _finish(submission, job_id, service=service, compile_id=compile_id, wheels_id=wheels_id)
+
+
+def _collects(submission: Submission) -> bool:
+    """Tell whether wheels have to be collected first."""
+    return submission.wheels is not None and not submission.wheels.are_collected
+
+
+def _waits_here(submission: Submission) -> bool:
+    """Tell whether this command waits for the wheels, because the job itself cannot."""
+    return submission.request.orchestrator is Orchestrator.EKS
+
+
+def _collect(submission: Submission, wheels: Wheels, job_id: str) -> Job:
+    """Stay until the wheels are collected."""
+    from jobs.output.screen import watch  # rich is only needed here
+
+    run, quiet = submission.request.run, submission.order.as_json
+    note(f"run {run} is submitted when its dependencies are collected; this command waits")
+    try:
+        job, _ = watch(
+            wheels.service,
+            submission.target,
+            run=wheels.request.run,
+            job_id=job_id,
+            keep_lines=quiet,
+        )
+    except BaseException:
+        note(f"run {run} was not submitted; its dependencies go on being collected: submit again")
+        raise
+    return job
+
+
+def _give_up(submission: Submission, wheels_id: str, job: Job) -> int:
+    """Submit nothing more, because the wheels could not be collected."""
+    note(f"run {submission.request.run} was not submitted: its dependencies were not collected")
+    if submission.order.as_json:
+        print_document(_document(submission, action="not-submitted", wheels_id=wheels_id, job=job))
+    return exit_code(job)
+
+
+def _payloads(submission: Submission) -> list[dict[str, Any]]:
+    return [submission.service_of(item).payload(item) for item in submission.requests]
 
 
 def _depending(submission: Submission, compile_id: str) -> Submission:
@@ -88,6 +144,7 @@ def _finish(
     *,
     service: JobService,
     compile_id: str | None = None,
+    wheels_id: str | None = None,
     status_before: str | None = None,
 ) -> int:
     """Follow and print the document if requested; return the exit code.
@@ -96,6 +153,8 @@ def _finish(
     """
     order = submission.order
     try:
+        if order.follows and not _waits_here(submission):
+            _follow_wheels(submission, wheels_id)
         job = _follow(submission, job_id, service, compile_id) if order.follows else None
     except BaseException:
         if order.releases:
@@ -112,11 +171,27 @@ def _finish(
             action="submitted" if status_before is None else "already-running",
             job_id=job_id,
             compile_id=compile_id,
+            wheels_id=wheels_id,
             status=status_before or "SUBMITTED",
             job=job,
         )
         print_document(document)
     return EXIT_OK if job is None else exit_code(job)
+
+
+def _follow_wheels(submission: Submission, wheels_id: str | None) -> None:
+    """Show the job that collects wheels, which the program's job waits for."""
+    from jobs.output.screen import watch  # rich is only needed here
+
+    if (wheels := submission.wheels) is None or wheels_id is None:
+        return
+    watch(
+        wheels.service,
+        submission.target,
+        run=wheels.request.run,
+        job_id=wheels_id,
+        keep_lines=submission.order.as_json,
+    )
 
 
 def _follow(
@@ -175,13 +250,15 @@ def _document(
     action: str,
     job_id: str | None = None,
     compile_id: str | None = None,
+    wheels_id: str | None = None,
     status: str | None = None,
     job: Job | None = None,
 ) -> Document:
     """Make the document of ``submit --json``."""
     request, deployment, plan = submission.request, submission.target, submission.plan
+    wheels = submission.wheels
     first = plan.compile_request
-    payloads = [submission.service.payload(item) for item in submission.requests]
+    payloads = _payloads(submission)
     on_cpu = request.hardware is Hardware.CPU
     return {
         **where(deployment, request.run, job_id),
@@ -207,7 +284,16 @@ def _document(
             "job_id": compile_id,
             "time_limit_hours": first.time_limit_hours,
             "usd_at_time_limit": round(first.usd_at_time_limit, 2),
-            "payload": payloads[0],
+            "payload": payloads[-2],
+        },
+        "wheels": None
+        if wheels is None
+        else {
+            "key": wheels.key,
+            "collected": wheels.are_collected,
+            "run": wheels.request.run,
+            "job_id": wheels_id,
+            "payload": None if wheels.are_collected else payloads[0],
         },
         "payload": payloads[-1],
         "outcome": outcome(job) if job else None,

@@ -1,0 +1,172 @@
+"""`submit --requirements`: the wheels are there, or a job that collects them goes first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.program.requirements import read_requirements
+from jobs.submit.wheels import wheels_run
+from tests.jobs.conftest import Desk
+from tests.jobs.eks.conftest import conforms
+from tests.jobs.test_refusals import assert_refused
+from tests.jobs.test_submit_program import command_of, record, submitted
+from trainium_catalogue import contract
+
+IMAGE = "image"
+"""Of every job definition of the desk."""
+WORDS = ("./train.py", "--name", "x", "--requirements", "requirements.txt")
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a program that requires something, and go to its folder."""
+    (tmp_path / "train.py").write_text("import einops\n")
+    (tmp_path / "requirements.txt").write_text("einops  # shapes\n-r more.txt\n")
+    (tmp_path / "more.txt").write_text("lightning>=2\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def key(program: Path) -> str:
+    """Key of the program's wheels."""
+    return read_requirements(program / "requirements.txt").key(IMAGE)
+
+
+def collected(desk: Desk, key: str) -> None:
+    desk.put(f"wheels/{key}/complete.json", {"format": 1})
+
+
+def dry_run(desk: Desk, *words: str) -> dict[str, Any]:
+    result = desk.run("submit", "--dry-run", "--json", *words)
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    conforms("jobs-submit", found)
+    return found
+
+
+def test_a_job_collects_the_wheels_and_the_programs_job_depends_on_it(
+    desk: Desk, program: Path, key: str
+) -> None:
+    said = submitted(desk, *WORDS, "--nodes", "2")
+    (first,), (job,) = desk.jobs(wheels_run(key)), desk.jobs("x")
+    assert "dependencies: 2 required; first, as run wheels-" in said
+    assert job["dependsOn"] == [{"jobId": first["jobId"]}]
+    assert desk.keys("runs/x/code/")[0].endswith(".json")
+    body = desk.client("s3").get_object(Bucket="bucket", Key=contract.requirements_key("x", key))[
+        "Body"
+    ]
+    assert body.read() == b"einops\nlightning>=2\n"
+    assert record(desk)[0]["requirements"] == {"key": key, "text": "einops\nlightning>=2\n"}
+
+
+def test_a_dry_run_shows_both_jobs_and_sends_nothing(desk: Desk, program: Path, key: str) -> None:
+    document = dry_run(desk, *WORDS, "--nodes", "2")
+    assert document["wheels"]["payload"]["containerOverrides"]["command"] == [
+        *contract.launch_command("wheels"), "--for-run", "x", "--key", key,
+    ]  # fmt: skip
+    assert document["wheels"]["collected"] is False
+    assert document["payload"]["dependsOn"] == [{"jobId": "JOB-ID-OF-THE-WHEELS-JOB"}]
+    command = command_of(document)
+    assert command[command.index("--wheels") + 1] == key
+    payloads = json.loads(desk.run("submit", "--dry-run", *WORDS).stdout)
+    assert [item["jobName"] for item in payloads] == [wheels_run(key), "x"]
+    assert desk.keys() == []
+
+
+def test_wheels_that_are_there_are_not_collected_again(desk: Desk, program: Path, key: str) -> None:
+    collected(desk, key)
+    said = submitted(desk, *WORDS)
+    assert "dependencies: 2 required, collected already" in said
+    assert desk.jobs(wheels_run(key)) == []
+    (job,) = desk.jobs("x")
+    assert not job.get("dependsOn")
+
+
+def test_another_image_needs_other_wheels(desk: Desk, program: Path, key: str) -> None:
+    definition = desk.client("batch").register_job_definition(
+        jobDefinitionName="wheels",
+        type="container",
+        containerProperties={
+            "image": "image:2",
+            "command": contract.launch_command("wheels"),
+            "resourceRequirements": [
+                {"type": "VCPU", "value": "16"},
+                {"type": "MEMORY", "value": "57344"},
+            ],
+        },
+    )
+    desk.parameter(contract.ssm_job_definition(contract.WHEELS), definition["jobDefinitionArn"])
+    assert dry_run(desk, *WORDS)["wheels"]["key"] != key
+
+
+def test_a_run_that_goes_on_keeps_its_requirements(desk: Desk, program: Path, key: str) -> None:
+    submitted(desk, *WORDS)
+    collected(desk, key)
+    found = dry_run(desk, "./train.py", "--name", "x")
+    assert found["wheels"]["key"] == key
+    assert found["plan"]["program"]["changes"] == []
+    (program / "requirements.txt").write_text("einops\n")
+    changed = dry_run(desk, *WORDS)
+    assert changed["wheels"]["key"] != key
+    assert any("requirements" in line for line in changed["plan"]["program"]["changes"])
+
+
+def test_an_empty_file_drops_the_requirements(desk: Desk, program: Path) -> None:
+    submitted(desk, *WORDS)
+    (program / "none.txt").write_text("# nothing any more\n")
+    found = dry_run(desk, "./train.py", "--name", "x", "--requirements", "none.txt")
+    assert found["wheels"] is None
+    assert "--wheels" not in command_of(found)
+
+
+def test_a_workload_file_names_the_requirements(desk: Desk, program: Path, key: str) -> None:
+    (program / "workload.toml").write_text(
+        'name = "mine"\nscript = "train.py"\nrequirements = "requirements.txt"\n'
+    )
+    assert dry_run(desk, ".", "--name", "x")["wheels"]["key"] == key
+
+
+def test_bad_lines_are_refused_before_anything_is_sent(desk: Desk, program: Path) -> None:
+    (program / "requirements.txt").write_text("einops\n-e .\n")
+    assert_refused(desk.run("submit", *WORDS, "--yes"), "requirements.txt, line 2: -e . is code")
+    assert desk.keys() == []
+
+
+def test_a_built_in_workload_takes_no_requirements(desk: Desk, program: Path) -> None:
+    result = desk.run("submit", "all-reduce", "--requirements", "requirements.txt", "--yes")
+    assert_refused(result, "all-reduce is no program of your own", "leave --requirements out")
+
+
+def test_a_cluster_with_another_image_is_refused(desk: Desk, program: Path) -> None:
+    on_cluster(desk, image="image:2")
+    result = desk.run("submit", *WORDS, "--on", "eks", "--dry-run")
+    assert_refused(result, "cluster's jobs run image:2, and wheels are collected in image")
+
+
+def test_on_a_cluster_nothing_depends_on_the_job_that_collects(
+    desk: Desk, program: Path, key: str
+) -> None:
+    on_cluster(desk, image=IMAGE)
+    found = dry_run(desk, *WORDS, "--on", "eks")
+    assert found["payload"]["kind"] == "Job"
+    assert contract.ENV_AFTER_JOB not in json.dumps(found["payload"])
+    assert found["wheels"]["payload"]["jobName"] == wheels_run(key)
+
+
+def on_cluster(desk: Desk, *, image: str) -> None:
+    """Have a cluster beside Batch, as far as a dry run looks."""
+    for name, value in {
+        contract.SSM_ORCHESTRATORS: "batch,eks",
+        contract.SSM_EKS_CLUSTER: "cluster",
+        contract.SSM_EKS_NAMESPACE: "jobs",
+        contract.SSM_EKS_QUEUE: "trainium",
+        contract.SSM_EKS_NODE_GROUP: "nodes",
+        contract.SSM_EKS_IMAGE: image,
+        contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: "24",
+    }.items():
+        desk.parameter(name, value)

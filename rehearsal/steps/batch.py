@@ -54,37 +54,36 @@ def chains(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Chai
     tokenize = f"jobs submit tokenize --input {CORPUS} --tokenizer {TOKENIZER} --dataset {DATASET}"
     train = f"jobs submit {WORKLOAD} --nodes {nodes} --dataset {DATASET} --name {RUN} --compile"
     return (
+        # The longest row of chains: nothing in it waits for what it does not need.
+        _chain("tokenizer", upload=f"jobs upload {quote(str(tokenizer))}"),
+        _chain("text", prepare=f"{prepare} --yes --follow"),
         _chain(
-            "text",
-            upload=f"jobs upload {quote(str(tokenizer))}",
-            prepare=f"{prepare} --yes --follow",
+            "dataset",
+            after=("tokenizer", "text"),
             tokenize=f"{tokenize} --validation-fraction {HELD_OUT} --yes --follow",
         ),
-        # Independent of the others: it uses the time in which text is prepared.
-        _chain(
-            "verify",
-            verify=f"jobs submit verify --nodes {nodes} --name {PROBED} --yes --follow",
-            probes=f"jobs verify {PROBED}",
-        ),
-        _chain(
-            "train",
-            after="text",
-            train=f"{train} {training} --yes --follow",
-            status=f"jobs status {RUN} --plot",
-        ),
+        _chain("train", after=("dataset",), train=f"{train} {training} --yes --follow"),
         _chain(
             "export",
-            after="train",
+            after=("train",),
             export=f"jobs submit export --run {RUN} --yes --follow",
             download=f"jobs download {RUN} --to {quote(str(download))}",
+        ),
+        _chain("status", after=("train",), status=f"jobs status {RUN} --plot"),
+        # A queue's gangs run one after the other, and training is the one to wait for.
+        _chain(
+            "verify",
+            after=("train",),
+            verify=f"jobs submit verify --nodes {nodes} --name {PROBED} --yes --follow",
+            probes=f"jobs verify {PROBED}",
         ),
     )
 
 
-def _chain(name: str, *, after: str | None = None, **lines: str) -> Chain:
+def _chain(name: str, *, after: tuple[str, ...] = (), **lines: str) -> Chain:
     return Chain(
         name=name,
-        after=(after,) if after is not None else (),
+        after=after,
         steps=tuple(step(n, line, processes=PROCESSES_PER_NODE) for n, line in lines.items()),
     )
 

@@ -18,6 +18,8 @@ from rehearsal.steps.runner import Chain, Runner, Step, flags, step
 from trainium_catalogue import contract, kubernetes
 
 WORKLOADS = ("mnist", "bert-tiny")
+_LOOKED_INTO, _TOO_BIG = "nodes, a run looked into", "a gang too big"
+"""Names of chains that others wait for."""
 MNIST, BERT, BUSY, BIG = "mnist", "bert", "busy", "too-big"
 """Names of the runs."""
 PROBED = "probed-pods"
@@ -316,7 +318,11 @@ def too_big() -> tuple[Step, ...]:
 
 
 def before_training(settings: Settings) -> tuple[Chain, ...]:
-    """Chains that the trainings need, and a run that is inspected meanwhile."""
+    """Chains that the trainings need, and a run that is inspected meanwhile.
+
+    One data job at a time, so that the other half's starts at once: the emulator runs as many as
+    the machine has processors.
+    """
     digits, text = data()
     looks = (
         # Gives kubectl and TorchX access.
@@ -327,50 +333,47 @@ def before_training(settings: Settings) -> tuple[Chain, ...]:
         *watched(),
     )
     return (
-        Chain(name=DIGITS, steps=(digits,)),
         Chain(name=TEXT, steps=(text,)),
-        Chain(name="nodes, a run looked into", steps=looks),
+        Chain(name=DIGITS, after=(TEXT,), steps=(digits,)),
+        Chain(name=_LOOKED_INTO, steps=looks),
     )
 
 
 def trainings(settings: Settings) -> tuple[Chain, ...]:
-    """Chains of both trainings, each started as early as possible, beside a gang too big to fit."""
-    before = before_training(settings)
-    digits, text, nodes_there = (chain.name for chain in before)
+    """Chains of both trainings, each started as early as possible, beside a gang too big to fit.
+
+    Probes follow while the longer training is still under way.
+    """
     mnist, bert = training(parameters(settings))
     return (
-        *before,
-        Chain(name=BERT, after=(text, nodes_there), steps=(bert,)),
-        Chain(name=MNIST, after=(digits, nodes_there), steps=(mnist,)),
-        Chain(name="a gang too big", after=(nodes_there,), steps=too_big()),
+        *before_training(settings),
+        Chain(name=BERT, after=(TEXT, _LOOKED_INTO), steps=(bert,)),
+        Chain(name=MNIST, after=(DIGITS, _LOOKED_INTO), steps=(mnist,)),
+        Chain(name=_TOO_BIG, after=(_LOOKED_INTO,), steps=too_big()),
+        Chain(name="verify", after=(MNIST, _TOO_BIG), steps=probing()),
     )
 
 
 def afterwards(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Chain, ...]:
-    """Chains after the trainings: inspections of the runs, probes, and the end of idle nodes."""
+    """Chains after the trainings: inspections of the runs, and the end of idle nodes."""
     looks = [
         Chain(name=step.name, steps=(step,))
         for step in watching(job_ids, with_browser=with_browser)
     ]
-    probes = Chain(name="verify", steps=probing())
-    return (
-        probes,
-        *looks,
-        Chain(name="idle nodes", after=(probes.name, *(c.name for c in looks)), steps=end()),
-    )
+    return (*looks, Chain(name="idle nodes", after=tuple(c.name for c in looks), steps=end()))
 
 
 def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> ClusterTraining:
     """Run every command, and report how it went."""
     with armed(aws, run=BERT, kind="kill-child", after=KILLED_AFTER):
-        trained = runner.run(trainings(settings))
+        runner.run(trainings(settings))
     result = ClusterTraining(steps=runner.steps, checks=runner.checks)
     for name in (MNIST, BERT):
         # A refused submission leaves no job.
         if (step := runner.step(name)) is not None and step.exit_code in (0, 1):
             fault = "kill-child" if name == BERT else None
             result.runs.append(ended_run(runner, name, run=name, fault=fault, on_cluster=True))
-    if trained:
+    if all((step := runner.step(name)) and step.exit_code == 0 for name in (MNIST, BERT)):
         _look(result, aws=aws, folder=folder, log=runner.log(BERT), given=parameters(settings))
         ids = {run.run: str(run.job_id) for run in result.runs}
         runner.run(afterwards(ids, with_browser=browser.is_installed()))

@@ -55,10 +55,13 @@ def test_the_commands_are_those_of_the_readme() -> None:
 
     words = {chain.name: [" ".join(step.argv[:2]) for step in chain.steps] for chain in chains}
     assert words == {
-        "text": ["upload tokenizer.model", "submit prepare", "submit tokenize"],
+        "tokenizer": ["upload tokenizer.model"],
+        "text": ["submit prepare"],
+        "dataset": ["submit tokenize"],
         "verify": ["submit verify", "verify probed"],
-        "train": ["submit llama-tiny", "status tiny"],
+        "train": ["submit llama-tiny"],
         "export": ["submit export", "download tiny"],
+        "status": ["status tiny"],
     }
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.support.limits import scaled
+from training.core.processes import die_with_parent
 from training.launcher.addresses import reserve_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,16 +24,7 @@ def start_ranks(program: Path, *arguments: str, num_ranks: int) -> list[subproce
         return [
             subprocess.Popen(
                 [sys.executable, str(program), *arguments],
-                env={
-                    "PATH": os.environ["PATH"],
-                    "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
-                    "OMP_NUM_THREADS": "1",
-                    "GLOO_SOCKET_IFNAME": "lo",
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "WORLD_SIZE": str(num_ranks),
-                    "RANK": str(rank),
-                },
+                env={**_environment(port, num_ranks), "RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -42,11 +37,61 @@ def results_of_ranks(
     program: Path, *arguments: str, num_ranks: int, timeout_s: float = 90
 ) -> list[dict[str, Any]]:
     """What each rank prints last, a line of JSON; all have to end well."""
-    processes = start_ranks(program, *arguments, num_ranks=num_ranks)
-    try:
-        outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [p.returncode for p in processes] == [0] * num_ranks, "\n---\n".join(outputs)
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / f"{rank}.log" for rank in range(num_ranks)]
+        with reserve_port(0) as port:
+            parent = subprocess.Popen(
+                [sys.executable, "-m", __name__, folder, str(program), *arguments],
+                env=_environment(port, num_ranks),
+                cwd=ROOT,
+            )
+        try:
+            code = parent.wait(scaled(timeout_s))
+        finally:
+            # Its ranks die with it.
+            parent.kill()
+            parent.wait()
+        outputs = [log.read_text() if log.exists() else "" for log in logs]
+    assert code == 0, "\n---\n".join(outputs)
     return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def _environment(port: int, num_ranks: int) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(num_ranks),
+    }
+
+
+def _fork_ranks(folder: Path, program: str, *arguments: str) -> int:
+    """Run a program on every rank, each a fork: what it imports takes seconds, once instead."""
+    runpy.run_path(program, run_name="imported")
+    parent = os.getpid()
+    children = []
+    for rank in range(int(os.environ["WORLD_SIZE"])):
+        child = os.fork()
+        if not child:
+            die_with_parent(parent)
+            _become(folder / f"{rank}.log", rank, program, arguments)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return int(any(codes))
+
+
+def _become(log: Path, rank: int, program: str, arguments: tuple[str, ...]) -> None:
+    output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ["RANK"] = str(rank)
+    sys.argv = [program, *arguments]
+    runpy.run_path(program, run_name="__main__")
+    sys.exit()
+
+
+if __name__ == "__main__":
+    sys.exit(_fork_ranks(Path(sys.argv[1]), *sys.argv[2:]))

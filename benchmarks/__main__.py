@@ -19,6 +19,7 @@ from benchmarks import (
     checkpoint,
     first_result,
     node,
+    own_program,
     submit,
     submit_eks,
     synth,
@@ -58,6 +59,7 @@ def groups(stack: ExitStack, environment: dict[str, str], console: Console) -> l
         Group(("submit",), lambda: [submit.submit(*deployed(), submit.aws_cli(console))]),
         Group(("submit-eks",), lambda: [submit_eks.submit_eks(*deployed())]),
         Group(("launch",), lambda: [node.launch(environment)]),
+        Group(("own-program-start",), lambda: [own_program.start(environment)]),
         Group(("all-reduce",), lambda: [node.all_reduce(environment)]),
         Group(
             ("tokenize", "tokenize-plain", "tokenize-limit"), lambda: tokenize.comparisons(stack)

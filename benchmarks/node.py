@@ -22,7 +22,8 @@ FIRST = "first "
 """Prefix of the line that both sides print after their first collective."""
 
 
-def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Add what both sides of a comparison need."""
     return {
         **environment,
         "OMP_NUM_THREADS": "1",
@@ -34,7 +35,8 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Find a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -48,7 +50,7 @@ def _bare(num_bytes: int, warmup: int, timed: int) -> list[str]:
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1"),
         *(f"--nproc-per-node={PROCESSES}", "--rdzv-backend=static", "--master-addr=127.0.0.1"),
-        *(f"--master-port={_free_port()}", "--local-addr=127.0.0.1", "--max-restarts=0"),
+        *(f"--master-port={free_port()}", "--local-addr=127.0.0.1", "--max-restarts=0"),
         *(*worker, str(num_bytes), str(warmup), str(timed)),
     ]
 
@@ -62,28 +64,32 @@ def _product(num_bytes: int, warmup: int, timed: int) -> list[str]:
     ]
 
 
+def seconds_to_first(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> float:
+    """Measure the seconds from the start of the process to its first collective."""
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command, cwd=folder, env=dict(environment), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    output, elapsed = [], None
+    for line in process.stdout:
+        output.append(line)
+        if elapsed is None and line.startswith(FIRST):
+            elapsed = time.perf_counter() - start
+    if process.wait() or elapsed is None:
+        raise RuntimeError("".join(output))
+    return elapsed
+
+
 def _seconds_to_first(command: Sequence[str], environment: Mapping[str, str]) -> float:
-    """Seconds from the start of the process to its first collective."""
     with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        process = subprocess.Popen(
-            command, cwd=folder, env=dict(environment), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        assert process.stdout is not None
-        output, elapsed = [], None
-        for line in process.stdout:
-            output.append(line)
-            if elapsed is None and line.startswith(FIRST):
-                elapsed = time.perf_counter() - start
-        if process.wait() or elapsed is None:
-            raise RuntimeError("".join(output))
-        return elapsed
+        return seconds_to_first(command, environment, Path(folder))
 
 
 def launch(environment: Mapping[str, str]) -> Comparison:
     """Compare the time to the first collective: the cost of launcher and preflight."""
-    full = _environment(environment)
+    full = full_environment(environment)
     return Comparison(
         name="launch",
         product="training.launch, start to first collective",
@@ -96,7 +102,7 @@ def launch(environment: Mapping[str, str]) -> Comparison:
 
 def all_reduce(environment: Mapping[str, str]) -> Comparison:
     """Compare the median time of an all-reduce of 64 MiB."""
-    full = _environment(environment)
+    full = full_environment(environment)
 
     def run(command: Sequence[str], read: Callable[[Path, str], float]) -> float:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,0 +1,69 @@
+"""A user's program under the launcher, against the same file under a bare torchrun."""
+
+import hashlib
+import io
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.node import FIRST, PROCESSES, free_port, full_environment, seconds_to_first
+from benchmarks.pairs import Comparison
+from trainium_catalogue.contract import bundle_key
+
+_RUN = "local"
+"""The name of a run outside Batch."""
+PROGRAM = f"""
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1024))
+if dist.get_rank() == 0:
+    print("{FIRST}collective")
+dist.destroy_process_group()
+"""
+
+
+def _bundle() -> bytes:
+    data, buffer = PROGRAM.encode(), io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        info = tarfile.TarInfo("train.py")
+        info.size = len(data)
+        tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def start(environment: Mapping[str, str]) -> Comparison:
+    """Compare the time from the command to the first collective."""
+    full = full_environment(environment)
+    data = _bundle()
+    digest = hashlib.sha256(data).hexdigest()
+
+    def product() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "build", bundle_key(_RUN, digest))
+            path.parent.mkdir(parents=True)
+            path.write_bytes(data)
+            command = [sys.executable, "-m", "training.launch", "program"]
+            words = ["--code", digest, "--script", "train.py"]
+            return seconds_to_first([*command, *words], full, Path(folder))
+
+    def bare() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "train.py").write_text(PROGRAM)
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1"]
+            command += [f"--nproc-per-node={PROCESSES}", "--rdzv-backend=static"]
+            command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+            command += ["--local-addr=127.0.0.1", "train.py"]
+            return seconds_to_first(command, full, Path(folder))
+
+    return Comparison(
+        name="own-program-start",
+        product="a program under training.launch, start to first collective",
+        baseline="the same file under bare torchrun",
+        target=1.10,
+        measure_product=product,
+        measure_baseline=bare,
+    )

@@ -43,7 +43,6 @@ from training.launcher.guardian import Guardian
 from training.launcher.node import LocalNode, torchrun_command, worker_words
 from training.launcher.peers import Hub, Spoke
 from training.launcher.preflight import preflight, problem, report_lines
-from training.launcher.program import ProgramNode
 from training.launcher.supervisor import ChildRole, MainRole, StopRequest, Tools
 from training.launcher.verdict import Verdict, launcher_failed, verdict_of
 from training.workloads import refuse_unfit
@@ -147,6 +146,8 @@ def run_node(
     node.write(scratch)
     program = None
     if request.workload.runs_program:
+        from training.launcher.program import ProgramNode  # other workloads start without it
+
         program = ProgramNode.of(request, node, env, scratch)
         log.info("launch: program: %s", program.shown)
         if found is None:

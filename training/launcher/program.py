@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import training.program
 from training.core.arguments import Request
 from training.core.contract import NodeContract
 from training.core.processes import die_with_parent, is_gone, signal_quietly
@@ -20,28 +21,41 @@ from training.core.progress import ENV_SCRATCH, read_failures, read_states
 from training.launcher.hangs import Left
 from training.launcher.node import AGENT_GRACE_S, AGENT_LOG, LocalNode, kill_launch, reap
 from training.launcher.verdict import Verdict
-from training.program import output, preparation, results, worker
-from training.program.environment import OWN_ROOTS, PROGRESS_FILE, program_environment
+from training.program.environment import OWN_ROOTS, program_environment
 from training.program.keeping import REPORT_FILE, Keeper, KeeperSettings, Problem
-from training.program.settings import Folders, ProgramSettings
+from training.program.reports import (
+    GO_FILE,
+    OUTPUT,
+    OUTPUT_FILE,
+    PREPARATION,
+    PREPARATION_FILE,
+    PROGRAM_FILE,
+    PROGRESS_FILE,
+    RESULTS,
+    RESULTS_FAILURE_FILE,
+    RESULTS_MOVED_FILE,
+    Noted,
+    Preparation,
+)
+from training.program.settings import Folders, ProgramSettings, files_below
 from trainium_catalogue.exit_codes import ExitCode
 
+_WORKER = str(Path(training.program.__path__[0]).resolve() / "worker.py")
 _BETWEEN_LOOKS_S = 0.25
 _LAST_WORDS_S = 5.0
 """Time for a program that has raised an error to end by itself: exit handlers, log uploads."""
 _DRAIN_S = 5.0
+_KEEPER_AFTER_S = 3.0
 _KEEPER_LATE_S = 1.0
 _FAREWELL_S = 5.0
 """Time for a failed job to say so in the run's status, and to upload its output."""
-_GO_FILE = "go"
-_SPEC_FILE = "program"
 _EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
 """torchrun's words about the first worker that failed (SubprocessContext._poll of
 torch/distributed/elastic/multiprocessing/api.py)."""
 _CLOSING = "closing signal"
 """torchrun's words when it ends the other workers of a node because one has failed."""
 _AGENT_SPEAKS_S = 2.0
-_SIGNS = (*(output.OUTPUT_FILE, PROGRESS_FILE, preparation.REPORT_FILE, results.MOVED_FILE),)
+_SIGNS = (OUTPUT_FILE, PROGRESS_FILE, PREPARATION_FILE, RESULTS_MOVED_FILE)
 _HINTS: Mapping[int, str] = {
     signal.SIGKILL: " (by the kernel if it was out of memory, or by somebody else)",
     signal.SIGABRT: " (native code gave up, as it does when a peer is lost; its words are above)",
@@ -109,7 +123,7 @@ class ProgramNode(LocalNode):
     @property
     def worker(self) -> list[str]:
         """The end of torchrun's command line: a file, which leaves no trace on Python's path."""
-        return [worker.__file__]
+        return [_WORKER]
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Make the program's environment of that of other workloads' workers."""
@@ -130,8 +144,8 @@ class ProgramNode(LocalNode):
             self._settings.script or self._settings.module,
             *self._settings.argv,
         )
-        (self._scratch / _SPEC_FILE).write_bytes(b"\0".join(os.fsencode(word) for word in words))
-        self._preparation = self._start(preparation.MODULE, *self._argv)
+        (self._scratch / PROGRAM_FILE).write_bytes(b"\0".join(os.fsencode(word) for word in words))
+        self._preparation = self._start(PREPARATION, *self._argv)
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], *, stdout: int | None = None
@@ -140,7 +154,7 @@ class ProgramNode(LocalNode):
         read_end, write_end = os.pipe()
         try:
             self._output = self._start(
-                output.MODULE,
+                OUTPUT,
                 str(self._scratch),
                 *filter(None, [self._settings.progress_pattern]),
                 stdin=read_end,
@@ -156,9 +170,16 @@ class ProgramNode(LocalNode):
     def go(self) -> None:
         """Let the workers run the program: every node is prepared."""
         self._went_s = time.monotonic()
-        (self._scratch / _GO_FILE).touch()
-        keeping = KeeperSettings.of(self._node, self._settings, self._folders)
-        self._keeper = Keeper.start(keeping, self._own_env)
+        (self._scratch / GO_FILE).touch()
+
+    def _keep(self, now_s: float, *, at_once: bool = False) -> Keeper | None:
+        """Return the keeper, which starts late: the program's imports need every core at first."""
+        if self._keeper is not None or self._went_s is None:
+            return self._keeper
+        if at_once or now_s - self._went_s > _KEEPER_AFTER_S:
+            keeping = KeeperSettings.of(self._node, self._settings, self._folders)
+            self._keeper = Keeper.start(keeping, self._own_env)
+        return self._keeper
 
     def _start(
         self, module: str, *words: str, stdin: int = subprocess.DEVNULL, marked: bool = True
@@ -185,7 +206,7 @@ class ProgramNode(LocalNode):
     def _look_at_preparation(self) -> Verdict | None:
         if self._preparation is None or (status := self._preparation.poll()) is None:
             return None
-        report = preparation.Report.read(self._scratch)
+        report = Preparation.read(self._scratch)
         if status == 0 and report is not None and report.done:
             self._is_prepared = True
             return None
@@ -215,7 +236,7 @@ class ProgramNode(LocalNode):
                 reason=f"{self._label}: {first.whose}{first.error}",
                 symptom=first.code is ExitCode.HOST,
             )
-        if self._keeper is not None and (problem := self._keeper.look().problem):
+        if (kept := self._keep(now_s)) is not None and (problem := kept.look().problem):
             return self._told_by_keeper(problem)
         if status == 0:
             return self._ended(now_s)
@@ -242,13 +263,13 @@ class ProgramNode(LocalNode):
     def _ended(self, now_s: float) -> Verdict | None:
         """Judge a node whose ranks have all ended with 0: its last snapshot comes first."""
         self._note_end(now_s)
-        if self._keeper is not None:
+        if (kept := self._keep(now_s, at_once=True)) is not None:
             if not self._closing:
                 self._closing = True
-                self._keeper.final()
-            if not self._keeper.done:
+                kept.final()
+            if not kept.done:
                 return None
-            if (failed := self._told_by_keeper(self._keeper.failure)) is not None:
+            if (failed := self._told_by_keeper(kept.failure)) is not None:
                 return failed
         self._start_results()
         if self._results is not None and (status := self._results.poll()) != 0:
@@ -257,14 +278,14 @@ class ProgramNode(LocalNode):
 
     def _why_no_results(self) -> str:
         try:
-            return (self._scratch / results.FAILURE_FILE).read_text()
+            return (self._scratch / RESULTS_FAILURE_FILE).read_text()
         except FileNotFoundError:
             return "the process that uploads the program's output ended without a word"
 
     def _note_end(self, now_s: float) -> None:
         if self.left is None:
             after_s = now_s - (self._went_s or now_s)
-            self.left = Left(after_s=after_s, lines=output.Noted.read(self._scratch).lines)
+            self.left = Left(after_s=after_s, lines=Noted.read(self._scratch).lines)
 
     def _crashed(self, status: int, local_rank: int) -> Verdict:
         """Judge a rank of which only the exit status is known.
@@ -315,7 +336,7 @@ class ProgramNode(LocalNode):
         """What the node does while the others wait for it; empty while the program runs."""
         if self._is_prepared or self._preparation is None:
             return ""
-        report = preparation.Report.read(self._scratch)
+        report = Preparation.read(self._scratch)
         return report.step if report is not None else "starting the preparation"
 
     # --- the end ---------------------------------------------------------------------------------
@@ -326,13 +347,14 @@ class ProgramNode(LocalNode):
         A stopped program has a last snapshot. What a failed one has left may be torn, so its last
         complete snapshot counts; its output is kept for people, unless another attempt follows.
         """
-        if self._keeper is None:
+        if self._keep(time.monotonic(), at_once=decision.graceful) is None:
             return
         if not decision.graceful:
             self.kill_workers()
             deadline_s = time.monotonic() + _FAREWELL_S
         if decision.graceful or decision.code is ExitCode.WORKLOAD:
             self._start_results()
+        assert self._keeper is not None
         if decision.graceful or self._node.is_main:
             self._keeper.final(
                 take=decision.graceful,
@@ -351,8 +373,8 @@ class ProgramNode(LocalNode):
         return self._results is not None and self._results.poll() is None
 
     def _start_results(self) -> None:
-        if self._results is None and next(results.files_of(self._folders.output), None):
-            self._results = self._start(results.MODULE, *self._argv)
+        if self._results is None and next(files_below(self._folders.output), None):
+            self._results = self._start(RESULTS, *self._argv)
 
     def kill_workers(self) -> None:
         """Kill the ranks that are left, but not who keeps their files."""

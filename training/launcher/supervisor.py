@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from training.core.arguments import LaunchParameters
 from training.core.contract import NodeContract
@@ -17,7 +18,6 @@ from training.launcher.guardian import Guardian
 from training.launcher.hangs import JobWatch, Left
 from training.launcher.node import LocalNode
 from training.launcher.peers import Event, Heard, Hub, Lost, Message, Spoke, hello
-from training.launcher.program import ProgramNode
 from training.launcher.signs import Lookout, StartedSign, likely_causes
 from training.launcher.verdict import (
     MAX_WAIT_FOR_CAUSE_S,
@@ -28,6 +28,9 @@ from training.launcher.verdict import (
     told_to_stop,
 )
 from trainium_catalogue.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from training.launcher.program import ProgramNode
 
 _TICK_S = 0.1
 _BETWEEN_MOVES_S = 1.0

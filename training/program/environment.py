@@ -8,6 +8,7 @@ from pathlib import Path
 
 import training
 import trainium_catalogue
+from training.program.reports import PROGRESS_FILE
 from training.program.settings import Folders, ProgramSettings
 from trainium_catalogue.contract import (
     ENV_CHECKPOINT_DIR,
@@ -17,7 +18,6 @@ from trainium_catalogue.contract import (
     ENV_PROGRESS_FILE,
 )
 
-PROGRESS_FILE = "progress"
 OWN_ROOTS = tuple(
     dict.fromkeys(
         str(Path(package.__path__[0]).resolve().parent)

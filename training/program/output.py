@@ -16,14 +16,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from training.core.files import write_whole
 from training.core.processes import die_with_parent
+from training.program.reports import OUTPUT_FILE, Noted
 
-MODULE = "training.program.output"
-OUTPUT_FILE = "output.json"
 _READ_BYTES = 64 * 1024
 _BAR_EVERY_S = 10.0
 _NOTE_EVERY_S = 0.5
@@ -44,27 +43,6 @@ DEFAULT_PATTERNS = (
     rf"'loss':\s*'?(?P<loss>{_NUMBER})",
 )
 """Forms of lines that report progress, each with a step, a loss or both."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Noted:
-    """What a program's output has shown so far."""
-
-    last_line: str = ""
-    last_line_at: float | None = None
-    """Seconds since 1970."""
-    lines: int = 0
-    step: int | None = None
-    loss: float | None = None
-    steps_per_second: float | None = None
-
-    @staticmethod
-    def read(scratch: Path) -> Noted:
-        """Read the newest note of this node's output."""
-        try:
-            return Noted(**json.loads((scratch / OUTPUT_FILE).read_bytes()))
-        except FileNotFoundError:
-            return Noted()
 
 
 class Progress:

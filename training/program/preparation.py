@@ -6,24 +6,22 @@ nodes. It runs while torchrun starts; the workers wait for its end on every node
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from training.core.arguments import parse
 from training.core.contract import NodeContract
 from training.core.failures import describe
-from training.core.files import write_whole
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
-from training.program import bundle, dependencies, inputs, restore
+from training.program import bundle, inputs, restore
+from training.program.reports import Preparation
 from training.program.settings import (
     Folders,
     NotPrepared,
@@ -35,34 +33,9 @@ from training.program.settings import (
 from training.storage import StorageAccess, StorageRefused, StorageUnavailable
 from trainium_catalogue.exit_codes import ExitCode
 
-MODULE = "training.program.preparation"
-REPORT_FILE = "preparation.json"
 _BETWEEN_REPORTS_S = 0.5
 
-log = logging.getLogger(MODULE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What the preparation tells the launcher, in a file of the scratch folder."""
-
-    step: str
-    done: bool = False
-    code: int | None = None
-    """Exit code of a failure."""
-    reason: str = ""
-
-    def write(self, scratch: Path) -> None:
-        """Replace the report."""
-        write_whole(scratch / REPORT_FILE, json.dumps(asdict(self)).encode())
-
-    @staticmethod
-    def read(scratch: Path) -> Report | None:
-        """Read the newest report, if there is one."""
-        try:
-            return Report(**json.loads((scratch / REPORT_FILE).read_bytes()))
-        except FileNotFoundError:
-            return None
+log = logging.getLogger("training.program.preparation")
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
@@ -75,12 +48,14 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     except Exception as error:
         failure = judged(error, scratch)
         try:
-            Report(step=report.step, code=int(failure.code), reason=failure.reason).write(scratch)
+            Preparation(step=report.step, code=int(failure.code), reason=failure.reason).write(
+                scratch
+            )
         except OSError:
             # The disk is full to the last byte; the exit code and the log still tell.
             log.error("program: %s", failure.reason)
         return failure.code
-    Report(step="ready", done=True).write(scratch)
+    Preparation(step="ready", done=True).write(scratch)
     return ExitCode.OK
 
 
@@ -98,7 +73,7 @@ class Reporter:
         now = time.monotonic()
         if now - self._written_s >= _BETWEEN_REPORTS_S:
             self._written_s = now
-            Report(step=step).write(self._scratch)
+            Preparation(step=step).write(self._scratch)
 
 
 def prepare(
@@ -120,7 +95,10 @@ def prepare(
     bundle.unpack(workspace)
     for folder in (folders.checkpoints, folders.output, folders.cache):
         folder.mkdir(parents=True, exist_ok=True)
-    dependencies.install(workspace, env)
+    if settings.wheels:
+        from training.program import dependencies  # imports much that is seldom needed
+
+        dependencies.install(workspace, env)
     inputs.stage(workspace)
     restore.give_back(workspace)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -20,32 +20,21 @@ from training.core.files import write_whole
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
-from training.program.settings import Folders, ProgramSettings
+from training.program.reports import RESULTS, RESULTS_FAILURE_FILE, RESULTS_MOVED_FILE
+from training.program.settings import Folders, ProgramSettings, files_below
 from training.storage import Objects, StorageAccess, StorageError
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import ExitCode
 
-MODULE = "training.program.results"
-MOVED_FILE = "results-moved"
-FAILURE_FILE = "results-failure"
 _AT_ONCE = 8
 
-log = logging.getLogger(MODULE)
+log = logging.getLogger(RESULTS)
 
 
 def results_prefix(node: NodeContract) -> str:
     """Key prefix of a node's output."""
     own = "" if node.is_main else f"node-{node.node_index}/"
     return f"{run_prefix(node.run, 'results')}output/{own}"
-
-
-def files_of(folder: Path) -> Iterator[Path]:
-    """Find the files of a folder; links to files count, and links to folders are not followed."""
-    for parent, _, names in os.walk(folder):
-        for name in sorted(names):
-            path = Path(parent) / name
-            if path.is_file():
-                yield path
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
@@ -57,10 +46,10 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     access = StorageAccess.of(node.bucket, region=node.region, endpoint_url=node.endpoint_url)
     target = access.open(access.root).at(results_prefix(node))
     try:
-        count = upload(folder, target, lambda: (scratch / MOVED_FILE).touch())
+        count = upload(folder, target, lambda: (scratch / RESULTS_MOVED_FILE).touch())
     except (StorageError, OSError) as error:
         reason = f"the program's output could not be put to {target.uri}: {describe(error)}"
-        write_whole(scratch / FAILURE_FILE, reason.encode())
+        write_whole(scratch / RESULTS_FAILURE_FILE, reason.encode())
         return ExitCode.HOST
     log.info("program: %d files of its output are in %s", count, target.uri)
     return ExitCode.OK
@@ -68,7 +57,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 def upload(folder: Path, target: Objects, moved: Callable[[], None]) -> int:
     """Upload every file; returns their number."""
-    paths = list(files_of(folder))
+    paths = list(files_below(folder))
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="results") as pool:
         waiting: set[Future[None]] = {
             pool.submit(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.core.arguments import Request
 from training.core.contract import NodeContract
-from training.storage import Objects
 from trainium_catalogue.contract import CACHE_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.parameters.parameter import Value
+
+if TYPE_CHECKING:
+    from training.storage import Objects
 
 _GIB = 1024**3
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -188,3 +192,12 @@ def _existing(folder: Path) -> Path:
     while not folder.is_dir():
         folder = folder.parent
     return folder
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Find the files of a folder; links to files count, and links to folders are not followed."""
+    for parent, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(parent) / name
+            if path.is_file():
+                yield path

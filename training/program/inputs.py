@@ -32,7 +32,7 @@ def stage(workspace: Workspace) -> None:
             workspace.bucket.at(prefix),
             folders.dataset,
             what=f"--dataset {settings.dataset}",
-            remedy="`python -m jobs datasets` lists those of the bucket",
+            remedy="give the name of a folder below datasets/ of the bucket",
         )
     if settings.input:
         _copy(

@@ -1,0 +1,85 @@
+"""Data for a program: copied before it starts, once, to Lustre if there is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.training.nodes import CPU_NODE
+from training.core.arguments import parse
+from training.program.inputs import stage
+from training.program.settings import Folders, NotPrepared, ProgramSettings, Workspace
+from training.storage import LocalObjects
+from trainium_catalogue.exit_codes import ExitCode
+
+OTHER = "s3://other/some/prefix"
+
+
+def workspace(folder: Path, *words: str, lustre: bool = False, node: int = 0) -> Workspace:
+    digest = "0" * 64
+    request = parse(["program", f"--code={digest}", "--script=a.py", *words])
+    settings = ProgramSettings.from_request(request)
+    mount = folder / "lustre"
+    mount.mkdir(exist_ok=True)
+    contract = replace(
+        CPU_NODE, num_nodes=2, node_index=node, lustre=str(mount) if lustre else None
+    )
+    scratch = folder / f"scratch-{node}"
+    scratch.mkdir(exist_ok=True)
+    return Workspace(
+        node=contract,
+        settings=settings,
+        folders=Folders.of(scratch, settings, contract),
+        bucket=LocalObjects(folder / "bucket"),
+        open=lambda uri: LocalObjects(folder / uri.removeprefix("s3://")),
+        report=lambda step: None,
+    )
+
+
+def put(folder: Path, key: str, text: str) -> None:
+    (folder / key).parent.mkdir(parents=True, exist_ok=True)
+    (folder / key).write_text(text)
+
+
+def test_a_dataset_and_a_prefix_become_folders(tmp_path: Path) -> None:
+    put(tmp_path / "bucket/datasets/wiki", "a/b.txt", "1")
+    put(tmp_path / "bucket/datasets/wiki-2", "c.txt", "2")
+    put(tmp_path / "other/some/prefix", "d.bin", "3")
+    place = workspace(tmp_path, "--dataset=wiki", f"--input={OTHER}")
+
+    stage(place)
+
+    names = [path.name for path in place.folders.dataset.rglob("*") if path.is_file()]
+    assert sorted(names) == [".trainium-staged.json", "b.txt"]
+    assert (place.folders.dataset / "a/b.txt").read_text() == "1"
+    assert (place.folders.input / "d.bin").read_text() == "3"
+    assert place.folders.scratch in place.folders.input.parents
+
+
+def test_on_lustre_the_main_node_copies_for_all_and_only_what_has_changed(tmp_path: Path) -> None:
+    put(tmp_path / "bucket/datasets/wiki", "a.txt", "1")
+    put(tmp_path / "bucket/datasets/wiki", "b.txt", "1")
+    child = workspace(tmp_path, "--dataset=wiki", lustre=True, node=1)
+    main = workspace(tmp_path, "--dataset=wiki", lustre=True)
+
+    stage(child)
+    assert not child.folders.dataset.exists()
+    stage(main)
+    kept = child.folders.dataset / "a.txt"
+    before = kept.stat().st_ino
+    put(tmp_path / "bucket/datasets/wiki", "b.txt", "2")
+    stage(main)
+
+    assert kept.stat().st_ino == before
+    assert (child.folders.dataset / "b.txt").read_text() == "2"
+
+
+@pytest.mark.parametrize("words", [["--dataset=none"], [f"--input={OTHER}"]])
+def test_what_is_not_there_is_refused(words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(NotPrepared) as refused:
+        stage(workspace(tmp_path, *words))
+
+    assert refused.value.code is ExitCode.CONFIGURATION
+    assert f"{words[0].replace('=', ' ')}: there are no objects at " in refused.value.reason

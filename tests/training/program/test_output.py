@@ -1,0 +1,114 @@
+"""A program's output: passed on as it is, thinned where it rewrites a line, and understood."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.limits import scaled
+from training.program.output import Progress, Thinning
+from training.program.reports import Noted
+
+
+def passed_on(folder: Path, data: bytes, *words: str) -> tuple[bytes, Noted]:
+    done = subprocess.run(
+        [sys.executable, "-m", "training.program.output", str(folder), *words],
+        input=data,
+        stdout=subprocess.PIPE,
+        timeout=scaled(20),
+    )
+    assert done.returncode == 0
+    return done.stdout, Noted.read(folder)
+
+
+def test_lines_are_passed_on_to_the_byte(tmp_path: Path) -> None:
+    data = "one\n\n  grüße \n".encode() + b"\xff\xfe\x00 no text\nno end"
+
+    shown, noted = passed_on(tmp_path, data)
+
+    assert shown == data
+    assert (noted.lines, noted.last_line) == (4, "no end")
+
+
+def test_a_progress_bar_leaves_its_last_state() -> None:
+    written, seen = bytearray(), []
+    thinning = Thinning(written.extend, lambda text, now: seen.append(text))
+    for number in range(100):
+        thinning.feed(b"\r %d%%" % number, now_s=1.0)
+    thinning.feed(b"\r 100%\ndone\n", now_s=2.0)
+    thinning.end(3.0)
+
+    assert written.split(b"\n") == [b" 0%", b" 100%", b"done", b""]
+    assert seen[-2:] == [b" 100%", b"done"]
+
+
+def test_a_bar_of_hours_shows_itself_now_and_then() -> None:
+    written = bytearray()
+    thinning = Thinning(written.extend, lambda text, now: None)
+    for second in range(60):
+        thinning.feed(b"\r %d s" % second, now_s=float(second))
+
+    assert written.split(b"\n") == [b" 0 s", b" 10 s", b" 20 s", b" 30 s", b" 40 s", b" 50 s", b""]
+
+
+def test_the_beginning_of_a_line_is_not_held_back() -> None:
+    written = bytearray()
+    thinning = Thinning(written.extend, lambda text, now: None)
+
+    thinning.feed(b"loading ...", now_s=0.0)
+    assert written == b"loading ..."
+    thinning.feed(b" done\n", now_s=1.0)
+    assert written == b"loading ... done\n"
+
+
+HUGGING_FACE = [
+    "{'loss': 2.7081, 'grad_norm': 1.25, 'learning_rate': 4.5e-05, 'epoch': 0.1}",
+    " 10%|#         | 10/100 [00:01<00:10,  9.50it/s]",
+]
+LIGHTNING = ["Epoch 0:  25%|##5       | 50/200 [00:05<00:15,  9.9it/s, v_num=3, train_loss=1.230]"]
+NANOGPT = ["iter 250: loss 2.4567, time 130.21ms, mfu 3.14%"]
+NANOGPT_EVALUATES = ["step 500: train loss 2.1000, val loss 2.2000"]
+MEGATRON = [" iteration      120/  500 | consumed samples: 960 | lm loss: 6.5E-01 | grad norm: 1.0"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "step", "loss"),
+    [
+        (HUGGING_FACE, 10, 2.7081),
+        (LIGHTNING, 50, 1.23),
+        (NANOGPT, 250, 2.4567),
+        (NANOGPT_EVALUATES, 500, 2.1),
+        (MEGATRON, 120, 0.65),
+        (["epoch 3: loss 0.125"], 3, 0.125),
+        (["Loading 7 shards", "nothing to see"], None, None),
+    ],
+)
+def test_common_forms_of_progress_are_understood(
+    lines: list[str], step: int | None, loss: float | None
+) -> None:
+    noted = Noted()
+    progress = Progress(noted)
+    for line in lines:
+        progress.look(line, 0.0)
+
+    assert (noted.step, noted.loss) == (step, loss)
+
+
+def test_a_pattern_of_ones_own_replaces_them(tmp_path: Path) -> None:
+    data = b"step 9: loss 9\nUPDATE <17> L=0.5\n"
+
+    _, noted = passed_on(tmp_path, data, r"UPDATE <(?P<step>\d+)> L=(?P<loss>\S+)")
+
+    assert (noted.step, noted.loss) == (17, 0.5)
+
+
+def test_steps_have_a_rate() -> None:
+    noted = Noted()
+    progress = Progress(noted)
+    for second in range(11):
+        progress.look(f"iter {second * 3}: loss 1.0", float(second))
+
+    assert noted.steps_per_second == 3.0

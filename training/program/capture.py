@@ -119,6 +119,10 @@ class Capture:
             or item.entry.path in used
         ]
 
+    def is_as_restored(self, root: Root, state: State) -> bool:
+        """Tell if a folder holds what was restored, and nothing else."""
+        return all(self._restored.seen.get((root, path)) == seen for path, seen in state.items())
+
     def _is_lent(self, root: Root, path: str, seen: Seen) -> bool:
         place = root, path
         return (

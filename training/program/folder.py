@@ -199,7 +199,10 @@ class Watch:
 
     def is_idle(self, path: str, now: float) -> bool:
         """Tell if a file has not changed for so long that being open means nothing."""
-        return now - self._touched.get(path, 0.0) >= _IDLE_OPEN_S
+        seen = self.state.get(path)
+        # The program may have begun before the first look.
+        written = seen.mtime_ns / 1e9 if seen is not None else now
+        return now - max(written, self._touched.get(path, 0.0)) >= _IDLE_OPEN_S
 
     @property
     def bytes(self) -> int:

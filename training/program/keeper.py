@@ -292,7 +292,7 @@ class KeeperProcess:
     def _offer_final(self, order: FinalOrder) -> bool:
         self._watch.look(self._clock)
         self._watch.look(self._clock)
-        untouched = self._watch.changed_at is None
+        untouched = self._capture.is_as_restored(Root.CHECKPOINTS, self._watch.state)
         clean = order.clean and (order.until_s is None or self._ended_by_themselves())
         if clean or untouched or self._whole == self._watch.since:
             return self._take(quiet_s=0.0, final=True)

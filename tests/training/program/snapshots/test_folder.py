@@ -1,0 +1,289 @@
+"""When a folder counts as whole, and what of it is taken."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.training.program.snapshots.kept_nodes import Job, Node, checkpoints, paths, wait_until
+from training.program.folder import Clock, Watch, look, open_for_writing, same_content
+from training.program.snapshots import Root, Snapshot, is_log, object_key
+
+
+class _Time(Clock):
+    """A clock that a test sets; files get the times of the machine all the same."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+
+def _grow(path: Path, count: int) -> None:
+    with path.open("ab") as file:
+        file.write(bytes(count))
+
+
+def test_a_folder_is_quiet_when_nothing_has_changed_for_long_enough(tmp_path: Path) -> None:
+    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0)
+    watch.look(clock)
+    (tmp_path / "a").write_text("x")
+    clock.at += 10
+    watch.look(clock)
+    assert not watch.is_quiet and watch.changed_at == clock.at
+    clock.at += 1.9
+    watch.look(clock)
+    assert not watch.is_quiet
+    clock.at += 0.2
+    watch.look(clock)
+    assert watch.is_quiet and (watch.since, watch.until) == (1010.0, clock.at)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "a").unlink(),
+        lambda folder: (folder / "a").rename(folder / "b"),
+        lambda folder: (folder / "a").chmod(0o600),
+        lambda folder: os.utime(folder / "a", ns=(1, 1)),
+        lambda folder: (folder / "c").mkdir(),
+        lambda folder: (folder / "c").symlink_to("a"),
+        lambda folder: _grow(folder / "a", 1),
+    ],
+)
+def test_every_change_counts(tmp_path: Path, change: Callable[[Path], object]) -> None:
+    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0)
+    (tmp_path / "a").write_text("x")
+    watch.look(clock)
+    clock.at += 3
+    watch.look(clock)
+    assert watch.is_quiet
+    change(tmp_path)
+    watch.look(clock)
+    assert not watch.is_quiet
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["train.log", "lightning_logs/version_0/metrics.csv", "a.jsonl", "events.out.tfevents.1.x"],
+)
+def test_logs_do_not_disturb(tmp_path: Path, path: str) -> None:
+    assert is_log(path)
+    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0)
+    watch.look(clock)
+    name = path.rpartition("/")[2]
+    for _ in range(4):
+        _grow(tmp_path / name, 100)
+        clock.at += 1
+        watch.look(clock)
+    assert watch.is_quiet and watch.changed_at == clock.at
+
+
+def test_a_file_that_grows_slowly_for_long_is_a_log_and_a_checkpoint_is_not(
+    tmp_path: Path,
+) -> None:
+    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0)
+    watch.look(clock)
+    quiet_at = []
+    for _ in range(70):
+        _grow(tmp_path / "train_output", 100)
+        clock.at += 1
+        watch.look(clock)
+        if watch.is_quiet:
+            quiet_at.append(clock.at)
+    assert quiet_at and quiet_at[0] >= 1060
+    assert watch.is_log("train_output")
+    for _ in range(70):
+        _grow(tmp_path / "model.bin", 1_000_000)
+        clock.at += 1
+        watch.look(clock)
+    assert not watch.is_quiet and not watch.is_log("model.bin")
+
+
+def _is_open(node: Node, name: str) -> bool:
+    pids = [program.pid for program in node.programs]
+    return node.folder / name in open_for_writing([node.folder], pids)
+
+
+@pytest.mark.parametrize(
+    ("how", "writes"),
+    [
+        ("file = open('a', 'r+b')", True),
+        ("file = open('a', 'ab')", True),
+        ("file = open('a', 'rb')", False),
+        (
+            "import mmap; f = open('a', 'r+b'); m = mmap.mmap(f.fileno(), 0); f.close()",
+            True,
+        ),
+        (
+            "import mmap; f = open('a', 'rb')\n"
+            "m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); f.close()",
+            False,
+        ),
+        (
+            "import mmap; f = open('a', 'rb')\n"
+            "m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY); f.close()",
+            False,
+        ),
+    ],
+)
+def test_who_may_write_to_a_file_is_found(local_job: Job, how: str, writes: bool) -> None:
+    (node,) = local_job.attempt()
+    (node.folder / "a").write_text("content")
+    program = node.run(f"{how}\nprint('open', flush=True)\ninput()")
+    assert program.stdout is not None and program.stdout.readline() == "open\n"
+
+    assert _is_open(node, "a") == writes
+
+
+def test_nothing_is_taken_while_a_file_is_open_for_writing(local_job: Job) -> None:
+    (node,) = local_job.attempt()
+    node.start_keeper()
+    program = node.run(
+        "file = open('model.bin', 'wb'); file.write(b'half'); file.flush()\n"
+        "print('open', flush=True); input(); file.write(b' whole'); file.close()\n"
+        "print('closed', flush=True); input()"
+    )
+    assert program.stdout is not None and program.stdin is not None
+    program.stdout.readline()
+    wait_until(lambda: node.report().bytes)
+    time.sleep(2.5)  # two intervals, and the quiet time
+    assert not any(paths(local_job.snapshot(number)) for number in local_job.numbers())
+    program.stdin.write("\n")
+    program.stdin.flush()
+    program.stdout.readline()
+
+    snapshot = local_job.wait_for(lambda found: paths(found) == {"model.bin"})
+    assert snapshot.size == len(b"half whole")
+
+
+def test_logs_that_are_open_and_written_all_the_time_are_taken_as_far_as_they_were(
+    local_job: Job,
+) -> None:
+    (node,) = local_job.attempt(keep=100)
+    node.start_keeper()
+    program = node.run(
+        "import time\n"
+        "file = open('train.log', 'w')\n"
+        "open('latest.pt', 'w').write('whole')\n"
+        "for n in range(10**6):\n"
+        "    file.write(f'{n:07d}\\n'); file.flush(); time.sleep(0.01)"
+    )
+    local_job.wait_for(lambda found: "latest.pt" in paths(found))
+    first = len(local_job.numbers())
+    wait_until(lambda: len(local_job.numbers()) > first or local_job.numbers()[-1] > first)
+    program.kill()
+
+    (entry,) = [e for e in local_job.newest().files if e.path == "train.log"]
+    lines = local_job.snapshots.get(object_key(entry.sha256)).splitlines()
+    assert [int(line) for line in lines if len(line) == 7] == list(range(len(lines)))
+
+
+def _has_size(size: int, snapshot: Snapshot) -> bool:
+    return snapshot.size == size
+
+
+def test_snapshots_that_differ_only_in_logs_do_not_push_out_older_ones(local_job: Job) -> None:
+    (node,) = local_job.attempt(keep=2)
+    node.start_keeper()
+    (node.folder / "latest.pt").write_text("1")
+    local_job.wait_for(lambda found: found.size == 1)
+    (node.folder / "latest.pt").write_text("22")
+    local_job.wait_for(lambda found: found.size == 2)
+    for count in range(1, 5):
+        _grow(node.folder / "train.log", 1)
+        local_job.wait_for(partial(_has_size, 2 + count))
+
+    wait_until(lambda: [local_job.snapshot(n).size for n in local_job.numbers()] == [1, 6])
+
+
+def test_a_file_that_is_written_in_place_while_it_is_sent_is_copied_the_next_time(
+    local_job: Job,
+) -> None:
+    (node,) = local_job.attempt(mib_per_s=10.0)
+    node.start_keeper()
+    # Sending it takes longer than the program leaves it alone.
+    program = node.run(
+        """
+import os, time
+for stamp in range(1000):
+    with open("model.bin", "wb") as file:
+        for _ in range(40):
+            file.write(f"{stamp:08d}".encode() * 131072)
+    time.sleep(2.5)
+"""
+    )
+    snapshot = local_job.wait_for(lambda found: "model.bin" in paths(found), 60)
+    program.kill()
+
+    data = local_job.snapshots.get(object_key(snapshot.files[0].sha256))
+    assert len(data) == 40 * 2**20 and data == data[:8] * (len(data) // 8)
+
+
+def test_compiled_graphs_are_kept_without_those_that_are_being_made(local_job: Job) -> None:
+    (node,) = local_job.attempt()
+    done, unfinished = (node.settings.cache / "neuronxcc-2" / name for name in ("A", "B"))
+    for folder in (done, unfinished):
+        folder.mkdir(parents=True)
+        (folder / "model.neff").write_text(f"{folder.name}")
+    node.start_keeper()
+    program = node.run(
+        f"import os; os.chdir({str(unfinished)!r}); file = open('model.hlo', 'wb')\n"
+        "print('open', flush=True); input()"
+    )
+    snapshot = local_job.wait_for(lambda found: found.files)
+    program.kill()
+
+    assert paths(snapshot) == {"neuronxcc-2/A/model.neff"}
+    assert {entry.root for entry in snapshot.files} == {Root.CACHE}
+    (other,) = local_job.attempt()
+    other.restore(local_job.snapshots)
+    assert (other.settings.cache / "neuronxcc-2" / "A" / "model.neff").read_text() == "A"
+
+
+@pytest.mark.timeout(200)
+def test_ten_thousand_small_files_are_kept_and_given_back(local_job: Job) -> None:
+    (node,) = local_job.attempt(every_s=3600)
+    for number in range(10_000):
+        path = node.folder / f"shard-{number % 100:02d}" / f"{number:05d}.bin"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(f"{number}".encode())
+    node.start_keeper()
+    wait_until(lambda: node.report().bytes > 0)
+    node.end()
+    assert node.wait().failure is None
+
+    (other,) = local_job.attempt()
+    restored = other.restore(local_job.snapshots)
+    assert restored is not None and len(restored.files) == 10_000
+    assert checkpoints(other) == checkpoints(node)
+
+
+def test_a_sparse_file_and_an_empty_one_come_back(local_job: Job) -> None:
+    (node,) = local_job.attempt(every_s=3600)
+    with (node.folder / "sparse").open("wb") as file:
+        file.truncate(40_000_000)
+    (node.folder / "empty").touch()
+    node.start_keeper()
+    node.end()
+    node.wait()
+
+    (other,) = local_job.attempt()
+    other.restore(local_job.snapshots)
+    assert checkpoints(other) == {"sparse": bytes(40_000_000), "empty": b""}
+
+
+def test_a_look_notices_a_file_that_was_written_to(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    seen = look(tmp_path)["a"]
+    assert same_content(seen, (tmp_path / "a").stat())
+    os.link(tmp_path / "a", tmp_path / "b")
+    assert same_content(seen, (tmp_path / "b").stat())
+    (tmp_path / "a").write_text("y")
+    assert not same_content(seen, (tmp_path / "b").stat())

@@ -12,6 +12,7 @@ from trainium_catalogue.exit_codes import EXIT_CODES, RETRIED
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = (DOCS / "interfaces.md").read_text()
+_RUN_FILES = (contract.RUN_CONFIG, contract.RUN_PROGRAM, contract.RUN_LOCK)
 
 
 def first_column(heading: str) -> list[str]:
@@ -57,9 +58,10 @@ def test_every_bucket_prefix_is_documented() -> None:
     tops = [
         *(contract.TOKENIZERS_PREFIX, contract.CORPORA_PREFIX, contract.DATASETS_PREFIX),
         *(contract.RUNS_PREFIX, contract.CACHE_PREFIX, contract.EXPORT_PREFIX),
+        contract.WHEELS_PREFIX,
     ]
     folders = [contract.run_prefix("<name>", folder) for folder in contract.RUN_FOLDERS]
-    files = [contract.run_key("<name>", name) for name in (contract.RUN_CONFIG, contract.RUN_LOCK)]
+    files = [contract.run_key("<name>", name) for name in _RUN_FILES]
     documented = first_column("Bucket")
 
     assert list(dict.fromkeys(cell.partition("/")[0] + "/" for cell in documented)) == tops

@@ -9,6 +9,7 @@ import ast
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -22,6 +23,8 @@ import pytest
 import typer
 
 from jobs.cli import app as jobs_app
+from jobs.program.workload_file import read_workload_file
+from jobs.submit.resolve import OWN_OPTIONS
 from rehearsal.cli.commands import app as rehearsal_app
 from stacks.config.app_config import AppConfig
 from tests.pages.blocks import (
@@ -37,7 +40,7 @@ from tests.pages.blocks import (
 
 BLOCKS = blocks()
 CDK_CLI = ROOT / "tools" / "cdk" / "node_modules" / "aws-cdk" / "lib" / "cli"
-LANGUAGES = ("bash", "python", "text")
+LANGUAGES = ("bash", "python", "text", "toml")
 KEY = re.compile(r"trainium:([a-z_]+)")
 # Programs of others; their arguments are checked where they name something of ours.
 FOREIGN = {"aws", "cd", "cp", "docker", "git", "kill", "kubectl", "ls", "source"}
@@ -58,6 +61,18 @@ def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.session.Session.create_client", refuse)
     for name in [name for name in os.environ if name.startswith(("AWS_", "TRAINIUM_"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Go to a folder of a user's own, with the files that the pages name."""
+    (tmp_path / "mypkg").mkdir()
+    (tmp_path / "weights").mkdir()
+    for name in ("train.py", "mypkg/train.py", "weights/tiny.pt"):
+        (tmp_path / name).write_text("print(1)\n")
+    (tmp_path / "requirements.txt").write_text("einops\n")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
 
 
 def ends_well(command: Any, words: Sequence[str]) -> bool:
@@ -218,6 +233,16 @@ def test_a_block_of_python_compiles(block: Block) -> None:
 
 
 @pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if block.language == "toml"], ids=lambda block: block.name
+)
+def test_a_workload_file_on_a_page_can_be_read(block: Block, tmp_path: Path) -> None:
+    path = tmp_path / "workload.toml"
+    path.write_text(block.text)
+
+    assert read_workload_file(path, reserved=OWN_OPTIONS).script is not None
+
+
+@pytest.mark.parametrize(
     ("block", "words"),
     [
         pytest.param(block, words, id=f"{block.name} {' '.join(words)[:60]}")
@@ -265,6 +290,9 @@ def test_there_are_blocks_to_run() -> None:
         "python -m jobs submit llama3",
         "python -m jobs submit llama-tiny --learning 1",
         "python -m jobs submit llama-tiny --lr fast",
+        "python -m jobs submit ./trian.py",
+        "python -m jobs submit ./train.py --epochs 3",
+        "python -m jobs submit ./examples/own-program --lrr 0.1",
         "python -m rehearsal run --orchestrator eks",
         "make rehears",
         "make rehearse HALF=eks",

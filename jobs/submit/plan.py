@@ -29,7 +29,7 @@ def planned(submission: Submission) -> Submission:
         if (wheels := submission.wheels) is not None:
             wheels = replace(wheels, are_collected=are_collected(bucket, wheels.key))
             submission = replace(submission, wheels=wheels)
-        lines, document, _ = program_plan(submission)
+        lines, document = program_plan(submission)
         return replace(submission, plan=SubmissionPlan(lines=lines, document=document))
     if workload.trains:
         inputs = training_inputs(bucket, workload, run, given)
@@ -82,9 +82,15 @@ def ask(submission: Submission) -> None:
     if is_asked_about(submission.requests):
         confirm(
             f"a job of {_size(submission)}",
-            question="submit it?",
+            question="submit it, with what changed?" if _is_changed(submission) else "submit it?",
             declined="nothing was submitted",
         )
+
+
+def _is_changed(submission: Submission) -> bool:
+    """Tell whether a program is another one than the run has had."""
+    document = submission.plan.document or {}
+    return bool(document.get("program", {}).get("changes"))
 
 
 def _check_values(

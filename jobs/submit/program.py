@@ -204,11 +204,16 @@ def remembered(
     if (last.script, last.module, last.workload) != (entry.script, entry.module, _name(order)):
         return order, dict(given)
     known = {item.name: item for item in order.program.workload.parameters}
-    values = {
-        name: known[name].parse(flag_value(value))
-        for name, value in last.parameters.items()
-        if name in known
-    }
+    values: dict[str, Value] = {}
+    for name, value in last.parameters.items():
+        if name in known and name not in given:
+            try:
+                values[name] = known[name].parse(flag_value(value))
+            except ValueError as error:
+                raise Refusal(
+                    "run-changed",
+                    f"run {run} had --{error}; give --{name} another value, or another --name",
+                ) from None
     if order.arguments is None and order.program.file is None:
         order = replace(order, arguments=last.argv)
     if order.requirements is None and last.requirements is not None:
@@ -233,8 +238,8 @@ def node_request(
     )
 
 
-def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any], bool]:
-    """Look at the run; return lines for people, the document, and whether anything changed."""
+def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Look at the program and its run; return lines for people, and the document."""
     order, request, bucket = submission.order, submission.request, submission.bucket
     assert order.program is not None
     entry = order.program.entry
@@ -279,7 +284,7 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
             "continues_from_snapshot": None if snapshot is None else snapshot.number,
         }
     }
-    return lines, document, bool(differ)
+    return lines, document
 
 
 def submitted(submission: Submission) -> Submitted:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ class Pip:
         """Run pip and pass its output on; returns the exit code and all lines."""
         command = [
             *(sys.executable, "-m", "pip", *arguments, "--no-input"),
-            *("--disable-pip-version-check", f"--cache-dir={self.folder / 'cache'}"),
+            *("--disable-pip-version-check", "--progress-bar=off"),
+            f"--cache-dir={self.folder / 'cache'}",
         ]
         lines: list[str] = []
         with (
@@ -156,7 +158,8 @@ def failure(output: Sequence[str], constraints: Sequence[Constraint]) -> Excepti
     """Explain what pip has printed before it failed."""
     if _CAUSE in output:
         start = output.index(_CAUSE) + 1
-        block = [line.strip() for line in output[start:] if line.startswith("    ")]
+        # Newer versions of pip add a list of what they found no distribution of.
+        block = [line.strip() for line in takewhile(_is_indented, output[start:])]
         return RequirementsRefused(f"{_conflict(block, constraints)}; {_REMEDY}")
     errors = [
         line.removeprefix("ERROR: ").strip()
@@ -174,6 +177,10 @@ def failure(output: Sequence[str], constraints: Sequence[Constraint]) -> Excepti
     if first.startswith(_CROSS):
         return RequirementsRefused(f"{_being_built(output)} cannot be built: {first[1:].strip()}")
     return RequirementsRefused(f"{_shortened(first)}; correct the requirements")
+
+
+def _is_indented(line: str) -> bool:
+    return line.startswith("    ")
 
 
 def _conflict(block: Sequence[str], constraints: Sequence[Constraint]) -> str:

@@ -14,7 +14,8 @@ import pytest
 
 from tests.training.program.package_index import PackageIndex
 from training.core.failures import classify, describe
-from training.program.resolution import IndexUnreachable, RequirementsRefused
+from training.program.packages import Package, constraints
+from training.program.resolution import IndexUnreachable, RequirementsRefused, failure
 from training.program.wheels import builders_environment, collect
 from training.storage import LocalObjects
 from trainium_catalogue.exit_codes import ExitCode
@@ -249,3 +250,24 @@ def test_code_that_runs_while_a_package_is_built_finds_no_credentials(
         "PATH": "/usr/bin",
         "PIP_INDEX_URL": "https://packages.example/simple",
     }
+
+
+def test_what_newer_versions_of_pip_add_to_a_conflict_is_not_part_of_it() -> None:
+    # Printed by pip 26.3.
+    output = """\
+ERROR: Cannot install torch==2.1.0 because these package versions have conflicting dependencies.
+
+The conflict is caused by:
+    The user requested torch==2.1.0
+    The user requested (constraint) torch==2.9.0
+
+Additionally, some packages in these conflicts have no matching distributions available for \
+your environment:
+    torch
+
+To fix this you could try to:
+1. loosen the range of package versions you've specified
+"""
+    image = Package(name="torch", version="2.9.0", requires=())
+    said = str(failure(output.splitlines(), constraints({"torch": image})))
+    assert said.startswith("the requirements name torch==2.1.0, but the image has torch 2.9.0, wh")

@@ -182,7 +182,7 @@ class Rehearsal:
             for name in self._program_orchestrators():
                 runners.append(self._runner(name, self._environment))
                 halves.append(partial(self._run_program, name, runners[-1]))
-        with ThreadPoolExecutor(max_workers=len(halves)) as pool:
+        with ThreadPoolExecutor(max_workers=max(1, len(halves))) as pool:
             running = [pool.submit(half) for half in halves]
             try:
                 wait(running)

@@ -29,6 +29,8 @@ MODULES = (
     "h5py",
     "huggingface_hub",
     "numpy",
+    "packaging.requirements",
+    "pip",
     "pyarrow",
     "pyarrow.parquet",
     "safetensors.torch",

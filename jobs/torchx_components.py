@@ -2,6 +2,8 @@
 
     torchx run -s kubernetes --workspace "" -cfg queue=trainium \\
         jobs/torchx_components.py:llama2_7b --nnodes 4 -- --dataset wiki --lr 1e-4
+    torchx run -s kubernetes --workspace "" -cfg queue=trainium \\
+        jobs/torchx_components.py:program --nnodes 2 --name mine -- ./train.py --epochs 3
 
 Queue and namespace are in ``.torchxconfig``, which TorchX reads in the folder it is called in.
 Image, bucket and instance type are read from the deployment; ``python -m jobs kubeconfig`` gives
@@ -18,17 +20,25 @@ import time
 from torchx import specs
 
 from jobs.aws import Aws
-from jobs.deployment import read_deployment
+from jobs.bucket.objects import Bucket
+from jobs.deployment import Deployment, read_deployment
 from jobs.eks.request import app_def, check_run_label, launch_spec
-from jobs.job import valid_run_name
+from jobs.errors import Refusal
+from jobs.job import JobRequest, valid_run_name
+from jobs.program.bundle import upload
+from jobs.program.parameters import PLATFORM_PARAMETERS
+from jobs.program.record import Submitted, add_record, now, read_record
 from jobs.submit.check import check_request
+from jobs.submit.program import named_program, node_request, packed
 from jobs.submit.resolve import (
+    OWN_OPTIONS,
     chosen_orchestrator,
     known_workload,
     parsed_parameters,
     request_for,
 )
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
+from trainium_catalogue.workloads import Value, Workload
 
 
 def all_reduce(
@@ -152,18 +162,61 @@ def bert_tiny(
 
 
 def program(
-    *parameters: str, nnodes: int = 1, name: str = "", deployment: str = "", max_retries: int = 0
+    *words: str, nnodes: int = 1, name: str = "", deployment: str = "", max_retries: int = 0
 ) -> specs.AppDef:
-    """A program whose files `python -m jobs submit` has put into the bucket.
+    """A program of your own, whose files go into the bucket as `jobs submit` puts them there.
 
     Args:
-        parameters: the launcher's own, after --, then -- and the program's arguments
+        words: parameters of the job, FILE or -m MODULE, and the program's own arguments; after --
         nnodes: number of nodes
-        name: run whose bundle it is
+        name: run name; default: the program and time
         deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
         max_retries: restarts by TorchX, after whatever failed
     """
-    return _app("program", parameters, nnodes, name, deployment, max_retries)
+    given, what, module, arguments = _as_torchrun(words)
+    own = named_program(what, module, None, reserved=OWN_OPTIONS)
+    if own is None:
+        known_workload(what)
+        raise Refusal("no-program", f"{what} is a component of its own; name a file: ./train.py")
+    parameters = parsed_parameters(own.workload, given, ())
+    order = packed(own, parameters, arguments=arguments, include=(), exclude=())
+    aws, target = _deployment(deployment)
+    run = _run_name(name, own.name)
+    request = node_request(
+        _request(target, own.workload, run, nnodes, parameters), order, parameters
+    )
+    check_request(target, own.workload, request)
+    bucket = Bucket(client=aws.s3(), name=target.bucket)
+    upload(bucket, run, order.bundle)
+    record = Submitted(
+        submitted_at=now(),
+        code=order.bundle.sha256,
+        script=own.entry.script,
+        module=own.entry.module,
+        argv=request.program_argv,
+        parameters=parameters,
+        num_nodes=nnodes,
+    )
+    add_record(bucket, run, read_record(bucket, run), record)
+    return app_def(launch_spec(request, target), max_retries=max_retries)
+
+
+def _as_torchrun(
+    words: tuple[str, ...],
+) -> tuple[list[str], str | None, str | None, tuple[str, ...]]:
+    """Split words as torchrun does: the first that belongs to no option names the program.
+
+    Return the parameters, a file, a module, and the program's arguments.
+    """
+    left, given = list(words), []
+    switches = {f"--{item.name}" for item in PLATFORM_PARAMETERS if isinstance(item.default, bool)}
+    while left and left[0].startswith("--"):
+        given.append(left.pop(0))
+        if "=" not in given[-1] and given[-1] not in switches and left:
+            given.append(left.pop(0))
+    if left[:1] == ["-m"]:
+        return given, None, left[1] if len(left) > 1 else "", tuple(left[2:])
+    return given, left[0] if left else None, None, tuple(left[1:])
 
 
 def _app(
@@ -176,25 +229,37 @@ def _app(
 ) -> specs.AppDef:
     """Build the application; refuse what `jobs submit` would refuse without the bucket."""
     wanted = known_workload(workload)
-    run = valid_run_name(name or f"{workload}-{time.strftime('%Y%m%d-%H%M%S')}-{_suffix()}")
+    run = _run_name(name, workload)
+    _, target = _deployment(deployment)
+    request = _request(target, wanted, run, nnodes, parsed_parameters(wanted, parameters, ()))
+    check_request(target, wanted, request)
+    return app_def(launch_spec(request, target), max_retries=max_retries)
+
+
+def _run_name(name: str, what: str) -> str:
+    run = valid_run_name(name or f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{_suffix()}")
     check_run_label(run)
+    return run
+
+
+def _deployment(name: str) -> tuple[Aws, Deployment]:
     aws = Aws(os.environ.get("AWS_REGION"))
-    target = read_deployment(
-        aws.ssm(),
-        deployment or os.environ.get("TRAINIUM_DEPLOYMENT", DEFAULT_DEPLOYMENT),
-        region=aws.region,
-    )
-    request = request_for(
+    name = name or os.environ.get("TRAINIUM_DEPLOYMENT", DEFAULT_DEPLOYMENT)
+    return aws, read_deployment(aws.ssm(), name, region=aws.region)
+
+
+def _request(
+    target: Deployment, workload: Workload, run: str, nnodes: int, parameters: dict[str, Value]
+) -> JobRequest:
+    return request_for(
         target,
-        wanted,
+        workload,
         run=run,
         num_nodes=nnodes,
         time_limit_hours=None,
-        parameters=parsed_parameters(wanted, parameters, ()),
-        orchestrator=chosen_orchestrator(target, wanted, Orchestrator.EKS),
+        parameters=parameters,
+        orchestrator=chosen_orchestrator(target, workload, Orchestrator.EKS),
     )
-    check_request(target, wanted, request)
-    return app_def(launch_spec(request, target), max_retries=max_retries)
 
 
 def _suffix() -> str:

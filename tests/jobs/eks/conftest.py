@@ -61,7 +61,7 @@ BELONGINGS = (
     lustre_claim(volume="trainium-lustre"),
     *(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _named(service_account(name))}
-        for name in ("all-reduce", "llama-tiny")
+        for name in ("all-reduce", "llama-tiny", "program")
     ),
 )
 """What pods of real jobs want in their namespace."""

@@ -15,7 +15,9 @@ import pytest
 import yaml
 from urllib3.exceptions import HTTPError
 
+from jobs import torchx_components
 from jobs.eks.nodes import NodeGroup, Progress, wait_for_nodes
+from jobs.errors import Refusal
 from rehearsal.deployment import binaries
 from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
 from tests.support.limits import scaled
@@ -154,6 +156,45 @@ def test_torchx_runs_a_component_by_itself(eks: EksDesk, torchx: list[str]) -> N
 
     assert handle.startswith("kubernetes://"), done.stderr
     assert [(item["run"], item["num_nodes"]) for item in runs] == [("by-torchx", 2)]
+
+
+def test_torchx_runs_a_program_of_the_users(eks: EksDesk, torchx: list[str]) -> None:
+    script = ROOT / "tests" / "programs" / "sample" / "train.py"
+    run = [
+        *torchx, "run", "-s", "kubernetes", "--workspace", "", "-cfg", "queue=trainium",
+        "jobs/torchx_components.py:program", "--nnodes", "2", "--name", "mine",
+        "--", "--snapshot-every-s", "5", str(script), "--epochs", "3",
+    ]  # fmt: skip
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=scaled(120))
+    assert done.stdout.strip().startswith("kubernetes://"), done.stderr
+
+    s3 = eks.desk.client("s3")
+    text = s3.get_object(Bucket="bucket", Key="runs/mine/program.json")["Body"].read()
+    record = json.loads(text)["submissions"][-1]
+    assert (record["script"], record["argv"]) == ("train.py", ["--epochs", "3"])
+    assert s3.head_object(Bucket="bucket", Key=contract.bundle_key("mine", record["code"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "split"),
+    [
+        (("./train.py", "--lr", "1"), ([], "./train.py", None, ("--lr", "1"))),
+        (("-m", "mine.train", "-m"), ([], None, "mine.train", ("-m",))),
+        (
+            ("--aws-credentials", "--dataset=wiki", "--snapshot-every-s", "5", "./train.py"),
+            (["--aws-credentials", "--dataset=wiki", "--snapshot-every-s", "5"], "./train.py",
+             None, ()),
+        ),
+        ((), ([], None, None, ())),
+    ],
+)  # fmt: skip
+def test_torchx_takes_words_as_torchrun_does(words: tuple[str, ...], split: object) -> None:
+    assert torchx_components._as_torchrun(words) == split
+
+
+def test_torchx_is_told_which_component_a_workload_has() -> None:
+    with pytest.raises(Refusal, match="name a file"):
+        torchx_components.program("all-reduce")
 
 
 def test_a_lost_call_does_not_end_the_waiting() -> None:

@@ -214,10 +214,11 @@ class Rehearsal:
 
     def _run_program(self, orchestrator: str, runner: Runner) -> None:
         assert self._aws is not None
-        result = program.run(self.settings, orchestrator, aws=self._aws, runner=runner)
-        self.receipt.programs.append(result)
-        for problem in (*result.problems, *result.unproven):
-            self.progress.note(problem)
+        for fault in program.fault_kinds(self.settings):
+            result = program.run(self.settings, orchestrator, fault, aws=self._aws, runner=runner)
+            self.receipt.programs.append(result)
+            for problem in (*result.problems, *result.unproven):
+                self.progress.note(problem)
 
     def _runner(self, half: str, environment: Mapping[str, str]) -> Runner:
         return Runner(

@@ -76,6 +76,17 @@ _FAULTS = (
         ending=_retried(ExitCode.HOST),
     ),
     Fault(
+        kind="reclaim-child",
+        summary="node 1's host is taken back",
+        ending=_retried(ExitCode.HOST),
+    ),
+    Fault(
+        kind="reclaim-main",
+        summary="the main node's host is taken back",
+        # Not the code is retried, but the reason, which names the host.
+        ending=_retried(ExitCode.STOPPED),
+    ),
+    Fault(
         kind="error-in-workload",
         summary="rank 1 raises a Python error",
         ending=ExpectedEnding(exit_codes=(ExitCode.WORKLOAD,), status="FAILED", jobs_exit_code=1),
@@ -98,6 +109,10 @@ _FAULTS = (
         ),
     ),
 )
+OF_NODES = (
+    "kill-child", "kill-main", "hang-child", "reclaim-child", "reclaim-main",
+)  # fmt: skip
+"""Faults that hit a node while it works, whatever runs on it."""
 FAULTS: Mapping[str, Fault] = MappingProxyType({fault.kind: fault for fault in _FAULTS})
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rehearsal.checks.endings import find_faults
+from rehearsal.checks.endings import OF_NODES, find_faults
 from rehearsal.deployment.containers import refuse_without_tools
 from rehearsal.deployment.state import EXAMPLE, ORCHESTRATORS, Program, Refused, Settings
 from rehearsal.steps import batch, cluster
@@ -121,7 +122,7 @@ def check(
     if quick:
         orchestrators, workloads = "batch", [ALL_REDUCE]
     if program is not None:
-        _check_program(program, alone=not (quick or workloads or faults))
+        _check_program(program, faults or (), alone=not (quick or workloads))
         workloads = [own.WORKLOAD]
     nodes = nodes or (2 if quick or program is not None else 4)
     on_batch = faults or containers or program is not None
@@ -132,7 +133,7 @@ def check(
             raise Refused(f"--set {pair} has no value; write --set key=value")
         if not any(own_parameters([pair], name) for name in known):
             raise Refused(f"--set {pair}: none of {', '.join(known)} has it")
-    names = _workloads(workloads, faults, known)
+    names = _workloads(workloads, faults if program is None else None, known)
     if set(names) & set(cluster.WORKLOADS) and nodes < cluster.TOO_MANY:
         raise Refused(
             f"--nodes {nodes}: the steps on the cluster need {cluster.TOO_MANY}; "
@@ -185,11 +186,16 @@ def program_of(
     return None
 
 
-def _check_program(program: Program, *, alone: bool) -> None:
+def _check_program(program: Program, faults: Sequence[str], *, alone: bool) -> None:
     if not alone:
         raise Refused(
-            "--program is rehearsed alone; leave --quick, --workload and --fault out, or --program"
+            "--program is rehearsed alone; leave --quick and --workload out, or --program"
         )
+    for name in find_faults(faults):
+        if name not in OF_NODES:
+            raise Refused(
+                f"--fault {name} is not for programs; with --program give {', '.join(OF_NODES)}"
+            )
     for path in (program.file, program.requirements):
         if path is not None and not Path(path).exists():
             raise Refused(f"{path} does not exist; name a file that does")

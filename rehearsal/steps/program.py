@@ -13,7 +13,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rehearsal.deployment.aws import Aws
-from rehearsal.deployment.state import DEPLOYMENT, Settings
+from rehearsal.deployment.state import DEPLOYMENT, EXAMPLE, Settings
 from rehearsal.receipt import ProgramRun, ReceiptCheck, RunRecord
 from rehearsal.steps.jobs import armed, ended_run, job_status, own_parameters
 from rehearsal.steps.runner import Chain, Runner, Step, flags, step
@@ -30,9 +30,9 @@ PARAMETERS = {"snapshot-every-s": "2", "peer-timeout-s": "10", "join-timeout-s":
 _RESTORED = re.compile(r"launch: (snapshot (\d+) of .*?), restored in")
 
 
-def run_name(orchestrator: str) -> str:
+def run_name(orchestrator: str, fault: str) -> str:
     """Name of the program's run."""
-    return f"{RUN}-{orchestrator}"
+    return f"{RUN}-{orchestrator}-{fault}"
 
 
 def parameters(settings: Settings) -> dict[str, str]:
@@ -40,12 +40,13 @@ def parameters(settings: Settings) -> dict[str, str]:
     return {**PARAMETERS, **own_parameters(settings.parameters, WORKLOAD)}
 
 
-def fault_kind(settings: Settings) -> str:
-    """The fault that kills a node: not the main one, if there is another."""
-    return "kill-child" if settings.nodes > 1 else "kill-main"
+def fault_kinds(settings: Settings) -> tuple[str, ...]:
+    """The faults, one for each job: the chosen ones, or the loss of a node."""
+    usual = "kill-child" if settings.nodes > 1 else "kill-main"
+    return settings.faults if settings.program != EXAMPLE and settings.faults else (usual,)
 
 
-def submission(settings: Settings, orchestrator: str) -> Step:
+def submission(settings: Settings, orchestrator: str, fault: str) -> Step:
     """Return the command, as a user types it."""
     program = settings.program
     given = parameters(settings)
@@ -58,34 +59,35 @@ def submission(settings: Settings, orchestrator: str) -> Step:
         line += " --on eks --scale"
     elif "eks" in settings.orchestrators:
         line += " --on batch"
-    line += f" --name {run_name(orchestrator)} {flags(given)} --yes --follow"
+    line += f" --name {run_name(orchestrator, fault)} {flags(given)} --yes --follow"
     if program.argv:
         line += f" {contract.ARGV_MARK} {join(program.argv)}"
-    return step(WORKLOAD, line)
+    return step(f"{WORKLOAD} {fault}", line)
 
 
-def run(settings: Settings, orchestrator: str, *, aws: Aws, runner: Runner) -> ProgramRun:
-    """Submit the program, kill a node after its first snapshot, and report how it went."""
-    name, kind = run_name(orchestrator), fault_kind(settings)
+def run(
+    settings: Settings, orchestrator: str, fault: str, *, aws: Aws, runner: Runner
+) -> ProgramRun:
+    """Submit the program, hurt a node after its first snapshot, and report how it went."""
+    name, wanted = run_name(orchestrator, fault), submission(settings, orchestrator, fault)
     snapshots = f"{contract.run_prefix(name, 'snapshots')}[0-9]*.json"
-    with armed(aws, run=name, kind=kind, after_key=snapshots):
-        runner.run([Chain(name=WORKLOAD, steps=(submission(settings, orchestrator),))])
-    result = ProgramRun(
-        orchestrator=orchestrator, steps=runner.steps, run=None, checks=[], unproven=[]
-    )
-    record = runner.step(WORKLOAD)
+    with armed(aws, run=name, kind=fault, after_key=snapshots):
+        runner.run([Chain(name=wanted.name, steps=(wanted,))])
+    record = runner.step(wanted.name)
+    steps = [record] if record is not None else []
+    result = ProgramRun(orchestrator=orchestrator, steps=steps, run=None, checks=[], unproven=[])
     if record is None or record.exit_code not in (0, 1):
         return result  # refused: there is no job
     attempts = len(job_status(name, runner.environment)["attempts"])
     was_hit = attempts > 1
     result.run = ended_run(
         runner,
-        WORKLOAD,
+        wanted.name,
         run=name,
-        fault=kind if was_hit else None,
+        fault=fault if was_hit else None,
         on_cluster=orchestrator == Orchestrator.EKS,
     )
-    said = runner.log(WORKLOAD).read_text(encoding="utf-8")
+    said = runner.log(wanted.name).read_text(encoding="utf-8")
     result.checks = list(_checks(settings, result.run, _Bucket(aws), said, was_hit=was_hit))
     if not was_hit and result.run.status == "SUCCEEDED":
         result.unproven.append(_too_short(settings, orchestrator))
@@ -96,9 +98,10 @@ def _too_short(settings: Settings, orchestrator: str) -> str:
     """Say why no node was killed, and how to see one killed."""
     every_s = parameters(settings)["snapshot-every-s"]
     return (
-        f"that your program survives the loss of a node on {orchestrator}: it was over before its "
-        f"first snapshot, or saved nothing in the folder that is kept (TRAINIUM_CHECKPOINT_DIR, "
-        f"or --checkpoint-dir); give it more to do, or --set snapshot-every-s={every_s} less"
+        f"that your program survives the loss of a node on {orchestrator}: it was over before a "
+        f"first snapshot was complete, one every {every_s} s, or saved nothing in the folder that "
+        "is kept (TRAINIUM_CHECKPOINT_DIR, or --checkpoint-dir); give it more to do, or a smaller "
+        "--set snapshot-every-s=..."
     )
 
 

@@ -57,7 +57,13 @@ def test_a_misspelt_fault_is_refused_with_the_nearest() -> None:
         find_faults(["kill-chld"])
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+def test_a_host_that_is_taken_back_is_retried_for_its_reason_and_not_for_its_code() -> None:
+    codes = FAULTS["reclaim-main"].ending.exit_codes
+
+    assert (codes, EXIT_CODES[ExitCode.STOPPED].retry) == ((ExitCode.STOPPED, ExitCode.OK), False)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != "reclaim-main"])
 def test_a_fault_is_followed_by_another_attempt_exactly_when_batch_retries(kind: str) -> None:
     codes = FAULTS[kind].ending.exit_codes
 

@@ -111,7 +111,7 @@ def test_what_only_a_program_has_is_refused_without_one(given: dict[str, Any], w
         ({"parameters": ["colour=red"]}, "none of all-reduce, llama-tiny"),
         ({"orchestrators": "eks", "nodes": 1}, "--nodes 4"),
         ({"program": Program(file="/"), "quick": True, "orchestrators": None}, "rehearsed alone"),
-        ({"program": Program(file="/"), "faults": ["all"]}, "rehearsed alone"),
+        ({"program": Program(file="/"), "faults": ["no-capacity"]}, "no-capacity is not for"),
         ({"program": Program(file="/no/train.py")}, "/no/train.py does not exist"),
         ({"program": Program(file="/", requirements="/no")}, "/no does not exist"),
     ],

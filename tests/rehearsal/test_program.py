@@ -1,0 +1,99 @@
+"""A program of the user's own, rehearsed on Batch and on EKS as `rehearsal run --program` does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+# One deployment serves all tests of a group: `make test` gives a file to one worker.
+pytestmark = pytest.mark.timeout(600)
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMA = ROOT / "docs" / "schemas" / "rehearsal-receipt.schema.json"
+SAMPLE = ROOT / "tests" / "programs" / "sample" / "train.py"
+ORCHESTRATORS = ("batch", "eks")
+
+
+def rehearse(folder: Path, *words: str, addresses: str) -> dict[str, Any]:
+    """Rehearse the sample; it runs long enough for a snapshot on a slow machine too."""
+    command = [
+        *(sys.executable, "-m", "rehearsal", "run", "--program", str(SAMPLE), "--json"),
+        *("--orchestrators", "batch,eks", "--processes-per-node", "1"),
+        *("--folder", str(folder), "--addresses", addresses, *words),
+    ]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+@pytest.fixture(scope="module")
+def receipt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("program")
+    argv = ("--set", "snapshot-every-s=1", "--", "--epochs", "100", "--seconds", "0.2")
+    return rehearse(folder, *argv, addresses="127.0.47")
+
+
+def run_on(receipt: dict[str, Any], orchestrator: str) -> dict[str, Any]:
+    (found,) = [run for run in receipt["programs"] if run["orchestrator"] == orchestrator]
+    return dict(found)
+
+
+def check_of(run: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = [check for check in run["checks"] if check["name"].startswith(name)]
+    return dict(found)
+
+
+def test_it_passes_and_leaves_nothing(receipt: dict[str, Any]) -> None:
+    assert receipt["problems"] == []
+    assert (receipt["outcome"], receipt["proven_empty"]) == ("passed", True)
+
+
+def test_the_receipt_fits_its_schema(receipt: dict[str, Any]) -> None:
+    jsonschema.validate(receipt, json.loads(SCHEMA.read_text()))
+
+
+@pytest.mark.parametrize("orchestrator", ORCHESTRATORS)
+def test_a_node_is_killed_and_the_job_continues_by_itself(
+    receipt: dict[str, Any], orchestrator: str
+) -> None:
+    run = run_on(receipt, orchestrator)["run"]
+
+    assert (run["fault"], run["status"], len(run["attempts"])) == ("kill-child", "SUCCEEDED", 2)
+
+
+@pytest.mark.parametrize("orchestrator", ORCHESTRATORS)
+def test_it_gets_back_what_it_had_saved(receipt: dict[str, Any], orchestrator: str) -> None:
+    assert "1 files" in check_of(run_on(receipt, orchestrator), "the second attempt")["detail"]
+
+
+@pytest.mark.parametrize("orchestrator", ORCHESTRATORS)
+def test_its_last_loss_is_read_from_what_it_printed(
+    receipt: dict[str, Any], orchestrator: str
+) -> None:
+    assert check_of(run_on(receipt, orchestrator), "the last loss")["ok"]
+
+
+def test_the_same_files_have_the_same_bundle_everywhere(receipt: dict[str, Any]) -> None:
+    bundles = {check_of(run_on(receipt, name), "the nodes ran")["detail"] for name in ORCHESTRATORS}
+
+    assert len(bundles) == 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_program_on_a_host_that_is_taken_back_continues(tmp_path: Path) -> None:
+    faults = ("--fault", "reclaim-child", "--fault", "reclaim-main")
+    argv = ("--set", "snapshot-every-s=1", "--", "--epochs", "100", "--seconds", "0.2")
+
+    receipt = rehearse(tmp_path, *faults, *argv, addresses="127.0.48")
+
+    assert receipt["problems"] == []
+    assert {(run["orchestrator"], run["run"]["fault"]) for run in receipt["programs"]} == {
+        (name, fault) for name in ORCHESTRATORS for fault in ("reclaim-child", "reclaim-main")
+    }

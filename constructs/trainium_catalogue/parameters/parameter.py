@@ -30,7 +30,8 @@ class Parameter:
         """Parse ``text`` as this parameter's type; ``ValueError`` says what would be valid."""
         value = self._convert(text)
         if isinstance(value, str):
-            if self.pattern is not None and not re.fullmatch(self.pattern, value):
+            is_default = value == self.default and not self.required
+            if self.pattern and not is_default and not re.fullmatch(self.pattern, value):
                 raise ValueError(f"{self.name}={text} cannot be; it takes {self.pattern_help}")
             return value
         if self.minimum is not None and value < self.minimum:

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -84,6 +84,16 @@ def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmu
     return cluster
 
 
+def index_of(env: Mapping[str, str]) -> dict[str, str]:
+    """Select the variables by which pip finds packages: its own, proxies and certificates."""
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith("PIP_") or name.upper() in names
+    }
+
+
 def options(argv: Sequence[str]) -> argparse.Namespace:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
@@ -133,6 +143,7 @@ def main(argv: Sequence[str]) -> None:
             runnable_clock=given.runnable_clock,
             engine=Engine(program=given.container_engine, image=image) if image else None,
             lustre=claims / NAMESPACE / LUSTRE_CLAIM,
+            index=index_of(os.environ),
         )
     )
     CLUSTER.use(lambda: start_cluster(settings[0], claims))

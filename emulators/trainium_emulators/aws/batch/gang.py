@@ -110,6 +110,8 @@ class NodeSettings:
     engine: Engine | None = None
     lustre: Path | None = None
     """Folder in place of the deployment's file system; None keeps the job's own path."""
+    index: Mapping[str, str] = field(default_factory=dict)
+    """Variables by which pip finds packages on this machine."""
 
 
 class Gang:
@@ -223,6 +225,9 @@ class Gang:
             # Mounting is not possible here.
             settings.lustre.mkdir(parents=True, exist_ok=True)
             extras[contract.ENV_LUSTRE] = str(settings.lustre)
+        if job.tags.get(contract.TAG_WORKLOAD) == contract.WHEELS and settings.engine is None:
+            # On AWS it reaches an index by the network, here perhaps only as its user does.
+            extras |= settings.index
         main_address = node_address(settings.addresses, self._first_address + job.main_index)
         environment = {
             **given,

@@ -1,6 +1,6 @@
 """Set the project up in `.venv`, in layers: what `make rehearse` uses, then what each target adds.
 
-    python tools/setup.py [rehearsal | tests | benchmarks]
+    python tools/setup.py [rehearsal | tests | benchmarks | programs]
 
 Run by the Makefile with any Python 3.11 or newer. Keyed on the lock files: a second run with the
 same files returns at once, and a layer contained in another is never removed.
@@ -27,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BASELINES = ROOT / "build" / "baselines"
+PROGRAMS_SITE = ROOT / "build" / "programs" / "site"
 CDK_FOLDER = ROOT / "tools" / "cdk"
 BROWSER_FOLDER = ROOT / "tools" / "browser"
 CHROMIUM = BROWSER_FOLDER / "node_modules" / ".chromium"
@@ -41,6 +42,7 @@ LOCK_FILES = (
 )
 
 TORCH = "torch==2.13.0"
+TORCHVISION = "torchvision==0.28.0"
 # PyTorch's own index of CPU builds: on Linux the general index serves CUDA builds.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DATA_ONLY = ("mistral-common",)
@@ -190,7 +192,15 @@ BENCHMARKS = Layer(
     disk_gib=3,
     environment=BASELINES,
 )
-LAYERS = {layer.name: layer for layer in (REHEARSAL, TESTS, BENCHMARKS)}
+PROGRAMS = Layer(
+    name="programs",
+    lock_files=("tests/programs/requirements.txt", "tools/setup.py"),
+    requirements="tests/programs/requirements.txt",
+    disk_gib=1,
+    environment=PROGRAMS_SITE.parent,
+    paths=(PROGRAMS_SITE,),
+)
+LAYERS = {layer.name: layer for layer in (REHEARSAL, TESTS, BENCHMARKS, PROGRAMS)}
 
 
 def say(message: str) -> None:
@@ -485,6 +495,23 @@ def set_up_baselines() -> None:
     together("the benchmarks' baselines, into build/baselines (100 MB, 20 s)", install_packages)
 
 
+def set_up_programs() -> None:
+    """Install what the public programs of the tests need into a folder that goes onto their path.
+
+    They use torch, transformers and the rest of `.venv`.
+    """
+    into = ("--target", str(PROGRAMS_SITE), "--no-deps")
+
+    def install_packages() -> None:
+        packages = Packages(VENV)
+        packages.install(*into, "-r", PROGRAMS.requirements)
+        # The general index serves a CUDA build, which does not load beside torch for CPUs.
+        if reaches(TORCH_CPU_INDEX):
+            packages.install(*into, "--default-index", TORCH_CPU_INDEX, TORCHVISION)
+
+    together("public programs, into build/programs (300 MB, 20 s)", install_packages)
+
+
 def ensure(layer: Layer, install: Callable[[], None]) -> bool:
     """Set up a layer if needed; return whether anything was done."""
     if layer.is_current():
@@ -508,11 +535,13 @@ def main(arguments: Sequence[str]) -> None:
     name = arguments[0] if arguments else REHEARSAL.name
     if name not in LAYERS:
         refuse(f"there is no layer {name}; give one of {', '.join(LAYERS)}")
-    base = TESTS if name == TESTS.name else REHEARSAL
+    base = TESTS if name in (TESTS.name, PROGRAMS.name) else REHEARSAL
     began = time.monotonic()
     changed = ensure(base, lambda: set_up(base))
     if name == BENCHMARKS.name:
         changed |= ensure(BENCHMARKS, set_up_baselines)
+    if name == PROGRAMS.name:
+        changed |= ensure(PROGRAMS, set_up_programs)
     if changed:
         say(
             f"done in {time.monotonic() - began:.0f} s; "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -21,7 +22,8 @@ from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
 from training.program import bundle, inputs, restore
-from training.program.reports import Preparation
+from training.program.reports import PROGRAM_FILE, Preparation
+from training.program.resuming import resume_arguments
 from training.program.settings import (
     Folders,
     NotPrepared,
@@ -100,7 +102,12 @@ def prepare(
 
         dependencies.install(workspace, env)
     inputs.stage(workspace)
-    restore.give_back(workspace)
+    if restore.give_back(workspace):
+        words = resume_arguments(settings.resume_argv, folders.code, folders.checkpoints)
+        if words:
+            log.info("launch: program: resumes, with %s", shlex.join(words))
+            with (scratch / PROGRAM_FILE).open("ab") as file:
+                file.write(b"".join(b"\0" + os.fsencode(word) for word in words))
 
 
 def judged(error: Exception, scratch: Path) -> NotPrepared:

@@ -60,8 +60,8 @@ class Target:
     num_nodes: int
 
 
-def give_back(workspace: Workspace) -> None:
-    """Restore the run's newest snapshot for a program that is being prepared."""
+def give_back(workspace: Workspace) -> bool:
+    """Restore the run's newest snapshot for a program; tell if its kept folder has files now."""
     node, folders = workspace.node, workspace.folders
     workspace.report("restoring checkpoints")
     target = Target(
@@ -72,9 +72,12 @@ def give_back(workspace: Workspace) -> None:
         num_nodes=node.num_nodes,
     )
     try:
-        restore(open_snapshots(workspace.bucket, node.run), target, report=workspace.report)
+        objects = open_snapshots(workspace.bucket, node.run)
+        snapshot = restore(objects, target, report=workspace.report)
     except NoRoom as error:
         raise NotPrepared(ExitCode.PREFLIGHT, f"no space left on the node: {error}") from None
+    entries = snapshot.for_node(node.node_index) if snapshot is not None else ()
+    return any(e.root is Root.CHECKPOINTS and e.kind is Kind.FILE for e in entries)
 
 
 def restore(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from training.core.arguments import Request
 from training.core.contract import NodeContract
+from training.program import resuming
 from trainium_catalogue.contract import CACHE_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.parameters.parameter import Value
@@ -39,6 +40,8 @@ class ProgramSettings:
     """Key of the collected dependencies; empty without any."""
     checkpoint_dir: str
     """Folder below the program's own that it writes its checkpoints to, if it chose one."""
+    resume_argv: tuple[str, ...]
+    """Arguments to add once there is a checkpoint."""
     snapshot_every_s: float
     keep_snapshots: int
     snapshot_mib_per_s: float
@@ -59,6 +62,7 @@ class ProgramSettings:
             argv=request.program_argv,
             wheels=str(values["wheels"]),
             checkpoint_dir=str(values["checkpoint-dir"]),
+            resume_argv=resuming.split(str(values["resume-arguments"])),
             snapshot_every_s=float(values["snapshot-every-s"]),
             keep_snapshots=int(values["keep-snapshots"]),
             snapshot_mib_per_s=float(values["snapshot-mib-per-s"]),
@@ -81,6 +85,7 @@ def check(values: Mapping[str, Value], num_ranks: int) -> None:
     if bool(script) == bool(module):
         given = f"--script {script} and --module {module}" if script else "neither of the two"
         raise ValueError(f"{given}: a program is either --script FILE or --module NAME; give one")
+    resuming.split(str(values["resume-arguments"]))
     pattern = str(values["progress-pattern"])
     if not pattern:
         return

@@ -41,6 +41,12 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
         "without it, the program is told a folder in TRAINIUM_CHECKPOINT_DIR",
     ),
     Parameter(
+        name="resume-arguments",
+        default="",
+        help="arguments added once checkpoints have been given back, for a program that must be "
+        "told to resume: '--resume out/last.pt'; 'out/checkpoint-*' stands for the newest",
+    ),
+    Parameter(
         name="snapshot-every-s",
         default=60.0,
         minimum=1,

@@ -124,6 +124,9 @@ class FakeBatch:
     def describe_job_queues(self, **kwargs: Any) -> Mapping[str, Any]:
         raise AssertionError("not part of the story")
 
+    def describe_job_definitions(self, **kwargs: Any) -> Mapping[str, Any]:
+        raise AssertionError("not part of the story")
+
     def describe_compute_environments(self, **kwargs: Any) -> Mapping[str, Any]:
         raise AssertionError("not part of the story")
 

@@ -15,11 +15,11 @@ import pytest
 from tests.training.nodes import CPU_NODE
 from tests.training.program.bundles import bundle, leave
 from training.core.arguments import ArgumentError, parse
-from training.launch import refuse_unfit
 from training.program import bundle as bundles
 from training.program.preparation import judged
 from training.program.settings import Folders, NotPrepared, ProgramSettings, Workspace, no_space
 from training.storage import LocalObjects
+from training.workloads import refuse_unfit
 from trainium_catalogue.exit_codes import ExitCode
 
 

@@ -28,6 +28,7 @@ from trainium_catalogue.kubernetes import NAMESPACE
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, errors, serve
 from trainium_emulators.kubernetes.kubelet import MARK
 from trainium_emulators.kubernetes.resources import COMMAND, CONFIG_MAP, POD, SERVICE, VOLCANO_JOB
+from trainium_emulators.kubernetes.store import StoreChange
 from trainium_emulators.nodes.faults import NodeFault
 
 Json = dict[str, Any]
@@ -284,3 +285,21 @@ def test_the_launcher_reduces_over_two_pods(cluster: ClusterEmulator) -> None:
     assert status["state"]["phase"] == "Completed", output(cluster, main)
     assert any("node 0 of 2 (main)" in line for line in output(cluster, main))
     assert any("exit 0" in line for line in output(cluster, child))
+
+
+def test_a_job_that_is_deleted_between_two_pods_that_get_a_node_leaves_none(
+    cluster: ClusterEmulator,
+) -> None:
+    deleted: list[str] = []
+
+    def delete_once_bound(change: StoreChange) -> None:
+        ours = change.kind == POD and change.entry["metadata"]["name"].startswith("short-lived-")
+        if ours and "nodeName" in change.entry["spec"] and change.type == "MODIFIED":
+            stop_listening()
+            cluster.store.delete(VOLCANO_JOB, NAMESPACE, "short-lived")
+            deleted.append(change.entry["metadata"]["name"])
+
+    stop_listening = cluster.store.listen(delete_once_bound)
+    cluster.apply(job("short-lived", SLEEP, nodes=2))
+
+    wait(lambda: deleted and not pods(cluster, "short-lived"))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import JOB_POLICIES, MAX_RETRY, NAMESPACE, QUEUE, TAINT
 from trainium_emulators.kubernetes import ClusterEmulator
 from trainium_emulators.kubernetes.resources import EVENT, POD, VOLCANO_JOB
@@ -89,7 +90,7 @@ def pods(cluster: ClusterEmulator, name: str) -> list[Json]:
 
 
 def wait(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + scaled(seconds)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

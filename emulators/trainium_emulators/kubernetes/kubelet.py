@@ -136,6 +136,10 @@ class Kubelet:
         self._runs[uid] = run
         threading.Thread(target=self._live, args=(run,), daemon=True).start()
 
+    def has(self, uid: str) -> bool:
+        """Tell whether a pod was handed to ``start``."""
+        return uid in self._runs
+
     def nodes(self, job: str, attempt: int) -> Mapping[int, NodeProcess]:
         """Return the running nodes of one attempt of a job by index."""
         return {

@@ -90,6 +90,10 @@ class VolcanoController:
                  num_nodes=len(change.entry["spec"]["tasks"]))  # fmt: skip
         elif change.kind == VOLCANO_JOB and change.type == "DELETED":
             self._tell(change.entry, DELETED)
+            # Bound while the job was being deleted: no kubelet has them, to end them.
+            for pod in self._pods(change.entry):
+                if not self._kubelet.has(pod["metadata"]["uid"]):
+                    self._store.remove(POD, metadata["namespace"], pod["metadata"]["name"])
         elif change.kind == COMMAND and change.type == "ADDED":
             # Before executing it: never more than once, and even if there is no such job.
             if self._store.find(COMMAND, metadata["namespace"], metadata["name"]) is not None:

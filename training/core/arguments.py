@@ -167,8 +167,9 @@ def help_text(argv: Sequence[str] = ()) -> str:
 
 
 def _workload_help(workload: Workload) -> str:
+    own = f" [{ARGV_MARK} ARGUMENT_OF_YOUR_PROGRAM...]" if workload.runs_program else ""
     lines = [
-        f"usage: {PROGRAM} {workload.name} [--parameter value]...",
+        f"usage: {PROGRAM} {workload.name} [--parameter value]...{own}",
         "",
         workload.summary,
         "",

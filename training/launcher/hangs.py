@@ -15,9 +15,11 @@ from training.launcher.verdict import Verdict
 from trainium_catalogue.contract import ENV_PROGRESS_FILE
 from trainium_catalogue.exit_codes import ExitCode
 
+AT_ONCE_S = 60.0
+"""Most that a node can have done whose ranks ended at once: imports, and a look at the arguments.
+One that has worked for longer has done its share, and may leave the last save to rank 0."""
 LEFT_LIMIT_S = 300.0
-"""Longest silence of a job after all ranks of a node have ended with 0, without having printed a
-line: the others wait for it in vain. A last rank that saves or evaluates writes files or lines."""
+"""Longest silence of a job after a node has ended at once: the others wait for it in vain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +43,14 @@ class Left:
             raise ValueError(f"not a report of an end: {error!r}") from None
 
     @property
-    def is_silent(self) -> bool:
-        """True if the node has not printed a line."""
-        return self.lines == 0
+    def at_once(self) -> bool:
+        """True if the node cannot have done anything: it ended soon, and without a line."""
+        return self.lines == 0 and self.after_s <= AT_ONCE_S
 
     def told(self, node: int) -> str:
         """Describe it as part of a sentence."""
-        output = "without a line of output" if self.is_silent else f"after {self.lines} lines"
-        return f"node {node} ended with 0 after {self.after_s:.0f} s {output}"
+        output = f"{self.lines} lines" if self.lines else "without a line"
+        return f"node {node} ended with 0 after {self.after_s:.0f} s, {output} of output,"
 
 
 class JobWatch:
@@ -68,6 +70,10 @@ class JobWatch:
         """True once every node has what the program needs."""
         return len(self._prepared) == self._num_nodes
 
+    def begin(self, now_s: float) -> None:
+        """Start to measure silence: all nodes are here."""
+        self._moved_s = now_s
+
     def prepared(self, node: int, now_s: float) -> None:
         """Note that a node is ready for the program."""
         self._prepared.add(node)
@@ -86,12 +92,8 @@ class JobWatch:
     def verdict(self, now_s: float) -> Verdict | None:
         """Judge the silence of all nodes; None while it is not too long."""
         silent_s = now_s - self._moved_s
-        if (
-            self.all_prepared
-            and self._leavers(silent=True)
-            and silent_s > min(LEFT_LIMIT_S, self._hang_limit_s)
-        ):
-            limit_s = min(LEFT_LIMIT_S, self._hang_limit_s)
+        limit_s = min(LEFT_LIMIT_S, self._hang_limit_s)
+        if self._left_at_once and silent_s > limit_s:
             return Verdict(
                 code=ExitCode.WORKLOAD,
                 reason=f"{self._told()}, and nothing has moved for {limit_s:g} s since; a program "
@@ -117,21 +119,28 @@ class JobWatch:
         """Add to a failure which nodes had ended before, while the others still worked."""
         if (
             decision.code in (ExitCode.OK, ExitCode.STOPPED)
-            or not self._leavers()
-            or len(self._left) == self._num_nodes
+            or not self._leavers
             or self._told() in decision.reason
         ):
             return decision
-        # A connection to a node that ended with 0 breaks, or is never made, however often the job
-        # is repeated; a node that was lost is no symptom.
-        code = ExitCode.WORKLOAD if decision.symptom else decision.code
-        return replace(decision, code=code, reason=f"{decision.reason}; before that {self._told()}")
+        # A connection to such a node is never made, or breaks, however often the job is repeated;
+        # a node that was lost is no symptom.
+        is_cause = decision.symptom and self._left_at_once
+        return replace(
+            decision,
+            code=ExitCode.WORKLOAD if is_cause else decision.code,
+            reason=f"{decision.reason}; before that {self._told()}",
+        )
 
-    def _leavers(self, *, silent: bool = False) -> list[int]:
-        if len(self._left) == self._num_nodes:
-            return []
-        return [n for n, left in sorted(self._left.items()) if left.is_silent or not silent]
+    @property
+    def _leavers(self) -> list[int]:
+        """Nodes that have ended while others work."""
+        return [] if len(self._left) == self._num_nodes else sorted(self._left)
+
+    @property
+    def _left_at_once(self) -> bool:
+        return any(self._left[node].at_once for node in self._leavers)
 
     def _told(self) -> str:
-        told = ", ".join(self._left[node].told(node) for node in self._leavers())
+        told = " ".join(self._left[node].told(node) for node in self._leavers)
         return f"{told} while the others still worked"

@@ -209,7 +209,7 @@ class MainRole(_Role):
                 board.report(self._node.node_index, self._absent(joined, limit), now)
             if self._tools.program is not None:
                 self._look_at_program(self._tools.program, now)
-                if board.all_joined and (hang := self._watch.verdict(now)):
+                if started and (hang := self._watch.verdict(now)):
                     board.report(self._node.node_index, hang, now)
                 if started and not went and self._watch.all_prepared and not board.verdicts:
                     went = True
@@ -220,6 +220,7 @@ class MainRole(_Role):
                 break
             if board.all_joined and not started and not board.verdicts:
                 started = True
+                self._watch.begin(now)
                 if self._node.num_nodes > 1:
                     log.info("launch: all %d nodes are here", self._node.num_nodes)
                 hub.broadcast({"type": "start", "port": rendezvous_port})

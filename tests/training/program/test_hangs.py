@@ -1,0 +1,84 @@
+"""When the silence of a program is a hang, and which node is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.training.nodes import CPU_NODE
+from training.launcher.hangs import AT_ONCE_S, LEFT_LIMIT_S, JobWatch, Left
+from training.launcher.verdict import Verdict
+from trainium_catalogue.exit_codes import ExitCode
+
+HANG_S = 1800.0
+SILENT = Left(after_s=2.0, lines=0)
+BROKEN = Verdict(code=ExitCode.HOST, reason="rank 0: gone", symptom=True)
+
+
+def watch(*left: tuple[int, Left], prepared: int = 2) -> JobWatch:
+    """A job of two nodes, in which nothing has moved since second 0."""
+    job = JobWatch(replace(CPU_NODE, num_nodes=2), hang_limit_s=HANG_S, now_s=0.0)
+    for node in range(prepared):
+        job.prepared(node, 0.0)
+    for node, how in left:
+        job.left(node, how, 0.0)
+    return job
+
+
+def test_any_node_keeps_the_job_alive() -> None:
+    job = watch()
+    job.moved(1, "", 1000.0)
+
+    assert job.verdict(1000.0 + HANG_S) is None
+    hang = job.verdict(1001.0 + HANG_S)
+    assert hang is not None
+    assert hang.code is ExitCode.HOST
+
+
+def test_the_wait_for_a_node_that_is_being_prepared_names_what_it_does() -> None:
+    job = watch(prepared=1)
+    job.moved(1, "--dataset wiki: 3 of 9 MiB", 0.0)
+
+    hang = job.verdict(HANG_S + 1)
+
+    assert hang is not None
+    assert "made no progress for 1800 s: node 1 at: --dataset wiki: 3 of 9 MiB" in hang.reason
+
+
+@pytest.mark.parametrize(
+    ("left", "limit_s"),
+    [
+        (SILENT, LEFT_LIMIT_S),
+        (Left(after_s=2.0, lines=1), HANG_S),
+        (Left(after_s=AT_ONCE_S + 1, lines=0), HANG_S),
+    ],
+)
+def test_only_a_node_that_ended_at_once_shortens_the_wait(left: Left, limit_s: float) -> None:
+    job = watch((1, left))
+
+    assert job.verdict(limit_s) is None
+    assert job.verdict(limit_s + 1) is not None
+
+
+def test_a_node_that_ended_at_once_is_the_cause_of_what_breaks_later() -> None:
+    told = watch((1, SILENT)).explained(BROKEN)
+
+    assert told.code is ExitCode.WORKLOAD
+    assert told.reason == (
+        "rank 0: gone; before that node 1 ended with 0 after 2 s, without a line of output, "
+        "while the others still worked"
+    )
+
+
+@pytest.mark.parametrize("left", [(), ((0, SILENT), (1, SILENT))])
+def test_without_a_node_that_left_the_others_nothing_is_added(
+    left: tuple[tuple[int, Left], ...],
+) -> None:
+    assert watch(*left).explained(BROKEN) == BROKEN
+
+
+def test_a_lost_node_stays_a_lost_node() -> None:
+    lost = replace(BROKEN, reason="node 1 was lost", symptom=False)
+
+    assert watch((1, Left(after_s=2.0, lines=5))).explained(lost).code is ExitCode.HOST

@@ -20,6 +20,7 @@ from benchmarks import (
     first_result,
     node,
     own_program,
+    snapshots,
     submit,
     submit_eks,
     submit_program,
@@ -45,13 +46,22 @@ class Group:
     make: Callable[[], list[Comparison]]
 
 
-def groups(stack: ExitStack, environment: dict[str, str], console: Console) -> list[Group]:
-    """List all comparisons; ``stack`` closes what several of them share."""
+def groups(
+    stack: ExitStack, environment: dict[str, str], console: Console, *, small: bool = False
+) -> list[Group]:
+    """List all comparisons; ``stack`` closes what several of them share.
+
+    ``small``: with less work, where that can be, because nothing is measured.
+    """
 
     @cache
     def deployed() -> submit.Deployed:
         console.print("deploying a rehearsal for the submit benchmarks")
         return stack.enter_context(submit.deployed(environment))
+
+    @cache
+    def bucket() -> dict[str, str]:
+        return stack.enter_context(snapshots.bucket(environment))
 
     return [
         Group(("synth",), lambda: [synth.synth(environment)]),
@@ -69,6 +79,13 @@ def groups(stack: ExitStack, environment: dict[str, str], console: Console) -> l
         Group(("checkpoint",), lambda: [checkpoint.stall(environment)]),
         Group(("train",), lambda: [train.step(environment)]),
         Group(("restart",), lambda: [train.restart(environment)]),
+        Group(
+            ("snapshots-on", "restore"),
+            lambda: [
+                snapshots.training(bucket(), small=small),
+                snapshots.restoring(bucket(), lambda: submit.aws_cli(console), small=small),
+            ],
+        ),
         Group(("bert",), lambda: [bert.step(environment)]),
     ]
 
@@ -159,7 +176,7 @@ def main(
     entries: list[Entry] = []
     failed: list[Entry] = []
     with ExitStack() as stack:
-        chosen = groups(stack, environment, console)
+        chosen = groups(stack, environment, console, small=smoke)
         known = {name for group in chosen for name in group.names}
         for name in set(only or ()) - known:
             raise typer.BadParameter(f"{name}: {did_you_mean(name, known)}", param_hint="--only")

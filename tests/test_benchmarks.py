@@ -55,7 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch, result: Path, *arguments: str) -> tuple
     """Call `python -m benchmarks` with comparisons that take no time."""
     app = typer.Typer()
     app.command()(bench.main)
-    monkeypatch.setattr(bench, "groups", lambda *_: GROUPS)
+    monkeypatch.setattr(bench, "groups", lambda *_, **__: GROUPS)
     monkeypatch.setattr(bench, "ROOT", result.parent)
     monkeypatch.setattr(bench, "RESULT", result)
     done = CliRunner().invoke(app, arguments)

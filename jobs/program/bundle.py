@@ -13,7 +13,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ MAX_PACKED_BYTES = 100_000_000
 """Largest archive: every node fetches and unpacks it in each attempt, while its chips wait."""
 MAX_BYTES = 1_000_000_000
 """Most that the files may hold unpacked, for the same reason."""
+_LARGE_BYTES = 5_000_000
+"""Size of an archive that takes a moment to send."""
 _INSTEAD = (
     "data goes into the bucket as a dataset (--dataset), or comes from --input; leave files out "
     "with --exclude"
@@ -133,11 +135,13 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
     )
 
 
-def upload(bucket: Bucket, run: str, bundle: Bundle) -> bool:
+def upload(bucket: Bucket, run: str, bundle: Bundle, note: Callable[[str], None]) -> bool:
     """Put the bundle below the run, unless it is there; tell whether it was sent."""
     key = contract.bundle_key(run, bundle.sha256)
     if find(bucket, run, bundle.sha256) is not None:
         return False
+    if len(bundle.data) >= _LARGE_BYTES:
+        note(f"sending {human(len(bundle.data))}")
     # The list first: whoever finds the archive finds what is in it.
     text = json.dumps(bundle.document(), indent=1).encode()
     bucket.write(listing_key(run, bundle.sha256), text)

@@ -7,12 +7,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 
 from jobs.bucket.objects import Bucket
+from jobs.errors import Refusal
 from jobs.job import counted
 from jobs.program.bundle import Bundle, fetch, listing_key
 from jobs.program.record import Submitted
 
 _MOST_SHOWN = 12
-_MOST_LINES = 20_000
+_MOST_LINES = 5_000
 """Lines of a file up to which they are compared; a longer one is only said to differ."""
 
 
@@ -53,35 +54,49 @@ def file_changes(bucket: Bucket, run: str, code: str, bundle: Bundle) -> Iterato
     added, removed = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
     if not (differ or added or removed):
         return  # the same files, packed by another version of zlib
-    old = fetch(bucket, run, code) if differ or removed else {}
+    old = _earlier(bucket, run, code) if differ or removed else {}
     new = bundle.contents() if differ or added else {}
     words = [
-        *(f"{path} changed ({_compared(old[path], new[path])})" for path in differ),
-        *(f"{path} added ({_counted(new[path])})" for path in added),
-        *(f"{path} removed ({_counted(old[path])})" for path in removed),
+        *(f"{path} changed{_compared(old.get(path), new[path])}" for path in differ),
+        *(f"{path} added{_counted(new[path])}" for path in added),
+        *(f"{path} removed{_counted(old.get(path))}" for path in removed),
     ]
     more = len(words) - _MOST_SHOWN
     shown = ", ".join(words[:_MOST_SHOWN])
     yield f"files: {shown}" + (f", and {more} more" if more > 0 else "")
 
 
-def _compared(old: bytes, new: bytes) -> str:
+def _earlier(bucket: Bucket, run: str, code: str) -> Mapping[str, bytes]:
+    """Read the files of an earlier bundle; none if it is gone, which is no reason to stop."""
+    try:
+        return fetch(bucket, run, code)
+    except Refusal:
+        return {}
+
+
+def _compared(old: bytes | None, new: bytes) -> str:
+    """Say by how many lines, or bytes, a file differs."""
+    if old is None:
+        return ""
     before, after = _lines(old), _lines(new)
     if before is None or after is None:
-        return f"{len(old):,} bytes, now {len(new):,}"
+        return f" ({len(old):,} bytes, now {len(new):,})"
     if max(len(before), len(after)) > _MOST_LINES:
-        return f"{len(before):,} lines, now {len(after):,}"
+        return f" ({len(before):,} lines, now {len(after):,})"
     plus = minus = 0
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for tag, low, high, first, last in matcher.get_opcodes():
         if tag != "equal":
             minus, plus = minus + high - low, plus + last - first
-    return f"+{plus} -{minus}"
+    return f" (+{plus} -{minus})"
 
 
-def _counted(data: bytes) -> str:
+def _counted(data: bytes | None) -> str:
+    if data is None:
+        return ""
     lines = _lines(data)
-    return counted(len(data), "byte") if lines is None else counted(len(lines), "line")
+    many = counted(len(data), "byte") if lines is None else counted(len(lines), "line")
+    return f" ({many})"
 
 
 def _lines(data: bytes) -> list[str] | None:

@@ -44,17 +44,24 @@ class Submitted:
 
 def read_record(bucket: Bucket, run: str) -> tuple[Submitted, ...]:
     """Read the submissions of a run, the newest last; none if it is new."""
-    document = bucket.document(contract.run_key(run, contract.RUN_PROGRAM))
-    if document is None:
+    key = contract.run_key(run, contract.RUN_PROGRAM)
+    data = bucket.read(key)
+    if data is None:
         return ()
-    if document.get("format") != FORMAT:
+    try:
+        document = json.loads(data)
+        if document["format"] != FORMAT:
+            raise ValueError(
+                f"it has format {document['format']!r}, and this checkout reads {FORMAT}"
+            )
+        return tuple(_submitted(item) for item in document["submissions"])
+    except (KeyError, TypeError, ValueError) as error:
+        said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise Refusal(
             "program-record",
-            f"{contract.run_key(run, contract.RUN_PROGRAM)} has format {document.get('format')!r}, "
-            f"this checkout reads {FORMAT}; use the checkout that submitted the run, or another "
-            "--name",
-        )
-    return tuple(_submitted(item) for item in document["submissions"])
+            f"s3://{bucket.name}/{key} cannot be used: {said}; use the checkout that submitted the "
+            "run, or another --name",
+        ) from None
 
 
 def add_record(bucket: Bucket, run: str, earlier: Sequence[Submitted], new: Submitted) -> None:

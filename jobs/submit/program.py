@@ -312,7 +312,7 @@ def keep(submission: Submission) -> None:
     order, run = submission.order, submission.request.run
     assert order.program is not None
     bundle = order.program.bundle
-    if upload(submission.bucket, run, bundle):
+    if upload(submission.bucket, run, bundle, note):
         note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
     if submission.wheels is not None:
         keep_requirements(submission.bucket, run, submission.wheels)

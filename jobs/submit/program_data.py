@@ -18,13 +18,32 @@ _URI = re.compile(r"s3://[^\s,\"'\]]+")
 def check_data(
     bucket: Bucket, target: Deployment, values: Mapping[str, Value], note: Callable[[str], None]
 ) -> Iterator[str]:
-    """Check ``--dataset`` and ``--input``; yield a line of the plan for each."""
+    """Check what the nodes would refuse; yield a line of the plan for each place of data."""
+    _check_pattern(str(values.get("progress-pattern") or ""))
     if dataset := str(values.get("dataset") or ""):
         _check_dataset(bucket, dataset)
         yield f"dataset: {dataset}, in {contract.ENV_DATASET_DIR} on every node"
     if uri := str(values.get("input") or ""):
         _check_input(bucket, target, uri, note)
         yield f"input: {uri}, in {contract.ENV_INPUT_DIR} on every node"
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuse a pattern that a node would refuse."""
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error as error:
+        raise Refusal(
+            "progress-pattern",
+            f"--progress-pattern {pattern}: not a regular expression: {error}; test it with "
+            "Python's re.search on a line of the program's output",
+        ) from None
+    if pattern and "step" not in groups:
+        raise Refusal(
+            "progress-pattern",
+            f"--progress-pattern {pattern}: has no group for the step; mark it with (?P<step>...), "
+            "and the loss, if you like, with (?P<loss>...)",
+        )
 
 
 def _check_dataset(bucket: Bucket, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import subprocess
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -313,7 +314,10 @@ def snapshot(number: int, files: int) -> dict[str, Any]:
     [
         (
             ("--checkpoint-dir", "/ckpt"),
-            ["checkpoint-dir=/ckpt cannot be; it takes a path below the program's folder"],
+            [
+                "checkpoint-dir=/ckpt cannot be; it takes a folder below the program's own, such "
+                "as out, which the program is told with an argument of its own"
+            ],
         ),
         (("--checkpoint-dir", "../x"), ["checkpoint-dir=../x cannot be"]),
         (("--checkpoint-dir", "./"), ["is the folder of the program itself", "such as"]),
@@ -441,9 +445,71 @@ def test_the_folder_for_checkpoints_does_not_go_along(desk: Desk, program: Path)
     assert dry_run(desk, *words)["plan"]["program"]["left_out"] == ["out/"]
 
 
-def test_a_record_of_a_later_format_is_refused(desk: Desk, program: Path) -> None:
-    desk.put("runs/x/program.json", {"format": 2})
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"format": 2}, "it has format 2, and this checkout reads 1"),
+        ({"format": 1}, "it has no 'submissions'"),
+        (b"{", "cannot be used"),
+        (b"[]", "cannot be used"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_refused(
+    desk: Desk, program: Path, found: Any, says: str
+) -> None:
+    desk.put("runs/x/program.json", found)
 
     assert_refused(
-        desk.run("submit", "./train.py", "--name", "x", "--yes"), "has format 2", "reads 1"
+        desk.run("submit", "./train.py", "--name", "x", "--yes"), "program.json cannot be us", says
     )
+
+
+def test_files_that_are_gone_do_not_keep_a_run_from_going_on(desk: Desk, program: Path) -> None:
+    submitted(desk, "./train.py", "--name", "x")
+    ended(desk)
+    code = record(desk)[0]["code"]
+    (program / "train.py").write_text("print(2)\n")
+
+    desk.client("s3").delete_object(Bucket="bucket", Key=f"runs/x/code/{code}.tar.gz")
+    assert "changed: files: train.py changed\n" in submitted(desk, "./train.py", "--name", "x")
+    ended(desk)
+    desk.client("s3").delete_object(
+        Bucket="bucket", Key=f"runs/x/code/{record(desk)[1]['code']}.json"
+    )
+    (program / "train.py").write_text("print(3)\n")
+    said = submitted(desk, "./train.py", "--name", "x")
+    assert "changed: files: other than before; the list of the earlier ones is gone" in said
+
+
+def test_a_stored_value_that_no_longer_fits_is_refused(desk: Desk, program: Path) -> None:
+    (program / "workload.toml").write_text(
+        'name = "mine"\nscript = "train.py"\n[parameters.depth]\ndefault = 3\n'
+    )
+    submitted(desk, "./", "--name", "x", "--depth", "9")
+    ended(desk)
+    (program / "workload.toml").write_text(
+        'name = "mine"\nscript = "train.py"\n[parameters.depth]\ndefault = 3\nmaximum = 4\n'
+    )
+
+    assert_refused(
+        desk.run("submit", "./", "--name", "x", "--yes"),
+        "run x had --depth=9 is too large; the most is 4; give --depth another value",
+    )
+    assert "--depth: 4, was 9" in submitted(desk, "./", "--name", "x", "--depth", "4")
+
+
+def test_a_program_that_git_ignores_is_refused(desk: Desk, program: Path) -> None:
+    (program / ".gitignore").write_text("train.py\n")
+    subprocess.run(["git", "init", "-q"], cwd=program, check=True)
+
+    words = ("submit", "./train.py", "--name", "x", "--yes")
+    assert_refused(desk.run(*words), "train.py is not among the files", "git ignores it")
+    assert desk.run(*words, "--include", "train.py").exit_code == 0
+
+
+def test_a_progress_pattern_is_read_before_anything_is_spent(desk: Desk, program: Path) -> None:
+    words = ("submit", "./train.py", "--name", "x", "--yes", "--progress-pattern")
+
+    assert_refused(desk.run(*words, "(?P<step>"), "--progress-pattern (?P<step>: not a regular")
+    assert_refused(desk.run(*words, "step \\d+"), "has no group for the step", "(?P<step>")
+    assert desk.run(*words, "after (?P<step>\\d+)").exit_code == 0

@@ -110,7 +110,7 @@ def test_a_flag_may_be_spelt_otherwise_than_the_option(tmp_path: Path) -> None:
         ("time_limit_hours = 0", "time_limit_hours = 0: it is a number of at least 0.0167"),
         ("time_limit_hours = nan", "time_limit_hours = nan: it is a number of at least"),
         ('include = "*.pt"', 'include = "*.pt": it is a list of texts; write include = ["...'),
-        ('checkpoint_dir = "/ckpt"', "checkpoint-dir=/ckpt cannot be; it takes a path below"),
+        ('checkpoint_dir = "/ckpt"', "checkpoint-dir=/ckpt cannot be; it takes a folder below"),
         ("checkpoint_dir = 3", "checkpoint_dir = 3: it is a text; it means: folder that the"),
         ("keep_snapshots = 0", "keep-snapshots=0 is too small; the least is 1"),
         ("keep_snapshots = 1.5", "keep_snapshots = 1.5: it is a whole number; it means"),

@@ -36,7 +36,8 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
         name="checkpoint-dir",
         default="",
         pattern=_INSIDE,
-        pattern_help=_INSIDE_HELP,
+        pattern_help="a folder below the program's own, such as out, which the program is told "
+        "with an argument of its own",
         help="folder that the program itself writes its checkpoints to, below its working folder; "
         "without it, the program is told a folder in TRAINIUM_CHECKPOINT_DIR",
     ),

@@ -171,6 +171,7 @@ def main(
     \b
     Examples:
       python -m jobs catalogue
+      python -m jobs submit ./train.py --nodes 2 --name mine -- --epochs 3
       python -m jobs submit all-reduce --nodes 4 --follow
       python -m jobs submit llama2-7b --help
       python -m jobs status

@@ -157,7 +157,10 @@ def submit(
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Submit a workload; its parameters are options too: `submit WORKLOAD --help` lists them.
+    """Submit a workload, or a program of yours; its parameters are options too.
+
+    `submit WORKLOAD --help` lists them. Of a program, its folder goes along, and what comes after
+    -- reaches it word by word; the same name again continues from its newest snapshot.
 
     Checks parameters, dataset and run before anything is spent, shows the plan and an estimate of
     the price, and asks before a job that takes Trainium nodes or may cost 10 USD or more at its
@@ -168,6 +171,8 @@ def submit(
 
     \b
     Examples:
+      python -m jobs submit ./train.py --nodes 4 --name mine --follow -- --epochs 3
+      python -m jobs submit -m mypkg.train --requirements requirements.txt --nodes 2
       python -m jobs submit all-reduce --nodes 4 --follow
       python -m jobs submit prepare --dataset wikicorpus
       python -m jobs submit tokenize --input wikicorpus --tokenizer tokenizer.model --dataset wiki

@@ -217,10 +217,14 @@ def _logs(bucket: Bucket, run: str) -> Iterator[tuple[str, str, int]]:
     prefix = run_prefix(run, "logs")
     for found in bucket.objects(prefix):
         yield found.key.removeprefix(prefix), found.key, found.size
+    # A program writes them where it likes: they are kept with its checkpoints, or its output.
+    output = f"{run_prefix(run, 'results')}output/"
+    for found in bucket.objects(output):
+        if _EVENTS in found.key.rpartition("/")[2]:
+            yield f"output/{found.key.removeprefix(output)}", found.key, found.size
     snapshot = newest_snapshot(bucket, run)
     if snapshot is None:
         return
-    # A program writes them where it likes; they are kept with its checkpoints.
     for file in snapshot.checkpoints:
         if _EVENTS in file.path.rpartition("/")[2] and ".." not in file.path.split("/"):
             yield f"node-{file.node}/{file.path}", object_key(run, file.sha256), file.bytes

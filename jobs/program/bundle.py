@@ -135,12 +135,14 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
     )
 
 
-def upload(bucket: Bucket, run: str, bundle: Bundle, note: Callable[[str], None]) -> bool:
+def upload(
+    bucket: Bucket, run: str, bundle: Bundle, note: Callable[[str], None] | None = None
+) -> bool:
     """Put the bundle below the run, unless it is there; tell whether it was sent."""
     key = contract.bundle_key(run, bundle.sha256)
     if find(bucket, run, bundle.sha256) is not None:
         return False
-    if len(bundle.data) >= _LARGE_BYTES:
+    if note is not None and len(bundle.data) >= _LARGE_BYTES:
         note(f"sending {human(len(bundle.data))}")
     # The list first: whoever finds the archive finds what is in it.
     text = json.dumps(bundle.document(), indent=1).encode()

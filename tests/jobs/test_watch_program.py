@@ -251,8 +251,10 @@ def test_tensorboard_finds_event_files_in_the_newest_snapshot(
     assert copy_logs(bucket, "x", tmp_path / "tb") == 1
     assert (tmp_path / "tb" / "node-0" / name).read_bytes() == b"one"
     snapshot(desk, 2, (name, b"one and two", [0]))
-    assert copy_logs(bucket, "x", tmp_path / "tb") == 1
+    desk.put("runs/x/results/output/events.out.tfevents.2", b"two")
+    assert copy_logs(bucket, "x", tmp_path / "tb") == 2
     assert (tmp_path / "tb" / "node-0" / name).read_bytes() == b"one and two"
+    assert (tmp_path / "tb" / "output" / "events.out.tfevents.2").read_bytes() == b"two"
 
 
 def test_a_program_without_event_files_is_told_where_to_write_them(desk: Desk, run: Path) -> None:

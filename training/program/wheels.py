@@ -91,7 +91,8 @@ def collect(
         folder = Path(name)
         pip = Pip(folder=folder, environment=environment, report=report)
         missing = resolve(pip, text, packages.constraints(there))
-        _refuse_fixed(missing, there)
+        # The constraints have seen to it, also for packages that are named by their address.
+        assert not any(m.name in there and there[m.name].is_fixed for m in missing), missing
         _show_replaced(missing, there)
         made = folder / "wheels"
         made.mkdir()
@@ -121,16 +122,6 @@ def _is_complete(objects: Objects) -> bool:
     except ObjectMissing:
         return False
     return True
-
-
-def _refuse_fixed(missing: Sequence[Resolved], there: Mapping[str, Package]) -> None:
-    """Refuse a package of the image by its address, which pip would take for another one."""
-    for item in missing:
-        if item.name in there and there[item.name].is_fixed:
-            raise RequirementsRefused(
-                f"the requirements name {item.pin}, but the image has {there[item.name]}, which "
-                "stays as it is; leave it out, or deploy an image of your own (image_uri)"
-            )
 
 
 def _show_replaced(missing: Sequence[Resolved], there: Mapping[str, Package]) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import subprocess
+import tarfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -148,6 +151,58 @@ def test_what_the_images_torch_needs_stays_too(collected: Collect, index: Packag
     assert refusal(collected, "p4-old").startswith(
         f"p4-old 1.0 needs fsspec<0.6, but the image's torch {TORCH} needs fsspec>="
     )
+
+
+def test_a_torch_at_an_address_does_not_take_the_place_of_the_images(
+    collected: Collect, wheels: LocalObjects, index: PackageIndex
+) -> None:
+    other, same = (quote(index.add("torch", number).name) for number in ("2.1.0", TORCH))
+    said = refusal(collected, f"torch @ {index.url}torch/{other}")
+    assert f"but the image has torch {TORCH}, which stays as it is" in said
+    collected(f"torch @ {index.url}torch/{same}")
+    assert names(wheels) == ["complete.json", "requirements.lock"]
+
+
+def test_a_limit_that_the_requirements_set_themselves_is_named(
+    collected: Collect, index: PackageIndex
+) -> None:
+    index.add("p4-base", "2.0")
+    said = refusal(collected, "p4-base>=2", "# constraint: p4-base<2")
+    assert said.startswith(
+        "the requirements name p4-base>=2, but a constraint of the requirements is p4-base<2; "
+    )
+
+
+def test_a_wheel_at_an_address_is_collected(
+    collected: Collect, wheels: LocalObjects, index: PackageIndex
+) -> None:
+    file = index.add("p4-direct", "1.0").name
+    collected(f"p4-direct @ {index.url}p4-direct/{file}")
+    assert file in names(wheels)
+
+
+def test_a_package_in_a_repository_is_built_at_its_commit(
+    collected: Collect, wheels: LocalObjects, index: PackageIndex
+) -> None:
+    folder = index.folder / "repository"
+    with tarfile.open(index.add_source("p4-kept", "1.0")) as archive:
+        archive.extractall(folder, filter="data")
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=x", "-c", "user.email=x@example.com")
+        command = ["git", "-C", str(folder), *who, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "one")
+    commit = git("rev-parse", "HEAD")
+    (folder / "p4_kept-1.0" / "backend.py").write_text("broken")
+    git("commit", "--quiet", "--all", "--message", "two")
+    git("update-server-info")  # for a server of plain files
+    address = f"git+{index.url}repository/.git@{commit}#subdirectory=p4_kept-1.0"
+    collected(f"p4-kept @ {address}")
+    assert "p4_kept-1.0-py3-none-any.whl" in names(wheels)
 
 
 def test_any_other_package_of_the_image_may_be_replaced(

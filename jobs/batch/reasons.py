@@ -138,8 +138,8 @@ REASONS: tuple[Explanation, ...] = (
         pattern="Dependent Job failed*",
         meaning="a job that this one waited for failed",
         remedy=(
-            "look at that job first (of a run with --compile: `python -m jobs status "
-            "<run>-compile`), then submit again"
+            "look at that job first (with --compile: `python -m jobs status <run>-compile`; with "
+            "--requirements: its run `wheels-...` in `python -m jobs list`), then submit again"
         ),
     ),
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.program import packages
+from training.program.environment import CREDENTIALS
 from training.program.resolution import Pip, RequirementsRefused, Resolved, build, resolve
 from training.storage import ObjectMissing, Objects, PreconditionFailed, StorageAccess
 from trainium_catalogue.contract import (
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from training.program.packages import Package
 
 FORMAT = 1
-_HIDDEN = ("AWS_", "ECS_", "TRAINIUM_", "PYTHONPATH")
-"""Starts of variables that code of somebody else's package does not get."""
+_HIDDEN = frozenset({*CREDENTIALS, "PYTHONPATH"})
+"""Variables that code of somebody else's package does not get."""
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,8 @@ def builders_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
     That code must not find the job's credentials, nor this project's modules before its own.
     """
-    return {name: value for name, value in variables.items() if not name.startswith(_HIDDEN)}
+    kept = {name: value for name, value in variables.items() if name not in _HIDDEN}
+    return {**kept, "AWS_EC2_METADATA_DISABLED": "true"}
 
 
 def _is_complete(objects: Objects) -> bool:

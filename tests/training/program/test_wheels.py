@@ -289,22 +289,22 @@ def test_an_index_that_does_not_answer_is_worth_another_attempt(
     assert not describe(why.value).endswith("...")
 
 
-def test_code_that_runs_while_a_package_is_built_finds_no_credentials(
-    collected: Collect, index: PackageIndex
-) -> None:
-    variables = {
+def test_code_that_runs_while_a_package_is_built_finds_no_credentials() -> None:
+    kept = {
         "PATH": "/usr/bin",
         "PIP_INDEX_URL": "https://packages.example/simple",
+        # By these the launcher and the rehearsal find what a job has left.
+        "TRAINIUM_SCRATCH": "/tmp/1",
+        "AWS_BATCH_JOB_ID": "1",
+    }
+    hidden = {
         "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/1",
         "AWS_ACCESS_KEY_ID": "AKIA",
-        "ECS_CONTAINER_METADATA_URI_V4": "http://169.254.170.2/v4/1",
-        "TRAINIUM_BUCKET": "bucket",
+        "AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token",
         "PYTHONPATH": "/opt/trainium/app",
     }
-    assert builders_environment(variables) == {
-        "PATH": "/usr/bin",
-        "PIP_INDEX_URL": "https://packages.example/simple",
-    }
+    metadata = {"AWS_EC2_METADATA_DISABLED": "true"}
+    assert builders_environment({**kept, **hidden}) == {**kept, **metadata}
 
 
 def test_what_newer_versions_of_pip_add_to_a_conflict_is_not_part_of_it() -> None:

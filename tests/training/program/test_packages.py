@@ -1,0 +1,77 @@
+"""Which packages of an image stay, and what follows for the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.program.packages import (
+    Package,
+    broken_by,
+    constraints,
+    fixed_versions,
+    installed,
+)
+
+
+def install(folder: Path, name: str, version: str, *requires: str) -> None:
+    """Leave what an installation leaves."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"]
+    lines += [f"Requires-Dist: {line}\n" for line in requires]
+    (info / "METADATA").write_text("".join(lines))
+
+
+def image(folder: Path) -> dict[str, Package]:
+    return installed([str(folder)])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["torch", "torch-neuronx", "torch_xla", "libneuronxla", "neuronx-cc", "NumPy", "torchvision"],
+)
+def test_torch_numpy_and_neuron_packages_stay(tmp_path: Path, name: str) -> None:
+    install(tmp_path, name, "1.0")
+    assert len(fixed_versions(image(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("name", ["torchmetrics", "transformers", "pytorch-lightning", "boto3"])
+def test_others_may_be_replaced(tmp_path: Path, name: str) -> None:
+    install(tmp_path, name, "1.0")
+    assert fixed_versions(image(tmp_path)) == {}
+
+
+def test_what_they_need_may_be_replaced_within_their_limits(tmp_path: Path) -> None:
+    install(tmp_path, "torch", "2.9.0", "fsspec>=0.8.5", "numpy", 'extra-thing>1; extra == "all"')
+    install(tmp_path, "numpy", "1.26.4")
+    install(tmp_path, "fsspec", "2024.6.1")
+    install(tmp_path, "extra-thing", "2.0")
+    found = constraints(image(tmp_path))
+    assert [item.line for item in found] == ["numpy==1.26.4", "torch==2.9.0", "fsspec>=0.8.5"]
+    assert found[2].reason == "the image's torch 2.9.0 needs fsspec>=0.8.5"
+
+
+def test_a_limit_that_the_image_itself_breaks_is_none(tmp_path: Path) -> None:
+    install(tmp_path, "neuronx-cc", "2.22", "networkx<=2.6.3")
+    install(tmp_path, "networkx", "3.1")
+    assert [item.line for item in constraints(image(tmp_path))] == ["neuronx-cc==2.22"]
+
+
+def test_who_loses_what_it_needs_is_named_unless_it_is_replaced_too(tmp_path: Path) -> None:
+    install(tmp_path, "transformers", "4.56.2", "tokenizers>=0.22")
+    install(tmp_path, "tokenizers", "0.22.2")
+    there = image(tmp_path)
+    assert broken_by(there, {"tokenizers": "0.19.1"}) == [
+        "the image's transformers 4.56.2 needs tokenizers>=0.22, and will find tokenizers 0.19.1"
+    ]
+    assert broken_by(there, {"tokenizers": "0.19.1", "transformers": "4.44.2"}) == []
+    assert broken_by(there, {"tokenizers": "0.23.0"}) == []
+
+
+def test_remains_of_packages_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "gone-1.0.dist-info").mkdir()
+    install(tmp_path, "old", "1.0-build-of-a-tuesday")
+    install(tmp_path, "odd", "1.0", "not a requirement !!")
+    assert [str(item) for item in image(tmp_path).values()] == ["odd 1.0"]

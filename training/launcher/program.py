@@ -341,23 +341,32 @@ class ProgramNode(LocalNode):
 
     # --- the end ---------------------------------------------------------------------------------
 
-    def close(self, decision: Verdict, deadline_s: float, turn: Callable[[], None]) -> None:
+    def close(
+        self,
+        decision: Verdict,
+        deadline_s: float,
+        turn: Callable[[], None],
+        *,
+        is_alone: Callable[[], bool],
+    ) -> None:
         """Save what there is after a job that was stopped or has failed, until ``deadline_s``.
 
-        A stopped program has a last snapshot. What a failed one has left may be torn, so its last
-        complete snapshot counts; its output is kept for people, unless another attempt follows.
+        A stopped program has a last snapshot, unless ``is_alone`` tells that a node was lost, whose
+        files nobody can wait for. What a failed one has left may be torn, so its last complete
+        snapshot counts; its output is kept for people, unless another attempt follows.
         """
-        if self._keep(time.monotonic(), at_once=decision.graceful) is None:
+        saves = decision.graceful and not is_alone()
+        if self._keep(time.monotonic(), at_once=saves) is None:
             return
-        if not decision.graceful:
+        if not saves:
             self.kill_workers()
             deadline_s = time.monotonic() + _FAREWELL_S
-        if decision.graceful or decision.code is ExitCode.WORKLOAD:
+        if saves or decision.code is ExitCode.WORKLOAD:
             self._start_results()
         assert self._keeper is not None
-        if decision.graceful or self._node.is_main:
+        if saves or self._node.is_main:
             self._keeper.final(
-                take=decision.graceful,
+                take=saves,
                 clean=not self._killed_workers,
                 within_s=max(0.0, deadline_s - time.monotonic()),
             )
@@ -365,6 +374,8 @@ class ProgramNode(LocalNode):
             self._keeper.kill()
         while self._is_closing and time.monotonic() < deadline_s + _KEEPER_LATE_S:
             turn()
+            if saves and is_alone():
+                saves, deadline_s = False, time.monotonic()
 
     @property
     def _is_closing(self) -> bool:

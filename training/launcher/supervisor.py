@@ -74,6 +74,8 @@ class _Role:
         self._stop_reported = False
         self._told_prepared = self._told_left = False
         self._told_moved_s = float("-inf")
+        self._is_alone = False
+        """True once a connection to another node is lost."""
 
     def _own_verdict(self) -> Verdict | None:
         """Judge this node's current state; a request to stop is reported once."""
@@ -99,7 +101,10 @@ class _Role:
         requests = self._tools.stop.count
         program, grace_s = self._tools.program, self._tools.parameters.stop_grace_s
         ends_s = time.monotonic() + grace_s
-        if decision.graceful and self._tools.local.running:
+        # On a cluster the pods of a lost one's job are told to stop. No snapshot of all nodes can
+        # come of that, and the next attempt waits for this one's end.
+        graceful = decision.graceful and not (program is not None and self._is_alone)
+        if graceful and self._tools.local.running:
             if program is not None:
                 # The last snapshot comes after the workers, and in the same time.
                 grace_s -= min(_SNAPSHOT_AT_MOST_S, grace_s / 3)
@@ -111,6 +116,7 @@ class _Role:
                 self._tools.local.running
                 and time.monotonic() < deadline
                 and self._tools.stop.count <= max(requests, 1)
+                and not (program is not None and self._is_alone)
             ):
                 turn()
             if program is not None and self._tools.local.running:
@@ -121,7 +127,7 @@ class _Role:
                 )
                 program.kill_workers()
         if program is not None and decision.code is not ExitCode.OK:
-            program.close(decision, ends_s, turn)
+            program.close(decision, ends_s, turn, is_alone=lambda: self._is_alone)
         self._tools.local.kill(self._tools.guardian.heartbeat)
 
 
@@ -247,6 +253,7 @@ class MainRole(_Role):
     def _note(self, event: Event, board: Board, joined: set[int]) -> None:
         now = time.monotonic()
         if isinstance(event, Lost):
+            self._is_alone = True
             reason = f"node {event.node} was lost: {event.how}"
             board.report(event.node, Verdict(code=ExitCode.HOST, reason=reason), now)
             return
@@ -278,7 +285,10 @@ class MainRole(_Role):
 
         def turn() -> None:
             for event in hub.poll(_TICK_S):
-                if isinstance(event, Lost) or event.node not in hub.members:
+                if isinstance(event, Lost):
+                    self._is_alone = True
+                    continue
+                if event.node not in hub.members:
                     continue
                 if event.message["type"] == "ended":
                     hub.dismiss(event.node)
@@ -318,7 +328,8 @@ class ChildRole(_Role):
             events = spoke.poll(_TICK_S)
 
         def turn() -> None:
-            spoke.poll(_TICK_S)
+            if any(isinstance(event, Lost) for event in spoke.poll(_TICK_S)):
+                self._is_alone = True
             self._tools.guardian.heartbeat()
 
         self._end_workers(decision, turn)

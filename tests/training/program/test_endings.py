@@ -177,6 +177,19 @@ def test_a_lost_launcher_ends_a_program_for_a_retry(
     assert "node 1 was lost: its launcher " in cluster.log(0)
 
 
+def test_nobody_waits_for_the_files_of_a_lost_node_when_told_to_stop(cluster: Cluster) -> None:
+    """Volcano stops the other pods of a job as soon as one has failed."""
+    start(cluster, "work()", flags=("--stop-grace-s=500", "--snapshot-every-s=1"))
+    cluster.wait_for("still works", node=1)
+
+    os.kill(cluster.launcher(1), signal.SIGKILL)
+    os.kill(cluster.launcher(0), signal.SIGTERM)
+
+    ended = cluster.end(within_s=scaled(30))
+    assert ended[1] == 137, cluster.all_logs()
+    assert ended[0] in (75, 143)  # whichever the launcher heard of first
+
+
 def test_a_frozen_worker_is_found_by_the_silence_of_all(cluster: Cluster) -> None:
     wait = "import torch.distributed as dist; dist.init_process_group('gloo'); print('joined')"
     loop = "while True: dist.barrier(); time.sleep(0.1); print('STEP'.lower(), flush=True)"

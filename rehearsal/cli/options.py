@@ -149,7 +149,7 @@ def check(
         orchestrators=chosen,
         nodes=nodes,
         processes_per_node=processes_per_node or 1,
-        processes_of=processes_of() if processes_per_node is None else {},
+        processes_of=processes_of(program) if processes_per_node is None else {},
         instance_type=find_instance_type(instance_type).name,
         workloads=names,
         faults=find_faults(faults or ()),
@@ -213,10 +213,12 @@ def usual_time(settings: Settings) -> str:
     return f"{first}; then {rest}" if ALL_REDUCE in settings.workloads else rest
 
 
-def processes_of() -> dict[str, int]:
+def processes_of(program: Program | None = None) -> dict[str, int]:
     """Return the processes per node of the workloads that demonstrate more than one."""
     models = dict.fromkeys(PRESETS, batch.PROCESSES_PER_NODE)
-    return {**models, **cluster.PROCESSES_OF, own.WORKLOAD: own.PROCESSES_PER_NODE}
+    # The example runs beside everything else, and shows nothing more on more of them.
+    of_program = {own.WORKLOAD: own.PROCESSES_PER_NODE if program is not None else 1}
+    return {**models, **cluster.PROCESSES_OF, **of_program}
 
 
 def for_visitors(settings: Settings) -> Settings:

@@ -29,7 +29,10 @@ class Program:
     requirements: str | None = None
 
 
-EXAMPLE = Program(file=str(ROOT / "examples" / "own-program" / "train.py"))
+EXAMPLE = Program(
+    file=str(ROOT / "examples" / "own-program" / "train.py"), argv=("--epochs", "150")
+)
+"""Runs long enough for a first snapshot, also on a slow machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

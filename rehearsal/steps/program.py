@@ -24,6 +24,7 @@ WORKLOAD = contract.PROGRAM
 RUN = "own-program"
 """Name of the run; the orchestrator's is added."""
 PROCESSES_PER_NODE = 2
+EXAMPLES_NODES = 2
 PARAMETERS = {"snapshot-every-s": "2", "peer-timeout-s": "10", "join-timeout-s": "120"}
 """Short: nothing is learnt here, and a snapshot of a small program takes no time."""
 
@@ -40,9 +41,15 @@ def parameters(settings: Settings) -> dict[str, str]:
     return {**PARAMETERS, **own_parameters(settings.parameters, WORKLOAD)}
 
 
+def num_nodes(settings: Settings) -> int:
+    """Number of nodes of the job."""
+    most = EXAMPLES_NODES if settings.program == EXAMPLE else settings.nodes
+    return min(most, settings.nodes)
+
+
 def fault_kinds(settings: Settings) -> tuple[str, ...]:
     """The faults, one for each job: the chosen ones, or the loss of a node."""
-    usual = "kill-child" if settings.nodes > 1 else "kill-main"
+    usual = "kill-child" if num_nodes(settings) > 1 else "kill-main"
     return settings.faults if settings.program != EXAMPLE and settings.faults else (usual,)
 
 
@@ -54,7 +61,7 @@ def submission(settings: Settings, orchestrator: str, fault: str) -> Step:
         given["checkpoint-dir"] = program.checkpoint_dir
     if program.requirements is not None:
         given["requirements"] = program.requirements
-    line = f"jobs submit {quote(program.file)} --nodes {settings.nodes}"
+    line = f"jobs submit {quote(program.file)} --nodes {num_nodes(settings)}"
     if orchestrator == Orchestrator.EKS:
         line += " --on eks --scale"
     elif "eks" in settings.orchestrators:

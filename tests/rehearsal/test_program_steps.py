@@ -1,0 +1,94 @@
+"""The steps of a program: the command that is typed, and what is made of what a job left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rehearsal.deployment.state import EXAMPLE, Program, Settings
+from rehearsal.steps import program
+
+OWN = Program(
+    file="/my work/train.py",
+    argv=("--epochs", "3", "--note", "two words"),
+    checkpoint_dir="out",
+    requirements="/my work/requirements.txt",
+)
+
+
+def settings(**changes: Any) -> Settings:
+    values: dict[str, Any] = {
+        "orchestrators": ("batch",),
+        "nodes": 2,
+        "processes_per_node": 1,
+        "processes_of": {"program": 2},
+        "instance_type": "trn1.32xlarge",
+        "workloads": ("program",),
+        "faults": (),
+        "parameters": (),
+        "containers": False,
+        "addresses": "127.0.0",
+        "program": OWN,
+    }
+    return Settings(**{**values, **changes})
+
+
+def test_a_program_is_submitted_as_its_user_would() -> None:
+    shown = program.submission(settings(nodes=3), "batch", "kill-child")
+
+    assert shown.argv == (
+        *("submit", "/my work/train.py", "--nodes", "3", "--name", "own-program-batch-kill-child"),
+        *("--snapshot-every-s", "2", "--peer-timeout-s", "10", "--join-timeout-s", "120"),
+        *("--checkpoint-dir", "out", "--requirements", "/my work/requirements.txt"),
+        *("--yes", "--follow", "--", "--epochs", "3", "--note", "two words"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("orchestrators", "on", "words"),
+    [
+        (("batch",), "batch", ()),
+        (("batch", "eks"), "batch", ("--on", "batch")),
+        (("batch", "eks"), "eks", ("--on", "eks", "--scale")),
+    ],
+)
+def test_where_it_runs_is_said_if_there_is_a_choice(
+    orchestrators: tuple[str, ...], on: str, words: tuple[str, ...]
+) -> None:
+    argv = program.submission(settings(orchestrators=orchestrators), on, "kill-child").argv
+
+    assert argv[4 : argv.index("--name")] == words
+
+
+def test_the_users_parameters_win_over_the_rehearsals() -> None:
+    given = settings(parameters=("snapshot-every-s=9", "max-bytes=1024"))
+
+    assert program.parameters(given)["snapshot-every-s"] == "9"
+    assert "max-bytes" not in program.parameters(given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults"),
+    [
+        ({}, ("kill-child",)),
+        ({"nodes": 1}, ("kill-main",)),
+        ({"faults": ("hang-child", "reclaim-main")}, ("hang-child", "reclaim-main")),
+        ({"faults": ("no-capacity",), "program": EXAMPLE}, ("kill-child",)),
+    ],
+)
+def test_a_node_is_killed_if_nothing_else_was_asked_for(
+    changes: dict[str, Any], faults: tuple[str, ...]
+) -> None:
+    assert program.fault_kinds(settings(**changes)) == faults
+
+
+def test_the_example_stays_small_on_any_number_of_nodes() -> None:
+    assert program.num_nodes(settings(nodes=4, program=EXAMPLE)) == 2
+    assert program.num_nodes(settings(nodes=1, program=EXAMPLE)) == 1
+
+
+def test_a_program_that_was_over_too_soon_is_told_what_helps() -> None:
+    words = program._too_short(settings(), "batch")
+
+    assert "one every 2 s" in words and "--set snapshot-every-s" in words

@@ -109,7 +109,9 @@ def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) ->
 def _command(job: Json) -> tuple[str, ...]:
     """Return the pods' command."""
     container = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
-    return (*(container.get("command") or ()), *(container.get("args") or ()))
+    words = (*(container.get("command") or ()), *(container.get("args") or ()))
+    # As the kubelet does; a submission names no variables.
+    return tuple(word.replace("$$", "$") for word in words)
 
 
 def _attempts(

@@ -177,7 +177,7 @@ def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
         name=kubernetes.TASK,
         image=spec.image,
         entrypoint=program,
-        args=arguments,
+        args=[_literal(word) for word in arguments],
         num_replicas=spec.num_nodes,
         min_replicas=None,  # all nodes: the job's minAvailable
         max_retries=max_retries,
@@ -210,6 +210,15 @@ def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
     )
     set_overlay(role, "kubernetes", "V1Pod", _overlay(spec))
     return AppDef(name=spec.name, roles=[role])
+
+
+def _literal(word: str) -> str:
+    """Protect a word that a program must get as it was typed, say ``$(id)`` or ``$$``.
+
+    TorchX reads ``$$`` as one (string.Template), and the kubelet what is left of it again
+    (kubernetes.io/docs/tasks/inject-data-application, $$ in command and args).
+    """
+    return word.replace("$", "$$$$")
 
 
 def _overlay(spec: LaunchSpec) -> dict[str, Any]:

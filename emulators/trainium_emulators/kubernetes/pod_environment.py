@@ -12,7 +12,7 @@ from trainium_emulators.kubernetes.resources import CONFIG_MAP, POD, Json
 from trainium_emulators.kubernetes.store import Store
 
 _ANNOTATED = re.compile(r"metadata\.(annotations|labels)\['(.+)'\]")
-_REFERENCE = re.compile(r"\$(\$)?\(([A-Za-z_][A-Za-z0-9_]*)\)")
+_REFERENCE = re.compile(r"\$(?:(\$)|\(([^)]*)\))")
 _ALL_ADDRESSES = "0.0.0.0"
 _HOSTS = re.compile(r"VC_.+_HOSTS")
 _API = "https://kubernetes.default.svc"
@@ -127,12 +127,10 @@ def _moved(text: str, mounts: Mapping[str, Path]) -> str:
 
 
 def expanded(text: str, environment: Mapping[str, str]) -> str:
-    """Expand ``$(NAME)``; unknown variables stay, and ``$$(NAME)`` is an escape."""
+    """Expand ``$(NAME)``; unknown variables stay, and ``$$`` is one (expansion/expand.go)."""
 
     def value(found: re.Match[str]) -> str:
-        if found[1]:
-            return f"$({found[2]})"
-        return environment.get(found[2], found[0])
+        return "$" if found[1] else environment.get(found[2], found[0])
 
     return _REFERENCE.sub(value, text)
 

@@ -17,6 +17,7 @@ from jobs.eks.request import LaunchSpec, dry_run
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.instances import INSTANCE_TYPES, InstanceType, find_instance_type
 from trainium_catalogue.workloads import WORKLOADS, Hardware
+from trainium_emulators.kubernetes.pod_environment import expanded
 
 KUBERNETES_VERSION = "1.35"
 NODE_WORKLOADS = [item for item in WORKLOADS.values() if item.hardware is Hardware.TRAINIUM]
@@ -28,6 +29,7 @@ def made(
     num_nodes: int = 2,
     lustre_claim: str | None = None,
     after_job: str | None = None,
+    words: tuple[str, ...] = ("--iterations", "5"),
 ) -> dict[str, Any]:
     target = EksTarget(
         cluster="cluster",
@@ -41,7 +43,7 @@ def made(
     spec = LaunchSpec(
         run="Nightly_7",
         workload="all-reduce",
-        command=[*contract.launch_command("all-reduce"), "--iterations", "5"],
+        command=[*contract.launch_command("all-reduce"), *words],
         num_nodes=num_nodes,
         time_limit_s=3600,
         deployment="default",
@@ -151,6 +153,15 @@ def test_efa_takes_no_huge_pages_that_the_pod_does_not_request(job: dict[str, An
 
 def test_arguments_stay_apart(job: dict[str, Any]) -> None:
     assert pod(job)["containers"][0]["command"][-3:] == ["all-reduce", "--iterations", "5"]
+
+
+def test_a_program_gets_its_arguments_as_they_were_typed() -> None:
+    words = ("$(HOSTNAME)", "$$", "$HOME", "${app_id}", "costs 5$", "^a$")
+    container = pod(made(words=words))["containers"][0]
+
+    argv = [expanded(word, {"HOSTNAME": "pod"}) for word in container["command"]]
+
+    assert tuple(argv[-len(words) :]) == words
 
 
 def test_the_file_system_is_mounted_where_batch_mounts_it(job: dict[str, Any]) -> None:

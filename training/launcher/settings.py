@@ -181,6 +181,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Trainium it carries what the ranks agree on about checkpoints",
     ),
     Setting(
+        name="ACCELERATE_TORCH_DEVICE",
+        value=lambda node, system: (
+            None if node.device is not DeviceKind.CPU or system.is_own_model else "cpu"
+        ),
+        reason="Accelerate would call the processor cpu:0 (PartialState.set_device of 1.15), which "
+        "torch.load takes for no device: no program of Hugging Face's Trainer could resume",
+    ),
+    Setting(
         name="OMP_NUM_THREADS",
         value=lambda node, system: "1",
         reason="the workers of a node share its cores; more threads would only wait for each other",

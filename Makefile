@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # No command of this project reports usage to anyone.
 export CDK_DISABLE_CLI_TELEMETRY := true
 
-.PHONY: help setup setup-tests setup-benchmarks check format test test-full test-nxd rehearse synth bench bench-smoke diagram readme clean lock
+.PHONY: help setup setup-tests setup-programs setup-benchmarks check format test test-full test-nxd rehearse synth bench bench-smoke diagram readme clean lock
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -24,6 +24,9 @@ setup: ## what deploying, submitting and the rehearsal need, into .venv (at once
 
 setup-tests: ## and what tests and checks need beside it
 	@$(PYTHON) tools/setup.py tests
+
+setup-programs: setup-tests ## and the public programs that the tests run, into build/programs
+	@$(PYTHON) tools/setup.py programs
 
 setup-benchmarks: ## and what benchmarks compare with, into build/baselines
 	@$(PYTHON) tools/setup.py benchmarks
@@ -40,10 +43,10 @@ format: setup-tests ## rewrite to the house format
 	ruff format .
 	ruff check --fix .
 
-test: check ## everything but the slow matrices
+test: check setup-programs ## everything but the slow matrices
 	$(PYTEST) -m "not full"
 
-test-full: check ## with the slow matrices
+test-full: check setup-programs ## with the slow matrices
 	$(PYTEST)
 
 test-nxd: ## the NxD back-end on the real, public package: NXD_SOURCE=<folder that holds it>

@@ -120,7 +120,10 @@ def test_what_the_rehearsal_does_not_use_is_not_installed_for_it(package: str) -
     assert package not in with_dependencies(wanted)
 
 
-@pytest.mark.parametrize("layer", setup.LAYERS.values(), ids=setup.LAYERS)
+LOCKED = {name: layer for name, layer in setup.LAYERS.items() if layer is not setup.PROGRAMS}
+
+
+@pytest.mark.parametrize("layer", LOCKED.values(), ids=LOCKED)
 def test_every_requirement_has_the_version_of_the_lock_file(layer: setup.Layer) -> None:
     lock = {each.name: each for each in map(Requirement, lock_lines())}
     locked = {canonicalize_name(name): str(each.specifier) for name, each in lock.items()}
@@ -128,6 +131,14 @@ def test_every_requirement_has_the_version_of_the_lock_file(layer: setup.Layer) 
     for each in [*requirements(layer.requirements), Requirement(setup.TORCH)]:
         assert locked[canonicalize_name(each.name)] == str(each.specifier), each
     assert all(canonicalize_name(name) in locked for name in ("uv", *setup.DATA_ONLY))
+
+
+def test_what_public_programs_need_is_pinned_and_of_the_same_version_as_elsewhere() -> None:
+    lock = {each.name: each for each in map(Requirement, lock_lines())}
+
+    for each in requirements(setup.PROGRAMS.requirements):
+        assert str(each.specifier).startswith("=="), each
+        assert str(lock.get(each.name, each).specifier) == str(each.specifier), each
 
 
 def lock_lines() -> list[str]:
@@ -317,14 +328,15 @@ def test_what_is_compiled_ahead_is_there() -> None:
 @pytest.mark.parametrize(
     ("target", "layer"),
     [
-        ("rehearse", "setup"), ("synth", "setup"), ("check", "setup-tests"), ("test", "check"),
+        ("rehearse", "setup"), ("synth", "setup"), ("check", "setup-tests"),
+        ("test", "check setup-programs"), ("setup-programs", "setup-tests"),
         ("bench", "setup-benchmarks"), ("bench-smoke", "setup-benchmarks"),
     ],
 )  # fmt: skip
 def test_a_target_installs_what_it_needs_and_no_more(target: str, layer: str) -> None:
     (needed,) = re.findall(rf"(?m)^{target}: ([\w -]+?) ##", (ROOT / "Makefile").read_text())
 
-    assert needed.split() == [layer]
+    assert needed == layer
 
 
 # --- once ----------------------------------------------------------------------------------------
@@ -338,7 +350,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (tmp_path / name).write_text("a version\n")
     made: list[str] = []
     monkeypatch.setattr(setup, "ROOT", tmp_path)
-    for name in ("REHEARSAL", "TESTS", "BENCHMARKS"):
+    for name in ("REHEARSAL", "TESTS", "BENCHMARKS", "PROGRAMS"):
         old: setup.Layer = getattr(setup, name)
         folder = tmp_path / old.environment.name
         folder.mkdir(exist_ok=True)
@@ -359,6 +371,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(setup, "set_up", install)
     monkeypatch.setattr(setup, "set_up_baselines", lambda: install(setup.BENCHMARKS))
+    monkeypatch.setattr(setup, "set_up_programs", lambda: install(setup.PROGRAMS))
     return made
 
 
@@ -383,6 +396,13 @@ def test_benchmarks_get_an_environment_beside_that_of_the_product(installed: lis
         setup.main(["benchmarks"])
 
     assert installed == ["rehearsal", "benchmarks"]
+
+
+def test_public_programs_use_the_packages_of_the_tests(installed: list[str]) -> None:
+    for _ in range(2):
+        setup.main(["programs"])
+
+    assert installed == ["tests", "programs"]
 
 
 def test_a_version_that_was_raised_is_installed(installed: list[str], tmp_path: Path) -> None:

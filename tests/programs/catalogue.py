@@ -1,0 +1,113 @@
+"""The public programs, as `programs.toml` lists them, and their folders on this machine."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+LIST = HERE / "programs.toml"
+PACKAGES = ROOT / "build" / "programs" / "site"
+"""Folder of the packages of `requirements.txt`; `python tools/setup.py programs` fills it."""
+SOURCES = ROOT / "build" / "programs" / "sources"
+"""Folder of public repositories by their names, each at the commit of the list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicProgram:
+    """A program that nobody here wrote, and how to start it on two small nodes."""
+
+    name: str
+    package: str = ""
+    """Package and version, as a registry names it, that the program is in."""
+    repository: str = ""
+    """Owner and name on GitHub, if it is in no package."""
+    commit: str = ""
+    path: str = "."
+    """Folder of the repository that is the program's own."""
+    script: str = ""
+    module: str = ""
+    data: tuple[str, ...] = ()
+    """Kinds of data of `data.py` that it reads."""
+    prepare: str = ""
+    """Command of its own that turns the data into its form, once."""
+    arguments: str
+    resume: str = ""
+    """Arguments of every attempt that let it go on from its checkpoint, if there is one."""
+    resume_later: str = ""
+    """Arguments of an attempt that finds a checkpoint, where the first must do without."""
+    checkpoint_dir: str = ""
+    """Folder that it writes; without one it begins again."""
+    checkpoint: str = ""
+    """Files in that folder, with wildcards, that make a checkpoint."""
+    snapshot_every_s: float = 1.0
+    result: str
+    """Regular expression of its result in the output; the last one counts."""
+    band: float = 0.0
+    """Relative difference of two undisturbed runs; 0 if they are the same to the last digit."""
+    needs: tuple[str, ...] = ()
+    """Modules that the layer may lack on this machine."""
+    quick: bool = False
+    """Part of `make test`."""
+
+    @property
+    def argv(self) -> list[str]:
+        """Arguments of every attempt."""
+        return shlex.split(f"{self.arguments} {self.resume}")
+
+    @property
+    def entry(self) -> list[str]:
+        """The program as torchrun, or `submit`, takes it."""
+        return [self.script] if self.script else ["-m", self.module]
+
+    @property
+    def source(self) -> Path | None:
+        """The program's own folder; None if it is in a package."""
+        if not self.repository:
+            return None
+        return SOURCES / self.repository.rpartition("/")[2] / self.path
+
+    def missing(self) -> str:
+        """Say what is not on this machine; empty if all is there."""
+        if not PACKAGES.is_dir():
+            return "python tools/setup.py programs has not been run"
+        if self.source is not None and not self.source.is_dir():
+            folder = SOURCES.relative_to(ROOT) / self.repository.rpartition("/")[2]
+            return (
+                f"no {folder}: git clone https://github.com/{self.repository} {folder}, "
+                f"then git -C {folder} checkout {self.commit}"
+            )
+        for module in self.needs:
+            if not (PACKAGES / module).is_dir():
+                return f"no CPU build of {module} could be installed here"
+        return ""
+
+    def lay_out(self, folder: Path) -> None:
+        """Put the program's files and data into a folder, as its user would have them."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.source is not None:
+            skip = shutil.ignore_patterns(".git")
+            shutil.copytree(self.source, folder, dirs_exist_ok=True, ignore=skip)
+        environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(PACKAGES)}
+        if self.data:
+            command = [sys.executable, str(HERE / "data.py"), str(folder), *self.data]
+            subprocess.run(command, env=environment, check=True, capture_output=True)
+        if self.prepare:
+            command = [sys.executable, *shlex.split(self.prepare)]
+            subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True)
+
+
+def public_programs() -> dict[str, PublicProgram]:
+    """The programs by name, in the order of the list."""
+    entries: list[dict[str, Any]] = tomllib.loads(LIST.read_text())["program"]
+    for entry in entries:
+        for name in ("data", "needs"):
+            entry[name] = tuple(entry.get(name, ()))
+    return {entry["name"]: PublicProgram(**entry) for entry in entries}

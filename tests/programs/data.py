@@ -1,0 +1,232 @@
+"""Make the small inputs of the public programs: text, tables, tokenizers, models, images.
+
+    python tests/programs/data.py FOLDER KIND...
+
+Everything is made from a seed, so two calls make the same files. Nothing here trains.
+"""
+
+import argparse
+import json
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+WORDS = (
+    "river", "mountain", "window", "garden", "silver", "quiet", "morning", "paper", "stone",
+    "bridge", "yellow", "winter", "letter", "ocean", "forest", "candle", "music", "shadow",
+    "kitchen", "travel", "simple", "story", "orange", "market", "number", "circle",
+)  # fmt: skip
+SENTENCES = 400
+
+
+def sentences(count: int = SENTENCES, seed: int = 0) -> list[str]:
+    """Sentences that a small model can learn a little from: one word often follows another."""
+    chooser = random.Random(seed)
+    result = []
+    for _ in range(count):
+        at = chooser.randrange(len(WORDS))
+        words = []
+        for _ in range(12):
+            words.append(WORDS[at])
+            at = (at * 5 + chooser.randrange(3)) % len(WORDS)
+        result.append(" ".join(words) + ".")
+    return result
+
+
+def make_text(folder: Path) -> None:
+    """Plain text, in one file for training and one for validation."""
+    (folder / "train.txt").write_text("\n".join(sentences()) + "\n")
+    (folder / "val.txt").write_text("\n".join(sentences(60, seed=1)) + "\n")
+
+
+def make_tables(folder: Path) -> None:
+    """Tables, each a folder with a file for training: texts, prompts, pairs, answers, stories."""
+    tables: dict[str, Callable[[str], object]] = {
+        "texts": lambda row: {"text": row},
+        "prompts": lambda row: {"prompt": row[:30], "completion": row[30:]},
+        "pairs": lambda row: {"prompt": row[:20], "chosen": row[20:], "rejected": row[20:][::-1]},
+        "answers": lambda row: {
+            "prompt": row[:20],
+            "completion": row[20:],
+            "label": "river" in row,
+        },
+        "stories": lambda row: {
+            "sent1": row[:20],
+            "sent2": row[20:30],
+            **{f"ending{number}": row[30:] * (number + 1) for number in range(4)},
+            "label": len(row) % 4,
+        },
+    }
+    for name, convert in tables.items():
+        (folder / name).mkdir(exist_ok=True)
+        lines = [json.dumps(convert(row)) + "\n" for row in sentences()]
+        (folder / name / "train.jsonl").write_text("".join(lines))
+
+
+def make_tokenizer(folder: Path) -> None:
+    """A tokenizer of whole words, in the form of Hugging Face, without a model."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>", "<unk>", "<pad>", "<mask>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=512,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences(), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        mask_token="<mask>",
+        model_max_length=128,
+    )
+    fast.chat_template = "{% for message in messages %}<s>{{ message['content'] }}</s>{% endfor %}"
+    fast.save_pretrained(folder / "tokenizer")
+
+
+def _save(model: object, folder: Path, name: str) -> None:
+    import shutil
+
+    if not (folder / "tokenizer").exists():
+        make_tokenizer(folder)
+    model.save_pretrained(folder / name)  # type: ignore[attr-defined]
+    for file in (folder / "tokenizer").iterdir():
+        shutil.copy(file, folder / name / file.name)
+
+
+def make_llama(folder: Path) -> None:
+    """A Llama of 70 thousand parameters with random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=3,
+        tie_word_embeddings=False,
+    )
+    _save(LlamaForCausalLM(config), folder, "llama")
+
+
+def make_bert(folder: Path) -> None:
+    """A BERT of two layers with random weights."""
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        pad_token_id=3,
+    )
+    _save(BertForMaskedLM(config), folder, "bert")
+
+
+def make_sentencepiece(folder: Path) -> None:
+    """A tokenizer of Google's SentencePiece, as Llama 2 has."""
+    import sentencepiece
+
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences()),
+        model_prefix=str(folder / "sentencepiece"),
+        vocab_size=50,
+        minloglevel=2,
+    )
+
+
+def make_t5(folder: Path) -> None:
+    """A T5 of two layers with random weights."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=512,
+        d_model=64,
+        d_kv=16,
+        d_ff=128,
+        num_layers=2,
+        num_heads=4,
+        pad_token_id=3,
+        eos_token_id=1,
+        decoder_start_token_id=3,
+    )
+    _save(T5ForConditionalGeneration(config), folder, "t5")
+
+
+def make_images(folder: Path) -> None:
+    """Two classes of images, red and blue, in a folder for training and one for validation."""
+    from PIL import Image
+
+    chooser = random.Random(0)
+    for split, count in (("train", 32), ("val", 8)):
+        for name, base in (("red", (180, 40, 40)), ("blue", (40, 40, 180))):
+            target = folder / "images" / split / name
+            target.mkdir(parents=True, exist_ok=True)
+            for number in range(count):
+                colour = tuple(value + chooser.randrange(40) for value in base)
+                Image.new("RGB", (32, 32), colour).save(target / f"{number}.png")
+
+
+def make_mnist(folder: Path, count: int = 2048) -> None:
+    """Files in the form of MNIST: a bar whose place says the digit."""
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    for split, size in (("train", count), ("t10k", count // 4)):
+        labels = bytes(number % 10 for number in range(size))
+        pixels = bytearray()
+        for label in labels:
+            row = bytes(200 if 2 * label <= column < 2 * label + 6 else 0 for column in range(28))
+            pixels += row * 28
+        header = struct.pack(">IIII", 2051, size, 28, 28)
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(header + bytes(pixels))
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, size) + labels)
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "text": make_text,
+    "tables": make_tables,
+    "tokenizer": make_tokenizer,
+    "llama": make_llama,
+    "bert": make_bert,
+    "sentencepiece": make_sentencepiece,
+    "t5": make_t5,
+    "images": make_images,
+    "mnist": make_mnist,
+}
+
+
+def main() -> None:
+    """Make what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("kinds", nargs="+", choices=sorted(KINDS))
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for kind in options.kinds:
+        KINDS[kind](options.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Runs a public program twice through the real launcher: undisturbed, and with a killed node."""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import json
+import os
+import re
+import signal
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.programs.catalogue import PACKAGES, PublicProgram
+from tests.support.limits import scaled
+from tests.training.conftest import ROOT, Cluster
+from tests.training.program.bundles import upload
+from tests.training.s3_server import REGION, s3_client, s3_server
+from trainium_catalogue.contract import run_prefix
+from trainium_catalogue.exit_codes import ExitCode
+
+RUN_LIMIT_S = 120.0
+_RUN = "test-run"
+_SNAPSHOT = re.compile(r"/\d{8}\.json$")
+
+
+class TrialFailed(AssertionError):
+    """A program did not do what its entry says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What came of a program's two runs."""
+
+    undisturbed: str
+    """Its result, as its own output has it."""
+    survived: str
+    """The same, after a node was killed."""
+    attempts: int
+    before: int
+    """Results that were in the output when the node was killed."""
+    after: int
+    """Results of the attempt that followed."""
+    whole: int
+    """Results of the undisturbed run: an attempt that has fewer went on where it was."""
+    seconds: float
+    """Length of the undisturbed run."""
+
+    @property
+    def went_on(self) -> bool:
+        """Tell if the second attempt left out what the first had done."""
+        return self.after < self.whole
+
+    def same(self, band: float) -> bool:
+        """Tell if both results agree."""
+        if band == 0:
+            return self.undisturbed == self.survived
+        first, second = float(self.undisturbed), float(self.survived)
+        return abs(first - second) <= band * abs(first)
+
+
+def try_program(program: PublicProgram, folder: Path) -> Trial:
+    """Run a program twice; raises ``TrialFailed``."""
+    program.lay_out(folder / "files")
+    archive = _archive(folder / "files")
+    began = time.monotonic()
+    with s3_server("undisturbed") as url:
+        job = _Job(program, folder / "undisturbed", "undisturbed", url, archive)
+        undisturbed = job.run_to_its_end(attempt=1)
+    seconds = time.monotonic() - began
+    with s3_server("disturbed") as url:
+        job = _Job(program, folder / "disturbed", "disturbed", url, archive)
+        before = job.run_until_killed()
+        survived = job.run_to_its_end(attempt=2)
+    return Trial(
+        undisturbed=undisturbed[-1],
+        survived=survived[-1],
+        attempts=2,
+        before=len(before),
+        after=len(survived),
+        whole=len(undisturbed),
+        seconds=seconds,
+    )
+
+
+class _Job:
+    """A job of two nodes with one process each."""
+
+    def __init__(
+        self, program: PublicProgram, folder: Path, bucket: str, url: str, archive: bytes
+    ) -> None:
+        folder.mkdir(parents=True)
+        self._program, self._bucket, self._url = program, bucket, url
+        self._cluster = Cluster(folder, num_nodes=2)
+        digest = upload({"AWS_ENDPOINT_URL": url, "TRAINIUM_BUCKET": bucket}, archive)
+        entry = ("script", program.script) if program.script else ("module", program.module)
+        self._flags = [
+            f"--code={digest}",
+            "--{}={}".format(*entry),
+            f"--snapshot-every-s={program.snapshot_every_s}",
+            "--peer-timeout-s=5",
+        ]
+        if program.checkpoint_dir:
+            self._flags.append(f"--checkpoint-dir={program.checkpoint_dir}")
+        if program.resume_later:
+            self._flags.append(f"--resume-arguments={program.resume_later}")
+
+    def run_to_its_end(self, *, attempt: int) -> list[str]:
+        """Run an attempt that must succeed; returns the results in its output."""
+        try:
+            self._start(attempt)
+            codes = self._cluster.end(within_s=scaled(RUN_LIMIT_S))
+            if set(codes.values()) != {0}:
+                raise TrialFailed(f"attempt {attempt} ended with {codes}\n{self._logs()}")
+        finally:
+            self._cluster.kill()
+        found = self._results()
+        if not found:
+            raise TrialFailed(f"no {self._program.result!r} in the output\n{self._logs()}")
+        return found
+
+    def run_until_killed(self) -> list[str]:
+        """Kill node 1 once a snapshot has a checkpoint; returns the results until then."""
+        try:
+            self._start(1)
+            self._wait_for_checkpoint()
+            before = self._results()
+            _kill_node(self._cluster, 1)
+            codes = self._cluster.end(within_s=scaled(60))
+            if codes[0] != ExitCode.HOST:
+                raise TrialFailed(f"node 0 ended with {codes[0]}\n{self._logs()}")
+        finally:
+            self._cluster.kill()
+        return before
+
+    def _start(self, attempt: int) -> None:
+        self._cluster.start(
+            *self._flags,
+            "--",
+            *self._program.argv,
+            workload="program",
+            extra={
+                "AWS_BATCH_JOB_ATTEMPT": str(attempt),
+                "AWS_ENDPOINT_URL": self._url,
+                "AWS_ACCESS_KEY_ID": "testing",
+                "AWS_SECRET_ACCESS_KEY": "testing",
+                "AWS_REGION": REGION,
+                "TRAINIUM_BUCKET": self._bucket,
+                "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "constructs", PACKAGES))),
+                # No program may look for models on the network.
+                "HF_HUB_OFFLINE": "1",
+                "TOKENIZERS_PARALLELISM": "false",
+            },
+        )
+
+    def _wait_for_checkpoint(self) -> None:
+        deadline = time.monotonic() + scaled(RUN_LIMIT_S)
+        while not self._results() or (self._program.checkpoint and not self._has_checkpoint()):
+            if any(node.poll() is not None for node in self._cluster.nodes.values()):
+                raise TrialFailed(f"ended before it could be disturbed\n{self._logs()}")
+            if time.monotonic() > deadline:
+                raise TrialFailed(f"no checkpoint in a snapshot in time\n{self._logs()}")
+            time.sleep(0.2)
+
+    def _has_checkpoint(self) -> bool:
+        client = s3_client(self._url)
+        prefix = run_prefix(_RUN, "snapshots")
+        answer = client.list_objects_v2(Bucket=self._bucket, Prefix=prefix)
+        for key in (item["Key"] for item in answer.get("Contents", [])):
+            if _SNAPSHOT.search(key):
+                body = client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+                paths = [item["path"] for item in json.loads(body)["files"]]
+                if any(fnmatch.fnmatch(path, self._program.checkpoint) for path in paths):
+                    return True
+        return False
+
+    def _results(self) -> list[str]:
+        text = self._cluster.log(0)
+        return [match[1] if match.re.groups else match[0] for match in self._found(text)]
+
+    def _found(self, text: str) -> list[re.Match[str]]:
+        return list(re.finditer(self._program.result, text))
+
+    def _logs(self) -> str:
+        return self._cluster.all_logs()[-6000:]
+
+
+def _kill_node(cluster: Cluster, index: int) -> None:
+    """Kill every process of a node at once, as a lost host does."""
+    mark = f"TRAINIUM_NODE_ADDRESS={cluster.address(index)}".encode()
+    for pid in cluster.processes():
+        try:
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue
+
+
+def _archive(folder: Path) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                tar.add(path, str(path.relative_to(folder)))
+    return buffer.getvalue()
+
+
+def judgement(program: PublicProgram, trial: Trial) -> Mapping[str, str]:
+    """One row of the table."""
+    return {
+        "program": program.name,
+        "source": program.package or f"{program.repository}@{program.commit[:7]}",
+        "undisturbed": trial.undisturbed,
+        "survived": trial.survived,
+        "goes on": "yes" if trial.went_on else "begins again",
+        "same": "yes" if trial.same(program.band) else "NO",
+        "seconds": f"{trial.seconds:.0f}",
+    }

@@ -100,13 +100,13 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
     )  # fmt: skip
     files = None
     if device.rank == 0:
-        files = RunFiles(
+        files = RunFiles.open(
             objects.at("runs/bench"), root / "files", context=context, workload="bert-tiny"
         )
         files.begin(0, num_ranks=RANKS, backend=backend.name)
     metrics = MetricsRecorder(config, files, sequences_per_epoch=dataset.samples, peak_flops=None)
     batch = task.batches(config, dataset, backend)
-    ranks = Ranks()
+    ranks = Ranks.open()
     done = 0
 
     def make(steps: int) -> float:

@@ -82,6 +82,7 @@ def serve(folder: Path) -> None:
     import torch
 
     from training.checkpoint import Checkpoints
+    from training.core.ranks import Ranks
     from training.storage import LocalObjects
 
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -94,6 +95,7 @@ def serve(folder: Path) -> None:
     failures: list[str] = []
     checkpoints = Checkpoints(
         LocalObjects(folder),
+        Ranks.open(),
         keep_last=1,
         keep_every=0,
         on_failed=lambda step, reason: failures.append(reason),

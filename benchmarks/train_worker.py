@@ -111,7 +111,7 @@ def loop() -> Any:
         run="bench", deployment="bench", job_id="bench", attempt=1, node_index=0, num_nodes=1,
         processes_per_node=1, device=DeviceKind.CPU,
     )  # fmt: skip
-    files = RunFiles(
+    files = RunFiles.open(
         objects.at("runs/bench"), Path("files"), context=context, workload="llama-tiny"
     )
     files.begin(0, num_ranks=1, backend=backend.name)
@@ -119,7 +119,7 @@ def loop() -> Any:
     metrics = MetricsRecorder(
         config, files, sequences_per_epoch=dataset.num_sequences(seq_len), peak_flops=None
     )
-    ranks = Ranks()
+    ranks = Ranks.open()
     done = 0
 
     def make(steps: int) -> float:

@@ -168,6 +168,7 @@ def train(case: Case, folder: Path) -> None:
     torch.save(_held(backend), folder / f"held-{device.rank}.pt")
     checkpoints = Checkpoints(
         open_objects(str(folder / "checkpoints"), region=None, endpoint_url=None),
+        Ranks.open(),
         keep_last=10,
         keep_every=0,
     )
@@ -189,7 +190,7 @@ def train(case: Case, folder: Path) -> None:
             backend.save(checkpoints, 1, {}, asynchronous=False)
             checkpoints.wait()
     held_out = backend.losses_of(batch(HELD_OUT)).tolist() if case.backend == "nxd" else []
-    every = Ranks().gather({"losses": losses, "norms": norms})
+    every = Ranks.open().gather({"losses": losses, "norms": norms})
     if device.rank == 0:
         figures = {
             "losses": losses,
@@ -231,12 +232,17 @@ def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
     workload = case.words[0]
     if workload == "llama-tiny":
         from training.core.config import TrainConfig
+        from training.core.ranks import Ranks
         from training.models.llama.network import LlamaNetwork
 
         words = [*case.words, f"--tensor-parallel={case.tensor}"]
         config = TrainConfig.from_values(parse(words).values, device.num_ranks)
         batch = masked_tokens if case.is_masked else tokens
-        return config, NxdBackend(config, device, LlamaNetwork(config), peak_flops=None), batch
+        return (
+            config,
+            NxdBackend(config, device, LlamaNetwork(config), ranks=Ranks.open(), peak_flops=None),
+            batch,
+        )
     values = parse(list(case.words)).values
     if workload == "mnist":
         dataset: Any = Dataset(

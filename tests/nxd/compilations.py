@@ -61,6 +61,7 @@ def compiled() -> int:
 def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
     """Graphs of a job that compiles, of what a run does more, and of a run that continues."""
     from training.checkpoint import Checkpoints
+    from training.core.ranks import Ranks
     from training.storage import open_objects
 
     counts = dict[str, Any]()
@@ -72,7 +73,10 @@ def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
     counts["evaluations"] = [_evaluate(config, backend, lap) for _ in range(2)]
     counts["step after an evaluation"] = _step(config, backend, batch, 4, lap)
     checkpoints = Checkpoints(
-        open_objects(str(folder), region=None, endpoint_url=None), keep_last=10, keep_every=0
+        open_objects(str(folder), region=None, endpoint_url=None),
+        Ranks.open(),
+        keep_last=10,
+        keep_every=0,
     )
     backend.save(checkpoints, LATE, {}, asynchronous=False)
     checkpoints.wait()

@@ -27,8 +27,11 @@ def open_model_parallel(
     """
     if device.kind is DeviceKind.XLA:
         from training.backends.nxd import NxdBackend
+        from training.core.ranks import Ranks
 
-        return NxdBackend(config, device, network, peak_flops=peak_flops, report=report)
+        return NxdBackend(
+            config, device, network, ranks=Ranks.open(), peak_flops=peak_flops, report=report
+        )
     from training.backends.native import NativeBackend
 
     return NativeBackend(config, device, network, peak_flops=peak_flops)
@@ -45,8 +48,11 @@ def open_data_parallel(
     """Open the back-end of a model that fits on every rank."""
     if device.kind is DeviceKind.XLA:
         from training.backends.xla import XlaBackend
+        from training.core.ranks import Ranks
 
-        return XlaBackend(config, device, network, peak_flops=peak_flops, report=report)
+        return XlaBackend(
+            config, device, network, ranks=Ranks.open(), peak_flops=peak_flops, report=report
+        )
     from training.backends.native import NativeBackend
 
     return NativeBackend(config, device, network, peak_flops=peak_flops)

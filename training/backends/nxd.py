@@ -73,6 +73,7 @@ class NxdBackend:
         device: Device,
         network: SequenceNetwork,
         *,
+        ranks: Ranks,
         peak_flops: float | None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -82,7 +83,7 @@ class NxdBackend:
         # neuron_parallel_compile runs such a job only to extract its graphs; the numbers are void.
         self.tracing_only = config.compile_only
         self._heartbeat = DeviceHeartbeat(report)
-        self._ranks = Ranks()
+        self._ranks = ranks
 
     def build(self) -> None:
         """Create the sharded model with its initial weights, and the optimizer."""

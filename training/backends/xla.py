@@ -44,6 +44,7 @@ class XlaBackend:
         device: Device,
         network: Network,
         *,
+        ranks: Ranks,
         peak_flops: float | None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -54,7 +55,7 @@ class XlaBackend:
         # neuron_parallel_compile runs such a job only to extract its graphs; the numbers are void.
         self.tracing_only = config.compile_only
         self._heartbeat = DeviceHeartbeat(report)
-        self._ranks = Ranks()
+        self._ranks = ranks
 
     def build(self) -> None:
         """Create the model with its initial weights, and the optimizer."""

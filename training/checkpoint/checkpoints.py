@@ -29,8 +29,8 @@ def _quiet(text: str) -> None:
 class Checkpoints:
     """Checkpoints below ``objects``, in folders ``step-00000010`` with ``complete.json`` inside.
 
-    Every rank creates one at the same point of its program and calls the methods marked "All
-    ranks" in the same order. ``say`` receives log lines, on rank 0 only; ``report`` is called at
+    Every rank has one, with ``ranks`` of its own, and calls the methods marked "All ranks" in the
+    same order. ``say`` receives log lines, on rank 0 only; ``report`` is called at
     least once a second during any wait; ``guard`` is called on rank 0 before a save begins and
     before it is completed, and may raise to prevent it (a lost ``RunLock``); ``on_saved`` and
     ``on_failed`` are called on every rank, from the saving thread, before ``wait`` returns.
@@ -44,6 +44,7 @@ class Checkpoints:
     def __init__(
         self,
         objects: Objects,
+        ranks: Ranks,
         *,
         keep_last: int,
         keep_every: int,
@@ -53,8 +54,7 @@ class Checkpoints:
         on_saved: Callable[[CheckpointInfo], None] = lambda info: None,
         on_failed: Callable[[int, str], None] = lambda step, reason: None,
     ) -> None:
-        self._objects, self._report = objects, report
-        self._ranks = Ranks()
+        self._objects, self._ranks, self._report = objects, ranks, report
         self._say = say if self._ranks.is_leader else _quiet
         self._folders = Folders(objects, keep_last=keep_last, keep_every=keep_every, say=self._say)
         self._guard, self._on_saved, self._on_failed = guard, on_saved, on_failed

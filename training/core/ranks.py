@@ -18,18 +18,21 @@ others have cached. A rank that dies is noticed at once."""
 
 
 class Ranks:
-    """A process group of its own, because uploads run during training and must not mix with it.
+    """A process group of its own, because uploads run during training and must not mix with it."""
 
-    Every rank creates it at the same point of its program. Without torch.distributed there is one
-    rank.
-    """
+    def __init__(self, group: Any = None, *, rank: int = 0, num_ranks: int = 1) -> None:
+        self.group, self.rank, self.num_ranks = group, rank, num_ranks
 
-    def __init__(self) -> None:
-        self.group: Any = None
-        self.rank, self.num_ranks = 0, 1
-        if dist.is_available() and dist.is_initialized():
-            self.group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
-            self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+    @classmethod
+    def open(cls) -> Ranks:
+        """All ranks, at the same point of their program: make the group.
+
+        Without torch.distributed there is one rank, which needs none.
+        """
+        if not (dist.is_available() and dist.is_initialized()):
+            return cls()
+        group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        return cls(group, rank=dist.get_rank(), num_ranks=dist.get_world_size())
 
     @property
     def is_leader(self) -> bool:

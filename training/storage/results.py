@@ -121,8 +121,13 @@ class Uploads:
         self._busy: str | None = None
         self._closing = False
         self._complained_s = float("-inf")
-        self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
-        self._thread.start()
+
+    @classmethod
+    def open(cls, objects: Objects, *, every_s: float) -> Uploads:
+        """Start the thread, which ends with ``close``, ``abandon`` or the process."""
+        uploads = cls(objects, every_s=every_s)
+        threading.Thread(target=uploads._run, name="uploads", daemon=True).start()
+        return uploads
 
     def offer(self, key: str, content: Path | bytes, *, now: bool = False) -> None:
         """Queue a new or changed file, or bytes; ``now`` skips the interval."""

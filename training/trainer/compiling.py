@@ -43,7 +43,7 @@ def compile_graphs(job: Job, task: Task) -> None:
         batch=batch,
         metrics=MetricsRecorder(config, None, sequences_per_epoch=num_sequences, peak_flops=None),
         stop=job.stop,
-        ranks=Ranks(),
+        ranks=Ranks.open(),
         report=lambda text: job.progress.report(f"compiling: {text}"),
         held_out=HeldOut(batch=batch, num_sequences=num_sequences) if config.eval_every else None,
     ).run(0)

@@ -72,19 +72,17 @@ class RunFiles:
     def __init__(
         self,
         objects: Objects,
-        folder: Path,
+        uploads: Uploads,
         *,
+        metrics: Path,
+        tensorboard: Path,
         context: NodeContract,
         workload: str,
-        lustre: Path | None = None,
     ) -> None:
         self._context, self._workload = context, workload
-        self._objects = objects
-        self._metrics = folder / TRAIN_METRICS
-        self._metrics.parent.mkdir(parents=True, exist_ok=True)
-        self._tensorboard = (lustre or folder) / TENSORBOARD
+        self._objects, self._uploads = objects, uploads
+        self._metrics, self._tensorboard = metrics, tensorboard
         self._writer: Any = None
-        self._uploads = Uploads(objects, every_s=_BETWEEN_UPLOADS_S)
         self._status: dict[str, Any] = {}
         self._pacer, self._validation_pacer = Pacer(), Pacer()
         self._checkpoint_s: float | None = None
@@ -93,6 +91,28 @@ class RunFiles:
         self._last: StepRecord | None = None
         self._evaluation: EvaluationRecord | None = None
         self._began_s = time.monotonic()
+
+    @classmethod
+    def open(
+        cls,
+        objects: Objects,
+        folder: Path,
+        *,
+        context: NodeContract,
+        workload: str,
+        lustre: Path | None = None,
+    ) -> RunFiles:
+        """Make the local folder, and start to upload what will be in it."""
+        metrics = folder / TRAIN_METRICS
+        metrics.parent.mkdir(parents=True, exist_ok=True)
+        return cls(
+            objects,
+            Uploads.open(objects, every_s=_BETWEEN_UPLOADS_S),
+            metrics=metrics,
+            tensorboard=(lustre or folder) / TENSORBOARD,
+            context=context,
+            workload=workload,
+        )
 
     def announce(self, *, max_steps: int) -> None:
         """Write the first status: every field, most of them unknown."""

@@ -78,7 +78,7 @@ class Trainer:
 
     def run(self) -> None:
         """Hold the run's name while training, and report how it ended."""
-        self.ranks = Ranks()
+        self.ranks = Ranks.open()
         with self._run_lock(), self._failure_in_status():
             self.open()
             done = self.resume()
@@ -108,6 +108,7 @@ class Trainer:
         )
         self.checkpoints = Checkpoints(
             checkpoint_root(self.storage, self.bucket, self.context.run, self.run_config),
+            Ranks.open(),
             keep_last=config.keep_last,
             keep_every=config.keep_every,
             say=_say,
@@ -284,7 +285,7 @@ class Trainer:
 
     def _open_files(self) -> RunFiles:
         context = self.context
-        return RunFiles(
+        return RunFiles.open(
             self.root,
             self.cache / "runs" / context.run,
             context=context,

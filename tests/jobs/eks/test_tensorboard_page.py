@@ -82,7 +82,7 @@ SERVICE = {
 
 def write(logs: Path, run: str, losses: Sequence[float]) -> None:
     """What a training writes of its steps, as it writes it."""
-    files = RunFiles(
+    files = RunFiles.open(
         open_objects(str(logs.parent / "bucket" / run), region=None, endpoint_url=None),
         logs / run,
         context=replace(CONTEXT, run=run),

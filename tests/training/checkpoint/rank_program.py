@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from training.checkpoint import Checkpoints
+from training.core.ranks import Ranks
 from training.storage import LocalObjects
 
 SIZES = {"column": (64, 48), "row": (32, 128), "norm": (40,)}
@@ -62,6 +63,7 @@ def save_at_four(root: Path) -> dict[str, Any]:
     lines: list[str] = []
     checkpoints = Checkpoints(
         LocalObjects(root),
+        Ranks.open(),
         keep_last=3,
         keep_every=0,
         say=lines.append,
@@ -107,7 +109,7 @@ def save_at_four(root: Path) -> dict[str, Any]:
 
 def tensor_by_tensor(root: Path) -> bool:
     """As torch_xla's ranks save: each tensor by one of them, and by the last none; all load all."""
-    checkpoints = Checkpoints(LocalObjects(root), keep_last=3, keep_every=0)
+    checkpoints = Checkpoints(LocalObjects(root), Ranks.open(), keep_last=3, keep_every=0)
     mine = {n: whole(n, 10) for i, n in enumerate(SIZES) if i == dist.get_rank()}
     checkpoints.save({"model": mine}, 10, {}, asynchronous=True)
     checkpoints.wait()
@@ -121,7 +123,7 @@ def tensor_by_tensor(root: Path) -> bool:
 def load_at_two(root: Path) -> dict[str, Any]:
     """The same checkpoint into two other topologies."""
     found = {}
-    checkpoints = Checkpoints(LocalObjects(root), keep_last=3, keep_every=0)
+    checkpoints = Checkpoints(LocalObjects(root), Ranks.open(), keep_last=3, keep_every=0)
     for data, tensor in ((2, 1), (1, 2)):
         info = checkpoints.latest(at_most=10)
         assert info is not None
@@ -150,7 +152,9 @@ def be_killed_while_saving(root: Path) -> dict[str, Any]:
     """Never gets to its end."""
     mesh = mesh_of(2, 1)
     storage = Stuck(root) if dist.get_rank() == 1 else LocalObjects(root)
-    checkpoints = Checkpoints(storage, keep_last=3, keep_every=0, say=lambda text: print(text))
+    checkpoints = Checkpoints(
+        storage, Ranks.open(), keep_last=3, keep_every=0, say=lambda text: print(text)
+    )
     checkpoints.save(state(10, mesh), 10, {}, asynchronous=True)
     checkpoints.save(state(20, mesh), 20, {}, asynchronous=True)
     checkpoints.wait()

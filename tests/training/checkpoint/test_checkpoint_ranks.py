@@ -15,6 +15,7 @@ from tests.support.limits import scaled
 from tests.training.checkpoint.rank_program import SIZES, whole
 from tests.training.ranks import results_of_ranks, start_ranks
 from training.checkpoint import Checkpoints
+from training.core.ranks import Ranks
 from training.storage import LocalObjects
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
@@ -80,7 +81,7 @@ def test_two_ranks_load_what_four_have_saved_in_either_topology(
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_one_rank_loads_what_four_have_saved(root: Path, saved: list[dict[str, Any]]) -> None:
-    checkpoints = Checkpoints(LocalObjects(root), keep_last=3, keep_every=0)
+    checkpoints = Checkpoints(LocalObjects(root), Ranks.open(), keep_last=3, keep_every=0)
     info = checkpoints.latest(at_most=10)
     assert info is not None
     loaded = {
@@ -118,6 +119,8 @@ def test_a_rank_killed_while_it_saves_leaves_no_complete_checkpoint(
 
     assert "checkpoint step-00000020 was not saved" in output
     lines: list[str] = []
-    checkpoints = Checkpoints(LocalObjects(tmp_path), keep_last=3, keep_every=0, say=lines.append)
+    checkpoints = Checkpoints(
+        LocalObjects(tmp_path), Ranks.open(), keep_last=3, keep_every=0, say=lines.append
+    )
     info = checkpoints.latest()
     assert info is not None and info.step == 10

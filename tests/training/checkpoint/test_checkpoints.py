@@ -17,6 +17,7 @@ from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, first_time
 from tests.training.s3_server import REGION
 from training.checkpoint import CheckpointInfo, Checkpoints, CheckpointUnusable
+from training.core.ranks import Ranks
 from training.storage import Objects, RetryPolicy, StorageUnavailable, open_objects
 from trainium_catalogue.contract import CHECKPOINT_MARKER
 
@@ -46,6 +47,7 @@ class Recorder:
     def open(self, objects: Objects, *, keep_last: int = 3, keep_every: int = 0) -> Checkpoints:
         return Checkpoints(
             objects,
+            Ranks.open(),
             keep_last=keep_last,
             keep_every=keep_every,
             say=self.lines.append,
@@ -438,7 +440,9 @@ def test_old_checkpoints_that_cannot_be_deleted_do_not_fail_the_save(
 
 def test_callbacks_have_been_called_when_the_wait_is_over(folder: Objects) -> None:
     called = threading.Event()
-    checkpoints = Checkpoints(folder, keep_last=1, keep_every=0, on_saved=lambda info: called.set())
+    checkpoints = Checkpoints(
+        folder, Ranks.open(), keep_last=1, keep_every=0, on_saved=lambda info: called.set()
+    )
 
     checkpoints.save(state(10), 10, META, asynchronous=True)
     checkpoints.wait()

@@ -21,6 +21,7 @@ from tests.training.checkpoint.test_checkpoints import (
 from training.checkpoint import Checkpoints
 from training.checkpoint.dcp import Writer
 from training.checkpoint.marker import FileSum
+from training.core.ranks import Ranks
 from training.storage import LocalObjects, Objects
 from trainium_catalogue.contract import CHECKPOINT_MARKER
 
@@ -36,6 +37,7 @@ def failure(
     reasons: list[str] = []
     checkpoints = Checkpoints(
         objects,
+        Ranks.open(),
         keep_last=2,
         keep_every=0,
         guard=guard,
@@ -62,7 +64,7 @@ def lose() -> None:
 
 
 def opened(objects: Objects) -> Checkpoints:
-    return Checkpoints(objects, keep_last=2, keep_every=0)
+    return Checkpoints(objects, Ranks.open(), keep_last=2, keep_every=0)
 
 
 def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) -> None:

@@ -19,6 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from tests.support.limits import scaled
 from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
+from training.core.ranks import Ranks
 from training.models.llama.export import ExportError, ExportOrder, export
 from training.models.llama.network import llama_config
 from training.storage import LocalObjects, Objects, StorageAccess
@@ -83,7 +84,7 @@ def write_run(bucket: Objects, name: str) -> Objects:
 
 
 def save(checkpoints: Objects, *steps: int) -> None:
-    saver = Checkpoints(checkpoints, keep_last=9, keep_every=0)
+    saver = Checkpoints(checkpoints, Ranks.open(), keep_last=9, keep_every=0)
     for step in steps:
         weights = dict(model(step).named_parameters())
         moments = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from training.checkpoint import Checkpoints
+from training.core.ranks import Ranks
 from training.storage import open_objects
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -27,7 +28,7 @@ def test_a_checkpoint_is_complete_where_torch_writes_a_copy_of_the_metadata(
 
     monkeypatch.setattr(FileSystemWriter, "finish", finish_a_copy)
     objects = open_objects(str(tmp_path), region=None, endpoint_url=None)
-    checkpoints = Checkpoints(objects, keep_last=1, keep_every=0)
+    checkpoints = Checkpoints(objects, Ranks.open(), keep_last=1, keep_every=0)
     checkpoints.save({"model": {"w": torch.ones(3)}}, 7, {}, asynchronous=False)
     checkpoints.wait()
 

@@ -26,6 +26,7 @@ from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
 from training.core.heartbeat import heartbeat
 from training.core.job import Stopped, StopSwitch
+from training.core.ranks import Ranks
 from training.models.llama.network import LlamaNetwork, NxdLlama, initial_weight
 from training.models.llama.parallel import Split, part_of
 
@@ -55,7 +56,9 @@ def config_of(*words: str, num_ranks: int = 1) -> TrainConfig:
 def backend_of(config: TrainConfig, **more: Any) -> NxdBackend:
     """A back-end of one rank whose model is not built yet."""
     device = LoneDevice(DeviceKind.XLA)
-    return NxdBackend(config, device, LlamaNetwork(config), peak_flops=None, **more)
+    return NxdBackend(
+        config, device, LlamaNetwork(config), ranks=Ranks.open(), peak_flops=None, **more
+    )
 
 
 def call(name: str) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class Slow(LocalObjects):
 
 def test_slow_storage_does_not_keep_anybody_waiting(tmp_path: Path) -> None:
     objects = Slow(tmp_path)
-    uploads = Uploads(objects, every_s=0.0)
+    uploads = Uploads.open(objects, every_s=0.0)
     began = time.monotonic()
 
     for number in range(1000):
@@ -228,7 +228,7 @@ def test_a_failing_upload_is_told_and_the_others_go_on(
 ) -> None:
     objects = Slow(tmp_path)
     objects.allowed.set()
-    uploads = Uploads(objects, every_s=0.0)
+    uploads = Uploads.open(objects, every_s=0.0)
 
     uploads.offer("bad", b"1")
     uploads.offer("good", b"2")
@@ -244,7 +244,7 @@ def test_a_failing_upload_is_told_and_the_others_go_on(
 def test_a_file_is_uploaded_at_most_every_so_often(tmp_path: Path) -> None:
     objects = Slow(tmp_path)
     objects.allowed.set()
-    uploads = Uploads(objects, every_s=60.0)
+    uploads = Uploads.open(objects, every_s=60.0)
 
     for number in range(5):
         uploads.offer("a", str(number).encode())

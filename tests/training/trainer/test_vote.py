@@ -43,6 +43,6 @@ def test_ranks_that_wait_for_another_say_so_and_are_not_taken_for_hanging(
 
 
 def test_one_rank_hears_itself_at_once() -> None:
-    vote = Vote(Ranks())
+    vote = Vote(Ranks.open())
 
     assert [vote.cast(wish) for wish in Wish] == list(Wish)

@@ -24,7 +24,7 @@ LATE_S = 1.5
 def main() -> None:
     rank = dist.get_rank()
     reports: list[str] = []
-    ranks = Ranks()
+    ranks = Ranks.open()
     vote = Vote(ranks)
     heard = []
     for number in range(LAST):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from training.checkpoint import CheckpointInfo, Checkpoints
 from training.checks.verify.reference import Step
 from training.core.contract import DeviceKind
+from training.core.ranks import Ranks
 from training.storage import Objects
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ class TrialRun:
         backend.build()
 
     def _open(self, objects: Objects) -> Checkpoints:
-        return Checkpoints(objects, keep_last=9, keep_every=0, say=self._say, report=self._report)
+        return Checkpoints(
+            objects, Ranks.open(), keep_last=9, keep_every=0, say=self._say, report=self._report
+        )
 
     def train_to(self, step: int) -> None:
         """Make the missing steps up to ``step``."""

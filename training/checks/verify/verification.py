@@ -41,9 +41,8 @@ class VerificationFailed(ValueError):
 class Verification:
     """Runs the checks; all ranks make the same ones in the same order."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._ranks = Ranks()
+    def __init__(self, job: Job, ranks: Ranks) -> None:
+        self._job, self._ranks = job, ranks
         self._tolerance = FP32 if job.device.kind is DeviceKind.CPU else BF16
         self._ended: dict[str, VerifyResult] = {}
         self._run: TrialRun | None = None
@@ -161,7 +160,7 @@ class Verification:
                     report=job.progress.report,
                 )
                 self._run = self._open("llama", config, backend, tokens)
-                self._llama = LlamaChecks(self._run, self._tolerance)
+                self._llama = LlamaChecks(self._run, self._tolerance, Ranks.open())
             found: Outcome = getattr(self._llama, name)()
             return found
 
@@ -231,4 +230,4 @@ def _s3_client(context: NodeContract) -> Any:
 
 def run(job: Job) -> None:
     """Entry point of the workload."""
-    Verification(job).run()
+    Verification(job, Ranks.open()).run()

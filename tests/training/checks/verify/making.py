@@ -20,6 +20,7 @@ from training.checks.verify import checks
 from training.checks.verify.checks import LlamaChecks
 from training.checks.verify.run import TrialRun
 from training.checks.verify.settings import Tolerance, config_for, tokens
+from training.core.ranks import Ranks
 from training.models.bert.network import BertNetwork
 from training.models.llama import network
 from training.models.llama.network import LlamaNetwork, llama_config
@@ -40,7 +41,7 @@ def llama(
     config = config_for(device.num_ranks, tensor_parallel)
     backend = open_model_parallel(config, device, LlamaNetwork(config), peak_flops=None)
     run = TrialRun(config, backend, tokens, objects, count_graphs=count_graphs)
-    return LlamaChecks(run, tolerance)
+    return LlamaChecks(run, tolerance, Ranks.open())
 
 
 def whole_models(

@@ -21,6 +21,7 @@ from training.checks.verify.verification import Verification, VerificationFailed
 from training.core.arguments import parse
 from training.core.contract import DeviceKind
 from training.core.job import Job
+from training.core.ranks import Ranks
 from training.storage.results import ResultFiles
 from training.workloads import IMPLEMENTATIONS
 from trainium_catalogue.parameters.verify import CHECKS
@@ -92,7 +93,7 @@ def test_a_check_that_is_not_there_is_refused_before_any_worker_starts() -> None
 
 
 def test_the_catalogue_names_the_checks_that_there_are(tmp_path: Path) -> None:
-    assert tuple(Verification(job(tmp_path)).checks) == CHECKS
+    assert tuple(Verification(job(tmp_path), Ranks.open()).checks) == CHECKS
 
 
 def test_a_check_that_cannot_be_made_here_is_refused(tmp_path: Path) -> None:

@@ -1,17 +1,14 @@
 """Models that moto lacks: real stacks against the real server."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import botocore.exceptions
 import pytest
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
+from tests.emulators.conftest import Client
 from trainium_emulators.aws.cloudformation.registry import (
     DELETE,
     MODELS,
@@ -29,28 +26,6 @@ MANIFEST = json.dumps(
         "layers": [],
     }
 )
-Client = Callable[[str], Any]
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    """Clients of a server of this module's own."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "trainium_emulators.aws.server"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    ) as server:  # fmt: skip
-        assert server.stdout is not None
-        events = (json.loads(line) for line in server.stdout)
-        endpoint = next(event["endpoint"] for event in events if event["event"] == "ready")
-
-        def make(service: str) -> Any:
-            return boto3.client(
-                service, endpoint_url=endpoint, region_name="us-west-2",
-                aws_access_key_id="x", aws_secret_access_key="x",
-            )  # fmt: skip
-
-        yield make
-        server.terminate()
 
 
 def create(client: Client, name: str, resources: dict[str, Any]) -> dict[str, str]:

@@ -1,13 +1,10 @@
 """The storage that fails on request, and the conditions that it must keep: with boto3."""
 
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -15,21 +12,7 @@ import botocore.exceptions
 import pytest
 from botocore.config import Config
 
-ROOT = Path(__file__).resolve().parents[2]
 Arm = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """A server of this module's own."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "trainium_emulators.aws.server"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    ) as server:  # fmt: skip
-        assert server.stdout is not None
-        events = (json.loads(line) for line in server.stdout)
-        yield next(event["endpoint"] for event in events if event["event"] == "ready")
-        server.terminate()
 
 
 def client(endpoint: str, *, attempts: int = 1) -> Any:

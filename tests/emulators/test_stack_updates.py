@@ -1,41 +1,17 @@
 """Stacks that are deployed a second time: real updates against the real server."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import botocore.exceptions
 import pytest
 
+from tests.emulators.conftest import Client
+
 ROOT = Path(__file__).resolve().parents[2]
-Client = Callable[[str], Any]
 Json = dict[str, Any]
 PARAMETERS = {"Version": {"Type": "String", "Default": "1"}}
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    """Clients of a server of this module's own."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "trainium_emulators.aws.server"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    ) as server:  # fmt: skip
-        assert server.stdout is not None
-        events = (json.loads(line) for line in server.stdout)
-        endpoint = next(event["endpoint"] for event in events if event["event"] == "ready")
-
-        def make(service: str) -> Any:
-            return boto3.client(
-                service, endpoint_url=endpoint, region_name="us-west-2",
-                aws_access_key_id="x", aws_secret_access_key="x",
-            )  # fmt: skip
-
-        yield make
-        server.terminate()
 
 
 def template(resources: Json, exports: Json) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.loaders import create_loader
 from moto.batch.models import batch_backends
 from moto.core.config import default_user_config
 from moto.ec2.models import ec2_backends
@@ -26,6 +27,14 @@ from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _models_are_read_once() -> Iterator[None]:
+    """Let all sessions of this process share what they read: botocore's models are large files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.session.create_loader", cache(create_loader))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -181,6 +190,8 @@ def desk(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Desk:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     monkeypatch.setenv("COLUMNS", "200")
+    # Each reset would lead to 1,300 new images, which no command of ours asks for.
+    monkeypatch.setattr("moto.settings.ec2_load_default_amis", lambda: False)
     desk = Desk(endpoint)
     reset(desk)
     deploy(desk)

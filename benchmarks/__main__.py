@@ -60,8 +60,8 @@ def groups(
         return stack.enter_context(submit.deployed(environment))
 
     @cache
-    def bucket() -> dict[str, str]:
-        return stack.enter_context(snapshots.bucket(environment))
+    def bucket(yields: bool) -> dict[str, str]:
+        return stack.enter_context(snapshots.bucket(environment, yields=yields))
 
     return [
         Group(("synth",), lambda: [synth.synth(environment)]),
@@ -79,11 +79,11 @@ def groups(
         Group(("checkpoint",), lambda: [checkpoint.stall(environment)]),
         Group(("train",), lambda: [train.step(environment)]),
         Group(("restart",), lambda: [train.restart(environment)]),
+        Group(("snapshots-on",), lambda: [snapshots.training(bucket(True), small=small)]),
         Group(
-            ("snapshots-on", "restore"),
+            ("restore",),
             lambda: [
-                snapshots.training(bucket(), small=small),
-                snapshots.restoring(bucket(), lambda: submit.aws_cli(console), small=small),
+                snapshots.restoring(bucket(False), lambda: submit.aws_cli(console), small=small)
             ],
         ),
         Group(("bert",), lambda: [bert.step(environment)]),

@@ -3,7 +3,7 @@
 ``snapshots-on``: the same training, which writes 350 MB anew within 30 seconds, with a keeper and
 without; the measure is its time. ``restore``: the restore of a snapshot of 1 GB into an empty
 folder against ``aws s3 cp --recursive`` of the same bytes; both are whole processes. The bucket is
-an emulator on this machine, which yields to the training as S3 would: it is elsewhere.
+an emulator on this machine.
 """
 
 import os
@@ -36,8 +36,11 @@ _RESTORED = (600, 150, 100, 50, 50, 30, 10, *(1 for _ in range(10)))
 
 
 @contextmanager
-def bucket(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Serve an emulated bucket from a process of its own; yields the environment to reach it."""
+def bucket(environment: Mapping[str, str], *, yields: bool) -> Iterator[dict[str, str]]:
+    """Serve an emulated bucket from a process of its own; yields the environment to reach it.
+
+    ``yields``: give way to others, because S3 would be elsewhere.
+    """
     env = {
         **environment,
         "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
@@ -47,7 +50,7 @@ def bucket(environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
         "OMP_NUM_THREADS": "1",  # as torchrun sets it for each of several workers
     }
     server = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.snapshots", "serve"],
+        [sys.executable, "-m", "benchmarks.snapshots", "serve", "15" if yields else "0"],
         env=env,
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -116,12 +119,12 @@ def restoring(env: Mapping[str, str], aws: Callable[[], Path], *, small: bool) -
     )
 
 
-def _serve() -> None:
+def _serve(niceness: int) -> None:
     """Serve an empty bucket, and print its address."""
     import boto3
     from moto.moto_server import threaded_moto_server
 
-    os.nice(15)
+    os.nice(niceness)
     moto = threaded_moto_server.DomainDispatcherApplication
     threaded_moto_server.DomainDispatcherApplication = lambda make: _with_ranges(moto(make))
     server = threaded_moto_server.ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
@@ -260,8 +263,8 @@ def _restore() -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["serve"]:
-            _serve()
+        case ["serve", niceness]:
+            _serve(int(niceness))
         case ["train", how, size]:
             _train(how == "kept", size == "small")
         case ["keep", size]:

@@ -7,12 +7,10 @@ has the very files of the submission.
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import io
 import json
 import os
-import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,6 +86,9 @@ class Bundle:
 
 def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
     """Pack the selected files; refuse keys, links that leave the folder, and too much."""
+    import gzip  # only programs need these, and every command would wait for them
+    import tarfile
+
     sources = dict(_sources(selection))
     _check_names(selection.folder, sources, include)
     before = {path: _state(selection.folder, path, source) for path, source in sources.items()}
@@ -196,6 +197,8 @@ def fetch(bucket: Bucket, run: str, digest: str) -> dict[str, bytes]:
 
 def members(data: bytes) -> Iterator[tuple[str, bytes]]:
     """Yield the files of an archive."""
+    import tarfile
+
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         for entry in archive:
             file = archive.extractfile(entry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,8 @@ CODE = "workload-file"
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Parse a file; refuse one that is not TOML."""
+    import tomllib  # only folders with such a file need it, and every command would wait for it
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

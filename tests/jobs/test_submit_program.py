@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from jobs.submit import plan
 from tests.jobs.conftest import Desk
 from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue import contract
@@ -204,6 +205,22 @@ def test_the_same_again_continues_from_the_newest_snapshot(desk: Desk, program: 
     assert len([key for key in desk.keys("runs/x/code/") if key.endswith(".gz")]) == 1
 
 
+def test_the_question_says_that_something_changed(
+    desk: Desk, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(desk, "./train.py", "--name", "x")
+    ended(desk)
+    asked: list[str] = []
+    monkeypatch.setattr(plan, "confirm", lambda what, *, question, declined: asked.append(question))
+
+    for text in (SCRIPT, "print(2)\n"):
+        (program / "train.py").write_text(text)
+        assert desk.run("submit", "./train.py", "--name", "x").exit_code == 0
+        ended(desk)
+
+    assert asked == ["submit it?", "submit it, with what changed?"]
+
+
 def test_without_a_snapshot_it_begins_anew(desk: Desk, program: Path) -> None:
     submitted(desk, "./train.py", "--name", "x")
     ended(desk)
@@ -230,6 +247,7 @@ def test_other_code_says_what_changed_and_asks(desk: Desk, program: Path) -> Non
     assert "changed: --keep-snapshots: 2, was 5\n" in result.stderr
     assert "changed: nodes: 2, were 1\n" in result.stderr
     assert len(record(desk)) == 1
+    assert "is asked about, and standard input is not a terminal; add --yes" in result.stderr
     assert desk.run(*words, "--yes", "--", "--epochs", "4").exit_code == 0
     assert len(record(desk)) == 2
 

@@ -45,6 +45,8 @@ def join(submission: Submission, going_on: RunSummary) -> int:
         "submitted"
     )
     place = submission.places.of(going_on.orchestrator)
+    # Its dependencies were looked after when it was submitted.
+    submission = replace(submission, wheels=None)
     return _finish(submission, going_on.job_id, service=place, status_before=going_on.status)
 
 

@@ -170,3 +170,14 @@ def on_cluster(desk: Desk, *, image: str) -> None:
         contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: "24",
     }.items():
         desk.parameter(name, value)
+
+
+def test_a_run_that_goes_on_already_collects_nothing(desk: Desk, program: Path, key: str) -> None:
+    submitted(desk, *WORDS)
+    desk.with_nodes(desk.jobs("x")[0]["jobId"], {}, status="RUNNING")
+    result = desk.run("submit", "--json", *WORDS)
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    conforms("jobs-submit", found)
+    assert (found["action"], found["wheels"]) == ("already-running", None)
+    assert len(desk.jobs(wheels_run(key))) == 1

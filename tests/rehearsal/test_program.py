@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+
+from rehearsal.deployment.state import Folder
+from trainium_catalogue import contract
+from trainium_catalogue.workloads import WORKLOADS
 
 # One deployment serves all tests of a group: `make test` gives a file to one worker.
 pytestmark = pytest.mark.timeout(600)
@@ -33,8 +39,12 @@ def rehearse(folder: Path, *words: str, addresses: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def receipt(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("program")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("program")
+
+
+@pytest.fixture(scope="module")
+def receipt(folder: Path) -> dict[str, Any]:
     argv = ("--set", "snapshot-every-s=1", "--", "--epochs", "100", "--seconds", "0.2")
     return rehearse(folder, *argv, addresses="127.0.47")
 
@@ -83,6 +93,30 @@ def test_the_same_files_have_the_same_bundle_everywhere(receipt: dict[str, Any])
     bundles = {check_of(run_on(receipt, name), "the nodes ran")["detail"] for name in ORCHESTRATORS}
 
     assert len(bundles) == 1
+
+
+def test_nodes_ask_for_no_more_than_their_role_grants(
+    receipt: dict[str, Any], folder: Path
+) -> None:
+    """Of what the command line does, only what it puts there is known from here."""
+    log = re.sub(r"\x1b\[\d*m", "", Folder(folder).server_log.read_text())
+    asked = set(re.findall(r'"(PUT|DELETE|GET) /[^/ ?]+-storage-[^/ ?]+/(runs/[^ ?]+)[ ?]', log))
+    workload = WORKLOADS[contract.PROGRAM]
+    results = tuple(contract.run_prefix("*", name) for name in ("results", "metrics", "logs"))
+    code = (contract.run_prefix("*", "code"), contract.run_key("*", contract.RUN_PROGRAM))
+    granted = {
+        "PUT": (*workload.writes, *results, *code),
+        "DELETE": workload.writes,
+        # submit looks for a run of a built-in workload.
+        "GET": (*workload.reads, *workload.writes, *results, contract.run_key("*", "run.json")),
+    }
+
+    assert len({method for method, _ in asked}) > 1
+    assert [
+        (method, key)
+        for method, key in asked
+        if not any(fnmatchcase(key, f"{prefix}*") for prefix in granted[method])
+    ] == []
 
 
 @pytest.mark.full

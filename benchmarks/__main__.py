@@ -117,6 +117,8 @@ def attempts(
     """Measure one after the other; a failure does not stop the rest."""
     for group in chosen:
         wanted = [name for name in group.names if not only or name in only]
+        if not wanted:
+            continue
         try:
             comparisons = {item.name: item for item in group.make()}
         except Exception as error:

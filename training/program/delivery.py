@@ -13,7 +13,7 @@ from training.program.capture import Capture, Changed, Held
 from training.program.gathering import Messages
 from training.program.sending import Bandwidth, Cancelled, Sender
 from training.program.snapshots import Listing
-from training.storage import Objects, StorageError
+from training.storage import Objects, StorageError, StorageRefused
 
 _BETWEEN_COMPLAINTS_S = 60.0
 
@@ -73,6 +73,8 @@ class Delivery:
         """The node's newest listing, complete in the bucket."""
         self.error = ""
         """The reason why the latest parcel was not delivered."""
+        self.refusal = ""
+        """The same, if it would not be delivered another time either."""
         threading.Thread(target=self._run, name="delivery", daemon=True).start()
 
     @property
@@ -125,7 +127,7 @@ class Delivery:
                 while self._parcel is None:
                     self._lock.wait()
                 parcel, self._parcel, self._busy = self._parcel, None, True
-            error = ""
+            error = refusal = ""
             try:
                 self._deliver(parcel)
             except Changed as changed:
@@ -136,6 +138,7 @@ class Delivery:
                 error = "there was no time to send everything"
             except (StorageError, OSError) as failed:
                 error = str(failed)
+                refusal = error if isinstance(failed, StorageRefused) else ""
                 self._complaints.say(
                     "storage", f"a snapshot could not be sent, the program goes on: {failed}"
                 )
@@ -144,7 +147,7 @@ class Delivery:
                 log.exception("keeper: a snapshot could not be sent, the program goes on")
             self._capture.release()
             with self._lock:
-                self.error, self._busy = error, False
+                self.error, self.refusal, self._busy = error, refusal, False
 
     def _deliver(self, parcel: Parcel) -> None:
         items = [self._capture.checksum(item) for item in parcel.items]

@@ -48,6 +48,8 @@ _BETWEEN_TRIALS_S = 1.0
 _PROGRESS_S = 10.0
 _SILENCE_S = 600.0
 """A last snapshot for which no node does anything for so long is given up."""
+_REFUSED_S = 10.0
+"""A bucket that refuses for so long, not only while credentials are renewed, will go on so."""
 _RETRIES = RetryPolicy(total_s=60.0)
 _LARGEST = 5
 
@@ -255,6 +257,7 @@ class KeeperProcess:
         self._bandwidth.lift()
         self._teller.hurry()
         said_s = acted_s = began_s
+        refused_s = float("inf")
         seen: object = None
         offered = False
         while True:
@@ -278,15 +281,20 @@ class KeeperProcess:
                 log.info("keeper: last snapshot: %s", what)
             if order.until_s is not None and now_s >= order.until_s:
                 self._bandwidth.cut()
-                return self._incomplete(f"after {now_s - began_s:.0f} s: {what}")
+                return self._incomplete(f" after {now_s - began_s:.0f} s: {what}")
+            refusal = self._delivery.refusal or self._teller.refusal
+            refused_s = min(refused_s, now_s) if refusal else float("inf")
+            if now_s - refused_s >= _REFUSED_S:
+                return self._incomplete(f": {refusal}", ExitCode.CONFIGURATION)
             if now_s - acted_s >= _SILENCE_S:
                 return self._incomplete(
-                    f"{what}, and nothing has happened for {_SILENCE_S:g} s; {self._delivery.error}"
+                    f": {what}, and nothing has happened for {_SILENCE_S:g} s "
+                    f"{self._delivery.error}".rstrip()
                 )
             self._report()
             time.sleep(0.05)
         if self._teller.ended:
-            return self._incomplete(self._teller.ended)
+            return self._incomplete(f": {self._teller.ended}")
         return None
 
     def _offer_final(self, order: FinalOrder) -> bool:
@@ -311,10 +319,10 @@ class KeeperProcess:
         states = read_states(scratch).values()
         return all(state.done or state.rank in failed for state in states)
 
-    def _incomplete(self, why: str) -> Problem:
-        reason = f"last snapshot incomplete {why}; {self._teller.newest_stays}"
+    def _incomplete(self, why: str, code: ExitCode = ExitCode.HOST) -> Problem:
+        reason = f"last snapshot incomplete{why}; {self._teller.newest_stays}"
         log.info("keeper: %s", reason)
-        return Problem(code=ExitCode.HOST, reason=reason)
+        return Problem(code=code, reason=reason)
 
     def _report(self, *, done: bool = False) -> None:
         now_s = time.monotonic()

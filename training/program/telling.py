@@ -15,7 +15,7 @@ from training.program.delivery import Complaints, Delivery
 from training.program.gathering import Gatherer, Messages, NotAlone
 from training.program.keeping import FinalOrder, KeeperSettings, open_snapshots
 from training.program.snapshots import clock_text
-from training.storage import ObjectMissing, Objects, StorageError
+from training.storage import ObjectMissing, Objects, StorageError, StorageRefused
 from training.storage.results import now_utc
 from trainium_catalogue.contract import RUN_STATUS, run_key
 
@@ -54,6 +54,8 @@ class Teller:
         self._missing: bytes = b""
         self.take_again = False
         """True if the bucket has lost something that this node has listed."""
+        self.refusal = ""
+        """The reason why the bucket refuses what the main node writes, if it does."""
         self.ended: str | None = None
         """Empty once the last snapshot is complete, or the reason why it cannot be."""
         self.snapshots: tuple[Mapping[str, Any], ...] = ()
@@ -109,11 +111,14 @@ class Teller:
             self._attempt(lambda: self._write_status("ended"))
 
     def _attempt(self, action: Any) -> None:
+        self.refusal = ""
         try:
             action()
         except NotAlone as error:
+            self.refusal = str(error)
             self._complaints.say("alone", str(error))
         except (StorageError, OSError) as error:
+            self.refusal = str(error) if isinstance(error, StorageRefused) else ""
             self._complaints.say("storage", f"the bucket does not answer: {error}")
         except Exception as error:
             log.exception("keeper: snapshots are not completed: %s", describe(error))

@@ -165,6 +165,21 @@ def test_a_last_snapshot_that_does_not_fit_says_which_one_stays(
     assert job.numbers() == [stays.number]
 
 
+def test_a_last_snapshot_that_the_bucket_refuses_is_not_tried_again(
+    proxied: tuple[Job, FaultyProxy],
+) -> None:
+    job, proxy = proxied
+    (node,) = job.attempt(every_s=3600)
+    node.start_keeper()
+    (node.folder / "latest.pt").write_text("x")
+    proxy.reset(lambda request: Fault.ACCESS_DENIED)
+    node.end()
+
+    failure = node.wait().failure
+    assert failure is not None and failure.code == 64
+    assert "AccessDenied; let the job's role do it" in failure.reason
+
+
 def test_a_node_that_is_missing_at_the_end_is_named(local_job: Job) -> None:
     nodes = local_job.attempt(2, every_s=3600)
     nodes[0].start_keeper()

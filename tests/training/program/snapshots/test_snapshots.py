@@ -6,7 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from tests.training.program.snapshots.kept_nodes import Job, checkpoints, paths, wait_until
+import jsonschema
+
+from tests.training.program.snapshots.kept_nodes import ROOT, Job, checkpoints, paths, wait_until
 from trainium_catalogue.contract import RUN_STATUS, run_key
 
 
@@ -57,6 +59,12 @@ def test_the_last_snapshot_holds_what_the_program_left(job: Job) -> None:
     assert paths(job.newest()) == {"final.pt"}
     status = json.loads(job.bucket.get(run_key("run", RUN_STATUS)))
     assert (status["kind"], status["state"]) == ("program", "ended")
+    for name, document in (
+        ("program-status", status),
+        ("snapshot", json.loads(job.snapshots.get(job.newest().key))),
+    ):
+        schema = json.loads((ROOT / "docs" / "schemas" / f"{name}.schema.json").read_text())
+        jsonschema.validate(document, schema)
     assert status["snapshots"] == [{"number": 1, "at": job.newest().at, "files": 1, "bytes": 4}]
 
 

@@ -188,7 +188,8 @@ def submit(
     program = named_program(what, module, workdir, reserved=OWN_OPTIONS)
     wanted = known_workload(what) if program is None else program.workload
     if program is None:
-        check_arguments(wanted, arguments)
+        own = {"workdir": workdir, "include": include, "exclude": exclude}
+        check_arguments(wanted, arguments, own)
         check_no_requirements(wanted, requirements)
     parameters = parsed_parameters(wanted, words, assignments or [])
     order = SubmitOptions(

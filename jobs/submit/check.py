@@ -101,14 +101,23 @@ def check_size(workload: Workload, num_nodes: int) -> None:
         )
 
 
-def check_arguments(workload: Workload, arguments: Sequence[str] | None) -> None:
-    """Refuse arguments of a program for a workload that runs none."""
+def check_arguments(
+    workload: Workload, arguments: Sequence[str] | None, options: Mapping[str, object]
+) -> None:
+    """Refuse what only a program of the user's own can be given: arguments, ``options``."""
     if arguments is not None:
         raise Refusal(
             "program-arguments",
             f"{' '.join(['--', *arguments])}: {workload.name} is no program of your own; its "
             "parameters are given without the --",
         )
+    for name, value in options.items():
+        if value:
+            raise Refusal(
+                "program-option",
+                f"--{name}: {workload.name} is no program of your own, and runs from the "
+                f"deployment's image; leave --{name} out",
+            )
 
 
 def check_no_requirements(workload: Workload, requirements: Path | None) -> None:

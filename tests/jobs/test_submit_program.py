@@ -178,6 +178,9 @@ def test_on_a_cluster_the_command_is_the_same(
             ("all-reduce", "--", "--epochs", "3"),
             ["-- --epochs 3: all-reduce is no program of your own", "without the --"],
         ),
+        (("all-reduce", "--workdir", "."), ["--workdir: all-reduce is no program", "leave --wor"]),
+        (("all-reduce", "--include", "*"), ["--include: all-reduce is no program of your own"]),
+        (("all-reduce", "--exclude", "*"), ["--exclude: all-reduce is no program of your own"]),
     ],
     ids=lambda value: "-".join(value)[:40],
 )

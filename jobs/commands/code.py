@@ -16,11 +16,11 @@ from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, co
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import counted, valid_run_name
-from jobs.output.console import note, print_document
+from jobs.output.console import human, note, print_document
 from jobs.output.documents import Document
 from jobs.program.bundle import fetch, listing_key, pack
 from jobs.program.changes import file_changes
-from jobs.program.files import human, select
+from jobs.program.files import select
 from jobs.program.record import Submitted, read_record
 from trainium_catalogue import contract
 from trainium_catalogue.suggest import did_you_mean
@@ -73,7 +73,9 @@ def code(
             note(line)
     written = None if to is None else _fetch(bucket, run, chosen.code, listing, to)
     if written is not None:
-        note(f"wrote {counted(written, 'file')} of {len(listing)} to {to}; the others were there")
+        there = len(listing) - written
+        others = f"; {counted(there, 'file')} there already" if there else ""
+        note(f"wrote {counted(written, 'file')} to {to}{others}")
     if as_json:
         print_document(_document(target, run, submissions, chosen, listing, differ, to=to))
     elif diff is None and to is None:

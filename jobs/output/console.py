@@ -38,6 +38,14 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def human(num_bytes: float) -> str:
+    """Format a size: ``512 bytes``, ``12.3 kB``, ``4.5 MB`` or ``1.2 GB``."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes:.0f} bytes"
+
+
 def print_document(document: dict[str, Any]) -> None:
     """Print the single document of ``--json``."""
     typer.echo(json.dumps(document, indent=2))

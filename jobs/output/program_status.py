@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs.job import counted
-from jobs.output.console import duration
+from jobs.output.console import duration, human
 
 PROGRAM_STATUS = "program"
 """``kind`` of such a status."""
@@ -52,7 +52,7 @@ def _snapshots(snapshots: list[Mapping[str, Any]], now: datetime) -> str:
     text = f"newest snapshot: {newest.get('number')}"
     text += "" if age is None else f", {age} ago"
     text += f", {counted(int(newest.get('files') or 0), 'file')}"
-    text += f", {int(newest.get('bytes') or 0) / 1e6:,.1f} MB"
+    text += f", {human(int(newest.get('bytes') or 0))}"
     more = len(snapshots) - 1
     return text + (f"; {more} older" if more else "")
 

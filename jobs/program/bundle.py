@@ -18,7 +18,8 @@ from typing import Any
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
-from jobs.program.files import Git, Selection, human, largest
+from jobs.output.console import human
+from jobs.program.files import Git, Selection, largest
 from jobs.program.globs import match_any
 from jobs.program.secrets import secret_content, secret_name
 from trainium_catalogue import contract

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
@@ -18,22 +18,25 @@ _MOST_LINES = 5_000
 
 
 def changes(
-    bucket: Bucket, run: str, last: Submitted, new: Submitted, bundle: Bundle
-) -> tuple[str, ...]:
-    """Say what is other than in the last submission; nothing if it is the same."""
-    return tuple(_changes(bucket, run, last, new, bundle))
-
-
-def _changes(
-    bucket: Bucket, run: str, last: Submitted, new: Submitted, bundle: Bundle
+    bucket: Bucket,
+    run: str,
+    last: Submitted,
+    new: Submitted,
+    bundle: Bundle,
+    *,
+    as_arguments: Set[str] = frozenset(),
 ) -> Iterator[str]:
+    """Say what is other than in the last submission; nothing if it is the same.
+
+    ``as_arguments`` are parameters that become arguments of the program, and are shown as such.
+    """
     if last.shown != new.shown:
         yield f"program: {new.shown}, was {last.shown}"
     if last.code != new.code:
         yield from file_changes(bucket, run, last.code, bundle)
     if last.argv != new.argv:
         yield f"arguments: {_words(new.argv)}; were {_words(last.argv)}"
-    for name in sorted({*last.parameters, *new.parameters}):
+    for name in sorted({*last.parameters, *new.parameters} - as_arguments):
         was, now = last.parameters.get(name), new.parameters.get(name)
         if was != now:
             yield f"--{name}: {_value(now)}, was {_value(was)}"

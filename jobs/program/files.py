@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import Refusal
+from jobs.output.console import human
 from jobs.program.globs import match_any
 
 MAX_FILES = 20_000
@@ -187,11 +188,3 @@ def largest(sizes: Iterable[tuple[str, int]], count: int = 5) -> str:
     """Name the largest files."""
     most = sorted(sizes, key=lambda pair: (-pair[1], pair[0]))[:count]
     return ", ".join(f"{path} ({human(size)})" for path, size in most)
-
-
-def human(num_bytes: float) -> str:
-    """Format a size: ``512 bytes``, ``12.3 kB``, ``4.5 MB`` or ``1.2 GB``."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes:.0f} bytes"

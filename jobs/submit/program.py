@@ -14,7 +14,7 @@ from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import read_run
 from jobs.errors import Refusal
 from jobs.job import JobRequest, counted, flag_value
-from jobs.output.console import duration, note
+from jobs.output.console import duration, human, note
 from jobs.program.bundle import Bundle, pack, upload
 from jobs.program.changes import changes
 from jobs.program.entry import (
@@ -25,7 +25,7 @@ from jobs.program.entry import (
     module_entry,
     script_entry,
 )
-from jobs.program.files import human, select
+from jobs.program.files import select
 from jobs.program.grammar import check_grammar, python_of
 from jobs.program.record import Submitted, add_record, now, read_record
 from jobs.program.requirements import Requirements, read_requirements
@@ -203,7 +203,8 @@ def remembered(
     last, entry = ran[-1], order.entry
     if (last.script, last.module, last.workload) != (entry.script, entry.module, _name(order)):
         return order, dict(given)
-    known = {item.name: item for item in order.program.workload.parameters}
+    workload = order.program.workload
+    known = {item.name: item for item in (*workload.parameters, *workload.launch_parameters)}
     values: dict[str, Value] = {}
     for name, value in last.parameters.items():
         if name in known and name not in given:
@@ -255,9 +256,10 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
     ran = order.program.ran
     snapshot = newest_snapshot(bucket, request.run) if order.is_named else None
     differ: tuple[str, ...] = ()
+    bundle, file = order.program.bundle, order.program.program.file
     if ran:
-        differ = changes(bucket, request.run, ran[-1], new, order.program.bundle)
-    bundle = order.program.bundle
+        own = frozenset() if file is None else file.own_names
+        differ = tuple(changes(bucket, request.run, ran[-1], new, bundle, as_arguments=own))
     lines = (
         f"program: {shlex.join([order.program.entry.shown, *request.program_argv])}",
         *_bundle_lines(bundle),

@@ -256,14 +256,14 @@ def test_other_code_says_what_changed_and_asks(desk: Desk, program: Path) -> Non
 
 
 def test_what_is_not_given_again_stays_as_it_was(desk: Desk, program: Path) -> None:
-    words = ("--keep-snapshots", "5", "--checkpoint-dir", "out")
+    words = ("--peer-timeout-s", "9", "--checkpoint-dir", "out")
     submitted(desk, "./train.py", "--name", "x", *words, "--", "--epochs", "3")
     ended(desk)
 
     command = command_of(dry_run(desk, "./train.py", "--name", "x", "--snapshot-every-s", "9"))
 
     assert command[-9:] == [
-        "--keep-snapshots", "5", "--checkpoint-dir", "out", "--snapshot-every-s", "9.0",
+        "--peer-timeout-s", "9.0", "--checkpoint-dir", "out", "--snapshot-every-s", "9.0",
         "--", "--epochs", "3",
     ]  # fmt: skip
     assert command_of(dry_run(desk, "./train.py", "--name", "x", "--"))[-1] == "out"
@@ -516,7 +516,9 @@ def test_a_stored_value_that_no_longer_fits_is_refused(desk: Desk, program: Path
         desk.run("submit", "./", "--name", "x", "--yes"),
         "run x had --depth=9 is too large; the most is 4; give --depth another value",
     )
-    assert "--depth: 4, was 9" in submitted(desk, "./", "--name", "x", "--depth", "4")
+    said = submitted(desk, "./", "--name", "x", "--depth", "4")
+    assert "changed: arguments: --depth 4; were --depth 9\n" in said
+    assert "changed: --depth" not in said
 
 
 def test_a_program_that_git_ignores_is_refused(desk: Desk, program: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_status_has_the_last_line_the_pace_and_the_newest_snapshot() -> None:
     assert describe_program(status_document(), submitted_at_ms=None, now=NOW) == (
         "program: running, step 70, loss 2.5000, 2 s a step\n"
         "last line, 4 s ago: step 70: loss 2.5\n"
-        "newest snapshot: 4, 40 s ago, 4 files, 12.0 MB; 1 older"
+        "newest snapshot: 4, 40 s ago, 4 files, 12 MB; 1 older"
     )
 
 
@@ -136,8 +136,8 @@ def test_code_gives_the_files_back_as_they_were(desk: Desk, run: Path, tmp_path:
     assert first.exit_code == again.exit_code == 0, first.stderr
     assert (to / "train.py").read_text() == "print(1)\n"
     assert os.access(to / "run.sh", os.X_OK)
-    assert "wrote 2 files of 2" in first.stderr
-    assert "wrote 0 files of 2" in again.stderr
+    assert first.stderr == f"wrote 2 files to {to}\n"
+    assert again.stderr == f"wrote 0 files to {to}; 2 files there already\n"
 
 
 def test_code_overwrites_nothing(desk: Desk, run: Path) -> None:

@@ -30,7 +30,7 @@ class Program:
 
 
 EXAMPLE = Program(
-    file=str(ROOT / "examples" / "own-program" / "train.py"), argv=("--epochs", "150")
+    file=str(ROOT / "examples" / "own-program" / "train.py"), argv=("--epochs", "120")
 )
 """Runs long enough for a first snapshot, also on a slow machine."""
 

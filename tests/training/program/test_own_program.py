@@ -93,3 +93,12 @@ def test_files_come_from_the_bucket_and_credentials_stay_outside(
     line = next(line for line in cluster.log(0).splitlines() if line.startswith(seen))
     assert "AWS_EC2_METADATA_DISABLED" in line
     assert "KEY" not in line
+
+
+def test_a_missing_bundle_ends_all_nodes_with_one_message(cluster: Cluster) -> None:
+    cluster.start(f"--code={'0' * 64}", "--script=train.py", workload="program")
+
+    assert cluster.end(within_s=scaled(20)) == {0: 64, 1: 64}, cluster.all_logs()
+    for node in (0, 1):
+        assert "the program's files are missing: there is no " in cluster.log(node).splitlines()[-1]
+    assert "Traceback" not in cluster.all_logs()

@@ -29,7 +29,12 @@ class Round:
         self._last_s: float | None = None
 
     def moment(self) -> None:
-        time.sleep(self._chance.choice((0.0, 0.0, 0.01, 0.05)))
+        time.sleep(self._chance.choice((0.0, 0.0, 0.01)))
+        self.note()
+
+    def between(self) -> None:
+        """Pause while no file is open."""
+        time.sleep(self._chance.choice((0.0, 0.1, 0.2)))
         self.note()
 
     def note(self) -> None:
@@ -45,7 +50,7 @@ class Round:
                 file.write(self._content[start : start + 50_000])
                 file.flush()
                 self.moment()
-        self.note()
+        self.between()
 
 
 def in_place(folder: Path, save: Round) -> None:

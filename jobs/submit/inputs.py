@@ -41,6 +41,12 @@ def training_inputs(
     values = _with_defaults(workload, given)
     stored = read_run(bucket, run)
     checkpoints = None
+    if stored is None and bucket.head(contract.run_key(run, contract.RUN_PROGRAM)) is not None:
+        raise Refusal(
+            "run-changed",
+            f"run {run} is one of a program of your own, whose snapshots {workload.name} cannot "
+            "continue from; give another --name",
+        )
     if stored is not None:
         own = {item.name for item in workload.parameters}
         try:

@@ -27,6 +27,15 @@ def ready(desk: Desk) -> Desk:
     return desk
 
 
+def test_a_run_of_a_program_is_not_continued_by_a_workload(ready: Desk) -> None:
+    ready.put("runs/my-run/program.json", {"format": 1, "submissions": []})
+
+    assert_refused(
+        ready.run(*TRAIN, "--dataset", "wiki"),
+        "run my-run is one of a program of your own", "give another --name",
+    )  # fmt: skip
+
+
 def existing_run(
     desk: Desk,
     *steps: int,

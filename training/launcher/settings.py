@@ -49,6 +49,12 @@ def _neuron(value: str) -> Callable[[NodeContract, System], str | None]:
     return lambda node, system: None if node.device is DeviceKind.CPU else value
 
 
+def _program_on_cpu(value: str) -> Callable[[NodeContract, System], str | None]:
+    return lambda node, system: (
+        value if node.device is DeviceKind.CPU and not system.is_own_model else None
+    )
+
+
 def _efa(value: str) -> Callable[[NodeContract, System], str | None]:
     return lambda node, system: value if uses_efa(node) else None
 
@@ -181,10 +187,14 @@ SETTINGS: tuple[Setting, ...] = (
         "Trainium it carries what the ranks agree on about checkpoints",
     ),
     Setting(
+        name="ACCELERATE_USE_CPU",
+        value=_program_on_cpu("true"),
+        reason="Accelerate makes no process group on a machine without a device unless it is told, "
+        "as `accelerate launch --cpu` does: each process would train alone",
+    ),
+    Setting(
         name="ACCELERATE_TORCH_DEVICE",
-        value=lambda node, system: (
-            None if node.device is not DeviceKind.CPU or system.is_own_model else "cpu"
-        ),
+        value=_program_on_cpu("cpu"),
         reason="Accelerate would call the processor cpu:0 (PartialState.set_device of 1.15), which "
         "torch.load takes for no device: no program of Hugging Face's Trainer could resume",
     ),

@@ -93,12 +93,14 @@ def test_a_cpu_node_gets_nothing_of_neuron() -> None:
     }
 
 
-def test_a_program_of_hugging_face_finds_the_processor_by_its_name() -> None:
+def test_accelerate_is_told_that_the_processor_is_the_device_of_a_cpu_node() -> None:
     system = System(kernel="6.1", interface="lo", is_own_model=False)
 
-    assert worker_environment({}, node_on(None), system)[0]["ACCELERATE_TORCH_DEVICE"] == "cpu"
-    trn1 = worker_environment({}, node_on("trn1.32xlarge"), system)[0]
-    assert "ACCELERATE_TORCH_DEVICE" not in trn1
+    cpu, _ = worker_environment({}, node_on(None), system)
+    trn1, _ = worker_environment({}, node_on("trn1.32xlarge"), system)
+
+    assert (cpu["ACCELERATE_USE_CPU"], cpu["ACCELERATE_TORCH_DEVICE"]) == ("true", "cpu")
+    assert not [name for name in trn1 if name.startswith("ACCELERATE")]
 
 
 def test_boto3_in_other_peoples_code_finds_the_region() -> None:

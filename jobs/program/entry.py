@@ -24,7 +24,7 @@ class Entry:
     """Path of the file in the folder; None if a module is run."""
     module: str | None
     file: str
-    """Path, in the folder, of the file that is run."""
+    """Path, in the folder, of the file that is run; empty for a module of an installed package."""
 
     @property
     def name(self) -> str:
@@ -68,7 +68,10 @@ def script_entry(word: str, workdir: Path | None) -> Entry:
 
 
 def module_entry(module: str, workdir: Path | None) -> Entry:
-    """Find a module in the working folder, as ``python -m`` would; refuse one that is not there."""
+    """Find a module in the working folder, as ``python -m`` would; refuse one that is not there.
+
+    One of whose package nothing is there may be installed on the nodes.
+    """
     folder = Path() if workdir is None else workdir
     if not _MODULE.fullmatch(module):
         raise Refusal(
@@ -87,6 +90,9 @@ def module_entry(module: str, workdir: Path | None) -> Entry:
             f"-m {module} is a package without a __main__.py, so it cannot be run; name one of its "
             f"modules: {_modules(folder / base, module + '.')}",
         )
+    top = module.partition(".")[0]
+    if not (folder / top).exists() and not (folder / f"{top}.py").exists():
+        return Entry(folder=folder, script=None, module=module, file="")
     parent, _, last = module.rpartition(".")
     there = folder / parent.replace(".", "/") if parent else folder
     known = [path.stem for path in there.glob("*.py")] if there.is_dir() else []
@@ -143,6 +149,18 @@ def _near(path: Path) -> str:
     if not known:
         return f"{folder.absolute()} holds no Python file"
     return did_you_mean(path.name, known)
+
+
+def refuse_unknown_package(entry: Entry) -> None:
+    """Refuse a module that is in neither the folder nor a package that is asked for."""
+    assert entry.module is not None
+    top = entry.module.partition(".")[0]
+    raise Refusal(
+        "no-such-module",
+        f"-m {entry.module}: there is no {top} in {entry.folder.absolute()}, and no --requirements "
+        "that could hold it; name the folder that holds it with --workdir, or the file that asks "
+        "for its package with --requirements",
+    )
 
 
 def _modules(folder: Path, prefix: str) -> str:

@@ -23,6 +23,7 @@ from jobs.program.entry import (
     checked_workdir,
     is_path,
     module_entry,
+    refuse_unknown_package,
     script_entry,
 )
 from jobs.program.files import select
@@ -152,7 +153,11 @@ def packed(
     selection = select(
         entry.folder, include=include, exclude=exclude, ignores=(kept + "/",) if kept else ()
     )
-    if entry.file not in selection.paths:
+    if requirements is None and file is not None and file.requirements is not None:
+        requirements = file.path.parent / file.requirements
+    if not entry.file and requirements is None:
+        refuse_unknown_package(entry)
+    if entry.file and entry.file not in selection.paths:
         raise Refusal(
             "not-in-the-bundle",
             f"{entry.file} is not among the files that go along: git ignores it, or --exclude or "
@@ -160,8 +165,6 @@ def packed(
         )
     bundle = pack(selection, include=include)
     words = None if arguments is None else tuple(arguments)
-    if requirements is None and file is not None and file.requirements is not None:
-        requirements = file.path.parent / file.requirements
     return ProgramOrder(
         program=program,
         bundle=bundle,
@@ -244,14 +247,15 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
     order, request, bucket = submission.order, submission.request, submission.bucket
     assert order.program is not None
     entry = order.program.entry
-    check_grammar(
-        entry.file,
-        order.program.bundle.contents(),
-        # As Python does: the folder of a script, the working folder of a module.
-        root="" if entry.module else entry.file.rpartition("/")[0],
-        python=python_of(submission.target.neuron_release),
-        note=note,
-    )
+    if entry.file:
+        check_grammar(
+            entry.file,
+            order.program.bundle.contents(),
+            # As Python does: the folder of a script, the working folder of a module.
+            root="" if entry.module else entry.file.rpartition("/")[0],
+            python=python_of(submission.target.neuron_release),
+            note=note,
+        )
     new = submitted(submission)
     ran = order.program.ran
     snapshot = newest_snapshot(bucket, request.run) if order.is_named else None

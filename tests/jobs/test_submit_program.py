@@ -166,6 +166,7 @@ def test_on_a_cluster_the_command_is_the_same(
         ((), ["nothing to submit is named", "./train.py", "-m mypkg.train"]),
         (("./pkg",), ["./pkg is a folder without a workload.toml", "name a file of it"]),
         (("-m", "pkg.modle"), ["neither pkg/modle.py nor", "did you mean 'model'?", "--workdir"]),
+        (("-m", "trl.scripts.sft"), ["there is no trl in", "--workdir", "--requirements"]),
         (
             ("--lr", "1", "all-reduce"),
             ["--lr stands before what it belongs to", "submit llama2-7b --lr"],

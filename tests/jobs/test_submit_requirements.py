@@ -104,6 +104,13 @@ def test_another_image_needs_other_wheels(desk: Desk, program: Path, key: str) -
     assert dry_run(desk, *WORDS)["wheels"]["key"] != key
 
 
+def test_a_module_may_be_of_a_package_that_is_required(desk: Desk, program: Path) -> None:
+    flags = ("--name", "x", "--requirements", "requirements.txt")
+    submitted(desk, "-m", "einops.layers.torch", *flags)
+
+    assert record(desk)[0]["module"] == "einops.layers.torch"
+
+
 def test_a_run_that_goes_on_keeps_its_requirements(desk: Desk, program: Path, key: str) -> None:
     submitted(desk, *WORDS)
     collected(desk, key)

@@ -37,6 +37,7 @@ from tests.pages.blocks import (
     commands_of,
     spans_of,
 )
+from tests.programs.catalogue import public_programs
 
 BLOCKS = blocks()
 CDK_CLI = ROOT / "tools" / "cdk" / "node_modules" / "aws-cdk" / "lib" / "cli"
@@ -67,8 +68,10 @@ def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Go to a folder of a user's own, with the files that the pages name."""
     (tmp_path / "mypkg").mkdir()
+    (tmp_path / "sockeye").mkdir()
     (tmp_path / "weights").mkdir()
-    for name in ("train.py", "mypkg/train.py", "weights/tiny.pt"):
+    public = [program.script for program in public_programs().values() if program.script]
+    for name in ("train.py", "mypkg/train.py", "weights/tiny.pt", "sockeye/train.py", *public):
         (tmp_path / name).write_text("print(1)\n")
     (tmp_path / "requirements.txt").write_text("einops\n")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")

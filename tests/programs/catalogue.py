@@ -68,6 +68,17 @@ class PublicProgram:
         return [self.script] if self.script else ["-m", self.module]
 
     @property
+    def submission(self) -> str:
+        """The command that runs it on a deployment, from its own folder."""
+        words = ["python -m jobs submit", *([f"./{self.script}"] if self.script else self.entry)]
+        words.append("--requirements requirements.txt --nodes 2")
+        if self.checkpoint_dir:
+            words.append(f"--checkpoint-dir {self.checkpoint_dir}")
+        if self.resume_later:
+            words.append(f"--resume-arguments='{self.resume_later}'")
+        return " ".join([*words, "--", shlex.join(self.argv)] if self.argv else words)
+
+    @property
     def source(self) -> Path | None:
         """The program's own folder; None if it is in a package."""
         if not self.repository:

@@ -8,7 +8,6 @@ Everything is made from a seed, so two calls make the same files. Nothing here t
 import argparse
 import json
 import random
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,7 +60,7 @@ def make_tables(folder: Path) -> None:
     for name, convert in tables.items():
         (folder / name).mkdir(exist_ok=True)
         lines = [json.dumps(convert(row)) + "\n" for row in sentences()]
-        (folder / name / "train.jsonl").write_text("".join(lines))
+        (folder / name / "train.json").write_text("".join(lines))
 
 
 def make_tokenizer(folder: Path) -> None:
@@ -143,38 +142,6 @@ def make_bert(folder: Path) -> None:
     _save(BertForMaskedLM(config), folder, "bert")
 
 
-def make_sentencepiece(folder: Path) -> None:
-    """A tokenizer of Google's SentencePiece, as Llama 2 has."""
-    import sentencepiece
-
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences()),
-        model_prefix=str(folder / "sentencepiece"),
-        vocab_size=50,
-        minloglevel=2,
-    )
-
-
-def make_t5(folder: Path) -> None:
-    """A T5 of two layers with random weights."""
-    import torch
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=512,
-        d_model=64,
-        d_kv=16,
-        d_ff=128,
-        num_layers=2,
-        num_heads=4,
-        pad_token_id=3,
-        eos_token_id=1,
-        decoder_start_token_id=3,
-    )
-    _save(T5ForConditionalGeneration(config), folder, "t5")
-
-
 def make_images(folder: Path) -> None:
     """Two classes of images, red and blue, in a folder for training and one for validation."""
     from PIL import Image
@@ -189,31 +156,13 @@ def make_images(folder: Path) -> None:
                 Image.new("RGB", (32, 32), colour).save(target / f"{number}.png")
 
 
-def make_mnist(folder: Path, count: int = 2048) -> None:
-    """Files in the form of MNIST: a bar whose place says the digit."""
-    raw = folder / "MNIST" / "raw"
-    raw.mkdir(parents=True, exist_ok=True)
-    for split, size in (("train", count), ("t10k", count // 4)):
-        labels = bytes(number % 10 for number in range(size))
-        pixels = bytearray()
-        for label in labels:
-            row = bytes(200 if 2 * label <= column < 2 * label + 6 else 0 for column in range(28))
-            pixels += row * 28
-        header = struct.pack(">IIII", 2051, size, 28, 28)
-        (raw / f"{split}-images-idx3-ubyte").write_bytes(header + bytes(pixels))
-        (raw / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, size) + labels)
-
-
 KINDS: dict[str, Callable[[Path], None]] = {
     "text": make_text,
     "tables": make_tables,
     "tokenizer": make_tokenizer,
     "llama": make_llama,
     "bert": make_bert,
-    "sentencepiece": make_sentencepiece,
-    "t5": make_t5,
     "images": make_images,
-    "mnist": make_mnist,
 }
 
 

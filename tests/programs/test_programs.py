@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.programs.catalogue import PublicProgram, public_programs
+from tests.programs.catalogue import ROOT, PublicProgram, public_programs
 from tests.programs.trial import try_program
 
 PROGRAMS = public_programs()
+PAGE = ROOT / "docs" / "programs.md"
 
 
 @pytest.mark.timeout(240)
@@ -28,6 +30,14 @@ def test_a_killed_node_does_not_change_the_result(program: PublicProgram, tmp_pa
 
     assert trial.same(program.band), trial
     assert trial.went_on == bool(program.checkpoint_dir), trial
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_the_page_has_every_program_with_its_command(program: PublicProgram) -> None:
+    page = re.sub(r"[ \\\n]+", " ", PAGE.read_text())
+
+    assert f"| {program.name} |" in page
+    assert program.submission in page
 
 
 def test_every_program_has_one_source_and_one_entry() -> None:

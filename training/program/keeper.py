@@ -24,6 +24,7 @@ from training.program.capture import Capture, Changed, Held
 from training.program.delivery import Complaints, Delivery, Parcel
 from training.program.folder import Clock, State, Watch, look, open_for_writing
 from training.program.gathering import Gatherer, Messages
+from training.program.graphs import usable
 from training.program.keeping import (
     FinalOrder,
     KeeperReport,
@@ -216,7 +217,9 @@ class KeeperProcess:
     def _cache(self, *, final: bool) -> State:
         """Compiled graphs that are complete: folders in which no file is being written."""
         root = self._settings.cache
-        state = look(root)
+        found = look(root)
+        wanted = usable(found)
+        state = {path: seen for path, seen in found.items() if path in wanted}
         if final or not state:
             return state
         youngest_ns = (time.time() - self._settings.quiet_s) * 1e9

@@ -16,6 +16,7 @@ from pathlib import Path
 from training.core.files import write_whole
 from training.program.capture import NOTHING, Place, Restored, sha256_of
 from training.program.folder import Seen
+from training.program.graphs import usable
 from training.program.keeping import open_snapshots
 from training.program.settings import NotPrepared, Workspace
 from training.program.snapshots import (
@@ -92,7 +93,7 @@ def restore(
     for number in reversed(snapshot_numbers(objects)):
         try:
             snapshot = Snapshot.decode(objects.get(snapshot_key(number)))
-            entries = snapshot.for_node(target.node)
+            entries = _without_unusable_graphs(snapshot.for_node(target.node))
             _fetch(objects, target, snapshot, entries, report)
         except ObjectMissing:
             continue  # cleared away meanwhile
@@ -112,6 +113,11 @@ def restore(
     for folder in target.folders.values():
         folder.mkdir(parents=True, exist_ok=True)
     return None
+
+
+def _without_unusable_graphs(entries: Sequence[Entry]) -> list[Entry]:
+    wanted = usable(entry.path for entry in entries if entry.root is Root.CACHE)
+    return [entry for entry in entries if entry.root is not Root.CACHE or entry.path in wanted]
 
 
 def _fetch(

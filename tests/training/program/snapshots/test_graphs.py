@@ -1,0 +1,73 @@
+"""Which compiled graphs are kept, and given back."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from tests.training.program.snapshots.kept_nodes import Job, paths, tree
+from training.program.graphs import usable
+from training.program.snapshots import Entry, Root, Snapshot, object_key
+
+_CACHE = "neuronxcc-2.21"
+_DONE = {
+    f"{_CACHE}/MODULE_1+a/{name}" for name in ("model.neff", "model.done", "model.hlo_module.pb")
+}
+_OLD = {f"{_CACHE}/MODULE_2+a/model.neff"}
+_OTHER = {f"{_CACHE}/version.txt", "tune.json"}
+_LOCKS = {f"{_CACHE}/MODULE_1+a/model.hlo_module.pb.lock", f"{_CACHE}/cache.lock"}
+_COMPILING = {f"{_CACHE}/MODULE_3+a/{n}" for n in ("model.neff", "model.hlo_module.pb.lock")}
+_FAILED = {f"{_CACHE}/MODULE_4+a/{n}" for n in ("model.log", "model.hlo_module.pb")}
+_USABLE = _DONE | _OLD | _OTHER
+_ALL = _USABLE | _LOCKS | _COMPILING | _FAILED
+
+
+def _fill(folder: Path) -> None:
+    for name in _ALL:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+
+
+def test_locks_and_graphs_that_are_not_compiled_are_not_usable() -> None:
+    folders = {f"{_CACHE}/MODULE_{number}+a" for number in range(1, 5)}
+    assert usable(_ALL | folders) == _USABLE | {
+        f"{_CACHE}/MODULE_1+a",
+        f"{_CACHE}/MODULE_2+a",
+    }
+
+
+def test_only_usable_graphs_are_kept_while_the_program_runs_and_at_the_end(
+    local_job: Job,
+) -> None:
+    (node,) = local_job.attempt()
+    _fill(node.settings.cache)
+    node.start_keeper()
+    local_job.wait_for(lambda found: paths(found) == _USABLE)
+    (node.folder / "latest.pt").write_text("x")
+    node.end()
+    assert node.wait().failure is None
+
+    assert paths(local_job.newest()) == _USABLE | {"latest.pt"}
+
+
+def test_unusable_graphs_of_an_older_snapshot_are_not_given_back(local_job: Job) -> None:
+    entries = []
+    for number, path in enumerate(sorted(_ALL)):
+        digest = _put(local_job, f"{number}")
+        entries.append(Entry(root=Root.CACHE, path=path, bytes=len(str(number)), sha256=digest))
+    snapshot = Snapshot(number=1, at="", nodes=1, main=0, entries=tuple(entries))
+    local_job.snapshots.put(snapshot.key, snapshot.encode())
+
+    (node,) = local_job.attempt()
+    node.restore(local_job.snapshots)
+
+    given = {path for path, content in tree(node.settings.cache).items() if content is not None}
+    assert given == _USABLE
+    assert not list(node.settings.cache.glob("*/MODULE_[34]*"))
+
+
+def _put(job: Job, text: str) -> str:
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    job.snapshots.put(object_key(digest), text.encode())
+    return digest

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from training.core.contract import NodeContract
+from training.core.progress import COMPILES_AT_MOST_S
 from training.launcher.verdict import Verdict
 from trainium_catalogue.contract import ENV_PROGRESS_FILE
 from trainium_catalogue.exit_codes import ExitCode
@@ -64,6 +65,7 @@ class JobWatch:
         self._left: dict[int, Left] = {}
         self._doing: dict[int, str] = {}
         self._prepared: set[int] = set()
+        self._compiling: set[int] = set()
 
     @property
     def all_prepared(self) -> bool:
@@ -84,6 +86,11 @@ class JobWatch:
         self._doing[node] = doing
         self._moved_s = now_s
 
+    def compiling(self, node: int, going_on: bool, now_s: float) -> None:
+        """Note that a node begins to compile, or has ended it."""
+        (self._compiling.add if going_on else self._compiling.discard)(node)
+        self._moved_s = now_s
+
     def left(self, node: int, left: Left, now_s: float) -> None:
         """Note that a node's ranks have ended."""
         self._left[node] = left
@@ -93,7 +100,7 @@ class JobWatch:
         """Judge the silence of all nodes; None while it is not too long."""
         silent_s = now_s - self._moved_s
         limit_s = min(LEFT_LIMIT_S, self._hang_limit_s)
-        if self._left_at_once and silent_s > limit_s:
+        if self._left_at_once and silent_s > limit_s and not self._compiling:
             return Verdict(
                 code=ExitCode.WORKLOAD,
                 reason=f"{self._told()}, and nothing has moved for {limit_s:g} s since; a program "
@@ -102,6 +109,8 @@ class JobWatch:
             )
         if silent_s <= self._hang_limit_s:
             return None
+        if self._compiling:
+            return self._compiles_for_ever(silent_s)
         if not self.all_prepared:
             busy = sorted(set(range(self._num_nodes)) - self._prepared)
             at = "; ".join(f"node {n} at: {self._doing.get(n) or 'starting'}" for n in busy)
@@ -110,9 +119,21 @@ class JobWatch:
         return Verdict(
             code=ExitCode.HOST,
             reason=f"the program hangs: for {self._hang_limit_s:g} s (--hang-limit-s) no node "
-            "printed a line, changed a file of its checkpoint folder or touched "
-            f"{ENV_PROGRESS_FILE}, which are what counts as progress; a program that is silent for "
-            "longer needs a larger --hang-limit-s, or touches that file",
+            "printed anything, changed a file of its checkpoint folder or of its compile cache, "
+            f"or touched {ENV_PROGRESS_FILE}, which are what counts as progress; a "
+            "program that is silent for longer needs a larger --hang-limit-s, or touches that file",
+        )
+
+    def _compiles_for_ever(self, silent_s: float) -> Verdict | None:
+        limit_s = max(self._hang_limit_s, float(COMPILES_AT_MOST_S))
+        if silent_s <= limit_s:
+            return None
+        nodes = " and ".join(f"node {node}" for node in sorted(self._compiling))
+        return Verdict(
+            code=ExitCode.HOST,
+            reason=f"the program hangs: on {nodes} a compilation is under way (a *.lock file in "
+            f"the compile cache), and for {limit_s:g} s, the most that one may take, nothing has "
+            "moved on any node; a process that was killed while it compiled leaves such a file",
         )
 
     def explained(self, decision: Verdict) -> Verdict:

@@ -100,6 +100,8 @@ def _parse(line: bytes) -> Message:
                 int(message["port"])
             case "moved":
                 str(message["doing"])
+            case "compiling":
+                bool(message["going_on"])
             case "left":
                 Left.from_message(message)
     except (KeyError, TypeError, ValueError):

@@ -18,6 +18,7 @@ from training.core.arguments import Request
 from training.core.contract import NodeContract
 from training.core.processes import die_with_parent, is_gone, signal_quietly
 from training.core.progress import ENV_SCRATCH, read_failures, read_states
+from training.launcher.compiling import CacheWatch
 from training.launcher.hangs import Left
 from training.launcher.node import AGENT_GRACE_S, AGENT_LOG, LocalNode, kill_launch, reap
 from training.launcher.verdict import Verdict
@@ -94,6 +95,7 @@ class ProgramNode(LocalNode):
         self._is_prepared = False
         self._went_s: float | None = None
         self._signs: tuple[object, ...] = ()
+        self._cache = CacheWatch(folders.cache)
         self._looked_for_signs_s = float("-inf")
         self._first_failure_s: float | None = None
         self._gone_s: float | None = None
@@ -329,7 +331,12 @@ class ProgramNode(LocalNode):
             _stamp(self._scratch / REPORT_FILE) if self._closing else None,
         )
         changed, self._signs = signs != self._signs, signs
-        return changed
+        return self._cache.moved(now_s) or changed
+
+    @property
+    def compiling(self) -> bool:
+        """True while a compilation goes on here."""
+        return self._cache.compiling
 
     @property
     def doing(self) -> str:

@@ -72,7 +72,7 @@ class _Role:
         self._tools = tools
         self._node = tools.node
         self._stop_reported = False
-        self._told_prepared = self._told_left = False
+        self._told_prepared = self._told_left = self._told_compiling = False
         self._told_moved_s = float("-inf")
         self._is_alone = False
         """True once a connection to another node is lost."""
@@ -92,6 +92,9 @@ class _Role:
         if program.moved(now) and now - self._told_moved_s >= _BETWEEN_MOVES_S:
             self._told_moved_s = now
             yield {"type": "moved", "doing": program.doing}
+        if program.compiling != self._told_compiling:
+            self._told_compiling = program.compiling
+            yield {"type": "compiling", "going_on": program.compiling}
         if program.left is not None and not self._told_left:
             self._told_left = True
             yield {"type": "left", **program.left.to_message()}
@@ -247,6 +250,8 @@ class MainRole(_Role):
                 self._watch.prepared(node, now)
             case "moved":
                 self._watch.moved(node, str(message["doing"]), now)
+            case "compiling":
+                self._watch.compiling(node, bool(message["going_on"]), now)
             case "left":
                 self._watch.left(node, Left.from_message(message), now)
 

@@ -161,6 +161,11 @@ class Recorder:
         self._changed = True
         self._progress.look(shown, now_s)
 
+    def passed(self, count: int) -> None:
+        """Count bytes, which are a sign of life before they are a line."""
+        self.noted.bytes += count
+        self._changed = True
+
     def write(self, now_s: float, *, force: bool = False) -> None:
         """Write the note if it is due."""
         if self._changed and (force or now_s - self._written_s >= _NOTE_EVERY_S):
@@ -183,6 +188,7 @@ def main(argv: Sequence[str]) -> int:
             data = os.read(0, _READ_BYTES)
             if not data:
                 break
+            recorder.passed(len(data))
             thinning.feed(data, now_s)
         recorder.write(now_s)
     thinning.end(time.monotonic())

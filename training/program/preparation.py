@@ -108,6 +108,16 @@ def prepare(
             log.info("launch: program: resumes, with %s", shlex.join(words))
             with (scratch / PROGRAM_FILE).open("ab") as file:
                 file.write(b"".join(b"\0" + os.fsencode(word) for word in words))
+    unlock(folders.cache)
+
+
+def unlock(cache: Path) -> None:
+    """Remove locks of compilations that an earlier attempt began: nobody else will.
+
+    Workers would wait for as long as one is there, and print that another process compiles.
+    """
+    for lock in cache.rglob("*.lock"):
+        lock.unlink()
 
 
 def judged(error: Exception, scratch: Path) -> NotPrepared:

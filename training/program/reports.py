@@ -59,6 +59,8 @@ class Noted:
     last_line_at: float | None = None
     """Seconds since 1970."""
     lines: int = 0
+    bytes: int = 0
+    """A compiler shows that it goes on by dots, without a line's end."""
     step: int | None = None
     loss: float | None = None
     steps_per_second: float | None = None

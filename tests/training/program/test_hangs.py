@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.training.nodes import CPU_NODE
+from training.core.progress import COMPILES_AT_MOST_S
+from training.launcher.compiling import CacheWatch
 from training.launcher.hangs import AT_ONCE_S, LEFT_LIMIT_S, JobWatch, Left
 from training.launcher.verdict import Verdict
+from training.program.preparation import unlock
 from trainium_catalogue.exit_codes import ExitCode
 
 HANG_S = 1800.0
@@ -82,3 +86,53 @@ def test_a_lost_node_stays_a_lost_node() -> None:
     lost = replace(BROKEN, reason="node 1 was lost", symptom=False)
 
     assert watch((1, Left(after_s=2.0, lines=5))).explained(lost).code is ExitCode.HOST
+
+
+def test_a_compilation_may_take_as_long_as_compilations_do() -> None:
+    job = watch((1, SILENT))
+    job.compiling(0, True, 0.0)
+
+    assert job.verdict(float(COMPILES_AT_MOST_S)) is None
+    hang = job.verdict(COMPILES_AT_MOST_S + 1.0)
+    assert hang is not None
+    assert hang.code is ExitCode.HOST
+    assert "on node 0 a compilation is under way (a *.lock file" in hang.reason
+    assert "for 14400 s" in hang.reason
+
+
+def test_after_a_compilation_the_hang_limit_counts_again() -> None:
+    job = watch()
+    job.compiling(0, True, 0.0)
+    job.compiling(0, False, 3000.0)
+
+    assert job.verdict(3000.0 + HANG_S) is None
+    assert job.verdict(3001.0 + HANG_S) is not None
+
+
+def test_files_of_the_compile_cache_are_a_sign_of_life(tmp_path: Path) -> None:
+    cache, now_s = CacheWatch(tmp_path / "cache"), 0.0
+    assert not cache.moved(now_s)  # there is none yet
+    graph = tmp_path / "cache" / "neuronxcc-2.21" / "MODULE_1"
+    graph.mkdir(parents=True)
+    lock = graph / "model.hlo_module.pb.lock"
+    lock.touch()
+
+    assert not cache.moved(now_s + 1)  # it has just looked
+    assert cache.moved(now_s + 1000)
+    assert cache.compiling
+    assert not cache.moved(now_s + 2000)
+    lock.unlink()
+    (graph / "model.neff").write_bytes(b"neff")
+    assert cache.moved(now_s + 3000)
+    assert not cache.compiling
+
+
+def test_no_worker_waits_for_a_compilation_of_an_earlier_attempt(tmp_path: Path) -> None:
+    graph = tmp_path / "neuronxcc-2.21" / "MODULE_1"
+    graph.mkdir(parents=True)
+    for name in ("model.hlo_module.pb", "model.hlo_module.pb.lock"):
+        (graph / name).touch()
+
+    unlock(tmp_path)
+
+    assert [path.name for path in graph.iterdir()] == ["model.hlo_module.pb"]

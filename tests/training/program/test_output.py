@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,26 @@ def test_lines_are_passed_on_to_the_byte(tmp_path: Path) -> None:
 
     assert shown == data
     assert (noted.lines, noted.last_line) == (4, "no end")
+
+
+def test_dots_without_a_line_are_counted(tmp_path: Path) -> None:
+    """As neuronx-cc prints them while it compiles."""
+    program = subprocess.Popen(
+        [sys.executable, "-m", "training.program.output", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert program.stdin is not None
+    try:
+        program.stdin.write(b"...")
+        program.stdin.flush()
+        deadline = time.monotonic() + scaled(20)
+        while Noted.read(tmp_path).bytes != 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert Noted.read(tmp_path).lines == 0
+    finally:
+        program.communicate(timeout=scaled(20))
 
 
 def test_a_progress_bar_leaves_its_last_state() -> None:

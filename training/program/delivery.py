@@ -12,7 +12,7 @@ from training.core.failures import describe
 from training.program.capture import Capture, Changed, Held
 from training.program.gathering import Messages
 from training.program.sending import Bandwidth, Cancelled, Sender
-from training.program.snapshots import Listing
+from training.program.snapshots import HISTORY, Listing
 from training.storage import Objects, StorageError, StorageRefused
 
 _BETWEEN_COMPLAINTS_S = 60.0
@@ -69,13 +69,24 @@ class Delivery:
         self._since = 0.0
         self._held = 0.0, 0.0
         """Start of the folder's present state, and the time up to which it has held."""
-        self.listing: Listing | None = None
-        """The node's newest listing, complete in the bucket."""
+        self._history: tuple[Listing, ...] = ()
         self.error = ""
         """The reason why the latest parcel was not delivered."""
         self.refusal = ""
         """The same, if it would not be delivered another time either."""
         threading.Thread(target=self._run, name="delivery", daemon=True).start()
+
+    @property
+    def history(self) -> tuple[Listing, ...]:
+        """The node's latest listings, complete in the bucket, oldest first."""
+        with self._lock:
+            return self._history
+
+    @property
+    def listing(self) -> Listing | None:
+        """The newest of them."""
+        history = self.history
+        return history[-1] if history else None
 
     @property
     def busy(self) -> bool:
@@ -106,10 +117,13 @@ class Delivery:
     def held_until(self, since: float, until: float) -> None:
         """Note that what is listed has held for longer."""
         with self._lock:
-            listing = self.listing
             self._held = since, until
-            if listing is not None and listing.since == since and until > listing.until:
-                self.listing = listing.held_until(until)
+            self._history = tuple(
+                listing.held_until(until)
+                if listing.since == since and until > listing.until
+                else listing
+                for listing in self._history
+            )
 
     def forget(self, digests: set[str]) -> None:
         """Send these contents once more with the next parcel."""
@@ -168,6 +182,11 @@ class Delivery:
 
     def _publish(self, listing: Listing) -> None:
         if self._publishes:
-            self._objects.put(self._messages.listing(self._node), listing.encode())
+            key = self._messages.listing(self._node, listing.name)
+            self._objects.put(key, listing.encode())
         with self._lock:
-            self.listing = listing
+            others = [other for other in self._history if other.name != listing.name]
+            forgotten = others[: -(HISTORY - 1)]
+            self._history = (*others[-(HISTORY - 1) :], listing)
+        if self._publishes and forgotten:
+            self._objects.delete([self._messages.listing(self._node, x.name) for x in forgotten])

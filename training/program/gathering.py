@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 from training.program.snapshots import (
     OBJECTS,
@@ -25,12 +26,35 @@ from training.storage import ObjectMissing, Objects, PreconditionFailed
 
 _SKEW_S = 1.0
 """Most by which the clocks of two nodes differ; AWS's differ by microseconds."""
+_PATIENCE_S = 60.0
+"""Time without a common instant of all nodes after which the log says so, at least."""
 
 log = logging.getLogger(__name__)
 
 
+_LISTING = re.compile(r"node-(\d+)-(\d{15})\.json")
+
+
 class NotAlone(Exception):
     """Another job keeps snapshots under the same run name."""
+
+
+class Patience:
+    """Tells when snapshots have been waiting for some node for long."""
+
+    def __init__(self, every_s: float) -> None:
+        self._limit_s = max(_PATIENCE_S, 3 * every_s)
+        self._since_s: float | None = None
+
+    def waited_s(self, now_s: float, *, waits: bool) -> float:
+        """Time of waiting if it is too long, or else 0."""
+        if not waits:
+            self._since_s = None
+            return 0.0
+        if self._since_s is None:
+            self._since_s = now_s
+        waited_s = now_s - self._since_s
+        return waited_s if waited_s > self._limit_s else 0.0
 
 
 class Messages:
@@ -39,12 +63,17 @@ class Messages:
     def __init__(self, attempt: int, job_id: str) -> None:
         self.prefix = attempt_prefix(attempt, job_id)
 
-    def listing(self, node: int) -> str:
-        """A node's listing."""
-        return f"{self.prefix}node-{node}.json"
+    def listing(self, node: int, name: str) -> str:
+        """One of a node's latest listings."""
+        return f"{self.prefix}node-{node}-{name}.json"
+
+    def read_listing(self, key: str) -> tuple[int, str] | None:
+        """Node and name of a listing; None for other keys."""
+        match = _LISTING.fullmatch(key.removeprefix(self.prefix))
+        return (int(match[1]), match[2]) if match else None
 
     def until(self, node: int) -> str:
-        """The time up to which the node's listing holds; small, as it is renewed often."""
+        """Times up to which the node's listings hold; small, as it is renewed often."""
         return f"{self.prefix}node-{node}-until.json"
 
     def intent(self, node: int) -> str:
@@ -67,9 +96,13 @@ class Gatherer:
         self._messages = messages
         self._num_nodes, self._main, self._keep = num_nodes, main, keep
         self._etags: dict[str, str] = {}
-        self._listings: dict[int, Listing] = {}
-        self._until: dict[int, tuple[str, float]] = {}
+        self._listings: dict[int, dict[str, Listing]] = {}
+        """The latest ones of each node, by their names."""
+        self._until: dict[int, dict[str, float]] = {}
         self._gathered: tuple[str, ...] = ()
+        self._instant = float("-inf")
+        """Instant of the newest complete snapshot of this attempt."""
+        self._last_number = 0
         self._idle: set[str] = set()
         self._told_missing: set[str] = set()
         self.snapshots: list[Snapshot] = []
@@ -84,6 +117,7 @@ class Gatherer:
         """Read the snapshots there are, and remove what earlier attempts told each other."""
         self._objects.delete(list(other_attempts(self._objects, self._messages.prefix)))
         for number in snapshot_numbers(self._objects):
+            self._last_number = max(self._last_number, number)
             try:
                 self.snapshots.append(Snapshot.decode(self._objects.get(snapshot_key(number))))
             except ObjectMissing:
@@ -97,30 +131,38 @@ class Gatherer:
         """The newest complete snapshot."""
         return self.snapshots[-1] if self.snapshots else None
 
-    def gather(self, own: Listing | None) -> Snapshot | None:
-        """Complete a snapshot if all nodes have listed one instant; returns a new one."""
+    def gather(self, own: Sequence[Listing]) -> Snapshot | None:
+        """Complete a snapshot if all nodes have listed one instant; returns a new one.
+
+        ``own`` are the latest listings of this node, oldest first.
+        """
         if self._num_nodes > 1:
             self._hear()
-        if own is not None:
-            self._listings[self._main] = own
+        if own:
+            self._listings[self._main] = {listing.name: listing for listing in own}
         if len(self._listings) < self._num_nodes:
             return None
-        listings = [self._listings[node] for node in sorted(self._listings)]
-        states = tuple(listing.state for listing in listings)
-        self.is_gathered = states == self._gathered
-        if self.is_gathered or any(listing.missing for listing in listings):
+        histories = [self._history(node) for node in range(self._num_nodes)]
+        newest_states = tuple(history[-1].state for history in histories)
+        self.is_gathered = newest_states == self._gathered
+        if self.is_gathered or any(history[-1].missing for history in histories):
             return None
-        instant = common_instant(listings, min(_SKEW_S, *(x.quiet_s or _SKEW_S for x in listings)))
-        if instant is None:
+        quiet_s = [x.quiet_s or _SKEW_S for history in histories for x in history]
+        found = common_instant(histories, min(_SKEW_S, *quiet_s), self._instant)
+        if found is None:
+            return None
+        instant, listings = found
+        states = tuple(listing.state for listing in listings)
+        if states == self._gathered:
             return None
         entries = union({listing.node: listing.entries for listing in listings}, self._main)
         newest = self.newest
         known = newest.entries if newest is not None else ()
         if known == entries:
-            self._gathered, self.is_gathered = states, True
+            self._note(instant, states, newest_states)
             return None
         snapshot = Snapshot(
-            number=newest.number + 1 if newest is not None else 1,
+            number=self._last_number + 1,
             at=at_text(instant),
             nodes=self._num_nodes,
             main=self._main,
@@ -135,7 +177,8 @@ class Gatherer:
                 f"{self._objects.uri}/{snapshot.key} was written by another job; stop that job, "
                 "or give this one a name of its own"
             ) from None
-        self._gathered, self.is_gathered = states, True
+        self._last_number = snapshot.number
+        self._note(instant, states, newest_states)
         self.snapshots.append(snapshot)
         log.info(
             "keeper: snapshot %d of %s: %d files, %s",
@@ -144,26 +187,51 @@ class Gatherer:
         )
         return snapshot
 
+    def _note(
+        self, instant: float, states: tuple[str, ...], newest_states: tuple[str, ...]
+    ) -> None:
+        self._instant, self._gathered = instant, states
+        self.is_gathered = states == newest_states
+
+    def _history(self, node: int) -> list[Listing]:
+        """The latest listings of a node, oldest first."""
+        listings = self._listings.get(node, {}).values()
+        return sorted(listings, key=lambda listing: (listing.final, listing.since))
+
+    def _newest(self) -> dict[int, Listing]:
+        return {node: self._history(node)[-1] for node in sorted(self._listings)}
+
+    @property
+    def waits_for(self) -> list[int]:
+        """Nodes that hold up a snapshot: without a listing, or with the oldest one."""
+        newest = self._newest()
+        silent = [node for node in range(self._num_nodes) if node not in newest]
+        if silent or not newest:
+            return silent
+        return [min(newest, key=lambda node: newest[node].until)]
+
+    @property
+    def has_listings(self) -> bool:
+        """True once some node has listed something."""
+        return bool(self._listings)
+
     @property
     def all_final(self) -> bool:
         """True once every node has listed its final state."""
-        return len(self._listings) == self._num_nodes and all(
-            listing.final for listing in self._listings.values()
-        )
+        return not self.not_final
 
     @property
     def not_final(self) -> list[int]:
         """Nodes whose final state is not known yet."""
+        newest = self._newest()
         return [
-            node
-            for node in range(self._num_nodes)
-            if node not in self._listings or not self._listings[node].final
+            node for node in range(self._num_nodes) if node not in newest or not newest[node].final
         ]
 
     @property
     def refusals(self) -> list[str]:
         """Reasons of nodes that have no final state."""
-        return [item.missing for _, item in sorted(self._listings.items()) if item.missing]
+        return [item.missing for item in self._newest().values() if item.missing]
 
     def prune(self, *, at_end: bool = False) -> None:
         """Delete old snapshots, then contents that nobody needs.
@@ -198,31 +266,35 @@ class Gatherer:
 
     def _hear(self) -> None:
         """Read what has changed of the other nodes' messages."""
-        known = {
-            key: node
-            for node in range(self._num_nodes)
-            if node != self._main
-            for key in (self._messages.listing(node), self._messages.until(node))
-        }
-        for info in list(self._objects.list(self._messages.prefix)):
-            if info.key not in known or self._etags.get(info.key) == info.etag:
+        untils = {self._messages.until(node): node for node in range(self._num_nodes)}
+        found = [
+            (info, self._messages.read_listing(info.key) or (untils.get(info.key, self._main), ""))
+            for info in self._objects.list(self._messages.prefix)
+        ]
+        found = [(info, place) for info, place in found if place[0] != self._main]
+        for info, (node, name) in found:
+            if self._etags.get(info.key) == info.etag:
                 continue
             try:
                 data = self._objects.get(info.key)
-                node = known[info.key]
-                if info.key == self._messages.listing(node):
-                    self._listings[node] = Listing.decode(data)
+                if name:
+                    self._listings.setdefault(node, {})[name] = Listing.decode(data)
                 else:
-                    document = json.loads(data)
-                    self._until[node] = (document["state"], document["until"])
+                    self._until[node] = {str(k): float(v) for k, v in json.loads(data).items()}
             except (ObjectMissing, ValueError, KeyError) as error:
                 log.info("keeper: %s is not understood: %s", info.key, error)
             self._etags[info.key] = info.etag
             self.news += 1
-        for node, (state, until) in self._until.items():
-            listing = self._listings.get(node)
-            if listing is not None and listing.state == state and until > listing.until:
-                self._listings[node] = listing.held_until(until)
+        there = {place for _, place in found}
+        for node, listings in self._listings.items():
+            if node == self._main:
+                continue
+            for name in [name for name in listings if (node, name) not in there]:
+                del listings[name]
+            for name, until in self._until.get(node, {}).items():
+                if name in listings and until > listings[name].until:
+                    listings[name] = listings[name].held_until(until)
+        self._listings = {node: listings for node, listings in self._listings.items() if listings}
 
     def _has_contents(self, snapshot: Snapshot) -> bool:
         """Check that every content is there and whole; tell the nodes of those that are not."""
@@ -243,9 +315,12 @@ class Gatherer:
         return not missing
 
     def _in_use(self) -> Iterable[str]:
-        """Contents that some node lists or is about to list."""
-        for listing in self._listings.values():
-            yield from (entry.sha256 for entry in listing.entries if entry.sha256)
+        """Contents that some node is about to list, or lists for a snapshot to come."""
+        newest = self._newest()
+        for node in newest:
+            for listing in self._history(node):
+                if listing is newest[node] or listing.until >= self._instant:
+                    yield from (entry.sha256 for entry in listing.entries if entry.sha256)
         for node in range(self._num_nodes):
             try:
                 yield from json.loads(self._objects.get(self._messages.intent(node)))["digests"]

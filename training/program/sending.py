@@ -6,6 +6,7 @@ import hashlib
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
@@ -76,6 +77,8 @@ class Sender:
         self._first_share = first_share
         self._bandwidth = bandwidth
         self._listed: set[str] = set()
+        self._earlier: deque[set[str]] = deque(maxlen=2)
+        """Contents of the latest listings; the main node may not have heard of them yet."""
         self.sent = 0
         """Bytes of the current upload that have been sent."""
         self.total = 0
@@ -84,6 +87,7 @@ class Sender:
     def protect(self, digests: Iterable[str]) -> None:
         """Note contents that are in the bucket and that this node's listing names."""
         self._listed = set(digests)
+        self._earlier.append(self._listed)
 
     def forget(self, digests: set[str]) -> None:
         """Note that the bucket lacks some of them."""
@@ -97,9 +101,8 @@ class Sender:
         if not fresh:
             return
         # First of all, so that nobody clears away what this upload finds there and relies on.
-        intent = {
-            "digests": sorted({*self._listed, *(x.entry.sha256 for x in items), *fresh} - {""})
-        }
+        needed = {*(item.entry.sha256 for item in items), *fresh}.union(*self._earlier)
+        intent = {"digests": sorted(needed - {""})}
         self._objects.put(self._intent_key, json.dumps(intent).encode())
         there = {info.key: info.size for info in self._objects.list(OBJECTS)}
         lacking = [

@@ -279,6 +279,11 @@ class Listing:
     """The reason why a final listing holds nothing."""
 
     @property
+    def name(self) -> str:
+        """Name of the state among those of its node: the time of its beginning."""
+        return f"{round(self.since * 1000):015d}"
+
+    @property
     def state(self) -> str:
         """Name of the content."""
         document = [entries_document(self.entries), self.final, self.missing, self.since]
@@ -317,22 +322,56 @@ class Listing:
         )
 
 
-def common_instant(listings: Sequence[Listing], skew_s: float) -> float | None:
-    """Find an instant at which every listing held, although clocks differ by up to ``skew_s``.
+HISTORY = 16
+"""Listings that a node keeps up: so many changes may pass while another node sends its files."""
 
-    One node's clock tells the instant; the listings of the others must hold ``skew_s`` longer on
-    both sides. So one node may have been caught between two changes, but not two.
+
+def common_instant(
+    histories: Sequence[Sequence[Listing]], skew_s: float, after: float = float("-inf")
+) -> tuple[float, list[Listing]] | None:
+    """Find the newest instant, not before ``after``, at which every node had a listed state.
+
+    Clocks differ by up to ``skew_s``. One node's clock tells the instant; the listings of the
+    others must hold ``skew_s`` longer on both sides. So one node may have been caught between two
+    changes, but not two. Returns the listing of each node as well.
     """
-    if listings and all(listing.final for listing in listings):
-        return max(listing.since for listing in listings)
-    for pivot in listings:
-        earliest, latest = pivot.since + pivot.quiet_s, pivot.until
-        for other in listings:
-            if other is not pivot:
-                earliest = max(earliest, other.since + max(other.quiet_s, skew_s))
-                latest = min(latest, other.until - skew_s)
-        if earliest <= latest:
-            return earliest
+    newest = [history[-1] for history in histories]
+    if newest and all(listing.final for listing in newest):
+        return max(listing.since for listing in newest), newest
+    instants = {
+        listing.since + wait_s
+        for history in histories
+        for listing in history
+        for wait_s in (listing.quiet_s, max(listing.quiet_s, skew_s))
+    }
+    for instant in sorted(instants, reverse=True):
+        if instant < after:
+            break
+        if listings := _at(instant, histories, skew_s):
+            return instant, listings
+    return None
+
+
+def _at(
+    instant: float, histories: Sequence[Sequence[Listing]], skew_s: float
+) -> list[Listing] | None:
+    chosen, exact = [], 0
+    for history in histories:
+        found = _held(instant, history, skew_s)
+        if found is None:
+            found, exact = _held(instant, history, 0.0), exact + 1
+        if found is None or exact > 1:
+            return None
+        chosen.append(found)
+    return chosen
+
+
+def _held(instant: float, history: Sequence[Listing], skew_s: float) -> Listing | None:
+    """The newest state that a node had at an instant, and ``skew_s`` around it."""
+    for listing in reversed(history):
+        begin = listing.since + max(listing.quiet_s, skew_s)
+        if begin <= instant <= listing.until - skew_s:
+            return listing
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from training.core.failures import describe
 from training.program.delivery import Complaints, Delivery
-from training.program.gathering import Gatherer, Messages, NotAlone
+from training.program.gathering import Gatherer, Messages, NotAlone, Patience
 from training.program.keeping import FinalOrder, KeeperSettings, open_snapshots
 from training.program.snapshots import clock_text
 from training.storage import ObjectMissing, Objects, StorageError, StorageRefused
@@ -49,7 +49,8 @@ class Teller:
         self._wake = threading.Event()
         self._is_open = False
         self._until_told_s = float("-inf")
-        self._told_until: tuple[str, float] | None = None
+        self._told_until: dict[str, float] = {}
+        self._patience = Patience(settings.every_s)
         self._status_written_s = float("-inf")
         self._missing: bytes = b""
         self.take_again = False
@@ -131,7 +132,7 @@ class Teller:
         self._look_for_missing()
 
     def _tell_main(self) -> None:
-        """Renew the time up to which this node's listing holds."""
+        """Renew the times up to which this node's listings hold."""
         listing = self._delivery.listing
         if listing is None:
             return
@@ -139,12 +140,12 @@ class Teller:
             self.ended = listing.missing
             return
         now_s = time.monotonic()
-        told = listing.state, listing.until
+        told = {listing.name: listing.until for listing in self._delivery.history}
         if now_s - self._until_told_s < min(_UNTIL_S, self._settings.every_s / 2):
             return
         if told != self._told_until:
-            document = json.dumps({"state": listing.state, "until": listing.until})
-            self._objects.put(self._messages.until(self._settings.node), document.encode())
+            key = self._messages.until(self._settings.node)
+            self._objects.put(key, json.dumps(told).encode())
             self._told_until, self._until_told_s = told, now_s
 
     def _gather(self, gatherer: Gatherer) -> None:
@@ -153,7 +154,8 @@ class Teller:
             self._is_open = True
         if time.monotonic() - self._status_written_s >= _STATUS_S:
             self._write_status("running")
-        made = gatherer.gather(self._delivery.listing)
+        made = gatherer.gather(self._delivery.history)
+        self._complain_of_waiting(gatherer, made is not None or gatherer.is_gathered)
         self.snapshots = tuple(snapshot.summary for snapshot in gatherer.snapshots)
         at_end = gatherer.all_final
         if made is not None:
@@ -164,6 +166,18 @@ class Teller:
         elif at_end and gatherer.is_gathered:
             self._attempt(gatherer.close)
             self.ended = ""
+
+    def _complain_of_waiting(self, gatherer: Gatherer, moves: bool) -> None:
+        """Say for which node snapshots wait, if they do for long."""
+        waits = gatherer.has_listings and not moves
+        if waited_s := self._patience.waited_s(time.monotonic(), waits=waits):
+            nodes = ", ".join(map(str, gatherer.waits_for))
+            self._complaints.say(
+                "waiting",
+                f"no snapshot of all nodes since {self.newest_text}, for {waited_s:.0f} s: it "
+                f"waits for node {nodes}, which still sends its files, writes all the time or "
+                "does not answer",
+            )
 
     def _look_for_missing(self) -> None:
         """Have sent again what the bucket has lost."""

@@ -70,17 +70,30 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
         Snapshot.decode(data)
 
 
+def _instant(*listings: Listing) -> float | None:
+    found = common_instant([[listing] for listing in listings], 1.0)
+    return found[0] if found else None
+
+
 def test_listings_need_an_instant_at_which_all_of_them_held() -> None:
-    assert common_instant([_listing(0, 10, 20), _listing(1, 15, 30)], 1.0) == 17
-    assert common_instant([_listing(0, 10, 16), _listing(1, 15, 30)], 1.0) is None
-    assert common_instant([_listing(0, 10, 20)], 1.0) == 12
+    assert _instant(_listing(0, 10, 20), _listing(1, 15, 30)) == 17
+    assert _instant(_listing(0, 10, 16), _listing(1, 15, 30)) is None
+    assert _instant(_listing(0, 10, 20)) == 12
 
 
 def test_one_node_may_have_been_caught_between_two_changes_but_not_two() -> None:
     caught = _listing(0, 15.0, 15.0, 0.0)
-    assert common_instant([caught, _listing(1, 10, 30)], 1.0) == 15
-    assert common_instant([caught, _listing(1, 14.5, 30, 0.0)], 1.0) is None
-    assert common_instant([caught, _listing(1, 10, 15.5)], 1.0) is None
+    assert _instant(caught, _listing(1, 10, 30)) == 15
+    assert _instant(caught, _listing(1, 14.5, 30, 0.0)) is None
+    assert _instant(caught, _listing(1, 10, 15.5)) is None
+
+
+def test_of_the_latest_listings_those_of_the_newest_common_instant_are_taken() -> None:
+    quick = [_listing(0, start, start + 9) for start in (0, 10, 20, 30)]
+    slow = [_listing(1, 8, 19)]
+    assert common_instant([quick, slow], 1.0) == (12, [quick[1], slow[0]])
+    assert common_instant([quick[2:], slow], 1.0) is None
+    assert common_instant([quick, slow], 1.0, after=12.5) is None
 
 
 def test_what_another_node_replaces_does_not_live_on_in_the_copy_that_a_node_was_given(

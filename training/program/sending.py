@@ -138,7 +138,7 @@ class Sender:
         digest, left = hashlib.sha256(), item.entry.bytes
         with (
             _opened(item) as file,
-            self._objects.create(object_key(item.entry.sha256)) as stream,
+            self._objects.create(object_key(item.entry.sha256), size=left) as stream,
         ):
             target: Any = stream
             while left and (block := file.read(min(_BLOCK, left))):

@@ -77,11 +77,14 @@ class Objects(Protocol):
     def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Upload a file of any size; readers see all of it or nothing."""
 
-    def create(self, key: str) -> AbstractContextManager[io.IOBase]:
-        """Open a stream for a new object of any size, invisible until the block ends.
+    def create(self, key: str, *, size: int = 0) -> AbstractContextManager[io.IOBase]:
+        """Open a stream for a new object, invisible until the block ends.
+
+        Beyond 150 GB, S3 needs larger parts, so ``size`` tells about how many bytes will come.
 
         An exception in the block leaves nothing behind. Parts go to S3 as they are written, so
-        the object is never whole on disk or in memory: at most five parts of 16 MiB are.
+        the object is never whole on disk or in memory: at most five parts are, of 16 MiB each if
+        it has less than 150 GB.
         """
 
     def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:

@@ -73,7 +73,7 @@ class LocalObjects:
             part.replace(target)
 
     @contextmanager
-    def create(self, key: str) -> Iterator[io.IOBase]:
+    def create(self, key: str, *, size: int = 0) -> Iterator[io.IOBase]:
         """Open a stream for a new object, invisible until the block ends."""
         target = self._path(key)
         with self._new_file(target) as part:

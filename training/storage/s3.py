@@ -31,6 +31,8 @@ _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
 T = TypeVar("T")
 _PART_BYTES = 16 * 1024 * 1024
+_MOST_PARTS = 9_000
+"""S3 allows 10,000 (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html); a file may grow."""
 _THREADS = 4
 """Threads per transfer: a node's 32 ranks transfer at once, so few are enough."""
 _REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
@@ -178,7 +180,8 @@ class S3Objects:
 
     def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Upload a file in parts; readers see all of it or nothing."""
-        with self.create(key) as stream, path.open("rb") as file:
+        size = path.stat().st_size
+        with self.create(key, size=size) as stream, path.open("rb") as file:
             target: Any = stream
             while part := file.read(_PART_BYTES):
                 target.write(part)
@@ -186,12 +189,12 @@ class S3Objects:
                     on_bytes(len(part))
 
     @contextmanager
-    def create(self, key: str) -> Iterator[io.IOBase]:
+    def create(self, key: str, *, size: int = 0) -> Iterator[io.IOBase]:
         """Open a stream for a new object, invisible until the block ends."""
         upload = MultipartUpload(
             self._client,
             self._where(key),
-            part_bytes=_PART_BYTES,
+            part_bytes=max(_PART_BYTES, -(-size // _MOST_PARTS)),
             num_threads=_THREADS,
             retry=lambda action: self._do("write", key, lambda attempt: action()),
         )

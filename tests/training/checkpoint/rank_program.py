@@ -137,7 +137,7 @@ class Stuck(LocalObjects):
     """Storage that takes some bytes and then nothing."""
 
     @contextmanager
-    def create(self, key: str) -> Iterator[io.IOBase]:
+    def create(self, key: str, *, size: int = 0) -> Iterator[io.IOBase]:
         with super().create(key) as stream:
             if "step-00000020" in str(self.uri):
                 print("stuck", flush=True)

@@ -107,7 +107,7 @@ class Broken(LocalObjects):
         self._meanwhile = meanwhile
 
     @contextmanager
-    def create(self, key: str) -> Iterator[io.IOBase]:
+    def create(self, key: str, *, size: int = 0) -> Iterator[io.IOBase]:
         self._meanwhile()
         self._meanwhile = lambda: None
         raise OSError("no space left")
@@ -139,7 +139,7 @@ class Forgetful(LocalObjects):
         self._kept_bytes = kept_bytes
 
     @contextmanager
-    def create(self, key: str) -> Iterator[io.IOBase]:
+    def create(self, key: str, *, size: int = 0) -> Iterator[io.IOBase]:
         with super().create(key) as stream:
             yield stream
         path = Path(self.uri) / key

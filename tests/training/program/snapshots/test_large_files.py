@@ -1,0 +1,36 @@
+"""Files beyond the size that S3's 10,000 parts of 16 MiB have."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from tests.training.program.snapshots.kept_nodes import Job
+from training.program.capture import Held
+from training.program.folder import look
+from training.program.sending import Bandwidth, Sender
+from training.program.snapshots import Entry, Root, object_key
+from training.storage import s3
+
+
+def test_parts_grow_with_the_file_so_that_s3_takes_all_of_them(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "_MOST_PARTS", 2)
+    (node,) = job.attempt()
+    content = bytes(40_000_000)
+    path = node.folder / "model.bin"
+    path.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    entry = Entry(root=Root.CHECKPOINTS, path="model.bin", bytes=len(content), sha256=digest)
+    held = Held(entry=entry, seen=look(node.folder)["model.bin"], source=path)
+    sender = Sender(job.snapshots, intent_key="sends", first_share=0, bandwidth=Bandwidth(1e12))
+    sender.send([held])
+    job.snapshots.put_file("file", path)
+
+    for key in (object_key(digest), "file"):
+        (info,) = job.snapshots.list(key)
+        # The entity tag of an object in parts ends in their number.
+        assert info.size == len(content) and info.etag.strip('"').endswith("-2")
+    assert job.snapshots.get(object_key(digest)) == content

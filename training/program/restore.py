@@ -18,6 +18,7 @@ from training.program.capture import NOTHING, Place, Restored, sha256_of
 from training.program.folder import Seen
 from training.program.graphs import usable
 from training.program.keeping import open_snapshots
+from training.program.selection import select
 from training.program.settings import NotPrepared, Workspace
 from training.program.snapshots import (
     Entry,
@@ -93,8 +94,8 @@ def restore(
     for number in reversed(snapshot_numbers(objects)):
         try:
             snapshot = Snapshot.decode(objects.get(snapshot_key(number)))
-            entries = _without_unusable_graphs(snapshot.for_node(target.node))
-            _fetch(objects, target, snapshot, entries, report)
+            wanted = _without_unusable_graphs(snapshot.for_node(target.node))
+            entries = _fetch(objects, target, snapshot, wanted, report)
         except ObjectMissing:
             continue  # cleared away meanwhile
         except (ValueError, _Damaged) as error:
@@ -126,23 +127,35 @@ def _fetch(
     snapshot: Snapshot,
     entries: Sequence[Entry],
     report: Callable[[str], None],
-) -> None:
-    """Download into a folder beside, then put everything into its place."""
+) -> Sequence[Entry]:
+    """Download into a folder beside, then put everything into its place; returns what was
+    restored."""
     arriving = target.scratch / "arriving"
     shutil.rmtree(arriving, ignore_errors=True)
     arriving.mkdir(parents=True)
     try:
-        wanted = {entry.sha256: entry for entry in entries if entry.kind is Kind.FILE}
-        needed = sum(entry.bytes for entry in entries)
         free = shutil.disk_usage(arriving).free
-        if needed > free:
-            raise NoRoom(
-                f"snapshot {snapshot.number} has {size_text(needed)}, and {size_text(free)} are "
-                f"free at {target.scratch}; give the nodes a larger volume (context key "
-                "root_volume_gib)"
+        selection = select(
+            snapshot, entries, node=target.node, num_nodes=target.num_nodes, free=free
+        )
+        if selection.needed > free:
+            others = (
+                f", of {snapshot.nodes} nodes, all of which are needed on {target.num_nodes}"
+                if snapshot.nodes != target.num_nodes
+                else ""
             )
+            raise NoRoom(
+                f"snapshot {snapshot.number} has {size_text(selection.needed)}{others}, and "
+                f"{size_text(free)} are free at {target.scratch}; give the nodes a larger volume "
+                "(context key root_volume_gib)"
+            )
+        if selection.left_out:
+            log.info("launch: snapshot %d: %s", snapshot.number, selection.explain(free))
+        entries = selection.entries
+        wanted = {entry.sha256: entry for entry in entries if entry.kind is Kind.FILE}
         _download(objects, arriving, list(wanted.values()), report)
         _place(arriving, target, snapshot, entries, report)
+        return entries
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -12,9 +13,11 @@ from typing import Any
 
 from training.core.failures import describe
 from training.program.delivery import Complaints, Delivery
+from training.program.folder import look
 from training.program.gathering import Gatherer, Messages, NotAlone, Patience
 from training.program.keeping import FinalOrder, KeeperSettings, open_snapshots
-from training.program.snapshots import clock_text
+from training.program.selection import too_large
+from training.program.snapshots import Snapshot, clock_text
 from training.storage import ObjectMissing, Objects, StorageError, StorageRefused
 from training.storage.results import now_utc
 from trainium_catalogue.contract import RUN_STATUS, run_key
@@ -50,6 +53,7 @@ class Teller:
         self._is_open = False
         self._until_told_s = float("-inf")
         self._told_until: dict[str, float] = {}
+        self._warned_of_size = False
         self._patience = Patience(settings.every_s)
         self._status_written_s = float("-inf")
         self._missing: bytes = b""
@@ -159,6 +163,7 @@ class Teller:
         self.snapshots = tuple(snapshot.summary for snapshot in gatherer.snapshots)
         at_end = gatherer.all_final
         if made is not None:
+            self._warn_of_size(made)
             self._attempt(lambda: gatherer.prune(at_end=at_end))
             self.snapshots = tuple(snapshot.summary for snapshot in gatherer.snapshots)
         if at_end and gatherer.refusals:
@@ -166,6 +171,17 @@ class Teller:
         elif at_end and gatherer.is_gathered:
             self._attempt(gatherer.close)
             self.ended = ""
+
+    def _warn_of_size(self, made: Snapshot) -> None:
+        """Say once that the files of all nodes do not fit on one of them."""
+        if self._warned_of_size:
+            return
+        folder = self._settings.checkpoints
+        held = sum(seen.size for seen in look(folder).values())
+        room = shutil.disk_usage(folder).free + held
+        if text := too_large(made, self._settings.node, room):
+            self._warned_of_size = True
+            log.info("keeper: %s", text)
 
     def _complain_of_waiting(self, gatherer: Gatherer, moves: bool) -> None:
         """Say for which node snapshots wait, if they do for long."""

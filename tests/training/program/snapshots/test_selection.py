@@ -1,0 +1,104 @@
+"""What a node is given when the files of all nodes do not fit on its disk."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.training.program.snapshots.kept_nodes import Job, checkpoints
+from training.program import selection
+from training.program.restore import NoRoom
+from training.program.selection import select, too_large
+from training.program.snapshots import Entry, Root, Snapshot
+
+_MIB = 1024**2
+
+
+def _shard(node: int, size: int = 100 * _MIB, age: int = 0) -> Entry:
+    return Entry(
+        root=Root.CHECKPOINTS,
+        path=f"step-1/__{node}_{age}.distcp",
+        bytes=size,
+        sha256=f"{node}{age}",
+        mtime_ns=-age,
+        nodes=(node,),
+    )
+
+
+def _snapshot(*entries: Entry) -> Snapshot:
+    return Snapshot(number=1, at="", nodes=4, main=0, entries=entries)
+
+
+def test_a_node_needs_its_own_files_the_main_nodes_and_small_ones() -> None:
+    small = _shard(3, 64 * _MIB, age=1)
+    snapshot = _snapshot(_shard(0), _shard(1), _shard(2), _shard(3), small)
+    found = select(snapshot, snapshot.entries, node=1, num_nodes=4, free=265 * _MIB)
+
+    assert list(found.entries) == [_shard(0), _shard(1), small]
+    assert list(found.left_out) == [_shard(2), _shard(3)]
+    assert found.explain(265 * _MIB) == (
+        "2 large files of other nodes, 209.7 MB, are left out, as 277.9 MB are free "
+        "(step-1/__2_0.distcp, step-1/__3_0.distcp); a program that reads the files of all nodes "
+        "on each of them needs a larger volume (context key root_volume_gib)"
+    )
+
+
+def test_of_the_others_files_the_newest_are_given_as_far_as_they_fit() -> None:
+    old, new = _shard(2, age=9), _shard(3, age=1)
+    snapshot = _snapshot(_shard(1), old, new)
+    for free, left_out in ((223, [old]), (222, [old, new]), (334, [])):
+        found = select(snapshot, snapshot.entries, node=1, num_nodes=4, free=free * _MIB)
+        assert sorted(found.left_out, key=lambda x: x.nodes) == left_out, free
+
+
+def test_on_another_number_of_nodes_all_are_needed() -> None:
+    snapshot = _snapshot(_shard(1), _shard(2))
+    found = select(snapshot, snapshot.entries, node=1, num_nodes=3, free=0)
+    assert found.entries == snapshot.entries and not found.left_out
+
+
+def test_a_job_goes_on_where_the_files_of_all_nodes_do_not_fit(
+    local_job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = local_job
+    nodes = job.attempt(3, every_s=3600)
+    for node in nodes:
+        node.start_keeper()
+        (node.folder / f"shard-{node.settings.node}").write_bytes(
+            bytes([node.settings.node]) * 1000
+        )
+        node.end()
+    for node in nodes:
+        assert node.wait().failure is None
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2500))
+    monkeypatch.setattr(selection, "_SMALL_BYTES", 10)
+
+    nodes = job.attempt(3, every_s=3600)
+    for node in nodes:
+        node.restore(job.snapshots)
+    given = [set(checkpoints(node)) for node in nodes]
+    assert given[1] == {"shard-0", "shard-1"} and given[2] == {"shard-0", "shard-2"}
+    assert "1 large files of other nodes, 1.0 kB, are left out" in capfd.readouterr().out
+    (alone,) = job.attempt(1)
+    with pytest.raises(NoRoom, match=r"of 3 nodes, all of which are needed on 1, and 2\.5 kB are"):
+        alone.restore(job.snapshots)
+
+    # What a node was not given is still the other node's in the next snapshot.
+    for node in nodes:
+        node.start_keeper()
+        (node.folder / "latest").write_text("x")
+        node.end()
+    for node in nodes:
+        assert node.wait().failure is None
+    assert {e.path for e in job.newest().files} == {"shard-0", "shard-1", "shard-2", "latest"}
+
+
+def test_the_main_node_warns_when_the_files_of_all_nodes_do_not_fit_on_one() -> None:
+    snapshot = _snapshot(_shard(0), _shard(1))
+    assert too_large(snapshot, 0, 200 * _MIB) == ""
+    assert too_large(snapshot, 0, 200 * _MIB - 1).startswith(
+        "the files of all nodes have 209.7 MB, and a node has room for 209.7 MB: the next attempt "
+        "on 4 nodes gives each its own files"
+    )

@@ -44,6 +44,8 @@ class Failure:
     """-1: not a rank, but the process that runs all ranks of the node."""
     code: ExitCode
     error: str
+    weak: bool = False
+    """True if only an exit status is known, which a program also chooses when a peer is lost."""
 
     @property
     def whose(self) -> str:
@@ -102,7 +104,15 @@ def read_states(scratch: Path) -> dict[Path, WorkerState]:
 def read_failures(scratch: Path) -> list[Failure]:
     """Read every failure recorded by a worker."""
     documents = [json.loads(path.read_text()) for path in sorted(scratch.glob("failure-*.json"))]
-    return [Failure(rank=d["rank"], code=ExitCode(d["code"]), error=d["error"]) for d in documents]
+    return [
+        Failure(
+            rank=d["rank"],
+            code=ExitCode(d["code"]),
+            error=d["error"],
+            weak=bool(d.get("weak", False)),
+        )
+        for d in documents
+    ]
 
 
 def _write_whole(path: Path, document: dict[str, Any]) -> None:

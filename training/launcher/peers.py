@@ -223,6 +223,11 @@ class Hub:
             self.broadcast({"type": "alive"})
         return events
 
+    @property
+    def heard_s(self) -> float:
+        """When the member that has been silent for longest was heard."""
+        return min((link.heard_s for link in self.members.values()), default=float("inf"))
+
     def broadcast(self, message: Message) -> None:
         """Send to every member; a broken link shows up in the next ``poll``."""
         for index in self.members:

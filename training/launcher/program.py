@@ -232,11 +232,12 @@ class ProgramNode(LocalNode):
             ending = any(state.rank in failed for state in alive)
             if ending and now_s - self._first_failure_s < _LAST_WORDS_S:
                 return None
-            first = min(failures, key=lambda f: Verdict(code=f.code, reason="").strength)
+            first = min(failures, key=lambda f: (Verdict(code=f.code, reason="").strength, f.weak))
             return Verdict(
                 code=first.code,
                 reason=f"{self._label}: {first.whose}{first.error}",
                 symptom=first.code is ExitCode.HOST,
+                weak=first.weak,
             )
         if (kept := self._keep(now_s)) is not None and (problem := kept.look().problem):
             return self._told_by_keeper(problem)
@@ -292,7 +293,8 @@ class ProgramNode(LocalNode):
     def _crashed(self, status: int, local_rank: int) -> Verdict:
         """Judge a rank of which only the exit status is known.
 
-        A status of its own is the program's word, and would be the same again. A signal is not: a
+        A status of its own is the program's word, and would be the same again, unless a node was
+        lost: then it says only that a connection broke. A signal is not: a
         lost peer makes torch and the Neuron runtime abort (SIGABRT), a broken device or driver
         ends in SIGSEGV or SIGBUS as often as a mistake in native code, and the kernel kills what
         needs too much memory on this node. The number of attempts is bounded, so that a mistake
@@ -303,6 +305,7 @@ class ProgramNode(LocalNode):
             return Verdict(
                 code=ExitCode.WORKLOAD,
                 reason=f"{self._label}: {rank} ended with exit code {status}, without an exception",
+                weak=True,
             )
         number = -status
         try:

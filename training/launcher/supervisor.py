@@ -183,6 +183,7 @@ class MainRole(_Role):
         board = Board(
             num_nodes=self._node.num_nodes,
             wait_s=min(MAX_WAIT_FOR_CAUSE_S, self._tools.parameters.peer_timeout_s),
+            peer_timeout_s=self._tools.parameters.peer_timeout_s,
         )
         joined = {self._node.node_index}
         limit_s = self._node.time_limit_s
@@ -224,7 +225,7 @@ class MainRole(_Role):
                     went = True
                     hub.broadcast({"type": "go"})
                     self._tools.program.go()
-            decision = board.decision(now)
+            decision = board.decision(now, heard_s=hub.heard_s)
             if decision is not None:
                 break
             if board.all_joined and not started and not board.verdicts:
@@ -260,7 +261,7 @@ class MainRole(_Role):
         if isinstance(event, Lost):
             self._is_alone = True
             reason = f"node {event.node} was lost: {event.how}"
-            board.report(event.node, Verdict(code=ExitCode.HOST, reason=reason), now)
+            board.lose(event.node, Verdict(code=ExitCode.HOST, reason=reason), now)
             return
         message = event.message
         if message["type"] == "hello":
@@ -376,7 +377,9 @@ class ChildRole(_Role):
     def _note(self, event: Event, sent: Verdict | None) -> Verdict | None:
         if isinstance(event, Lost):
             lost = Verdict(code=ExitCode.HOST, reason=f"the main node was lost: {event.how}")
-            return lost if sent is None or sent.code is ExitCode.OK else better(sent, lost)
+            if sent is None or sent.code is ExitCode.OK or sent.weak:
+                return lost
+            return better(sent, lost)
         message = event.message
         if message["type"] == "start":
             self._tools.start_workers(int(message["port"]))

@@ -40,6 +40,9 @@ class Verdict:
     """True if workers get SIGTERM and time to finish, because nothing is broken yet."""
     symptom: bool = False
     """True for a broken connection, whose cause is probably on another node."""
+    weak: bool = False
+    """True for an exit status without an exception: a program that catches the error of a broken
+    connection may end so as well."""
 
     @property
     def strength(self) -> int:
@@ -53,6 +56,7 @@ class Verdict:
             "reason": self.reason,
             "graceful": self.graceful,
             "symptom": self.symptom,
+            "weak": self.weak,
         }
 
     @staticmethod
@@ -67,6 +71,7 @@ class Verdict:
                 reason=str(message["reason"]),
                 graceful=bool(message["graceful"]),
                 symptom=bool(message["symptom"]),
+                weak=bool(message["weak"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a verdict: {error!r}") from None
@@ -111,7 +116,9 @@ def out_of_time(node: NodeContract, time_limit_s: int) -> Verdict:
 
 def better(first: Verdict | None, second: Verdict) -> Verdict:
     """Pick the better evidence; the first verdict if they are equal."""
-    return second if first is None or second.strength < first.strength else first
+    if first is None or (second.strength, second.weak) < (first.strength, first.weak):
+        return second
+    return first
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +127,9 @@ class Board:
 
     num_nodes: int
     wait_s: float
+    peer_timeout_s: float = 0.0
     verdicts: dict[int, Verdict] = field(default_factory=dict)
+    lost: dict[int, Verdict] = field(default_factory=dict)
     first_failure_s: float | None = None
     all_joined: bool = False
 
@@ -130,11 +139,18 @@ class Board:
         if verdict.code is not ExitCode.OK and self.first_failure_s is None:
             self.first_failure_s = now_s
 
-    def decision(self, now_s: float) -> Verdict | None:
+    def lose(self, node: int, verdict: Verdict, now_s: float) -> None:
+        """Record that a node was lost."""
+        self.lost[node] = verdict
+        self.report(node, verdict, now_s)
+
+    def decision(self, now_s: float, *, heard_s: float = float("inf")) -> Verdict | None:
         """The job's verdict, or None while it may still change.
 
         Success needs every node. A failure waits ``wait_s`` for better evidence, unless there can
-        be none: it is conclusive, every node has reported, or all preflights are known.
+        be none: it is conclusive, every node has reported, or all preflights are known. Weak
+        evidence gives way to the loss of a node, so it waits until every node has been heard from
+        since; ``heard_s`` is when the node that has been silent for longest was.
         """
         failures = {n: v for n, v in self.verdicts.items() if v.code is not ExitCode.OK}
         complete = len(self.verdicts) == self.num_nodes
@@ -143,13 +159,15 @@ class Board:
             return Verdict(code=ExitCode.OK, reason="every node finished") if done else None
         # Causes before symptoms; and if one node is told to stop while another is already lost,
         # a grace period is pointless.
-        best = min(failures.values(), key=lambda v: (v.strength, v.symptom, v.graceful))
+        best = min(failures.values(), key=lambda v: (v.strength, v.weak, v.symptom, v.graceful))
         assert self.first_failure_s is not None
+        if best.weak and self.lost:
+            best = next(iter(self.lost.values()))
         final = (
-            best.code in _CONCLUSIVE
+            (best.code in _CONCLUSIVE and not best.weak)
             or complete
             or (best.code is ExitCode.PREFLIGHT and self.all_joined)
-            or now_s >= self.first_failure_s + self.wait_s
+            or now_s >= self._settled_s(best, heard_s)
         )
         if not final:
             return None
@@ -157,3 +175,11 @@ class Board:
             reasons = [v.reason for _, v in sorted(failures.items()) if v.code is best.code]
             return Verdict(code=best.code, reason="; ".join(reasons))
         return best
+
+    def _settled_s(self, best: Verdict, heard_s: float) -> float:
+        """Tell until when better evidence than ``best`` may come."""
+        assert self.first_failure_s is not None
+        settled_s = self.first_failure_s + self.wait_s
+        if best.weak and heard_s < self.first_failure_s:
+            settled_s += self.peer_timeout_s
+        return settled_s

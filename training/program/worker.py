@@ -46,11 +46,11 @@ class _Rank:
         with open(f"{self._scratch}/{_SPEC_FILE}", "rb") as file:
             return [os.fsdecode(word) for word in file.read().split(b"\0")]
 
-    def fail(self, code: int, error: str) -> None:
+    def fail(self, code: int, error: str, *, weak: bool = False) -> None:
         """Write a failure, of the form of ``training.core.progress.Failure``."""
         import json
 
-        document = {"rank": int(self._rank), "code": code, "error": error}
+        document = {"rank": int(self._rank), "code": code, "error": error, "weak": weak}
         self._write(f"failure-{self._rank}.json", json.dumps(document))
 
     def _write(self, name: str, text: str) -> None:
@@ -153,7 +153,7 @@ def main() -> None:
             if status is None or (isinstance(status, int) and status & 0xFF == 0):
                 rank.report("ended", ready=True, done=True)
             else:
-                rank.fail(1, _ended_by_itself(status))
+                rank.fail(1, _ended_by_itself(status), weak=True)
         raise
     except BaseException as error:
         trace = error.__traceback__

@@ -138,3 +138,39 @@ def test_no_grace_where_a_node_is_already_lost() -> None:
 @given(VERDICTS, VERDICTS)
 def test_better_evidence_never_gets_worse(first: Verdict, second: Verdict) -> None:
     assert better(first, second).strength == min(first.strength, second.strength)
+
+
+WEAK = Verdict(code=ExitCode.WORKLOAD, reason="ended with 1", weak=True)
+LOST = Verdict(code=ExitCode.HOST, reason="node 1 was lost")
+
+
+@pytest.mark.parametrize("is_lost_first", [True, False])
+def test_the_loss_of_a_node_beats_a_mere_exit_status(is_lost_first: bool) -> None:
+    collected = Board(num_nodes=3, wait_s=5, peer_timeout_s=30)
+    if is_lost_first:
+        collected.lose(1, LOST, 10)
+    collected.report(0, WEAK, 10)
+    assert collected.decision(39, heard_s=9) is None or is_lost_first
+    if not is_lost_first:
+        collected.lose(1, LOST, 40)
+
+    assert collected.decision(40) == LOST
+
+
+def test_an_exit_status_counts_once_every_node_has_been_heard_from_since() -> None:
+    collected = Board(num_nodes=3, wait_s=5, peer_timeout_s=30)
+    collected.report(0, WEAK, 10)
+
+    assert collected.decision(14.9, heard_s=11) is None
+    assert collected.decision(15, heard_s=9) is None
+    assert collected.decision(15, heard_s=11) == WEAK
+    assert collected.decision(45, heard_s=9) == WEAK
+
+
+def test_an_exception_beats_the_loss_of_a_node() -> None:
+    collected = Board(num_nodes=3, wait_s=5, peer_timeout_s=30)
+    collected.lose(1, LOST, 10)
+    collected.report(0, WEAK, 10)
+    collected.report(2, verdict(ExitCode.WORKLOAD, "ValueError"), 11)
+
+    assert collected.decision(11) == verdict(ExitCode.WORKLOAD, "ValueError")

@@ -177,6 +177,23 @@ def test_a_lost_launcher_ends_a_program_for_a_retry(
     assert "node 1 was lost: its launcher " in cluster.log(0)
 
 
+@pytest.mark.parametrize("ending", ["os._exit(1)", "sys.exit(1)"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_survivor_that_hides_the_broken_connection_does_not_end_the_run(
+    cluster: Cluster, number: signal.Signals, ending: str
+) -> None:
+    lost = cluster.folder / "lost"
+    wait = f"while not os.path.exists({str(lost)!r}): time.sleep(0.05)"
+    start(cluster, "work()", f"{wait}\n{ending}")
+    cluster.wait_for("still works", node=1)
+
+    os.kill(cluster.launcher(1), number)
+    lost.touch()
+
+    assert cluster.end(within_s=scaled(30)) == {0: 75, 1: 137}, cluster.all_logs()
+    assert "node 1 was lost: its launcher " in cluster.log(0).splitlines()[-1]
+
+
 def test_nobody_waits_for_the_files_of_a_lost_node_when_told_to_stop(cluster: Cluster) -> None:
     """Volcano stops the other pods of a job as soon as one has failed."""
     start(cluster, "work()", flags=("--stop-grace-s=500", "--snapshot-every-s=1"))

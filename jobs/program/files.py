@@ -53,7 +53,7 @@ def select(
 
     ``ignores`` are further patterns to leave out, such as the folder for checkpoints.
     """
-    tracked, git, remark = _by_git(folder)
+    tracked, git, remark = _by_git(folder, (*exclude, *ignores))
     everything = sorted(_walk(folder)) if tracked is None or include else ()
     candidates = everything if tracked is None else sorted({*tracked, *everything})
     listed = None if tracked is None else set(tracked)
@@ -135,12 +135,14 @@ def _environments(folder: Path, walked: bool) -> Iterator[str]:
         )
 
 
-def _by_git(folder: Path) -> tuple[list[str] | None, Git | None, str | None]:
+def _by_git(
+    folder: Path, exclude: Sequence[str]
+) -> tuple[list[str] | None, Git | None, str | None]:
     """List what git tracks or does not ignore; None where there is no repository."""
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None, None, None
     try:
-        names = list(_listed_by_git(folder, ""))
+        names = list(_listed_by_git(folder, "", exclude))
         git = _state(folder)
     except (OSError, subprocess.CalledProcessError) as error:
         said = str(getattr(error, "stderr", "") or error).strip().partition("\n")[0]
@@ -150,7 +152,7 @@ def _by_git(folder: Path) -> tuple[list[str] | None, Git | None, str | None]:
     return names, git, None
 
 
-def _listed_by_git(folder: Path, prefix: str) -> Iterator[str]:
+def _listed_by_git(folder: Path, prefix: str, exclude: Sequence[str]) -> Iterator[str]:
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in dict.fromkeys(listed.split("\0")):
         path = folder / name
@@ -158,9 +160,24 @@ def _listed_by_git(folder: Path, prefix: str) -> Iterator[str]:
             continue  # deleted, not yet committed
         if path.is_dir() and not path.is_symlink():
             # A submodule, or another repository inside: git lists its folder only.
-            yield from _listed_by_git(path, f"{prefix}{name.rstrip('/')}/")
+            shown = f"{prefix}{name.rstrip('/')}"
+            if not (path / ".git").exists():
+                if not match_any(f"{shown}/.git", exclude):
+                    _refuse_if_submodule(folder, shown, name)
+                continue
+            yield from _listed_by_git(path, f"{shown}/", exclude)
         else:
             yield prefix + name
+
+
+def _refuse_if_submodule(folder: Path, shown: str, name: str) -> None:
+    """Refuse a submodule whose files a plain clone has not brought; its index entry is a commit."""
+    if _git(folder, "ls-files", "--stage", "--", name).startswith("160000 "):
+        raise Refusal(
+            "no-submodule",
+            f"{shown} is a submodule whose files are not here, as after a plain clone; fetch them "
+            f"with: git submodule update --init {shown}; or leave it out: --exclude {shown}",
+        )
 
 
 def _state(folder: Path) -> Git:

@@ -148,6 +148,30 @@ def test_a_repository_inside_goes_along(tmp_path: Path, write: Write) -> None:
     assert paths(tmp_path) == ["train.py", "vendored/lib.py"]
 
 
+def test_a_submodule_that_a_plain_clone_left_empty_is_refused(tmp_path: Path, write: Write) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "part.py").write_text("x = 1\n")
+    git(library, "init", "-q")
+    git(library, "add", ".")
+    git(library, "commit", "-qm", "x")
+    write("train.py", "import part\n")
+    whole, clone = tmp_path / "mine", tmp_path / "clone"
+    git(whole, "init", "-q")
+    local = ("-c", "protocol.file.allow=always")
+    git(whole, *local, "submodule", "add", "-q", str(library), "vendor/library")
+    git(whole, "add", ".")
+    git(whole, "commit", "-qm", "x")
+    git(tmp_path, "clone", "-q", str(whole), str(clone))
+
+    with pytest.raises(Refusal, match="git submodule update --init vendor/library"):
+        select(clone, include=(), exclude=())
+    left_out = select(clone, include=(), exclude=("vendor",))
+    assert left_out.paths == (".gitmodules", "train.py")
+    git(clone, *local, "submodule", "update", "-q", "--init", "vendor/library")
+    assert "vendor/library/part.py" in select(clone, include=(), exclude=()).paths
+
+
 def test_a_folder_that_git_ignores_goes_as_a_whole_and_says_so(
     tmp_path: Path, write: Write
 ) -> None:

@@ -129,7 +129,7 @@ class ProgramNode(LocalNode):
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         """Make the program's environment of that of other workloads' workers."""
-        return program_environment(env, self._settings, self._folders)
+        return program_environment(env, self._settings, self._folders, self._node.device)
 
     @property
     def prepared(self) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import training
 import trainium_catalogue
+from training.core.contract import DeviceKind
 from training.program.reports import PROGRESS_FILE
 from training.program.settings import Folders, ProgramSettings
 from trainium_catalogue.contract import (
@@ -48,7 +49,7 @@ CREDENTIALS = (
 
 
 def program_environment(
-    env: Mapping[str, str], settings: ProgramSettings, folders: Folders
+    env: Mapping[str, str], settings: ProgramSettings, folders: Folders, device: DeviceKind
 ) -> dict[str, str]:
     """Make the program's environment of that of other workloads' workers."""
     result = dict(env)
@@ -68,6 +69,9 @@ def program_environment(
     }
     # The bucket has a copy of this folder, which comes back with the next attempt.
     result.setdefault("NEURON_COMPILE_CACHE_URL", str(folders.cache))
+    if device is DeviceKind.TORCH_NEURON:
+        # It keeps graphs in a folder of its own, by default below /tmp (docs/verification.md).
+        result.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", str(folders.torchneuron_cache))
     if settings.dataset:
         result[ENV_DATASET_DIR] = str(folders.dataset)
     if settings.input:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from training.core.arguments import parse
-from training.core.contract import NodeContract
+from training.core.contract import DeviceKind, NodeContract
 from training.core.failures import describe
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
@@ -109,6 +109,8 @@ def prepare(
             with (scratch / PROGRAM_FILE).open("ab") as file:
                 file.write(b"".join(b"\0" + os.fsencode(word) for word in words))
     unlock(folders.cache)
+    if node.device is DeviceKind.TORCH_NEURON:
+        folders.torchneuron_cache.mkdir(exist_ok=True)
 
 
 def unlock(cache: Path) -> None:

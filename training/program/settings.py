@@ -123,6 +123,11 @@ class Folders:
     cache: Path
     """Compiled graphs, kept in the bucket as well."""
 
+    @property
+    def torchneuron_cache(self) -> Path:
+        """Graphs of TorchNeuron, which do not go where the other compiled graphs go."""
+        return self.cache / "torchneuron"
+
     @staticmethod
     def of(scratch: Path, settings: ProgramSettings, node: NodeContract) -> Folders:
         """Locate the folders; nothing is made yet."""

@@ -45,7 +45,8 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
         name="resume-arguments",
         default="",
         help="arguments added once checkpoints have been given back, for a program that must be "
-        "told to resume: '--resume out/last.pt'; 'out/checkpoint-*' stands for the newest",
+        "told to resume, after an equals sign: --resume-arguments='--resume out/last.pt'; "
+        "out/checkpoint-* stands for the newest",
     ),
     Parameter(
         name="snapshot-every-s",

@@ -87,15 +87,16 @@ def same_content(before: Seen, status: os.stat_result) -> bool:
     )
 
 
-def open_for_writing(roots: Iterable[Path], pids: Iterable[int]) -> set[Path]:
-    """Find files below ``roots`` that one of the processes may write to.
+def open_for_writing(roots: Iterable[Path], pids: Iterable[int]) -> dict[Path, bool]:
+    """Find files below ``roots`` that one of the processes may write to; True for those mapped.
 
     That is a descriptor opened for writing (proc(5), fdinfo: flags) or a shared writable mapping,
-    which lasts after its descriptor is closed.
+    which lasts after its descriptor is closed. Writing through a mapping changes a file's time
+    only when the kernel gets to it (mmap(2)), so the time of one that is mapped says little.
     """
     # The kernel tells real paths.
     beginnings = tuple(f"{os.path.realpath(root)}/" for root in roots)
-    found: set[Path] = set()
+    found: dict[Path, bool] = {}
     for pid in pids:
         process = Path(f"/proc/{pid}")
         try:
@@ -103,7 +104,7 @@ def open_for_writing(roots: Iterable[Path], pids: Iterable[int]) -> set[Path]:
                 try:
                     target = str(descriptor.readlink())
                     if target.startswith(beginnings) and _is_writable(process, descriptor.name):
-                        found.add(Path(target))
+                        found.setdefault(Path(target), False)
                 except OSError:
                     continue  # closed meanwhile
             with (process / "maps").open(errors="surrogateescape") as maps:
@@ -113,7 +114,7 @@ def open_for_writing(roots: Iterable[Path], pids: Iterable[int]) -> set[Path]:
                     if len(fields) < 6 or not fields[5].startswith(beginnings):
                         continue
                     if fields[1][1] == "w" and fields[1][3] == "s":
-                        found.add(Path(fields[5]))
+                        found[Path(fields[5])] = True
         except OSError:
             continue  # it has ended
     return found

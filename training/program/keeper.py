@@ -101,6 +101,8 @@ class KeeperProcess:
         """What the latest parcel was made of, to send nothing twice."""
         self._whole: float | None = None
         """Start of a state that was quiet, with no file open and every worker alive."""
+        self._busy: list[str] = []
+        """Files that were open for writing at the latest look at that."""
         self._next_at = 0.0
         self._broken = False
         self._problem: Problem | None = None
@@ -146,11 +148,13 @@ class KeeperProcess:
         elif self._may_hurry(now) and not self._open_files():
             self._take(quiet_s=0.0)
         elif now - self._next_at > max(60.0, 3 * self._settings.every_s):
+            what = f"the program writes all the time, now {self._watch.last_changed}"
+            if self._watch.is_quiet and self._busy:
+                what = f"the program has {self._busy[0]} open for writing"
             self._complaints.say(
                 "busy",
-                f"no snapshot since {self._teller.newest_text}: the program writes all the time, "
-                f"now {self._watch.last_changed}; a snapshot needs {self._settings.quiet_s:g} s "
-                "in which no file is written",
+                f"no snapshot since {self._teller.newest_text}: {what}; a snapshot needs "
+                f"{self._settings.quiet_s:g} s in which no file is written",
             )
 
     def _may_hurry(self, now: float) -> bool:
@@ -174,9 +178,13 @@ class KeeperProcess:
         """Tell if some process of the launch may be writing to a file that matters."""
         found = open_for_writing([self._watch.root], self._pids())
         root, now = Path(os.path.realpath(self._watch.root)), self._clock.now()
-        names = [path.relative_to(root).as_posix() for path in found]
-        busy = [n for n in names if not self._watch.is_log(n) and not self._watch.is_idle(n, now)]
-        return bool(busy)
+        names = {path.relative_to(root).as_posix(): mapped for path, mapped in found.items()}
+        self._busy = [
+            name
+            for name, mapped in names.items()
+            if not self._watch.is_log(name) and (mapped or not self._watch.is_idle(name, now))
+        ]
+        return bool(self._busy)
 
     def _pids(self) -> list[int]:
         return marked(ENV_SCRATCH, str(self._settings.scratch))

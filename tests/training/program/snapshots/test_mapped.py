@@ -1,0 +1,39 @@
+"""A file that is mapped for writing may change without a sign of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.training.program.snapshots.kept_nodes import Job, paths
+from training.program.folder import open_for_writing
+
+_OPEN = "import mmap; file = open('state.bin', 'r+b')\n"
+_WAIT = "print('open', flush=True); input()"
+
+
+@pytest.mark.parametrize(
+    ("how", "mapped"), [("", False), ("m = mmap.mmap(file.fileno(), 0)\n", True)]
+)
+def test_a_file_that_stays_open_counts_once_it_is_idle_unless_it_is_mapped(
+    local_job: Job, how: str, mapped: bool
+) -> None:
+    (node,) = local_job.attempt()
+    path = node.folder / "state.bin"
+    path.write_text("content")
+    os.utime(path, (1, 1))  # long before the keeper's first look
+    program = node.run(_OPEN + how + _WAIT)
+    assert program.stdout is not None and program.stdin is not None
+    program.stdout.readline()
+    assert open_for_writing([node.folder], [program.pid]) == {path: mapped}
+    node.start_keeper()
+    if not mapped:
+        local_job.wait_for(lambda found: paths(found) == {"state.bin"})
+        return
+    with pytest.raises(AssertionError, match="no such snapshot"):
+        local_job.wait_for(lambda found: found.files, 3)
+    program.stdin.write("\n")
+    program.stdin.flush()
+    program.wait()
+    local_job.wait_for(lambda found: paths(found) == {"state.bin"})

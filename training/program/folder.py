@@ -22,6 +22,10 @@ _SLOW_LOG_S = 60.0
 _SLOW_LOG_BYTES_PER_S = 16 * 1024
 """A file that has only grown, for so long and no faster, is a log, whatever its name."""
 _ONE_WRITE_BYTES = 16 * 1024 * 1024
+_ONE_SAVE_S = 60.0
+"""New files that come into a folder within this time belong to one save."""
+_CAUTION = 1.5
+"""The quiet time in pauses of earlier saves: the next may be longer."""
 _ROUNDS = 3
 """Replacements of one file after which a program is taken to do so all the time."""
 
@@ -136,9 +140,13 @@ class _Growth(NamedTuple):
 class Watch:
     """The history of one folder, in looks at it."""
 
-    def __init__(self, root: Path, *, quiet_s: float) -> None:
+    def __init__(self, root: Path, *, quiet_s: float, longest_quiet_s: float = 0.0) -> None:
         self.root = root
-        self._quiet_s = quiet_s
+        self._quiet_s, self._longest_quiet_s = quiet_s, longest_quiet_s
+        self._pause_s = 0.0
+        """Longest pause between two new files of one save."""
+        self._grew: dict[str, float] = {}
+        """Time of the latest new file in each folder."""
         self.state: State = {}
         self.since = 0.0
         """Time from which everything but logs has been as it is."""
@@ -168,6 +176,7 @@ class Watch:
             self.changed_at = ended
         essential = [path for path in changed if not self._note(path, state.get(path), ended)]
         if essential:
+            self._note_pause(essential, state, ended)
             self.since = self.until = ended
             self.last_changed = max(essential, key=lambda path: (path in state, path))
         else:
@@ -181,7 +190,17 @@ class Watch:
     @property
     def is_quiet(self) -> bool:
         """True if nothing but logs has changed for long enough."""
-        return self.until - self.since >= self._quiet_s
+        return self.until - self.since >= self.quiet_s
+
+    @property
+    def quiet_s(self) -> float:
+        """Time without a change that is enough: longer than the pauses of earlier saves."""
+        return max(self._quiet_s, min(self._longest_quiet_s, _CAUTION * self._pause_s))
+
+    def forget_pauses(self) -> None:
+        """Take the shortest time again: with a longer one there never is a quiet moment."""
+        self._pause_s, self._grew = 0.0, {}
+        self._longest_quiet_s = 0.0
 
     @property
     def replaces_one_file(self) -> bool:
@@ -209,6 +228,19 @@ class Watch:
     def bytes(self) -> int:
         """Size of all files."""
         return sum(seen.size for seen in self.state.values())
+
+    def _note_pause(self, changed: Iterable[str], state: State, now: float) -> None:
+        """Learn how long a program pauses between two files of a save: files that are new in a
+        subfolder soon after others are of one save. Only a pause with no other change counts."""
+        for path in changed:
+            folder = path.rpartition("/")[0]
+            is_new = path in state and path not in self.state and state[path].kind is Kind.FILE
+            if not folder or not is_new:
+                continue
+            if now - self._grew.get(folder, float("-inf")) <= _ONE_SAVE_S:
+                self._pause_s = max(self._pause_s, now - self.since)
+            self._grew[folder] = now
+        self._grew = {name: at for name, at in self._grew.items() if now - at <= _ONE_SAVE_S}
 
     def _note(self, path: str, now: Seen | None, at: float) -> bool:
         """Remember how a path has changed; returns True if that is a log's way."""

@@ -63,7 +63,11 @@ class KeeperProcess:
     def __init__(self, settings: KeeperSettings) -> None:
         self._settings = settings
         self._clock = Clock()
-        self._watch = Watch(settings.checkpoints, quiet_s=settings.quiet_s)
+        self._watch = Watch(
+            settings.checkpoints,
+            quiet_s=settings.quiet_s,
+            longest_quiet_s=min(60.0, settings.every_s / 2),
+        )
         bucket = settings.storage.open(settings.storage.root, retry_policy=_RETRIES)
         objects = open_snapshots(bucket, settings.run)
         messages = Messages(settings.attempt, settings.job_id)
@@ -144,7 +148,7 @@ class KeeperProcess:
         if self._delivery.busy:
             return
         if self._whole == self._watch.since:
-            self._take(quiet_s=self._settings.quiet_s)
+            self._take(quiet_s=self._watch.quiet_s)
         elif self._may_hurry(now) and not self._open_files():
             self._take(quiet_s=0.0)
         elif now - self._next_at > max(60.0, 3 * self._settings.every_s):
@@ -154,8 +158,10 @@ class KeeperProcess:
             self._complaints.say(
                 "busy",
                 f"no snapshot since {self._teller.newest_text}: {what}; a snapshot needs "
-                f"{self._settings.quiet_s:g} s in which no file is written",
+                f"{self._watch.quiet_s:.3g} s in which no file is written",
             )
+            if not self._watch.is_quiet:
+                self._watch.forget_pauses()
 
     def _may_hurry(self, now: float) -> bool:
         """Tell if waiting for a quiet moment is in vain, because the program never pauses."""

@@ -45,6 +45,45 @@ def test_a_folder_is_quiet_when_nothing_has_changed_for_long_enough(tmp_path: Pa
     assert watch.is_quiet and (watch.since, watch.until) == (1010.0, clock.at)
 
 
+def _save(watch: Watch, clock: _Time, name: str, pauses: tuple[float, ...]) -> list[bool]:
+    """Write a file after each pause; tells if the folder counted as whole before each."""
+    quiet = []
+    for number, pause_s in enumerate(pauses):
+        clock.at += pause_s
+        watch.look(clock)
+        quiet.append(watch.is_quiet)
+        path = watch.root / name / f"{number}.bin"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+        watch.look(clock)
+    return quiet
+
+
+def test_the_quiet_time_grows_with_the_pauses_within_a_save(tmp_path: Path) -> None:
+    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0, longest_quiet_s=30.0)
+    watch.look(clock)
+    assert _save(watch, clock, "step-1", (100, 8, 5)) == [True, True, False]
+    assert watch.quiet_s == 12
+    assert _save(watch, clock, "step-2", (100, 10, 5)) == [True, False, False]
+    assert watch.quiet_s == 15
+    _save(watch, clock, "step-3", (100, 50))
+    assert watch.quiet_s == 30
+    watch.forget_pauses()
+    _save(watch, clock, "step-4", (100, 50))
+    assert watch.quiet_s == 2
+
+
+def test_time_between_saves_is_no_pause_within_one(tmp_path: Path) -> None:
+    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0, longest_quiet_s=30.0)
+    watch.look(clock)
+    for number in range(4):
+        _save(watch, clock, f"step-{number}", (20, 1))  # a folder for each
+        clock.at += 20
+        (tmp_path / "latest.pt").write_text(f"{number}")
+        watch.look(clock)
+    assert watch.quiet_s == 2
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -17,7 +17,7 @@ from jobs.commands.options import (
 from jobs.output.console import note
 from jobs.submit.check import check, check_arguments, check_no_requirements, check_order
 from jobs.submit.plan import ask, planned, show_plan
-from jobs.submit.program import keep, named_program, packed
+from jobs.submit.program import keep, named_program, packed, with_variables
 from jobs.submit.resolve import (
     OWN_OPTIONS,
     SubmitOptions,
@@ -122,6 +122,15 @@ def submit(
             "--exclude", metavar="GLOB", help="Files of your program to leave out; repeatable."
         ),
     ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME=VALUE",
+            help="Environment variable of your program; repeatable.",
+            show_default="the run's",
+        ),
+    ] = None,
     requirements: Annotated[
         Path | None,
         typer.Option(
@@ -188,10 +197,12 @@ def submit(
     program = named_program(what, module, workdir, reserved=OWN_OPTIONS)
     wanted = known_workload(what) if program is None else program.workload
     if program is None:
-        own = {"workdir": workdir, "include": include, "exclude": exclude}
+        own = {"workdir": workdir, "include": include, "exclude": exclude, "env": env}
         check_arguments(wanted, arguments, own)
         check_no_requirements(wanted, requirements)
     parameters = parsed_parameters(wanted, words, assignments or [])
+    if program is not None:
+        parameters = with_variables(parameters, env or ())
     order = SubmitOptions(
         workload=wanted,
         parameters=parameters,

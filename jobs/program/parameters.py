@@ -15,12 +15,14 @@ from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter
 
 GIVEN_BY_SUBMIT = ("code", "script", "module", "wheels")
 """Parameters of a program's job that nobody types."""
+ENV = "env"
+"""The parameter for environment variables: an option that is repeated, and a table."""
 PLATFORM_PARAMETERS = tuple(
     item for item in WORKLOADS[contract.PROGRAM].parameters if item.name not in GIVEN_BY_SUBMIT
 )
 """Parameters of every program's job."""
 SETTABLE = (
-    *PLATFORM_PARAMETERS,
+    *(item for item in PLATFORM_PARAMETERS if item.name != ENV),
     *(item for item in LAUNCH_PARAMETERS if item.name in ("hang-limit-s", "stop-grace-s")),
 )
 """Those that a workload.toml may set, of the job and of its launcher."""

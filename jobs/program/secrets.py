@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jobs.program.globs import match_any
 
@@ -65,3 +65,14 @@ def secret_words(argv: Sequence[str]) -> Iterable[str]:
                 yield word.partition("=")[0]
         elif _WORD.search(word) and not (index and _FLAG.fullmatch(argv[index - 1])):
             yield f"{word[:6]}..."
+
+
+def check_variables(variables: Mapping[str, str]) -> None:
+    """Raise ``ValueError`` for an environment variable that looks like a key."""
+    for name, value in variables.items():
+        if any(secret_words([f"--{name}={value}", value])) or secret_content(value.encode()):
+            raise ValueError(
+                f"--env {name}: it looks like a key, and can be read in the job's description, in "
+                "program.json and in logs; let the program read it from elsewhere, such as AWS "
+                "Secrets Manager with --aws-credentials"
+            )

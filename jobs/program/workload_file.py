@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.program.parameters import (
+    ENV,
     PLATFORM_PARAMETERS,
     SETTABLE,
     STYLES,
@@ -20,13 +21,15 @@ from jobs.program.parameters import (
     read_setting,
     snake,
 )
+from jobs.program.secrets import check_variables
 from jobs.program.table import Table, read_toml
 from trainium_catalogue import contract
+from trainium_catalogue.variables import join_variables, split_variables
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Value, Workload
 
 _KEYS = (
     *("name", "summary", "script", "module", "nodes", "time_limit_hours"),
-    *("requirements", "include", "exclude", "style", "parameters"),
+    *("requirements", "include", "exclude", "style", "parameters", ENV),
     *(snake(item.name) for item in SETTABLE),
 )
 _PROGRAM = WORKLOADS[contract.PROGRAM]
@@ -86,9 +89,11 @@ def read_workload_file(path: Path, *, reserved: Collection[str]) -> WorkloadFile
             "either script or module says what to run",
             'give one of them, such as script = "train.py"',
         )
-    settings = {
+    settings: dict[str, Value] = {
         item.name: read_setting(top, item) for item in SETTABLE if snake(item.name) in top.values
     }
+    if variables := _variables(top):
+        settings[ENV] = variables
     parameters = _parameters(top, reserved)
     workload = replace(
         _PROGRAM,
@@ -130,6 +135,22 @@ def _name(top: Table) -> str:
     if name in WORKLOADS:
         raise top.wrong("name", name, "a built-in workload has this name", "choose another")
     return name
+
+
+def _variables(top: Table) -> str:
+    """Read the table ``[env]`` into the parameter's form."""
+    table = top.values.get(ENV, {})
+    if not isinstance(table, dict):
+        raise top.wrong(ENV, table, "it is a table", 'write [env], and NAME = "value" below')
+    for name, value in table.items():
+        if not isinstance(value, str):
+            raise top.wrong(f"{ENV}.{name}", value, "a variable is a text", "put it into quotes")
+    text = join_variables(table)
+    try:
+        check_variables(split_variables(text))
+    except ValueError as error:
+        raise top.wrong(ENV, None, str(error), "change it there") from None
+    return text
 
 
 def _parameters(top: Table, reserved: Collection[str]) -> tuple[ProgramParameter, ...]:

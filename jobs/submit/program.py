@@ -28,14 +28,16 @@ from jobs.program.entry import (
 )
 from jobs.program.files import select
 from jobs.program.grammar import check_grammar, python_of
+from jobs.program.parameters import ENV
 from jobs.program.record import Submitted, add_record, now, read_record
 from jobs.program.requirements import Requirements, read_requirements
-from jobs.program.secrets import secret_words
+from jobs.program.secrets import check_variables, secret_words
 from jobs.program.snapshots import Snapshot, newest_snapshot
 from jobs.program.workload_file import WorkloadFile, plain_workload, read_workload_file
 from jobs.submit.program_data import check_data
 from jobs.submit.wheels import keep_requirements
 from trainium_catalogue import contract
+from trainium_catalogue.variables import join_variables, split_variables
 from trainium_catalogue.workloads import Value, Workload
 
 if TYPE_CHECKING:
@@ -90,7 +92,23 @@ class ProgramOrder:
         own = frozenset() if file is None else file.own_names
         settings = {} if file is None else file.settings
         given = {name: value for name, value in values.items() if name not in own}
-        return {"code": self.bundle.sha256, **which, **settings, **given}
+        both = [split_variables(str(of.get(ENV) or "")) for of in (settings, given)]
+        env = {ENV: join_variables({**both[0], **both[1]})} if any(both) else {}
+        return {"code": self.bundle.sha256, **which, **settings, **given, **env}
+
+
+def with_variables(values: Mapping[str, Value], variables: Sequence[str]) -> dict[str, Value]:
+    """Add environment variables, each NAME=VALUE, to the parameters; refuses what cannot be one."""
+    given = dict(values)
+    try:
+        # Of --set env=..., too, which is quoted already.
+        env = split_variables(str(given.get(ENV) or "")) | split_variables(shlex.join(variables))
+        check_variables(env)
+    except ValueError as error:
+        raise Refusal("program-variable", str(error)) from None
+    if env:
+        given[ENV] = join_variables(env)
+    return given
 
 
 def named_program(

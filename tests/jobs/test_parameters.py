@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jobs.commands.submit import submit
 from jobs.errors import Refusal
 from jobs.job import JobRequest
-from jobs.program.parameters import GIVEN_BY_SUBMIT
+from jobs.program.parameters import ENV, GIVEN_BY_SUBMIT
 from jobs.submit.resolve import OWN_OPTIONS, parsed_parameters
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Value
 
@@ -85,7 +85,7 @@ def test_a_parameter_without_default_must_be_given() -> None:
 
 def test_no_parameter_has_the_name_of_an_option_of_submit() -> None:
     parameters = {p.name for w in WORKLOADS.values() for p in (*w.parameters, *LAUNCH_PARAMETERS)}
-    parameters -= {*GIVEN_BY_SUBMIT}  # nobody types those
+    parameters -= {*GIVEN_BY_SUBMIT, ENV}  # nobody types those, and submit collects this one
 
     assert parameters.isdisjoint(OWN_OPTIONS)
 

@@ -270,6 +270,52 @@ def test_what_is_not_given_again_stays_as_it_was(desk: Desk, program: Path) -> N
     assert command_of(dry_run(desk, "./train.py", "--name", "x", "--"))[-1] == "out"
 
 
+def test_variables_reach_the_nodes_and_stay_with_the_run(desk: Desk, program: Path) -> None:
+    (program / "workload.toml").write_text(
+        'script = "train.py"\n[env]\nXLA_IR_DEBUG = "1"\nNCCL_DEBUG = "WARN"\n'
+    )
+    flags = ("--env", "NEURON_CC_FLAGS=--optlevel 1", "--env", "NCCL_DEBUG=INFO")
+
+    submitted(desk, ".", "--name", "x", *flags)
+    ended(desk)
+
+    assert record(desk)[-1]["parameters"] == {
+        "env": "NCCL_DEBUG=INFO 'NEURON_CC_FLAGS=--optlevel 1'"
+    }
+    command = command_of(dry_run(desk, ".", "--name", "x"))
+    whole = "NCCL_DEBUG=INFO 'NEURON_CC_FLAGS=--optlevel 1' XLA_IR_DEBUG=1"
+    assert command[command.index("--env") + 1] == whole
+
+
+@pytest.mark.parametrize(
+    ("variable", "says"),
+    [
+        ("A", "--env A: a variable is NAME=VALUE"),
+        ("2A=1", "--env 2A=1: a variable is NAME=VALUE"),
+        ("TRAINIUM_RUN=x", "--env TRAINIUM_RUN: this project sets it itself"),
+        ("AWS_REGION=x", "--env AWS_REGION: it would redirect what the launcher does in AWS"),
+        ("LOCAL_RANK=0", "--env LOCAL_RANK: torchrun sets it"),
+        ("MASTER_PORT=1", "--env MASTER_PORT: torchrun sets it"),
+        ("PYTHONPATH=src", "--env PYTHONPATH: it would change what torchrun itself imports"),
+        ("WANDB_API_KEY=0123456789abcdef", "--env WANDB_API_KEY: it looks like a key"),
+        ("X=hf_" + 34 * "a", "--env X: it looks like a key"),
+    ],
+)
+def test_a_variable_that_cannot_be_given_is_refused(
+    desk: Desk, program: Path, variable: str, says: str
+) -> None:
+    result = desk.run("submit", "./train.py", "--name", "x", "--yes", "--env", variable)
+
+    assert_refused(result, says)
+    assert "0123456789abcdef" not in result.stderr
+
+
+def test_a_built_in_workload_takes_no_variables(desk: Desk) -> None:
+    words = ("submit", "all-reduce", "--yes", "--env", "A=1")
+
+    assert_refused(desk.run(*words), "--env: all-reduce is no program of your own")
+
+
 def test_another_script_of_the_run_gets_no_arguments_of_the_first(
     desk: Desk, program: Path
 ) -> None:

@@ -145,6 +145,10 @@ def test_a_flag_may_be_spelt_otherwise_than_the_option(tmp_path: Path) -> None:
             "parameters.dataset: there is an option --dataset already; rename the table, and give "
             'the program\'s own spelling: flag = "--dataset"',
         ),
+        ('env = "A=1"', 'env = "A=1": it is a table; write [env], and NAME = "value" below'),
+        ("[env]\nA = 1", "env.A = 1: a variable is a text; put it into quotes"),
+        ('[env]\nRANK = "1"', "env: --env RANK: torchrun sets it for each process; leave it out"),
+        ('[env]\nHF_TOKEN = "0123456789"', "env: --env HF_TOKEN: it looks like a key"),
         ("[parameters.nodes]\ndefault = 1", "parameters.nodes: there is an option --nodes already"),
         (
             "[parameters.a_b]\ndefault = 1\n[parameters.a-b]\ndefault = 1",

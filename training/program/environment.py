@@ -76,4 +76,4 @@ def program_environment(
         result[ENV_DATASET_DIR] = str(folders.dataset)
     if settings.input:
         result[ENV_INPUT_DIR] = str(folders.input)
-    return result
+    return result | dict(settings.env)

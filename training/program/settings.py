@@ -17,6 +17,7 @@ from training.program import resuming
 from trainium_catalogue.contract import CACHE_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.variables import split_variables
 
 if TYPE_CHECKING:
     from training.storage import Objects
@@ -50,6 +51,8 @@ class ProgramSettings:
     dataset: str
     input: str
     aws_credentials: bool
+    env: Mapping[str, str]
+    """Variables of the user's own."""
 
     @staticmethod
     def from_request(request: Request) -> ProgramSettings:
@@ -71,6 +74,7 @@ class ProgramSettings:
             dataset=str(values["dataset"]),
             input=str(values["input"]),
             aws_credentials=bool(values["aws-credentials"]),
+            env=split_variables(str(values["env"])),
         )
 
     @property
@@ -86,6 +90,7 @@ def check(values: Mapping[str, Value], num_ranks: int) -> None:
         given = f"--script {script} and --module {module}" if script else "neither of the two"
         raise ValueError(f"{given}: a program is either --script FILE or --module NAME; give one")
     resuming.split(str(values["resume-arguments"]))
+    split_variables(str(values["env"]))
     pattern = str(values["progress-pattern"])
     if not pattern:
         return

@@ -96,6 +96,12 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
         "deployment's data_uris, or in its bucket",
     ),
     Parameter(
+        name="env",
+        default="",
+        help="environment variables of the program, as NAME=VALUE; submit takes --env once for "
+        "each, and a workload.toml a table [env]",
+    ),
+    Parameter(
         name="aws-credentials",
         default=False,
         help="let the program use the job's AWS role, to stream data itself",

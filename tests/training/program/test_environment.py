@@ -11,7 +11,7 @@ from tests.training.nodes import CPU_NODE
 from training.core.arguments import parse
 from training.core.contract import DeviceKind
 from training.program.environment import program_environment
-from training.program.settings import Folders, ProgramSettings
+from training.program.settings import Folders, ProgramSettings, check
 
 
 def environment(folder: Path, *flags: str, device: DeviceKind = DeviceKind.CPU) -> dict[str, str]:
@@ -31,3 +31,16 @@ def test_torchneuron_keeps_its_graphs_where_the_bucket_has_a_copy(tmp_path: Path
 @pytest.mark.parametrize("device", [DeviceKind.CPU, DeviceKind.XLA])
 def test_other_devices_have_one_cache(tmp_path: Path, device: DeviceKind) -> None:
     assert "TORCH_NEURONX_NEFF_CACHE_DIR" not in environment(tmp_path, device=device)
+
+
+def test_variables_of_the_user_come_last(tmp_path: Path) -> None:
+    env = environment(tmp_path, "--env", "PATH=/mine 'NEURON_CC_FLAGS=--optlevel 1'")
+
+    assert (env["PATH"], env["NEURON_CC_FLAGS"]) == ("/mine", "--optlevel 1")
+
+
+def test_a_variable_that_torchrun_sets_is_refused_on_the_node_too() -> None:
+    values = parse(["program", f"--code={'0' * 64}", "--script=train.py", "--env=RANK=1"]).values
+
+    with pytest.raises(ValueError, match="--env RANK: torchrun sets it"):
+        check(values, 2)

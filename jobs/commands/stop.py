@@ -72,7 +72,8 @@ def _announcement(summary: RunSummary) -> str:
     (grace,) = (p.default for p in LAUNCH_PARAMETERS if p.name == "stop-grace-s")
     return (
         f"stopping run {run}, job {job_id}: its nodes get SIGTERM, the launcher gives its workers "
-        f"{grace:g} s (parameter stop-grace-s), then {killer} kills what is left"
+        f"{grace:g} s (parameter stop-grace-s; of a program's, a third, at most 30 s, is for its "
+        f"last snapshot), then {killer} kills what is left"
     )
 
 

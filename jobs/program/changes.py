@@ -55,7 +55,13 @@ def file_changes(bucket: Bucket, run: str, code: str, bundle: Bundle) -> Iterato
     now = {file.path: file.sha256 for file in bundle.files}
     differ = sorted(path for path in was.keys() & now.keys() if was[path] != now[path])
     added, removed = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
-    if not (differ or added or removed):
+    modes = {str(file["path"]): int(file["mode"]) for file in listing["files"]}
+    switched = [
+        f"{file.path} {'is' if file.mode & 0o100 else 'is no longer'} executable"
+        for file in bundle.files
+        if file.path in modes and (file.mode ^ modes[file.path]) & 0o100
+    ]
+    if not (differ or added or removed or switched):
         return  # the same files, packed by another version of zlib
     old = _earlier(bucket, run, code) if differ or removed else {}
     new = bundle.contents() if differ or added else {}
@@ -63,6 +69,7 @@ def file_changes(bucket: Bucket, run: str, code: str, bundle: Bundle) -> Iterato
         *(f"{path} changed{_compared(old.get(path), new[path])}" for path in differ),
         *(f"{path} added{_counted(new[path])}" for path in added),
         *(f"{path} removed{_counted(old.get(path))}" for path in removed),
+        *switched,
     ]
     more = len(words) - _MOST_SHOWN
     shown = ", ".join(words[:_MOST_SHOWN])

@@ -256,6 +256,16 @@ def test_other_code_says_what_changed_and_asks(desk: Desk, program: Path) -> Non
     assert len(record(desk)) == 2
 
 
+def test_a_file_that_is_executable_now_is_a_change(desk: Desk, program: Path) -> None:
+    submitted(desk, "./train.py", "--name", "x")
+    ended(desk)
+    (program / "pkg" / "model.py").chmod(0o755)
+
+    result = desk.run("submit", "./train.py", "--name", "x")
+
+    assert "changed: files: pkg/model.py is executable\n" in result.stderr
+
+
 def test_what_is_not_given_again_stays_as_it_was(desk: Desk, program: Path) -> None:
     words = ("--peer-timeout-s", "9", "--checkpoint-dir", "out")
     submitted(desk, "./train.py", "--name", "x", *words, "--", "--epochs", "3")

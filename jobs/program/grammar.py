@@ -8,6 +8,7 @@ that it cannot know is only remarked.
 from __future__ import annotations
 
 import ast
+import posixpath
 import re
 import sys
 import warnings
@@ -64,7 +65,7 @@ def check_grammar(
             raise Refusal(
                 "empty-file", f"{path} has no statement, so it would do nothing; name a program"
             )
-        waiting += _imported(tree, root, contents)
+        waiting += _imported(tree, path, root, contents)
 
 
 def _parsed(
@@ -103,15 +104,24 @@ def _may_be_newer(error: SyntaxError, here: Version, nodes: Version) -> bool:
     return any(here < since <= nodes and pattern.search(line) for since, pattern in _NEWER_GRAMMAR)
 
 
-def _imported(tree: ast.Module, root: str, contents: Mapping[str, bytes]) -> Iterator[str]:
+def _imported(
+    tree: ast.Module, path: str, root: str, contents: Mapping[str, bytes]
+) -> Iterator[str]:
     """Yield the files of the bundle that are certainly imported: by statements at the top."""
     for statement in tree.body:
         names: list[str] = []
+        below = root
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names]
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             names = [statement.module]
+        elif isinstance(statement, ast.ImportFrom) and statement.level:
+            # One dot is the package that the file is in, each further one the package around.
+            below = posixpath.normpath(posixpath.join(path, *[".."] * statement.level))
+            prefix = f"{statement.module}." if statement.module else ""
+            names = [f"{prefix}{alias.name}" for alias in statement.names]
+            names += [statement.module] if statement.module else []
         for name in names:
-            base = f"{root}/{name.replace('.', '/')}".removeprefix("/")
+            base = posixpath.normpath(posixpath.join(below, name.replace(".", "/")))
             found = (f"{base}.py", f"{base}/__init__.py")
             yield from (path for path in found if path in contents)

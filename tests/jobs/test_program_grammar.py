@@ -99,3 +99,17 @@ def test_grammar_that_only_the_nodes_may_know_is_remarked(
 
     assert note.startswith("train.py, line 1: ")
     assert "may take it" in note
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["from .deep import broken", "from .deep.broken import x", "from ..pkg.deep.broken import x"],
+)
+def test_relative_imports_of_a_package_are_followed(line: str) -> None:
+    files = {"pkg__mod": f"{line}\n", "pkg__deep__broken": "x = (\n"}
+
+    assert refused("import pkg.mod", **files).startswith("pkg/deep/broken.py, line 1: ")
+
+
+def test_a_relative_import_that_leaves_the_folder_is_the_programs_own_matter() -> None:
+    assert check("from ....other import x\nfrom . import nothing\n") == []

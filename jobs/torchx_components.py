@@ -27,7 +27,7 @@ from jobs.errors import Refusal
 from jobs.job import JobRequest, valid_run_name
 from jobs.program.bundle import upload
 from jobs.program.parameters import PLATFORM_PARAMETERS
-from jobs.program.record import Submitted, add_record, now, read_record
+from jobs.program.record import Submitted, add_record, now
 from jobs.submit.check import check_request
 from jobs.submit.program import named_program, node_request, packed
 from jobs.submit.resolve import (
@@ -197,7 +197,7 @@ def program(
         parameters=parameters,
         num_nodes=nnodes,
     )
-    add_record(bucket, run, read_record(bucket, run), record)
+    add_record(bucket, run, record)
     return app_def(launch_spec(request, target), max_retries=max_retries)
 
 

@@ -11,6 +11,10 @@ from jobs.aws import S3Client
 from jobs.errors import error_code
 
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
+_OVERTAKEN = frozenset(
+    {"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"}
+)
+"""Answers to a conditional put when another one came first (S3 user guide, conditional writes)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,27 @@ class Bucket:
         """Put an object; return its address."""
         self.client.put_object(Bucket=self.name, Key=key, Body=data)
         return f"s3://{self.name}/{key}"
+
+    def read_version(self, key: str) -> tuple[bytes, str] | None:
+        """Read the object's bytes and its ETag; None if there is no such object."""
+        try:
+            answer = self.client.get_object(Bucket=self.name, Key=key)
+        except Exception as error:
+            if error_code(error) in _MISSING:
+                return None
+            raise
+        return answer["Body"].read(), str(answer["ETag"])
+
+    def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
+        """Put an object in place of version ``etag``, or of none; False if another came first."""
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        try:
+            self.client.put_object(Bucket=self.name, Key=key, Body=data, **condition)
+        except Exception as error:
+            if error_code(error) in _OVERTAKEN:
+                return False
+            raise
+        return True
 
     def head(self, key: str, **kwargs: Any) -> dict[str, Any] | None:
         """Read the metadata of an object; None if there is no such object."""

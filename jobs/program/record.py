@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +14,7 @@ from trainium_catalogue import contract
 from trainium_catalogue.workloads import Value
 
 FORMAT = 1
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +45,12 @@ class Submitted:
 
 def read_record(bucket: Bucket, run: str) -> tuple[Submitted, ...]:
     """Read the submissions of a run, the newest last; none if it is new."""
+    data = bucket.read(contract.run_key(run, contract.RUN_PROGRAM))
+    return () if data is None else _parsed(bucket, run, data)
+
+
+def _parsed(bucket: Bucket, run: str, data: bytes) -> tuple[Submitted, ...]:
     key = contract.run_key(run, contract.RUN_PROGRAM)
-    data = bucket.read(key)
-    if data is None:
-        return ()
     try:
         document = json.loads(data)
         if document["format"] != FORMAT:
@@ -64,11 +67,24 @@ def read_record(bucket: Bucket, run: str) -> tuple[Submitted, ...]:
         ) from None
 
 
-def add_record(bucket: Bucket, run: str, earlier: Sequence[Submitted], new: Submitted) -> None:
-    """Write the submissions of a run with the one that is about to be made."""
-    document = {"format": FORMAT, "submissions": [_document(item) for item in (*earlier, new)]}
-    text = json.dumps(document, indent=1).encode()
-    bucket.write(contract.run_key(run, contract.RUN_PROGRAM), text)
+def add_record(bucket: Bucket, run: str, new: Submitted) -> None:
+    """Add the submission that is about to be made to those of the run.
+
+    Somebody else may submit at the same time, so the record is replaced only as it was read.
+    """
+    key = contract.run_key(run, contract.RUN_PROGRAM)
+    for _ in range(_ATTEMPTS):
+        found = bucket.read_version(key)
+        data, etag = found or (None, None)
+        earlier = () if data is None else _parsed(bucket, run, data)
+        document = {"format": FORMAT, "submissions": [_document(item) for item in (*earlier, new)]}
+        if bucket.replace(key, json.dumps(document, indent=1).encode(), etag=etag):
+            return
+    raise Refusal(
+        "program-record",
+        f"s3://{bucket.name}/{key} has been replaced {_ATTEMPTS} times while this submission was "
+        "about to be added; submit again when nobody else does",
+    )
 
 
 def now() -> str:

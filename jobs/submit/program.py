@@ -340,7 +340,7 @@ def keep(submission: Submission) -> None:
         note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
     if submission.wheels is not None:
         keep_requirements(submission.bucket, run, submission.wheels)
-    add_record(submission.bucket, run, order.program.ran, submitted(submission))
+    add_record(submission.bucket, run, submitted(submission))
 
 
 def _bundle_lines(bundle: Bundle) -> Iterator[str]:

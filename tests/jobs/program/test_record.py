@@ -1,0 +1,72 @@
+"""The record of a run's submissions, which several people may add to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from jobs.bucket.objects import Bucket
+from jobs.errors import Refusal
+from jobs.program.record import Submitted, add_record, read_record
+
+
+@pytest.fixture
+def bucket() -> Iterator[Bucket]:
+    with mock_aws():
+        client = boto3.client("s3", region_name="us-east-1")
+        client.create_bucket(Bucket="bucket")
+        yield Bucket(client=client, name="bucket")
+
+
+def submission(code: str) -> Submitted:
+    return Submitted(
+        submitted_at="2026-11-22T12:00:00Z",
+        code=code,
+        script="train.py",
+        module=None,
+        argv=(),
+        num_nodes=1,
+    )
+
+
+def overtaken(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Let somebody else add a submission just before each of the next puts."""
+    put, left = bucket.client.put_object, iter(range(times))
+
+    def put_object(**wanted: Any) -> Any:
+        if (number := next(left, None)) is not None:
+            text = bucket.read(wanted["Key"])
+            monkeypatch.setattr(bucket.client, "put_object", put)
+            add_record(bucket, "x", submission(f"other-{number}"))
+            monkeypatch.setattr(bucket.client, "put_object", put_object)
+            assert text != bucket.read(wanted["Key"])
+        return put(**wanted)
+
+    monkeypatch.setattr(bucket.client, "put_object", put_object)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_two_who_submit_at_once_are_both_recorded(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    if not first:
+        add_record(bucket, "x", submission("before"))
+    overtaken(bucket, monkeypatch, times=1)
+
+    add_record(bucket, "x", submission("mine"))
+
+    codes = [item.code for item in read_record(bucket, "x")]
+    assert codes == [*([] if first else ["before"]), "other-0", "mine"]
+
+
+def test_a_record_that_others_always_replace_is_refused(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overtaken(bucket, monkeypatch, times=99)
+
+    with pytest.raises(Refusal, match="has been replaced 5 times"):
+        add_record(bucket, "x", submission("mine"))

@@ -223,6 +223,8 @@ class ProgramNode(LocalNode):
         return Verdict(code=ExitCode(problem.code), reason=f"{self._label}: {problem.reason}")
 
     def _judge(self, status: int | None, now_s: float) -> Verdict | None:
+        if (lost := self._without_output()) is not None:
+            return lost
         states = read_states(self._scratch)
         alive = [state for state in states.values() if not is_gone(state.pid)]
         failures = read_failures(self._scratch)
@@ -262,6 +264,14 @@ class ProgramNode(LocalNode):
         ):
             self._note_end(now_s)
         return self._ended(now_s) if now_s - self._gone_s > AGENT_GRACE_S else None
+
+    def _without_output(self) -> Verdict | None:
+        """Judge the process for the output, without which whoever prints has a broken pipe."""
+        ended = self._output.poll() if self._output is not None else None
+        if not ended:
+            return None  # with 0 it ends when nobody can write any more
+        how = f"ended with {ended}" if ended >= 0 else f"was killed by signal {-ended}"
+        return self._host(f"the launcher's process for the program's output {how}")
 
     def _ended(self, now_s: float) -> Verdict | None:
         """Judge a node whose ranks have all ended with 0: its last snapshot comes first."""

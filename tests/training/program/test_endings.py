@@ -220,6 +220,23 @@ def test_a_frozen_worker_is_found_by_the_silence_of_all(cluster: Cluster) -> Non
     assert "the program hangs" in cluster.log(0).splitlines()[-1]
 
 
+def test_a_program_is_not_blamed_for_an_output_that_nobody_takes(cluster: Cluster) -> None:
+    start(cluster, "work()")
+    cluster.wait_for("still works", node=1)
+    (output,) = (
+        pid
+        for pid in cluster.processes()
+        if b"training.program.output" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        and cluster.address(1).encode() in Path(f"/proc/{pid}/environ").read_bytes()
+    )
+
+    os.kill(output, signal.SIGKILL)
+
+    assert cluster.end(within_s=scaled(30)) == {0: 75, 1: 75}, cluster.all_logs()
+    last = cluster.log(0).splitlines()[-1]
+    assert "node 1: the launcher's process for the program's output was killed by signal 9" in last
+
+
 def test_a_killed_torchrun_ends_a_program_for_a_retry(cluster: Cluster) -> None:
     start(cluster, "work()")
     cluster.wait_for("still works", node=1)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
-from jobs.job import Job, JobRequest, compile_run, counted, flag_value
+from jobs.job import Job, JobRequest, RunSummary, compile_run, counted, flag_value
 from jobs.orchestrators import JobService
+from jobs.submit.program import program_changes
 from jobs.submit.resolve import Submission, SubmitOptions
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
@@ -24,8 +24,6 @@ MAX_ARRAY_SIZE = 10_000
 """Children of an array job (Batch user guide, array jobs)."""
 MIN_TIME_LIMIT_HOURS = 60 / 3600
 """Batch's minimum ``attemptDurationSeconds`` is 60 (API reference, JobTimeout)."""
-_OF_THE_PROGRAM = ("code", "script", "module")
-"""Parameters that say which program runs."""
 PREPARE = "prepare"
 """Workload whose jobs are usually named after what they make, not by the user."""
 
@@ -66,7 +64,9 @@ def check(submission: Submission) -> Submission:
         check_alone(submission.service, request)
         return submission
     job = submission.places.of(going_on.orchestrator).describe(going_on.job_id)
-    if job is not None:
+    if order.program is not None:
+        check_same_program(going_on, job, submission)
+    elif job is not None:
         check_same(job, request)
     return submission
 
@@ -240,12 +240,36 @@ def check_same(job: Job, request: JobRequest) -> None:
     """
     found = list(_differences(job, request))
     if found:
-        raise Refusal(
-            "another-job-goes-on",
-            f"run {request.run} is {job.status} already, job {job.job_id}, but "
-            f"{' and '.join(found)}; nothing was submitted; wait until it ends, end it with "
-            f"`python -m jobs stop {request.run}`, or give another --name",
+        raise _goes_on(job, request.run, " and ".join(found))
+
+
+def check_same_program(going_on: RunSummary, job: Job | None, submission: Submission) -> None:
+    """Refuse a program's submission that differs from the run's newest, whose job goes on.
+
+    The record is compared, because Batch describes a job without the command that overrides its
+    definition's.
+    """
+    order, request = submission.order, submission.request
+    assert order.program is not None
+    if job is not None and job.workload not in (None, request.workload):
+        raise _goes_on(job, request.run, f"it is {job.workload}, not a program of your own")
+    if not order.program.ran:
+        raise _goes_on(
+            going_on,
+            request.run,
+            f"what it runs is not known: the bucket has no {contract.RUN_PROGRAM} of it",
         )
+    found = program_changes(submission)
+    if found:
+        raise _goes_on(going_on, request.run, f"this is another submission ({'; '.join(found)})")
+
+
+def _goes_on(job: Job | RunSummary, run: str, why: str) -> Refusal:
+    return Refusal(
+        "another-job-goes-on",
+        f"run {run} is {job.status} already, job {job.job_id}, but {why}; nothing was submitted; "
+        f"wait until it ends, end it with `python -m jobs stop {run}`, or give another --name",
+    )
 
 
 def check_alone(service: JobService, request: JobRequest) -> None:
@@ -276,32 +300,14 @@ def _differences(job: Job, request: JobRequest) -> Iterator[str]:
     its = _flags(job.command)
     if not its:
         return  # unknown, or none given, as for a resumed run
-    if request.workload == contract.PROGRAM:
-        yield from _program_differences(job, request)
-        its = {name: value for name, value in its.items() if name not in _OF_THE_PROGRAM}
     defaults = {item.name: item.default for item in find_workload(request.workload).parameters}
     for name, value in request.parameters.items():
-        if name in _OF_THE_PROGRAM:
-            continue
         wanted = flag_value(value)
         has = its.get(name)
         if has is None and name in defaults:
             has = flag_value(defaults[name])
         if has is not None and has != wanted:
             yield f"with --{name} {has}, not {wanted}"
-
-
-def _program_differences(job: Job, request: JobRequest) -> Iterator[str]:
-    """Say whether a job runs another program than the one asked for, or with other arguments."""
-    its, wanted = _flags(job.command), _flags(request.command())
-    if (its.get("script"), its.get("module")) != (wanted.get("script"), wanted.get("module")):
-        yield f"it runs {its.get('script') or its.get('module')}"
-    elif its.get("code") != wanted["code"]:
-        yield f"with other code (`python -m jobs code {request.run} --diff` compares)"
-    has = _program_argv(job.command)
-    if has != request.program_argv:
-        asked = shlex.join(request.program_argv) or "none"
-        yield f"with arguments {shlex.join(has) or 'none'}, not {asked}"
 
 
 def _flags(command: Sequence[str]) -> dict[str, str]:
@@ -312,8 +318,3 @@ def _flags(command: Sequence[str]) -> dict[str, str]:
         for word, value in itertools.pairwise(own)
         if word.startswith("--")
     }
-
-
-def _program_argv(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments of the program that such a command runs."""
-    return tuple(itertools.dropwhile(lambda word: word != contract.ARGV_MARK, command))[1:]

@@ -277,11 +277,7 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
     new = submitted(submission)
     ran = order.program.ran
     snapshot = newest_snapshot(bucket, request.run) if order.is_named else None
-    differ: tuple[str, ...] = ()
-    bundle, file = order.program.bundle, order.program.program.file
-    if ran:
-        own = frozenset() if file is None else file.own_names
-        differ = tuple(changes(bucket, request.run, ran[-1], new, bundle, as_arguments=own))
+    bundle, differ = order.program.bundle, program_changes(submission)
     lines = (
         f"program: {shlex.join([order.program.entry.shown, *request.program_argv])}",
         *_bundle_lines(bundle),
@@ -309,6 +305,18 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
         }
     }
     return lines, document
+
+
+def program_changes(submission: Submission) -> tuple[str, ...]:
+    """Say what differs from the newest submission of the run; nothing if it is new."""
+    order, run = submission.order.program, submission.request.run
+    assert order is not None
+    if not order.ran:
+        return ()
+    file = order.program.file
+    own = frozenset() if file is None else file.own_names
+    new, bucket = submitted(submission), submission.bucket
+    return tuple(changes(bucket, run, order.ran[-1], new, order.bundle, as_arguments=own))
 
 
 def submitted(submission: Submission) -> Submitted:

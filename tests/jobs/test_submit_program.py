@@ -342,22 +342,36 @@ def test_another_script_of_the_run_gets_no_arguments_of_the_first(
 
 def test_a_program_that_runs_is_joined_and_another_one_refused(desk: Desk, program: Path) -> None:
     submitted(desk, "./train.py", "--name", "x", "--", "--epochs", "3")
-    command = command_of(dry_run(desk, "./train.py", "--name", "x"))
-    running(desk, command)
+    running(desk)
+    words = ("submit", "./train.py", "--name", "x", "--yes")
 
-    joined = desk.run("submit", "./train.py", "--name", "x", "--yes")
+    joined = desk.run(*words)
 
     assert joined.exit_code == 0, joined.stderr
     assert "run x is RUNNING already" in joined.stderr
+    assert "nothing was submitted" in joined.stderr
     assert_refused(
-        desk.run("submit", "./train.py", "--name", "x", "--yes", "--", "--epochs", "4"),
-        "run x is RUNNING already", "with arguments --epochs 3, not --epochs 4",
+        desk.run(*words, "--", "--epochs", "4"),
+        "run x is RUNNING already", "(arguments: --epochs 4; were --epochs 3)",
         "python -m jobs stop x",
     )  # fmt: skip
+    assert_refused(desk.run(*words, "--keep-snapshots", "9"), "(--keep-snapshots: 9, was not given")
+    assert_refused(desk.run(*words, "--nodes", "2"), "(nodes: 2, were 1)")
+    assert_refused(desk.run("submit", "-m", "pkg.model", "--name", "x"), "was train.py")
     (program / "train.py").write_text("print(2)\n")
-    assert_refused(desk.run("submit", "./train.py", "--name", "x", "--yes"), "with other code")
-    assert_refused(desk.run("submit", "-m", "pkg.model", "--name", "x", "--yes"), "runs train.py")
+    assert_refused(desk.run(*words), "(files: train.py changed (+1 -3))")
     assert len(record(desk)) == 1
+
+
+def test_a_job_whose_program_is_not_known_is_not_joined(desk: Desk, program: Path) -> None:
+    submitted(desk, "./train.py", "--name", "x")
+    running(desk)
+    desk.client("s3").delete_object(Bucket="bucket", Key="runs/x/program.json")
+
+    assert_refused(
+        desk.run("submit", "./train.py", "--name", "x", "--yes"),
+        "what it runs is not known: the bucket has no program.json of it",
+    )
 
 
 def ended(desk: Desk, run: str = "x") -> None:
@@ -366,12 +380,9 @@ def ended(desk: Desk, run: str = "x") -> None:
         desk.backend_job(job["jobId"]).status = "SUCCEEDED"
 
 
-def running(desk: Desk, command: list[str], run: str = "x") -> None:
-    """Have the newest job of a run go on, with the command that moto forgets."""
-    job = desk.backend_job(str(desk.jobs(run)[-1]["jobId"]))
-    job.status, describe = "RUNNING", job.describe
-    nodes = {"numNodes": 1, "nodeRangeProperties": [{"container": {"command": command}}]}
-    job.describe = lambda: {**describe(), "nodeProperties": nodes}
+def running(desk: Desk, run: str = "x") -> None:
+    """Have the newest job of a run go on; moto describes it without its command, as Batch does."""
+    desk.backend_job(str(desk.jobs(run)[-1]["jobId"])).status = "RUNNING"
 
 
 def snapshot(number: int, files: int) -> dict[str, Any]:

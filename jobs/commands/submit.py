@@ -209,6 +209,7 @@ def submit(
         run=run_name(name, wanted.name if program is None else program.name),
         is_named=name is not None,
         num_nodes=wanted.default_nodes if nodes is None else nodes,
+        nodes_are_given=nodes is not None,
         on=on,
         time_limit_hours=time_limit,
         compiles=compiles,

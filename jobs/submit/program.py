@@ -78,6 +78,19 @@ class ProgramOrder:
         """The file or module that is run."""
         return self.program.entry
 
+    @property
+    def described_name(self) -> str | None:
+        """The name in its workload.toml, if it has one."""
+        return None if self.program.file is None else self.program.workload.name
+
+    @property
+    def continued(self) -> Submitted | None:
+        """The newest submission of the run, if it ran the same script, module or folder."""
+        last, entry = (self.ran[-1] if self.ran else None), self.entry
+        which = (entry.script, entry.module, self.described_name)
+        same = last is not None and (last.script, last.module, last.workload) == which
+        return last if same else None
+
     def argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
         """Arguments that every worker gets: of the workload.toml, then those after ``--``."""
         file = self.program.file
@@ -221,8 +234,8 @@ def remembered(
                 "give another --name",
             )
         return order, dict(given)
-    last, entry = ran[-1], order.entry
-    if (last.script, last.module, last.workload) != (entry.script, entry.module, _name(order)):
+    last = order.continued
+    if last is None:
         return order, dict(given)
     workload = order.program.workload
     known = {item.name: item for item in (*workload.parameters, *workload.launch_parameters)}
@@ -241,11 +254,6 @@ def remembered(
     if order.requirements is None and last.requirements is not None:
         order = replace(order, requirements=Requirements(text=str(last.requirements["text"])))
     return order, {**values, **given}
-
-
-def _name(order: ProgramOrder) -> str | None:
-    """Return the name in the program's workload.toml, if it has one."""
-    return None if order.program.file is None else order.program.workload.name
 
 
 def node_request(
@@ -335,7 +343,7 @@ def submitted(submission: Submission) -> Submitted:
         if (wheels := submission.wheels) is None
         else {"key": wheels.key, "text": wheels.requirements.text},
         num_nodes=request.num_nodes,
-        workload=_name(order.program),
+        workload=order.program.described_name,
     )
 
 

@@ -56,6 +56,8 @@ class SubmitOptions:
     is_named: bool
     """True if the user chose the name, so that such a run may already exist."""
     num_nodes: int
+    nodes_are_given: bool
+    """False if their number is the workload's; a program's run then keeps the one it had."""
     on: Orchestrator | None
     time_limit_hours: float | None
     compiles: bool
@@ -139,6 +141,8 @@ def resolve(
     if order.program is not None and order.is_named:
         program, values = remembered(order.program, order.parameters, bucket, order.run)
         order = replace(order, program=program, parameters=values)
+        if not order.nodes_are_given and program.continued is not None:
+            order = replace(order, num_nodes=program.continued.num_nodes)
     submission = Submission(
         order=order,
         target=target,

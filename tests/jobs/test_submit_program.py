@@ -326,6 +326,18 @@ def test_a_built_in_workload_takes_no_variables(desk: Desk) -> None:
     assert_refused(desk.run(*words), "--env: all-reduce is no program of your own")
 
 
+def test_the_number_of_nodes_stays_as_it_was(desk: Desk, program: Path) -> None:
+    submitted(desk, "./train.py", "--name", "x", "--nodes", "2")
+    ended(desk)
+
+    again = dry_run(desk, "./train.py", "--name", "x")
+
+    assert again["nodes"] == 2
+    assert again["plan"]["program"]["changes"] == []
+    assert dry_run(desk, "./train.py", "--name", "x", "--nodes", "1")["nodes"] == 1
+    assert dry_run(desk, "-m", "pkg.model", "--name", "x")["nodes"] == 1
+
+
 def test_another_script_of_the_run_gets_no_arguments_of_the_first(
     desk: Desk, program: Path
 ) -> None:

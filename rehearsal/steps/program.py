@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from shlex import join, quote
 from typing import Any
@@ -16,7 +17,7 @@ from rehearsal.deployment.aws import Aws
 from rehearsal.deployment.state import DEPLOYMENT, EXAMPLE, Settings
 from rehearsal.receipt import ProgramRun, ReceiptCheck, RunRecord
 from rehearsal.steps.jobs import armed, ended_run, job_status, own_parameters
-from rehearsal.steps.runner import Chain, Runner, Step, flags, step
+from rehearsal.steps.runner import Runner, Step, flags, step
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 
@@ -28,6 +29,7 @@ EXAMPLES_NODES = 2
 PARAMETERS = {"snapshot-every-s": "2", "peer-timeout-s": "10", "join-timeout-s": "120"}
 """Short: nothing is learnt here, and a snapshot of a small program takes no time."""
 
+_SNAPSHOT = re.compile(r"\d{8}\.json")
 _RESTORED = re.compile(r"launch: (snapshot (\d+) of .*?), restored in")
 
 
@@ -76,15 +78,33 @@ def run(
     settings: Settings, orchestrator: str, fault: str, *, aws: Aws, runner: Runner
 ) -> ProgramRun:
     """Submit the program, hurt a node after its first snapshot, and report how it went."""
-    name, wanted = run_name(orchestrator, fault), submission(settings, orchestrator, fault)
+    wanted = submission(settings, orchestrator, fault)
+    result = ProgramRun(orchestrator=orchestrator, steps=[], run=None, checks=[], unproven=[])
+    # The phase includes the judgement: a job may end well and prove nothing.
+    with suppress(_NotAsExpected), runner.phase(f"{orchestrator}: {wanted.name}"):
+        _run(settings, fault, wanted, result, aws=aws, runner=runner)
+        if result.problems:
+            raise _NotAsExpected
+    return result
+
+
+class _NotAsExpected(Exception):
+    """Ends a phase as failed; the result has the reasons."""
+
+
+def _run(
+    settings: Settings, fault: str, wanted: Step, result: ProgramRun, *, aws: Aws, runner: Runner
+) -> None:
+    """Submit, wait for the end, and fill in the result."""
+    name = run_name(result.orchestrator, fault)
     snapshots = f"{contract.run_prefix(name, 'snapshots')}[0-9]*.json"
     with armed(aws, run=name, kind=fault, after_key=snapshots):
-        runner.run([Chain(name=wanted.name, steps=(wanted,))])
-    record = runner.step(wanted.name)
-    steps = [record] if record is not None else []
-    result = ProgramRun(orchestrator=orchestrator, steps=steps, run=None, checks=[], unproven=[])
-    if record is None or record.exit_code not in (0, 1):
-        return result  # refused: there is no job
+        record = runner.run_one(wanted)
+    if record is None:
+        return  # interrupted
+    result.steps.append(record)
+    if record.exit_code not in (0, 1):
+        return  # refused: there is no job
     attempts = len(job_status(name, runner.environment)["attempts"])
     was_hit = attempts > 1
     result.run = ended_run(
@@ -92,24 +112,32 @@ def run(
         wanted.name,
         run=name,
         fault=fault if was_hit else None,
-        on_cluster=orchestrator == Orchestrator.EKS,
+        on_cluster=result.orchestrator == Orchestrator.EKS,
     )
     said = runner.log(wanted.name).read_text(encoding="utf-8")
-    result.checks = list(_checks(settings, result.run, _Bucket(aws), said, was_hit=was_hit))
+    bucket = _Bucket(aws)
+    result.checks = list(_checks(settings, result.run, bucket, said, was_hit=was_hit))
     if not was_hit and result.run.status == "SUCCEEDED":
-        result.unproven.append(_too_short(settings, orchestrator))
-    return result
+        result.checks.append(_not_hit(settings, result.run, kept=bucket.kept_files(name)))
 
 
-def _too_short(settings: Settings, orchestrator: str) -> str:
-    """Say why no node was killed, and how to see one killed."""
+def _not_hit(settings: Settings, run: RunRecord, *, kept: int) -> ReceiptCheck:
+    """Say why no node was killed, and what would let the rehearsal kill one."""
+    took_s = max((end.seconds for end in run.nodes if end.seconds is not None), default=run.seconds)
     every_s = parameters(settings)["snapshot-every-s"]
-    return (
-        f"that your program survives the loss of a node on {orchestrator}: it was over before a "
-        f"first snapshot was complete, one every {every_s} s, or saved nothing in the folder that "
-        "is kept (TRAINIUM_CHECKPOINT_DIR, or --checkpoint-dir); give it more to do, or a smaller "
-        "--set snapshot-every-s=..."
-    )
+    if kept:
+        why = (
+            f"it was over before the first snapshot: it took {took_s:.0f} s, with a snapshot "
+            f"every {every_s} s; make it longer, or --set snapshot-every-s=..."
+        )
+    else:
+        folder = settings.program.checkpoint_dir
+        where = "the folder that is kept" if folder is None else f"{folder}, which is kept"
+        why = (
+            f"it ran {took_s:.0f} s and wrote nothing to {where}: name the folder that it saves to "
+            "with --checkpoint-dir, or save in TRAINIUM_CHECKPOINT_DIR"
+        )
+    return ReceiptCheck(name="the program lost a node and continued", ok=False, detail=why)
 
 
 class _Bucket:
@@ -128,6 +156,17 @@ class _Bucket:
             return None
         found: dict[str, Any] = json.loads(body)
         return found
+
+    def kept_files(self, run: str) -> int:
+        """Count the files of the program in the run's newest snapshot."""
+        prefix = contract.run_prefix(run, "snapshots")
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._name, Prefix=prefix
+        )
+        names = (item["Key"] for page in pages for item in page.get("Contents", ()))
+        snapshots = sorted(name for name in names if _SNAPSHOT.fullmatch(name[len(prefix) :]))
+        newest = self.document(snapshots[-1]) if snapshots else None
+        return sum(file["root"] == "checkpoints" for file in (newest or {}).get("files", ()))
 
 
 def _checks(

@@ -97,7 +97,7 @@ class Runner:
         self._folder = folder
         self.environment = environment
         self._on_line = on_line
-        self._phase = phase
+        self.phase = phase
         self._note = note
         self._room = threading.Semaphore(_AT_A_TIME)
         self._processes: list[subprocess.Popen[str]] = []
@@ -122,6 +122,17 @@ class Runner:
         self.checks += [check for chain in ended for check in chain.checks]
         return all(chain.well for chain in ended)
 
+    def run_one(self, step: Step) -> CommandRecord | None:
+        """Run a single step, in a phase of the caller's; None if it was interrupted before."""
+        with self._room:
+            if self._stopped:
+                return None
+            record, checks = self._run(step)
+        self.steps.append(record)
+        self.checks += checks
+        self._tell(step, record)
+        return record
+
     def stop(self) -> None:
         """Terminate every command: a signal to this process alone does not reach its children."""
         self._stopped = True
@@ -140,7 +151,7 @@ class Runner:
         ended = _Ended(well=all([future.result().well for future in needed]))
         if not ended.well:
             return ended
-        with self._phase(f"{self._half}: {chain.name}"):
+        with self.phase(f"{self._half}: {chain.name}"):
             for step in chain.steps:
                 with self._room:
                     if self._stopped:
@@ -148,13 +159,19 @@ class Runner:
                     record, checks = self._run(step)
                 ended.steps.append(record)
                 ended.checks += checks
-                if record.exit_code != record.expected_exit_code:
+                if self._tell(step, record):
                     ended.well = False
-                    log = self.log(step.name)
-                    last = "\n  ".join(log.read_text(encoding="utf-8").splitlines()[-12:])
-                    self._note(f"{record.problem}; all of it is in {log}:\n  {last}")
                     break
         return ended
+
+    def _tell(self, step: Step, record: CommandRecord) -> bool:
+        """Show how a step ended, if it did not end as expected; returns True then."""
+        if record.problem is None:
+            return False
+        log = self.log(step.name)
+        last = "\n  ".join(log.read_text(encoding="utf-8").splitlines()[-12:])
+        self._note(f"{record.problem}; all of it is in {log}:\n  {last}")
+        return True
 
     def _run(self, step: Step) -> tuple[CommandRecord, list[ReceiptCheck]]:
         begin = time.monotonic()

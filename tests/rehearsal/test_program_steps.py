@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from rehearsal.deployment.state import EXAMPLE, Program, Settings
+from rehearsal.receipt import NodeAttempt, RunRecord
 from rehearsal.steps import program
 
 OWN = Program(
@@ -88,7 +90,45 @@ def test_the_example_stays_small_on_any_number_of_nodes() -> None:
     assert program.num_nodes(settings(nodes=1, program=EXAMPLE)) == 1
 
 
-def test_a_program_that_was_over_too_soon_is_told_what_helps() -> None:
-    words = program._too_short(settings(), "batch")
+def ended(seconds: float) -> RunRecord:
+    node = NodeAttempt(node=0, attempt=1, exit_code=0, reason=None, seconds=seconds)
+    return RunRecord(
+        run="own-program-batch-kill-child",
+        fault=None,
+        summary="no fault",
+        expected="0 SUCCEEDED",
+        seen="0 SUCCEEDED",
+        differences=[],
+        job_id="1",
+        status="SUCCEEDED",
+        status_reason=None,
+        jobs_exit_code=0,
+        attempts=[0],
+        nodes=[node],
+        sizes=[],
+        seconds=99.0,
+    )
 
-    assert "one every 2 s" in words and "--set snapshot-every-s" in words
+
+def test_a_program_that_was_over_too_soon_fails_and_is_told_what_helps() -> None:
+    check = program._not_hit(settings(), ended(3.0), kept=1)
+
+    assert not check.ok
+    assert "over before the first snapshot: it took 3 s, with a snapshot every 2 s" in check.detail
+    assert "--set snapshot-every-s" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [(None, "nothing to the folder that is kept"), ("out", "nothing to out, which is kept")],
+)
+def test_a_program_that_keeps_nothing_fails_and_is_told_what_helps(
+    folder: str | None, words: str
+) -> None:
+    check = program._not_hit(settings(program=replace(OWN, checkpoint_dir=folder)), ended(42.0),
+                             kept=0)  # fmt: skip
+
+    assert not check.ok
+    assert "it ran 42 s" in check.detail
+    assert words in check.detail
+    assert "--checkpoint-dir" in check.detail

@@ -118,8 +118,8 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
         default=90.0,
         minimum=0,
         maximum=3600,
-        help="seconds that workers have to end after SIGTERM; of a program's, a third, at most 30, are "
-        "for its last snapshot",
+        help="seconds that workers have to end after SIGTERM; of a program's, a third, at most 30, "
+        "are for its last snapshot",
     ),
 )
 """Parameters that the launcher understands for every workload."""

@@ -74,6 +74,10 @@ class Bundle:
         """Unpack the files."""
         return dict(members(self.data))
 
+    def mentions(self, word: str) -> bool:
+        """Tell whether a word is in any of the files."""
+        return any(word.encode() in data for _, data in members(self.data))
+
     def document(self) -> dict[str, Any]:
         """Make the document that lies beside the archive."""
         return {

@@ -289,6 +289,7 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
     lines = (
         f"program: {shlex.join([order.program.entry.shown, *request.program_argv])}",
         *_bundle_lines(bundle),
+        *_kept_lines(order.program, request.parameters),
         *check_data(bucket, submission.target, request.parameters, note),
         *(f"changed: {line}" for line in differ),
         f"run {request.run}: {_standing(ran, snapshot)}",
@@ -369,6 +370,17 @@ def _bundle_lines(bundle: Bundle) -> Iterator[str]:
         yield f"left out of it: {', '.join(bundle.left_out)}"
     if bundle.remark is not None:
         yield bundle.remark
+
+
+def _kept_lines(order: ProgramOrder, parameters: Mapping[str, Value]) -> Iterator[str]:
+    """Say what is kept while the program runs, unless its own text names the folder for that."""
+    if (folder := _kept_folder(parameters)) is not None:
+        yield f"kept: {folder}/"
+    elif not order.bundle.mentions(contract.ENV_CHECKPOINT_DIR):
+        yield (
+            f"kept: only what it writes to {contract.ENV_CHECKPOINT_DIR}; a program with a folder of "
+            "its own needs --checkpoint-dir"
+        )
 
 
 def _standing(ran: Sequence[Submitted], snapshot: Snapshot | None) -> str:

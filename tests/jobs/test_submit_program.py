@@ -546,6 +546,16 @@ def test_the_folder_for_checkpoints_does_not_go_along(desk: Desk, program: Path)
     assert dry_run(desk, *words)["plan"]["program"]["left_out"] == ["out/"]
 
 
+def test_the_plan_says_what_is_kept(desk: Desk, program: Path) -> None:
+    words = ("submit", "--dry-run", "./train.py", "--name", "x")
+    only = "kept: only what it writes to TRAINIUM_CHECKPOINT_DIR; a program with a folder of its"
+
+    assert only in desk.run(*words).stderr
+    assert "kept: ckpts/\n" in desk.run(*words, "--checkpoint-dir", "ckpts").stderr
+    (program / "pkg" / "model.py").write_text("import os\nos.environ['TRAINIUM_CHECKPOINT_DIR']\n")
+    assert "kept:" not in desk.run(*words).stderr
+
+
 @pytest.mark.parametrize(
     ("found", "says"),
     [

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from jobs.bucket.objects import Bucket, Found
-from jobs.bucket.training_run import known_runs, read_checkpoints, read_run
+from jobs.bucket.training_run import known_runs, read_checkpoints, read_run, read_status
 from jobs.bucket.transfers import (
     Direction,
     Item,
@@ -28,6 +28,7 @@ from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
 from jobs.output.console import note, print_document
 from jobs.output.documents import Document
+from jobs.output.program_status import ENDED, NOTHING_KEPT
 from jobs.program.snapshots import Snapshot, newest_snapshot, object_key
 from trainium_catalogue import contract
 from trainium_catalogue.suggest import did_you_mean
@@ -127,7 +128,7 @@ def planned_download(bucket: Bucket, run: str, to: Path) -> Download:
     receipt = bucket.document(prefix + RECEIPT)
     if not found:
         snapshot = newest_snapshot(bucket, run)
-        if snapshot is None:
+        if snapshot is None or not snapshot.checkpoints:  # it may hold compiled graphs only
             raise _nothing(bucket, run)
         return _of_snapshot(run, snapshot, to)
     if receipt is None:
@@ -218,6 +219,11 @@ def _check_complete(found: list[Found], prefix: str, files: Mapping[str, int], r
 def _nothing(bucket: Bucket, run: str) -> Refusal:
     stored = read_run(bucket, run)
     if stored is None and bucket.head(contract.run_key(run, contract.RUN_PROGRAM)) is not None:
+        if (read_status(bucket, run) or {}).get("state") == ENDED:
+            return Refusal(
+                "nothing-to-download",
+                f"run {run}: {NOTHING_KEPT}; submit it again with --checkpoint-dir, or save there",
+            )
         return Refusal(
             "nothing-to-download",
             f"run {run} has no complete snapshot yet, so nothing to download; see "

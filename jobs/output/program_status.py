@@ -8,9 +8,16 @@ from typing import Any
 
 from jobs.job import counted
 from jobs.output.console import duration, human
+from trainium_catalogue import contract
 
 PROGRAM_STATUS = "program"
 """``kind`` of such a status."""
+ENDED = "ended"
+"""``state`` once the launcher has said its last word about the run."""
+NOTHING_KEPT = (
+    "nothing was kept: it ended without a snapshot, as it does if it writes nothing to "
+    f"{contract.ENV_CHECKPOINT_DIR} or the folder of --checkpoint-dir"
+)
 _OLD_S = 60.0
 """The main node renews the status every few seconds; an older one deserves a remark."""
 
@@ -25,7 +32,9 @@ def describe_program(
         lines.append(f"last line{'' if at is None else f', {at} ago'}: {status['last_line']}")
     else:
         lines.append("it has printed nothing yet")
-    lines.append(_snapshots(status.get("snapshots") or [], now))
+    snapshots = status.get("snapshots") or []
+    is_over = status.get("state") == ENDED
+    lines.append(_snapshots(snapshots, now) if snapshots or not is_over else NOTHING_KEPT)
     if remark := _age(status, submitted_at_ms, now):
         lines.append(remark)
     return "\n".join(lines)

@@ -378,8 +378,8 @@ def _kept_lines(order: ProgramOrder, parameters: Mapping[str, Value]) -> Iterato
         yield f"kept: {folder}/"
     elif not order.bundle.mentions(contract.ENV_CHECKPOINT_DIR):
         yield (
-            f"kept: only what it writes to {contract.ENV_CHECKPOINT_DIR}; a program with a folder of "
-            "its own needs --checkpoint-dir"
+            f"kept: only what it writes to {contract.ENV_CHECKPOINT_DIR}; a program with a folder "
+            "of its own needs --checkpoint-dir"
         )
 
 

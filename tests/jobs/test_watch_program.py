@@ -81,6 +81,10 @@ def test_a_program_that_has_said_nothing_is_shown_so() -> None:
     text = describe_program({**silent, "snapshots": []}, submitted_at_ms=None, now=NOW)
 
     assert text == "program: running\nit has printed nothing yet\nno snapshot yet"
+    over = {**silent, "snapshots": [], "state": "ended"}
+    assert "nothing was kept: it ended without a snapshot, as it does if it writes nothing" in (
+        describe_program(over, submitted_at_ms=None, now=NOW)
+    )
 
 
 def test_an_old_status_says_so() -> None:
@@ -239,6 +243,11 @@ def test_a_snapshot_with_other_bytes_is_refused(desk: Desk, run: Path, tmp_path:
 
 def test_without_a_snapshot_there_is_nothing_to_download(desk: Desk, run: Path) -> None:
     assert_refused(desk.run("download", "x", "--to", "here"), "run x has no complete snapshot yet")
+    desk.put("runs/x/results/status.json", status_document(state="ended", snapshots=[]))
+    assert_refused(
+        desk.run("download", "x", "--to", "here"),
+        "run x: nothing was kept: it ended without a snapshot", "again with --checkpoint-dir",
+    )  # fmt: skip
 
 
 def test_tensorboard_finds_event_files_in_the_newest_snapshot(

@@ -44,6 +44,8 @@ class Selection:
     git: Git | None
     remark: str | None = None
     """Something to know about how they were found."""
+    ignored_code: tuple[str, ...] = ()
+    """Files that ``ignores`` left out although git tracks them, or they are Python."""
 
 
 def select(
@@ -59,6 +61,7 @@ def select(
     listed = None if tracked is None else set(tracked)
     taken: list[str] = []
     left_out: dict[str, None] = {}
+    ignored: list[str] = []
     used: set[str] = set()
     for path in candidates:
         if match_any(path, NEVER):
@@ -70,6 +73,8 @@ def select(
             continue  # git ignores it
         elif reason := match_any(path, (*exclude, *ignores, *LEFT_OUT)):
             left_out[reason] = None
+            if reason not in exclude and reason in ignores:
+                ignored.append(path)
             continue
         taken.append(path)
         _check_count(folder, taken)
@@ -86,7 +91,17 @@ def select(
         left_out=(*left_out, *_environments(folder, tracked is None)),
         git=git,
         remark=remark,
+        ignored_code=tuple(_code(folder, ignored, with_git=tracked is not None)),
     )
+
+
+def _code(folder: Path, paths: Sequence[str], *, with_git: bool) -> Iterator[str]:
+    """Yield those that are part of the program: tracked by git, or Python."""
+    if not paths:
+        return
+    listed = _git(folder, "ls-files", "-z", "--cached") if with_git else ""
+    tracked = set(listed.split("\0"))
+    yield from (path for path in paths if path in tracked or path.endswith(".py"))
 
 
 def _check_count(folder: Path, taken: Sequence[str]) -> None:

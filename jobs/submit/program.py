@@ -184,6 +184,8 @@ def packed(
     selection = select(
         entry.folder, include=include, exclude=exclude, ignores=(kept + "/",) if kept else ()
     )
+    if kept and selection.ignored_code:
+        _refuse_code(kept, selection.ignored_code)
     if requirements is None and file is not None and file.requirements is not None:
         requirements = file.path.parent / file.requirements
     if not entry.file and requirements is None:
@@ -201,6 +203,17 @@ def packed(
         bundle=bundle,
         arguments=words,
         requirements=None if requirements is None else read_requirements(requirements),
+    )
+
+
+def _refuse_code(kept: str, paths: Sequence[str]) -> None:
+    """Refuse a folder for checkpoints that holds a part of the program."""
+    more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+    raise Refusal(
+        "checkpoint-dir",
+        f"--checkpoint-dir {kept} holds {paths[0]}{more}, which git tracks or is Python, and a "
+        "folder for checkpoints does not go along; name another folder, or, if the program needs "
+        f"nothing of it, add --exclude {kept}",
     )
 
 

@@ -546,6 +546,27 @@ def test_the_folder_for_checkpoints_does_not_go_along(desk: Desk, program: Path)
     assert dry_run(desk, *words)["plan"]["program"]["left_out"] == ["out/"]
 
 
+def test_a_folder_for_checkpoints_that_holds_code_is_refused(desk: Desk, program: Path) -> None:
+    words = ("submit", "./train.py", "--name", "x", "--dry-run", "--checkpoint-dir")
+
+    assert_refused(
+        desk.run(*words, "pkg"),
+        "--checkpoint-dir pkg holds pkg/__init__.py and 1 more", "name another folder",
+        "--exclude pkg",
+    )  # fmt: skip
+    assert desk.run(*words, "pkg", "--exclude", "pkg").exit_code == 0
+    (program / "out").mkdir()
+    (program / "out" / "base.json").write_text("{}")
+    git(program, "init", "-q")
+    assert desk.run(*words, "out").exit_code == 0
+    git(program, "add", "out")
+    assert_refused(desk.run(*words, "out"), "--checkpoint-dir out holds out/base.json, which git")
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+
+
 def test_the_plan_says_what_is_kept(desk: Desk, program: Path) -> None:
     words = ("submit", "--dry-run", "./train.py", "--name", "x")
     only = "kept: only what it writes to TRAINIUM_CHECKPOINT_DIR; a program with a folder of its"

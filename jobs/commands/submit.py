@@ -14,10 +14,11 @@ from jobs.commands.options import (
     chosen,
     command,
 )
+from jobs.errors import EXIT_OK
 from jobs.output.console import note
 from jobs.submit.check import check, check_arguments, check_no_requirements, check_order
 from jobs.submit.plan import ask, planned, show_plan
-from jobs.submit.program import keep, named_program, packed, with_variables
+from jobs.submit.program import check_syntax, keep, named_program, packed, with_variables
 from jobs.submit.resolve import (
     OWN_OPTIONS,
     SubmitOptions,
@@ -28,6 +29,7 @@ from jobs.submit.resolve import (
 )
 from jobs.submit.send import join, send, show
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.releases import DEFAULT_RELEASE
 
 
 @command
@@ -161,6 +163,14 @@ def submit(
             "--dry-run", help="Print the exact SubmitJob payload or Volcano job, submit nothing."
         ),
     ] = False,
+    check_only: Annotated[
+        bool,
+        typer.Option(
+            "--check-only",
+            hidden=True,
+            help="Check what needs no deployment, and end: of a rehearsal, before it deploys.",
+        ),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
@@ -230,6 +240,10 @@ def submit(
         ),
     )
     check_order(order)  # refused first, because it needs no network
+    if check_only:
+        if order.program is not None:
+            check_syntax(order.program, DEFAULT_RELEASE)
+        return EXIT_OK
     submission = resolve(
         order, Aws(given.region), given.deployment, processes_per_node=given.processes_per_node
     )

@@ -281,20 +281,25 @@ def node_request(
     )
 
 
+def check_syntax(order: ProgramOrder, release: str) -> None:
+    """Refuse syntax errors, in the grammar of the Python that a Neuron release has."""
+    entry = order.entry
+    if entry.file:
+        check_grammar(
+            entry.file,
+            order.bundle.contents(),
+            # As Python does: the folder of a script, the working folder of a module.
+            root="" if entry.module else entry.file.rpartition("/")[0],
+            python=python_of(release),
+            note=note,
+        )
+
+
 def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Look at the program and its run; return lines for people, and the document."""
     order, request, bucket = submission.order, submission.request, submission.bucket
     assert order.program is not None
-    entry = order.program.entry
-    if entry.file:
-        check_grammar(
-            entry.file,
-            order.program.bundle.contents(),
-            # As Python does: the folder of a script, the working folder of a module.
-            root="" if entry.module else entry.file.rpartition("/")[0],
-            python=python_of(submission.target.neuron_release),
-            note=note,
-        )
+    check_syntax(order.program, submission.target.neuron_release)
     new = submitted(submission)
     ran = order.program.ran
     snapshot = newest_snapshot(bucket, request.run) if order.is_named else None

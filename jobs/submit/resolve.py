@@ -35,7 +35,7 @@ from trainium_catalogue.workloads import (
 
 OWN_OPTIONS = (
     *("nodes", "name", "follow", "time-limit", "set", "compile", "dry-run", "yes", "json"),
-    *("on", "release", "scale"),
+    *("on", "release", "scale", "check-only"),
     *("module", "workdir", "include", "exclude", "env", "requirements"),
     *("deployment", "region", "help"),
 )

@@ -21,8 +21,10 @@ from rehearsal.cli.options import (
     AsJson,
     CheckpointDir,
     Containers,
+    Exclude,
     Faults,
     FolderPath,
+    Include,
     InstanceType,
     Keep,
     Nodes,
@@ -32,6 +34,7 @@ from rehearsal.cli.options import (
     ProgramFile,
     Quick,
     Requirements,
+    Workdir,
     Workloads,
 )
 from rehearsal.deployment import cdk
@@ -50,6 +53,7 @@ from rehearsal.receipt import Receipt
 from rehearsal.report import tables as report
 from rehearsal.report.progress import Progress
 from rehearsal.scenario import Rehearsal
+from rehearsal.steps import program as own_program
 from rehearsal.steps.jobs import ALL_REDUCE
 
 EXIT_FAILED = 1
@@ -76,6 +80,9 @@ def run(
     program: ProgramFile = None,
     checkpoint_dir: CheckpointDir = None,
     requirements: Requirements = None,
+    workdir: Workdir = None,
+    include: Include = None,
+    exclude: Exclude = None,
     orchestrators: Orchestrators = None,
     nodes: Nodes = None,
     processes_per_node: Processes = None,
@@ -108,8 +115,19 @@ def run(
         parameters=set_,
         containers=containers,
         addresses=addresses,
-        program=_program(context.args, program, checkpoint_dir, requirements),
+        program=_program(
+            context.args,
+            program,
+            checkpoint_dir=checkpoint_dir,
+            requirements=requirements,
+            workdir=workdir,
+            include=include or (),
+            exclude=exclude or (),
+        ),
     )
+    # What submit would refuse, it refuses before a minute is spent on deploying.
+    if program is not None and (why := own_program.refused(settings)) is not None:
+        _refuse(why)
     raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=True, stay=keep))
 
 
@@ -232,13 +250,9 @@ def _stay(rehearsal: Rehearsal) -> None:
     raise cdk.StepFailed(f"the server ended by itself; see {folder.server_log}")
 
 
-def _program(
-    argv: list[str], file: Path | None, checkpoint_dir: str | None, requirements: Path | None
-) -> Program | None:
+def _program(argv: list[str], file: Path | None, **given: Any) -> Program | None:
     try:
-        return options.program_of(
-            file, argv, checkpoint_dir=checkpoint_dir, requirements=requirements
-        )
+        return options.program_of(file, argv, **given)
     except Refused as refusal:
         _refuse(str(refusal))
 

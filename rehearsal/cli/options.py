@@ -83,6 +83,18 @@ Requirements = Annotated[
     Path | None,
     typer.Option("--requirements", metavar="FILE", help="What pip has to install for it."),
 ]
+Workdir = Annotated[
+    Path | None,
+    typer.Option("--workdir", metavar="DIR", help="Its folder, whose files go along."),
+]
+Include = Annotated[
+    list[str] | None,
+    typer.Option("--include", metavar="GLOB", help="Files of it to take along; repeatable."),
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="GLOB", help="Files of it to leave out; repeatable."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the receipt and nothing else.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Stay up after the jobs until Ctrl-C or down.")]
 FolderPath = Annotated[Path, typer.Option("--folder", help="Where logs and the receipt go.")]
@@ -166,6 +178,9 @@ def program_of(
     *,
     checkpoint_dir: str | None = None,
     requirements: Path | None = None,
+    workdir: Path | None = None,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> Program | None:
     """Return the program that was named; refuse what is given for one that was not."""
     if file is not None:
@@ -174,10 +189,16 @@ def program_of(
             argv=tuple(argv),
             checkpoint_dir=checkpoint_dir,
             requirements=str(requirements.resolve()) if requirements is not None else None,
+            workdir=str(workdir.resolve()) if workdir is not None else None,
+            include=tuple(include),
+            exclude=tuple(exclude),
         )
     given = {
         "--checkpoint-dir": checkpoint_dir is not None,
         "--requirements": requirements is not None,
+        "--workdir": workdir is not None,
+        "--include": bool(include),
+        "--exclude": bool(exclude),
         " ".join(argv): bool(argv),
     }
     for words, is_given in given.items():

@@ -27,6 +27,9 @@ class Program:
     argv: tuple[str, ...] = ()
     checkpoint_dir: str | None = None
     requirements: str | None = None
+    workdir: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
 
 EXAMPLE = Program(

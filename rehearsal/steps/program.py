@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from rehearsal.deployment.aws import Aws
-from rehearsal.deployment.state import DEPLOYMENT, EXAMPLE, Settings
+from rehearsal.deployment.state import DEPLOYMENT, EXAMPLE, ROOT, Settings
 from rehearsal.receipt import ProgramRun, ReceiptCheck, RunRecord
 from rehearsal.steps.jobs import armed, ended_run, job_status, own_parameters
 from rehearsal.steps.runner import Runner, Step, flags, step
@@ -29,6 +30,7 @@ EXAMPLES_NODES = 2
 PARAMETERS = {"snapshot-every-s": "2", "peer-timeout-s": "10", "join-timeout-s": "120"}
 """Short: nothing is learnt here, and a snapshot of a small program takes no time."""
 
+_REFUSED = "refused: "
 _SNAPSHOT = re.compile(r"\d{8}\.json")
 _RESTORED = re.compile(r"launch: (snapshot (\d+) of .*?), restored in")
 
@@ -55,7 +57,9 @@ def fault_kinds(settings: Settings) -> tuple[str, ...]:
     return settings.faults if settings.program != EXAMPLE and settings.faults else (usual,)
 
 
-def submission(settings: Settings, orchestrator: str, fault: str) -> Step:
+def submission(
+    settings: Settings, orchestrator: str, fault: str, *, ending: str = "--yes --follow"
+) -> Step:
     """Return the command, as a user types it."""
     program = settings.program
     given = parameters(settings)
@@ -68,10 +72,29 @@ def submission(settings: Settings, orchestrator: str, fault: str) -> Step:
         line += " --on eks --scale"
     elif "eks" in settings.orchestrators:
         line += " --on batch"
-    line += f" --name {run_name(orchestrator, fault)} {flags(given)} --yes --follow"
+    line += f" --name {run_name(orchestrator, fault)} {flags(given)}"
+    if program.workdir is not None:
+        line += f" --workdir {quote(program.workdir)}"
+    for option, globs in (("--include", program.include), ("--exclude", program.exclude)):
+        line += "".join(f" {option} {quote(glob)}" for glob in globs)
+    line += f" {ending}"
     if program.argv:
         line += f" {contract.ARGV_MARK} {join(program.argv)}"
     return step(f"{WORKLOAD} {fault}", line)
+
+
+def refused(settings: Settings) -> str | None:
+    """Let submit check what needs no deployment; return why it refuses, if it does."""
+    (fault, *_), (orchestrator, *_) = fault_kinds(settings), settings.orchestrators
+    wanted = submission(settings, orchestrator, fault, ending="--check-only")
+    done = subprocess.run(wanted.command, cwd=ROOT, capture_output=True, text=True)
+    return None if done.returncode == 0 else _refusal(done.stderr) or done.stderr.strip()
+
+
+def _refusal(said: str) -> str | None:
+    """Find submit's refusal in its output; it is the last that submit says."""
+    before, mark, why = said.rpartition(_REFUSED)
+    return why.strip() if mark and (not before or before.endswith("\n")) else None
 
 
 def run(
@@ -103,8 +126,11 @@ def _run(
     if record is None:
         return  # interrupted
     result.steps.append(record)
-    if record.exit_code not in (0, 1):
-        return  # refused: there is no job
+    said = runner.log(wanted.name).read_text(encoding="utf-8")
+    if record.exit_code not in (0, 1):  # refused: there is no job
+        if (why := _refusal(said)) is not None:
+            result.checks.append(ReceiptCheck(name="submit takes it", ok=False, detail=why))
+        return
     attempts = len(job_status(name, runner.environment)["attempts"])
     was_hit = attempts > 1
     result.run = ended_run(
@@ -114,7 +140,6 @@ def _run(
         fault=fault if was_hit else None,
         on_cluster=result.orchestrator == Orchestrator.EKS,
     )
-    said = runner.log(wanted.name).read_text(encoding="utf-8")
     bucket = _Bucket(aws)
     result.checks = list(_checks(settings, result.run, bucket, said, was_hit=was_hit))
     if not was_hit and result.run.status == "SUCCEEDED":

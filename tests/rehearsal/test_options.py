@@ -91,6 +91,8 @@ def test_a_program_is_named_by_its_whole_path(
         ({"argv": ["--epochs", "3"]}, "--epochs 3: for a program of yours"),
         ({"argv": [], "checkpoint_dir": "out"}, "--checkpoint-dir: for a program"),
         ({"argv": [], "requirements": Path("x")}, "--requirements: for a program"),
+        ({"argv": [], "workdir": Path("x")}, "--workdir: for a program"),
+        ({"argv": [], "exclude": ["x"]}, "--exclude: for a program"),
     ],
 )
 def test_what_only_a_program_has_is_refused_without_one(given: dict[str, Any], words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +133,46 @@ def test_a_program_that_keeps_nothing_fails_and_is_told_what_helps(
     assert "it ran 42 s" in check.detail
     assert words in check.detail
     assert "--checkpoint-dir" in check.detail
+
+
+def test_what_goes_along_is_told_to_submit() -> None:
+    given = replace(OWN, workdir="/my work", include=("a.pt", "b c"), exclude=("data",))
+
+    argv = program.submission(settings(program=given), "batch", "kill-child").argv
+
+    start = argv.index("--workdir")
+    assert argv[start : argv.index("--yes")] == (
+        *("--workdir", "/my work", "--include", "a.pt", "--include", "b c"),
+        *("--exclude", "data"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("print(1)\n", None), ("def f(:\n", "train.py, line 1"), ("# nothing\n", "has no statement")],
+)
+def test_submit_checks_the_file_without_a_deployment(
+    tmp_path: Path, text: str, words: str | None
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    mine = Program(file=str(tmp_path / "train.py"))
+
+    why = program.refused(settings(program=mine))
+
+    assert why is None if words is None else words in str(why)
+
+
+def test_a_key_is_refused_before_anything_is_deployed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    (tmp_path / ".env").write_text("KEY=1\n")
+    mine = Program(file=str(tmp_path / "train.py"))
+
+    assert ".env" in str(program.refused(settings(program=mine)))
+    assert program.refused(settings(program=replace(mine, exclude=(".env",)))) is None
+
+
+def test_a_refusal_is_found_at_the_end_of_what_submit_says() -> None:
+    assert program._refusal("left out: x\nrefused: too large; leave\ndata out\n") == (
+        "too large; leave\ndata out"
+    )
+    assert program._refusal("it is not refused: no\n") is None

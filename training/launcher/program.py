@@ -39,6 +39,7 @@ from training.program.reports import (
     Preparation,
 )
 from training.program.settings import Folders, ProgramSettings, files_below
+from training.program.unkept import Unkept
 from trainium_catalogue.exit_codes import ExitCode
 
 _WORKER = str(Path(training.program.__path__[0]).resolve() / "worker.py")
@@ -50,6 +51,8 @@ _KEEPER_AFTER_S = 3.0
 _KEEPER_LATE_S = 1.0
 _FAREWELL_S = 5.0
 """Time for a failed job to say so in the run's status, and to upload its output."""
+_UNKEPT_AFTER_S = 300.0
+"""Early enough to stop a long job whose checkpoints would be lost."""
 _EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
 """torchrun's words about the first worker that failed (SubprocessContext._poll of
 torch/distributed/elastic/multiprocessing/api.py)."""
@@ -101,6 +104,9 @@ class ProgramNode(LocalNode):
         self._gone_s: float | None = None
         self._closing = self._killed_workers = False
         self.left: Left | None = None
+        self._unkept: Unkept | None = None
+        self._unkept_at_s = _UNKEPT_AFTER_S
+        """Seconds since the program's start after which to look for files that are not kept."""
 
     @classmethod
     def of(
@@ -171,6 +177,10 @@ class ProgramNode(LocalNode):
 
     def go(self) -> None:
         """Let the workers run the program: every node is prepared."""
+        folders = self._folders
+        self._unkept = Unkept(
+            folders.code, folders.checkpoints, chosen=self._settings.checkpoint_dir
+        )
         self._went_s = time.monotonic()
         (self._scratch / GO_FILE).touch()
 
@@ -243,6 +253,9 @@ class ProgramNode(LocalNode):
             )
         if (kept := self._keep(now_s)) is not None and (problem := kept.look().problem):
             return self._told_by_keeper(problem)
+        if self._went_s is not None and now_s - self._went_s > self._unkept_at_s:
+            self._unkept_at_s = float("inf")
+            self._tell_unkept()
         if status == 0:
             return self._ended(now_s)
         words = (self._scratch / AGENT_LOG).read_text(errors="replace")
@@ -279,6 +292,7 @@ class ProgramNode(LocalNode):
         if (kept := self._keep(now_s, at_once=True)) is not None:
             if not self._closing:
                 self._closing = True
+                self._tell_unkept()
                 kept.final()
             if not kept.done:
                 return None
@@ -288,6 +302,11 @@ class ProgramNode(LocalNode):
         if self._results is not None and (status := self._results.poll()) != 0:
             return None if status is None else self._host(self._why_no_results())
         return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
+
+    def _tell_unkept(self) -> None:
+        """Warn of files that will be gone with the node."""
+        if self._unkept is not None and (words := self._unkept.words()) is not None:
+            log.info("launch: program: %s", words)
 
     def _why_no_results(self) -> str:
         try:

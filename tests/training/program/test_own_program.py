@@ -102,3 +102,18 @@ def test_a_missing_bundle_ends_all_nodes_with_one_message(cluster: Cluster) -> N
     for node in (0, 1):
         assert "the program's files are missing: there is no " in cluster.log(node).splitlines()[-1]
     assert "Traceback" not in cluster.all_logs()
+
+
+def test_files_that_will_be_lost_are_told_at_the_end(cluster: Cluster) -> None:
+    lines = (
+        "import os",
+        "os.makedirs('ckpts', exist_ok=True)",
+        "open('ckpts/1.pt', 'w').write(9*'x')",
+    )
+    flags = program(cluster.folder, script="\n".join(lines))
+
+    cluster.start(*flags, workload="program")
+
+    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
+    words = "launch: program: wrote ckpts/ (1 file, 9 bytes), which is not kept; --checkpoint-dir"
+    assert words in cluster.log(0)

@@ -31,7 +31,12 @@ class Progress:
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
-        """Show a phase while it runs, possibly beside others, and print a line when it ends."""
+        """Show a phase while it runs, possibly beside others, and print a line when it ends.
+
+        Without a terminal, which shows a spinner, a line says that it begins.
+        """
+        if not self._console.is_terminal:
+            self._console.print(Text(f"begins {phase.name}", "dim"))
         self._running.append(phase.name)
         self._show()
         try:

@@ -246,6 +246,8 @@ class Rehearsal:
         """Destroy all stacks, or some of them, and look for leftovers."""
         assert self._aws is not None and self._server is not None
         with self._phase("destroy"):
+            # A visitor's jobs may still run, whose nodes would look for a bucket that is gone.
+            left_on_machine = self._server.end_jobs() if self._server.alive else []
             command = cdk.destroy_command(
                 cdk.executable(self._bin), assembly=self.folder.assembly, only=only
             )
@@ -257,6 +259,9 @@ class Rehearsal:
                 | leftovers.take_cluster_inventory(self._server.kubernetes),
                 toolkit=leftovers.toolkit_resources(self._aws),
             )
+            self.receipt.leftovers += [
+                leftovers.Item("machine", "node", text) for text in left_on_machine
+            ]
             self.receipt.proven_empty = True
             self.receipt.charts = [_chart(event) for event in self._server.charts.values()]
 

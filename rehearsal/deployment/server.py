@@ -22,6 +22,7 @@ Event = dict[str, Any]
 START_LIMIT_S = 60.0
 # The server stops its nodes before it exits.
 STOP_LIMIT_S = 30.0
+JOBS_LIMIT_S = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,6 +39,7 @@ class ServerProcess:
     """Address of the Kubernetes API server, once there is a cluster."""
     charts: dict[str, Event] = field(default_factory=dict)
     """The latest event of each Helm release."""
+    _ended: queue.Queue[list[str]] = field(default_factory=queue.Queue)
     _ready: queue.Queue[str | None] = field(default_factory=queue.Queue)
 
     def wait_ready(self, folder: Folder) -> str:
@@ -56,6 +58,14 @@ class ServerProcess:
     @property
     def alive(self) -> bool:
         return self.process.poll() is None
+
+    def end_jobs(self) -> list[str]:
+        """End all jobs and wait; return what is left of their nodes on this machine."""
+        self.process.send_signal(signal.SIGUSR1)
+        try:
+            return self._ended.get(timeout=JOBS_LIMIT_S)
+        except queue.Empty:
+            return [f"nodes that did not end within {JOBS_LIMIT_S:.0f} s"]
 
     def stop(self) -> None:
         """Stop the server and the nodes it runs."""
@@ -78,6 +88,8 @@ class ServerProcess:
                 continue
             if event.get("event") == "ready":
                 self._ready.put(event["endpoint"])
+            elif event.get("event") == "jobs-ended":
+                self._ended.put(event["left"])
             elif event.get("event") == "seeded":
                 self.seeded.append(event)
             elif event.get("event") == "kubernetes-ready":

@@ -303,3 +303,17 @@ def test_a_job_that_is_deleted_between_two_pods_that_get_a_node_leaves_none(
     cluster.apply(job("short-lived", SLEEP, nodes=2))
 
     wait(lambda: deleted and not pods(cluster, "short-lived"))
+
+
+def test_the_end_of_all_jobs_leaves_no_pod_of_them() -> None:
+    cluster = serve(EmulatorSettings(addresses="127.0.93"))
+    try:
+        for manifest in BASE:
+            cluster.apply(manifest)
+        start(cluster, "long", SLEEP)
+
+        cluster.end_jobs()
+
+        assert pods(cluster, "long") == []
+    finally:
+        cluster.stop()

@@ -146,11 +146,19 @@ def main(argv: Sequence[str]) -> None:
             index=index_of(os.environ),
         )
     )
+
+    def end_jobs() -> None:
+        """End what still runs, before its stacks are destroyed."""
+        scheduler.stop()
+        CLUSTER.end_jobs()
+        emit("jobs-ended", left=scheduler.left())
+
     CLUSTER.use(lambda: start_cluster(settings[0], claims))
     regions = sorted({region for t in INSTANCE_TYPES.values() for region in t.zone_ids})
     seed_public_parameters(DEFAULT_ACCOUNT_ID, regions)
-    emit("ready", endpoint=endpoint)
     done = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=end_jobs).start())
+    emit("ready", endpoint=endpoint)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: done.set())
     done.wait()

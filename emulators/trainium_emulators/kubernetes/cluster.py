@@ -23,6 +23,7 @@ from trainium_emulators.kubernetes.resources import NAMESPACE, POD, QUEUE, VOLCA
 from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store
 from trainium_emulators.kubernetes.volcano import VolcanoController
+from trainium_emulators.kubernetes.volcano_objects import JOB_NAME
 from trainium_emulators.kubernetes.volcano_scheduler import GangScheduler
 
 _HOST = "127.0.0.1"
@@ -85,6 +86,22 @@ class ClusterEmulator:
     def scale(self, group: str, instance_type: InstanceType, number: int) -> None:
         """Scale a node group."""
         nodes.scale(self.store, nodes.trainium_group(group, instance_type), number)
+
+    def end_jobs(self) -> None:
+        """Delete all Volcano jobs, and wait until their pods are gone."""
+        for job in self.store.list(VOLCANO_JOB):
+            metadata = job["metadata"]
+            self.store.delete(VOLCANO_JOB, metadata["namespace"], metadata["name"])
+        pods = self._pods_of_jobs()
+        for metadata in pods:
+            self.store.delete(POD, metadata["namespace"], metadata["name"], grace_s=1)
+        deadline = time.monotonic() + _STOP_LIMIT_S
+        while self._pods_of_jobs() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _pods_of_jobs(self) -> list[Json]:
+        found = [pod["metadata"] for pod in self.store.list(POD)]
+        return [each for each in found if JOB_NAME in (each.get("annotations") or {})]
 
     def stop(self) -> None:
         """Stop every pod, then the server."""

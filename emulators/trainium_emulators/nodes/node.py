@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -35,6 +36,7 @@ class Stream(Protocol):
         """Append one line, now."""
 
 
+_FINISH_LIMIT_S = 5.0
 _BATCH_MARKS = ("AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_ATTEMPT", "AWS_ENDPOINT_URL")
 
 
@@ -139,6 +141,11 @@ class NodeProcess:
                 capture_output=True,
             )
 
+    def left(self) -> list[str]:
+        """Tell what is left of the node on this machine."""
+        found = [f"process {process.pid}" for process in self._survivors()]
+        return [*found, *([self._folder.name] if self.folder.exists() else [])]
+
     def stop(self, timeout_s: float) -> None:
         """Send SIGTERM, then SIGKILL after the stop timeout, like the ECS agent."""
         self.send(signal.SIGTERM)
@@ -150,8 +157,13 @@ class NodeProcess:
 
     def finish(self) -> None:
         """Kill the node's remaining processes, as a container's processes end with it."""
-        for process in self._survivors():
-            process.kill()
+        deadline = time.monotonic() + _FINISH_LIMIT_S
+        # More than once: what is killed may just have started another.
+        while (left := self._survivors()) and time.monotonic() < deadline:
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=0.2)
         self._pump.join(timeout=5)
         self._folder.cleanup()
 
@@ -161,6 +173,8 @@ class NodeProcess:
         for process in psutil.process_iter():
             try:
                 environment = process.environ()
+                if process.status() == psutil.STATUS_ZOMBIE:
+                    continue
             except psutil.Error:
                 continue
             if all(environment.get(key) == value for key, value in mark.items()):

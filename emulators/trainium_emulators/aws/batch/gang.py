@@ -7,6 +7,7 @@ gang of one. Retries follow the chapter "Automated job retries": rules of ``eval
 read in order, a rule applies when all of its patterns match, and what matches no rule is retried.
 """
 
+import signal
 import threading
 import time
 import uuid
@@ -135,6 +136,15 @@ class Gang:
         self._first_address = first_address
         self._host_lost = False
         self._nodes: dict[int, NodeProcess] = {}
+
+    def kill(self) -> None:
+        """Kill all nodes, which may be taking their time to stop."""
+        for node in list(self._nodes.values()):
+            node.send(signal.SIGKILL)
+
+    def left(self) -> list[str]:
+        """Tell what is left of the nodes on this machine."""
+        return [text for node in list(self._nodes.values()) for text in node.left()]
 
     def run(self) -> None:
         """Run attempts until the job has ended."""

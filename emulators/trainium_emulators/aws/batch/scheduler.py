@@ -40,6 +40,8 @@ _CONTAINERS_AT_ONCE = max(1, os.cpu_count() or 1)
 _FIRST_CONTAINER = 100
 """First loopback address for single containers, above those of all gangs."""
 _ADDRESSES = 100
+_STOP_S = 10.0
+"""Time for nodes to stop by themselves, below the time after which the server is killed."""
 
 
 class JobScheduler:
@@ -52,6 +54,7 @@ class JobScheduler:
         self._queues: set[str] = set()
         self._containers = threading.Semaphore(_CONTAINERS_AT_ONCE)
         self._started = 0
+        self._gangs: list[Gang] = []
 
     def submit(self, job: BatchJob) -> None:
         """Queue a job and, for the parent of an array, its children."""
@@ -87,11 +90,19 @@ class JobScheduler:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Terminate all jobs and wait for their end."""
+        """Terminate all jobs and wait for their end; kill nodes that take too long."""
         for job in self.jobs():
             self.terminate(job.job_id, "the rehearsal's server stops")
+        deadline = time.monotonic() + _STOP_S
         while any(job.is_active for job in self.jobs()):
             time.sleep(0.05)
+            if time.monotonic() > deadline:
+                for gang in list(self._gangs):
+                    gang.kill()
+
+    def left(self) -> list[str]:
+        """Tell what is left of all nodes on this machine."""
+        return [text for gang in list(self._gangs) for text in gang.left()]
 
     def _serve(self, queue_arn: str) -> None:
         """Start the jobs of one queue."""
@@ -194,14 +205,16 @@ class JobScheduler:
         if job.terminate_reason is not None:
             self._end(job, job.terminate_reason)
             return
-        Gang(
+        gang = Gang(
             job,
             settings=self._settings(),
             place=place,
             compute_environment=environment.name,
             fault=fault,
             first_address=first_address,
-        ).run()
+        )
+        self._gangs.append(gang)
+        gang.run()
         emit("job-ended", job_id=job.job_id, status=job.status, reason=job.status_reason,
              attempts=len(job.attempts))  # fmt: skip
 

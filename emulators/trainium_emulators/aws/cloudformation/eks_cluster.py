@@ -69,6 +69,11 @@ class KubernetesCluster:
             if error.code != 404:
                 raise ValidationError(message=f"{describe(manifest)}: {error}") from error
 
+    def end_jobs(self) -> None:
+        """End all pods of jobs."""
+        if self._cluster is not None:
+            self._cluster.end_jobs()
+
     def stop(self) -> None:
         """End all pods and the API server."""
         if self._cluster is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from jobs import errors
 from jobs.job import ON_HOSTS, Attempt, Explanation, Job, JobKind, Shape
 from jobs.output.streams import LogLine, Phase, Streams
-from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.contract import HOST_LOST_REASON, Orchestrator
+from trainium_catalogue.exit_codes import EXIT_CODES, RETRIED, ExitCode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,14 +168,14 @@ class Follower:
         if not self._saw_it_live:
             return  # already past: the lines and Ended show it in order
         for attempt in job.attempts[self._attempts_ended :]:
-            # Ended reports the last attempt of a job that has ended.
-            if not (job.ended and attempt.number == len(job.attempts)):
-                yield AttemptEnded(
-                    attempt=attempt,
-                    max_attempts=job.max_attempts,
-                    orchestrator=job.orchestrator,
-                )
-        self._attempts_ended = max(self._attempts_ended, len(job.attempts))
+            if attempt.number == len(job.attempts) and (job.ended or _is_final(attempt, job)):
+                break  # Ended reports it; Batch lists it a moment before the job has ended
+            self._attempts_ended += 1
+            yield AttemptEnded(
+                attempt=attempt,
+                max_attempts=job.max_attempts,
+                orchestrator=job.orchestrator,
+            )
         status = job.status, job.status_reason
         if status != self._status:
             self._status = status
@@ -257,3 +259,14 @@ class Follower:
             self._interval_s = min(self._interval_s * 1.3, pace.waiting_max_s)
         calls = len(self.streams.in_use()) + 1
         return max(self._interval_s, calls / pace.calls_per_second)
+
+
+def _is_final(attempt: Attempt, job: Job) -> bool:
+    """Tell whether no attempt follows: it is the last allowed, or its exit code is not retried."""
+    if job.max_attempts is not None and attempt.number >= job.max_attempts:
+        return True
+    if fnmatchcase(attempt.status_reason or "", HOST_LOST_REASON):
+        return False
+    on_eks = job.orchestrator is Orchestrator.EKS  # there 143 is retried as well
+    retried = (*RETRIED, ExitCode.STOPPED) if on_eks else RETRIED
+    return attempt.exit_code in EXIT_CODES and attempt.exit_code not in retried

@@ -325,6 +325,31 @@ def test_why_the_attempt_before_ended_is_told() -> None:
     assert (ended.attempt.number, ended.attempt.exit_code, ended.max_attempts) == (1, 75, 3)
 
 
+@pytest.mark.parametrize(("code", "number"), [(0, 0), (1, 0), (64, 0), (75, 1)])
+def test_an_attempt_that_nothing_follows_is_left_to_the_end(code: int, number: int) -> None:
+    clock = FakeClock()
+    only = attempt(stream="a", exit_code=code, started_s=T0, stopped_s=T0 + 5)
+    status = "SUCCEEDED" if code == 0 else "FAILED"
+    batch = FakeBatch(
+        clock,
+        scenes=[
+            (T0, scene(parent("RUNNING"), child("RUNNING", stream="a"))),
+            (T0 + 5, scene(parent("RUNNING", attempts=[only]), child("RUNNING", stream="a"))),
+            (
+                T0 + 8,
+                scene(
+                    parent(status, attempts=[only], stoppedAt=(T0 + 8) * 1000),
+                    child(status, stream="a"),
+                ),
+            ),
+        ],
+    )
+
+    events = follow(clock, batch, FakeLogs(clock, streams={"a": lines(T0 + 1, ["a0"])}))
+
+    assert len([e for e in events if isinstance(e, AttemptEnded)]) == number
+
+
 def test_lines_of_a_new_attempt_follow_those_of_the_old_one() -> None:
     clock = FakeClock()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -261,7 +262,11 @@ def check_same_program(going_on: RunSummary, job: Job | None, submission: Submis
         )
     found = program_changes(submission)
     if found:
-        raise _goes_on(going_on, request.run, f"this is another submission ({'; '.join(found)})")
+        why = f"this is another submission ({'; '.join(found)})"
+        if order.program.ran[-1].code != order.program.bundle.sha256:
+            folder = shlex.quote(str(order.program.entry.folder))
+            why += f"; `python -m jobs code {request.run} --diff {folder}` compares the files"
+        raise _goes_on(going_on, request.run, why)
 
 
 def _goes_on(job: Job | RunSummary, run: str, why: str) -> Refusal:

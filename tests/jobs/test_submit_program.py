@@ -371,7 +371,7 @@ def test_a_program_that_runs_is_joined_and_another_one_refused(desk: Desk, progr
     assert_refused(desk.run(*words, "--nodes", "2"), "(nodes: 2, were 1)")
     assert_refused(desk.run("submit", "-m", "pkg.model", "--name", "x"), "was train.py")
     (program / "train.py").write_text("print(2)\n")
-    assert_refused(desk.run(*words), "(files: train.py changed (+1 -3))")
+    assert_refused(desk.run(*words), "(files: train.py changed (+1 -3))", "code x --diff .`")
     assert len(record(desk)) == 1
 
 

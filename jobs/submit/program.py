@@ -43,6 +43,12 @@ from trainium_catalogue.workloads import Value, Workload
 if TYPE_CHECKING:
     from jobs.submit.resolve import Submission
 
+_MEANT_FOR_SUBMIT = frozenset(
+    f"--{name}"
+    for name in ("nodes", "name", "follow", "time-limit", "dry-run", "yes", "checkpoint-dir", "on")
+)
+"""Options of submit that are remarked among a program's arguments."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
@@ -312,6 +318,11 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
         *(f"changed: {line}" for line in differ),
         f"run {request.run}: {_standing(ran, snapshot)}",
     )
+    if own := _own_options(order.program.arguments or (), ran):
+        note(
+            f"{', '.join(own)} after -- goes to the program, as every word there; an option of "
+            "submit stands before --"
+        )
     for word in dict.fromkeys(secret_words(request.program_argv)):
         note(
             f"{word} looks like a key: arguments can be read in the job's description, in "
@@ -376,6 +387,13 @@ def keep(submission: Submission) -> None:
     if submission.wheels is not None:
         keep_requirements(submission.bucket, run, submission.wheels)
     add_record(submission.bucket, run, submitted(submission))
+
+
+def _own_options(arguments: Sequence[str], ran: Sequence[Submitted]) -> tuple[str, ...]:
+    """Return options of submit among new arguments of the program."""
+    known = set() if not ran else set(ran[-1].argv)
+    words = (word.partition("=")[0] for word in arguments if word not in known)
+    return tuple(dict.fromkeys(word for word in words if word in _MEANT_FOR_SUBMIT))
 
 
 def _bundle_lines(bundle: Bundle) -> Iterator[str]:

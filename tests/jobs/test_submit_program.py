@@ -519,6 +519,15 @@ def test_long_arguments_are_refused_with_the_way_around(desk: Desk, program: Pat
     )  # fmt: skip
 
 
+def test_options_of_submit_among_the_arguments_are_remarked(desk: Desk, program: Path) -> None:
+    words = ("submit", "--dry-run", "./train.py", "--")
+
+    said = desk.run(*words, "--nodes", "2", "--name=x", "--lr", "1").stderr
+
+    assert "--nodes, --name after -- goes to the program" in said
+    assert "after --" not in desk.run(*words, "--lr", "1").stderr
+
+
 def test_an_argument_that_looks_like_a_key_is_remarked_once(desk: Desk, program: Path) -> None:
     said = submitted(desk, "./train.py", "--name", "x", "--", "--api-key", "sk-" + "a1" * 20)
 

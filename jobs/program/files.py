@@ -22,6 +22,8 @@ LEFT_OUT = (
 )
 """Names that are left out without git too: they are made anew, or are for one machine."""
 _VENV_MARK = "pyvenv.cfg"
+_MOST_NAMED = 3
+"""Names that git ignores which are shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,8 @@ def select(
             continue
         taken.append(path)
         _check_count(folder, taken)
+    if tracked is not None:
+        remark = _ignored_by_git(folder, (*include, *exclude, *ignores)) or remark
     for pattern in include:
         if not any(match_any(path, (pattern,)) for path in taken):
             raise Refusal(
@@ -92,6 +96,27 @@ def select(
         git=git,
         remark=remark,
         ignored_code=tuple(_code(folder, ignored, with_git=tracked is not None)),
+    )
+
+
+def _ignored_by_git(folder: Path, said: Sequence[str]) -> str | None:
+    """Name what only git leaves out; folders that it ignores as a whole are one name."""
+    listed = _git(
+        folder, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"
+    )
+    names = [
+        name
+        for name in listed.split("\0")
+        if name.strip("./")
+        and match_any(name.rstrip("/"), (*said, *LEFT_OUT, *NEVER)) is None
+        and not (folder / name / _VENV_MARK).exists()
+    ]
+    if not names:
+        return None
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return (
+        f"git ignores {', '.join(names[:_MOST_NAMED])}{more}, so they stay here; --include takes "
+        "them along"
     )
 
 

@@ -576,6 +576,20 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
 
 
+def test_the_plan_says_what_git_ignores(desk: Desk, program: Path) -> None:
+    git(program, "init", "-q")
+    (program / ".gitignore").write_text("*.bin\ndata/\n__pycache__/\n")
+    (program / "data").mkdir()
+    (program / "__pycache__").mkdir()
+    names = ("data/a", "data/b", "w1.bin", "w2.bin", "w3.bin", "__pycache__/x")
+    for name in names:
+        (program / name).write_text("x")
+    words = ("submit", "--dry-run", "./train.py")
+
+    assert "git ignores data/, w1.bin, w2.bin and 1 more, so" in desk.run(*words).stderr
+    assert "git ignores data/, so" in desk.run(*words, "--include", "*.bin").stderr
+
+
 def test_the_plan_says_what_is_kept(desk: Desk, program: Path) -> None:
     words = ("submit", "--dry-run", "./train.py", "--name", "x")
     only = "kept: only what it writes to TRAINIUM_CHECKPOINT_DIR; a program with a folder of its"

@@ -40,7 +40,7 @@ def make_text(folder: Path) -> None:
 
 
 def make_tables(folder: Path) -> None:
-    """Tables, each a folder with a file for training: texts, prompts, pairs, answers, stories."""
+    """Tables, each a folder with a file for training: texts, prompts, pairs and more."""
     tables: dict[str, Callable[[str], object]] = {
         "texts": lambda row: {"text": row},
         "prompts": lambda row: {"prompt": row[:30], "completion": row[30:]},
@@ -56,6 +56,9 @@ def make_tables(folder: Path) -> None:
             **{f"ending{number}": row[30:] * (number + 1) for number in range(4)},
             "label": len(row) % 4,
         },
+        "reviews": lambda row: {"sentence": row, "label": int("river" in row)},
+        "translations": lambda row: {"translation": {"en": row, "de": row.upper()}},
+        "summaries": lambda row: {"text": row, "summary": row[:30]},
     }
     for name, convert in tables.items():
         (folder / name).mkdir(exist_ok=True)
@@ -142,6 +145,76 @@ def make_bert(folder: Path) -> None:
     _save(BertForMaskedLM(config), folder, "bert")
 
 
+def make_t5(folder: Path) -> None:
+    """A T5 of two layers with random weights."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=512,
+        d_model=64,
+        d_kv=16,
+        d_ff=128,
+        num_layers=2,
+        num_heads=4,
+        pad_token_id=3,
+        eos_token_id=1,
+        decoder_start_token_id=3,
+    )
+    _save(T5ForConditionalGeneration(config), folder, "t5")
+
+
+METRIC = '''"""Share of predictions that are right, in the form of a metric of Evaluate."""
+
+import datasets
+import evaluate
+
+
+class Right(evaluate.Metric):
+    def _info(self):
+        number = datasets.Value("int32")
+        features = datasets.Features({"predictions": number, "references": number})
+        return evaluate.MetricInfo(description="", citation="", features=features)
+
+    def _compute(self, predictions, references):
+        right = sum(int(a == b) for a, b in zip(predictions, references, strict=True))
+        return {"accuracy": right / len(references)}
+'''
+
+
+def make_metrics(folder: Path) -> None:
+    """Metrics by the names that programs give to Evaluate, which would download them."""
+    for name in ("accuracy", "glue", "rouge", "sacrebleu"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / f"{name}.py").write_text(METRIC)
+
+
+def make_glue(folder: Path) -> None:
+    """Pairs of sentences in place of GLUE's MRPC, by its name on Hugging Face's hub."""
+    place = folder / "nyu-mll" / "glue"
+    place.mkdir(parents=True, exist_ok=True)
+    files = {"train": "train.json", "validation": "validation.json"}
+    rows = sentences()
+    for start, file in enumerate(files.values()):
+        lines = []
+        for number, row in enumerate(rows[start::2]):
+            same = number % 2
+            other = row if same else rows[-number - 1]
+            pair = {"sentence1": row, "sentence2": other, "label": same, "idx": number}
+            lines.append(json.dumps(pair) + "\n")
+        (place / file).write_text("".join(lines))
+    listed = "".join(f"  - split: {split}\n    path: {file}\n" for split, file in files.items())
+    header = f"---\nconfigs:\n- config_name: mrpc\n  data_files:\n{listed}---\n"
+    (place / "README.md").write_text(header)
+
+
+def make_bert_base_cased(folder: Path) -> None:
+    """The small BERT, by the name of the one that is downloaded otherwise."""
+    make_bert(folder)
+    (folder / "bert").rename(folder / "bert-base-cased")
+
+
 def make_images(folder: Path) -> None:
     """Two classes of images, red and blue, in a folder for training and one for validation."""
     from PIL import Image
@@ -162,6 +235,10 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "tokenizer": make_tokenizer,
     "llama": make_llama,
     "bert": make_bert,
+    "bert-base-cased": make_bert_base_cased,
+    "t5": make_t5,
+    "glue": make_glue,
+    "metrics": make_metrics,
     "images": make_images,
 }
 

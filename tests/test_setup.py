@@ -227,10 +227,12 @@ def test_workers_without_torchs_own_tests_and_headers_add_up_what_they_have(tmp_
         "print('sum', shared.tolist())\n"
         "d.destroy_process_group()\n"
     )
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d")
+    # --standalone would look up this machine's name, which may wait for a name server.
+    place = ("--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 
     done = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", program],
+        [*torchrun, *place, "--nproc-per-node", "2", program],
         capture_output=True, text=True, timeout=scaled(60),
     )  # fmt: skip
 

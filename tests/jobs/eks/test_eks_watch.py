@@ -143,7 +143,7 @@ def test_tensorboard_runs_here_where_the_cluster_has_none(eks: EksDesk) -> None:
         ).read()
     finally:
         process.send_signal(2)
-        process.wait(20)
+        process.wait(scaled(20))
 
     assert document["from"] == "local"
     assert page.startswith(b"[")

@@ -224,7 +224,8 @@ def test_workers_without_torchs_own_tests_and_headers_add_up_what_they_have(tmp_
         "d.init_process_group('gloo')\n"
         "shared = torch.full((3,), d.get_rank() + 1.0).share_memory_()\n"
         "d.all_reduce(shared)\n"
-        "print('sum', shared.tolist())\n"
+        # At once: what two unbuffered processes print in parts is mixed.
+        "print(f'sum {shared.tolist()}\\n', end='')\n"
         "d.destroy_process_group()\n"
     )
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -125,6 +126,9 @@ def test_a_run_without_logs_has_no_tensorboard(eks: EksDesk) -> None:
 def test_tensorboard_runs_here_where_the_cluster_has_none(eks: EksDesk) -> None:
     eks.desk.put("runs/nightly/logs/events.out.tfevents.1.host.1.0")
     words = [sys.executable, "-m", "jobs", "tensorboard", "nightly", "--no-browser", "--json"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        # 6006 may be taken by another test between the look and the start.
+        words += ["--port", str(free.getsockname()[1])]
     process = subprocess.Popen(
         words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -151,7 +151,7 @@ def trainer() -> Any:
 
     from training.core.arguments import parse
     from training.core.config import TrainConfig
-    from training.models.llama.network import llama_config
+    from training.models.llama.huggingface import llama_config
 
     config = TrainConfig.from_values(parse(["llama-tiny", *settings()]).values, 1)
     model = transformers.LlamaForCausalLM(llama_config(config.shape, seq_len=config.plan.seq_len))

@@ -74,7 +74,7 @@ def lower(words: list[str]) -> str:
 
     from training.core.arguments import parse
     from training.core.config import TrainConfig
-    from training.models.llama.network import NxdLlama
+    from training.models.llama.nxd import NxdLlama
 
     config = TrainConfig.from_values(parse(words).values, RANKS)
     model, device = NxdLlama(config).model(), xm.xla_device()

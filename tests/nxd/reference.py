@@ -30,7 +30,7 @@ def train(*, steps: int = STEPS, apart: bool = False) -> Plain:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from training.core.arguments import parse
-    from training.models.llama.network import initial_weight
+    from training.models.llama.huggingface import initial_weight
 
     torch.manual_seed(0)
     model = LlamaForCausalLM(

@@ -21,7 +21,7 @@ from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
 from training.core.ranks import Ranks
 from training.models.llama.export import ExportError, ExportOrder, export
-from training.models.llama.network import llama_config
+from training.models.llama.huggingface import llama_config
 from training.storage import LocalObjects, Objects, StorageAccess
 from training.trainer.runs import RunConfig
 from trainium_catalogue.parameters.plan import shape_of

@@ -16,7 +16,12 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
 from training.models.llama.data import DOCUMENTS, attention_mask, model_inputs, with_documents
-from training.models.llama.network import initial_weight, llama_config, meta_model, restore_buffers
+from training.models.llama.huggingface import (
+    initial_weight,
+    llama_config,
+    meta_model,
+    restore_buffers,
+)
 from training.storage import open_objects
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.models import ModelShape

@@ -22,7 +22,12 @@ from training.backends.native import NativeBackend
 from training.core.config import TrainConfig
 from training.core.job import Stopped, StopSwitch
 from training.datasets.manifest import DatasetError
-from training.models.llama.network import initial_weight, llama_config, meta_model, restore_buffers
+from training.models.llama.huggingface import (
+    initial_weight,
+    llama_config,
+    meta_model,
+    restore_buffers,
+)
 from training.storage import open_objects
 
 if TYPE_CHECKING:

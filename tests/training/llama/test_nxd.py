@@ -27,7 +27,9 @@ from training.core.contract import DeviceKind
 from training.core.heartbeat import heartbeat
 from training.core.job import Stopped, StopSwitch
 from training.core.ranks import Ranks
-from training.models.llama.network import LlamaNetwork, NxdLlama, initial_weight
+from training.models.llama.huggingface import initial_weight
+from training.models.llama.network import LlamaNetwork
+from training.models.llama.nxd import NxdLlama
 from training.models.llama.parallel import Split, part_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from training.backends.optimizers import is_decayed
 from training.core.config import TrainConfig
-from training.models.llama.network import initial_weight, llama_config, meta_model
+from training.models.llama.huggingface import initial_weight, llama_config, meta_model
 from training.models.llama.parallel import Split, part_of, split_modules, tensor_parallel_plan
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.models import LLAMA_PRESETS

@@ -17,8 +17,8 @@ import torch
 from training.core.config import Optimizer
 from training.models.bert.network import bert_config
 from training.models.bert.network import initial_weight as initial_bert
-from training.models.llama.network import initial_weight as initial_llama
-from training.models.llama.network import llama_config
+from training.models.llama.huggingface import initial_weight as initial_llama
+from training.models.llama.huggingface import llama_config
 from training.models.mnist.network import Mlp, MlpNetwork
 from trainium_catalogue.models import BertShape, ModelShape
 

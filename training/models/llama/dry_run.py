@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from training.core.arguments import DRY_RUN_FULL as FLAG
 from training.core.arguments import PROGRAM, parse
-from training.models.llama.network import llama_config, meta_model
+from training.models.llama.huggingface import llama_config, meta_model
 from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.models import LLAMA_PRESETS

@@ -20,7 +20,7 @@ from training.checkpoint import CheckpointDamaged, CheckpointInfo, CheckpointUnu
 from training.checkpoint.folders import Folders
 from training.checkpoint.weights import Weights
 from training.datasets.manifest import TOKENIZER_FILE
-from training.models.llama.network import llama_config, meta_model
+from training.models.llama.huggingface import llama_config, meta_model
 from training.storage import ObjectMissing, Objects, StorageAccess, StorageRefused
 from training.trainer.runs import RunConfig, checkpoint_root
 from trainium_catalogue.contract import (

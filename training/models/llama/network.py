@@ -1,8 +1,4 @@
-"""Llama from its shape alone, never from the hub, as the back-ends see it.
-
-The modules are Hugging Face's, with weights of our own; under NxD those of the tensor-parallel
-plan are replaced by neuronx_distributed's.
-"""
+"""Llama as the back-ends see it."""
 
 from __future__ import annotations
 
@@ -11,78 +7,23 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-# Importing only transformers.models.llama's two modules halves the import time.
-from transformers.models.llama.configuration_llama import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
-
-from training.backends.base import Batch, WeightPart
-from training.models.initial import INITIAL_DEVIATION, normal_weight
+from training.backends.base import Batch
 from training.models.llama.data import model_inputs
-from training.models.llama.parallel import (
-    Split,
-    parallelize,
-    part_of,
-    split_dimension,
-    split_modules,
-    tensor_parallel_plan,
+from training.models.llama.huggingface import (
+    initial_weight,
+    llama_config,
+    meta_model,
+    restore_buffers,
 )
-from trainium_catalogue.models import ModelShape, Shape
+from training.models.llama.parallel import parallelize
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from training.core.config import TrainConfig
-
-_META = torch.device("meta")
-_HOST = torch.device("cpu")
-
-
-def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> LlamaConfig:
-    """Build Hugging Face's configuration; its other defaults are Llama-2's."""
-    assert isinstance(shape, ModelShape), shape
-    return LlamaConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_hidden_layers,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        max_position_embeddings=seq_len,
-        rms_norm_eps=1e-5,
-        initializer_range=INITIAL_DEVIATION,
-        rope_theta=10000.0,
-        hidden_act="silu",
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=None,
-        use_cache=False,
-        attn_implementation=attention,
-    )
-
-
-def meta_model(config: LlamaConfig) -> LlamaForCausalLM:
-    """Build the model without storage: a node cannot hold a full copy for each of 32 workers."""
-    with torch.device("meta"):
-        model = LlamaForCausalLM(config)
-    return model.train()
-
-
-def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
-    """Make the initial value of one whole parameter, fp32 on the host.
-
-    A pure function of name and seed, so every topology begins with the same model, and a rank that
-    keeps a part of it needs no other.
-    """
-    if name.endswith("norm.weight"):
-        return torch.ones(size)
-    return normal_weight(name, size, seed=seed)
-
-
-def restore_buffers(model: LlamaForCausalLM, device: torch.device) -> None:
-    """Recompute the rotary frequencies, lost on the meta device and not in checkpoints."""
-    model.model.rotary_emb = LlamaRotaryEmbedding(model.config, device=device)
+    from training.models.llama.nxd import NxdLlama
 
 
 class LlamaNetwork:
@@ -128,6 +69,8 @@ class LlamaNetwork:
 
     def for_nxd(self) -> NxdLlama:
         """Return the same model built of neuronx_distributed's modules."""
+        from training.models.llama.nxd import NxdLlama
+
         return NxdLlama(self._config)
 
 
@@ -138,115 +81,3 @@ def _cross_entropy(model: Any, batch: Batch, *, reduction: str) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), reduction=reduction
     )
-
-
-def parallel_module(module: nn.Module, how: Split) -> nn.Module:
-    """Build NxD's counterpart of a module, in bf16 on the meta device."""
-    from neuronx_distributed.parallel_layers import (
-        ColumnParallelLinear,
-        ParallelEmbedding,
-        RowParallelLinear,
-    )
-
-    if how is Split.VOCAB_IN:
-        assert isinstance(module, nn.Embedding)
-        return ParallelEmbedding(
-            module.num_embeddings, module.embedding_dim, device=_META, dtype=torch.bfloat16
-        )
-    assert isinstance(module, nn.Linear) and module.bias is None
-    if how is Split.ROWWISE:
-        return RowParallelLinear(
-            module.in_features,
-            module.out_features,
-            bias=False,
-            input_is_parallel=True,
-            dtype=torch.bfloat16,
-            device=_META,
-        )
-    # The logits stay split too, as parallel_cross_entropy expects.
-    return ColumnParallelLinear(
-        module.in_features,
-        module.out_features,
-        bias=False,
-        gather_output=False,
-        dtype=torch.bfloat16,
-        device=_META,
-        # The default, fp32, loses the sum of the input's gradient over the ranks of a model: if
-        # the dtype differs from the activations', NxD sums a converted copy and drops it (0.17.0
-        # and 0.18.0, parallel_layers/layers_utils.py, _linear_autograd_bwd_grad_reduce).
-        reduce_dtype=torch.bfloat16,
-    )
-
-
-class NxdLlama:
-    """See ``NxdNetwork``: one rank's part, created without memory and then filled weight by weight.
-
-    No worker ever holds more than its own bf16 part (1.6 GiB of Llama-2-7B at a tensor-parallel
-    degree of 8) and one whole matrix in fp32 (0.5 GiB): 70 GiB for the 32 workers of a node,
-    instead of 800 for 32 full copies.
-    """
-
-    def __init__(self, config: TrainConfig) -> None:
-        self._config = config
-        self._degree = config.plan.tensor_parallel
-        self._names: dict[nn.Module, str] = {}
-        self._whole: dict[str, torch.Size] = {}
-        self._splits: dict[str, Split] = {}
-
-    def model(self) -> LlamaForCausalLM:
-        """Build the model on the meta device: NxD's ``model_fn``."""
-        config = self._config
-        # Eager attention computes the softmax in fp32, as AWS's own Llama does.
-        model = meta_model(
-            llama_config(config.shape, seq_len=config.plan.seq_len, attention="eager")
-        )
-        model.to(torch.bfloat16)
-        self._whole = {name: parameter.size() for name, parameter in model.named_parameters()}
-        for name, module, how in list(split_modules(model, tensor_parallel_plan(model.config))):
-            parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, parallel_module(module, how))
-            self._splits[f"{name}.weight"] = how
-        restore_buffers(model, _HOST)
-        self._names = {module: name for name, module in model.named_modules()}
-        return model
-
-    def fill(self, module: nn.Module, device: torch.device) -> None:
-        """Initialize a module's own parameters: NxD's ``param_init_fn``."""
-        for leaf, parameter in module.named_parameters(recurse=False):
-            name = f"{self._names[module]}.{leaf}"
-            value = initial_weight(name, self._whole[name], seed=self._config.seed)
-            if name in self._splits:
-                value = part_of(value, self._splits[name], index=_tensor_rank(), parts=self._degree)
-            with torch.no_grad():
-                parameter.copy_(value)
-
-    def pieces(self) -> dict[torch.Tensor, WeightPart]:
-        """Map the model's current parameters to this rank's parts."""
-        # By module, because NxD replaces parameters and wraps modules, which changes names.
-        return {
-            parameter: self._piece(f"{name}.{leaf}", parameter.size())
-            for module, name in self._names.items()
-            for leaf, parameter in module.named_parameters(recurse=False)
-        }
-
-    def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:
-        """Turn a micro-batch on the device into the model's keyword arguments and labels."""
-        return model_inputs(batch, torch.bfloat16)
-
-    def _piece(self, name: str, size: torch.Size) -> WeightPart:
-        offsets = [0] * len(size)
-        if name in self._splits:
-            dimension = split_dimension(self._splits[name])
-            offsets[dimension] = _tensor_rank() * size[dimension]
-        return WeightPart(name, self._whole[name], size, tuple(offsets))
-
-
-def _tensor_rank() -> int:
-    """Index of this rank's part of the model.
-
-    Neighbours do not always share a model: at degree 4 on trn1 ranks 0, 8, 16 and 24 do
-    (parallel_state.py, initialize_model_parallel).
-    """
-    from neuronx_distributed.parallel_layers import parallel_state
-
-    return parallel_state.get_tensor_model_parallel_rank()

@@ -23,7 +23,8 @@ from training.checks.verify.settings import Tolerance, config_for, tokens
 from training.core.ranks import Ranks
 from training.models.bert.network import BertNetwork
 from training.models.llama import network
-from training.models.llama.network import LlamaNetwork, llama_config
+from training.models.llama.huggingface import llama_config
+from training.models.llama.network import LlamaNetwork
 from training.storage import Objects
 
 Patch = pytest.MonkeyPatch

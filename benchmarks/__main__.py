@@ -18,6 +18,7 @@ from benchmarks import (
     bert,
     checkpoint,
     first_result,
+    graph,
     node,
     own_program,
     snapshots,
@@ -28,7 +29,7 @@ from benchmarks import (
     tokenize,
     train,
 )
-from benchmarks.pairs import Comparison, interleave, median_ratio
+from benchmarks.pairs import Comparison, Skipped, interleave, median_ratio
 from benchmarks.processes import ROOT
 from trainium_catalogue.suggest import did_you_mean
 
@@ -87,6 +88,7 @@ def groups(
             ],
         ),
         Group(("bert",), lambda: [bert.step(environment)]),
+        Group(graph.NAMES, lambda: graph.comparisons(environment, console.print)),
     ]
 
 
@@ -145,10 +147,12 @@ def table(entries: list[Entry]) -> Table:
     return shown
 
 
-def report(console: Console, entries: list[Entry], failed: list[Entry]) -> None:
+def report(
+    console: Console, entries: list[Entry], failed: list[Entry], skipped: list[Entry]
+) -> None:
     """Write and show the result."""
     RESULT.parent.mkdir(exist_ok=True)
-    document = {"version": 1, "benchmarks": entries, "failed": failed}
+    document = {"version": 1, "benchmarks": entries, "failed": failed, "skipped": skipped}
     RESULT.write_text(json.dumps(document, indent=2) + "\n")
     console.print(table(entries))
     if RECEIPT.exists():
@@ -177,6 +181,7 @@ def main(
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     entries: list[Entry] = []
     failed: list[Entry] = []
+    skipped: list[Entry] = []
     with ExitStack() as stack:
         chosen = groups(stack, environment, console, small=smoke)
         known = {name for group in chosen for name in group.names}
@@ -186,7 +191,10 @@ def main(
             for name, found in attempts(
                 chosen, only or [], lambda item: measured(item, 1 if smoke else pairs, progress)
             ):
-                if isinstance(found, Exception):
+                if isinstance(found, Skipped):
+                    skipped.append({"name": name, "reason": str(found)})
+                    console.print(f"{name} skipped: {found}", markup=False, highlight=False)
+                elif isinstance(found, Exception):
                     failed.append({"name": name, "error": f"{type(found).__name__}: {found}"})
                     console.print(f"{name} failed: {found}", markup=False, highlight=False)
                 else:
@@ -194,7 +202,7 @@ def main(
     if smoke:
         console.print(f"{len(entries)} comparisons ran once, {len(failed)} failed; measured: none")
     else:
-        report(console, entries, failed)
+        report(console, entries, failed, skipped)
     if failed:
         names = ", ".join(str(entry["name"]) for entry in failed)
         console.print(f"failed: {names}; what they printed is above", style="bold red")

@@ -10,6 +10,10 @@ Measure = Callable[[], Seconds]
 """Runs once and returns the seconds; the clock is inside, so set-up need not count."""
 
 
+class Skipped(Exception):
+    """What a comparison needs is not on this machine; the reason says what and how to get it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """One benchmark: the product beside its baseline."""

@@ -12,7 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from benchmarks import __main__ as bench
-from benchmarks.pairs import Comparison
+from benchmarks import graph
+from benchmarks.pairs import Comparison, Skipped
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "bench.schema.json").read_text())
@@ -38,6 +39,10 @@ def broken() -> list[Comparison]:
     raise OSError("no deployment")
 
 
+def impossible() -> list[Comparison]:
+    raise Skipped("it is not here; get it")
+
+
 GROUPS = [
     bench.Group(("good",), lambda: [comparison("good")]),
     bench.Group(("bad",), lambda: [comparison("bad", fails=True)]),
@@ -51,11 +56,13 @@ MADE = ["good", "pair-good"]
 FAILED = ["bad", "unmade", "unmade-too", "pair-bad"]
 
 
-def run(monkeypatch: pytest.MonkeyPatch, result: Path, *arguments: str) -> tuple[int, str]:
+def run(
+    monkeypatch: pytest.MonkeyPatch, result: Path, *arguments: str, groups: Any = GROUPS
+) -> tuple[int, str]:
     """Call `python -m benchmarks` with comparisons that take no time."""
     app = typer.Typer()
     app.command()(bench.main)
-    monkeypatch.setattr(bench, "groups", lambda *_, **__: GROUPS)
+    monkeypatch.setattr(bench, "groups", lambda *_, **__: groups)
     monkeypatch.setattr(bench, "ROOT", result.parent)
     monkeypatch.setattr(bench, "RESULT", result)
     done = CliRunner().invoke(app, arguments)
@@ -86,6 +93,26 @@ def test_nothing_failed_ends_with_0(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     assert code == 0
     assert written(tmp_path / "bench.json")["failed"] == []
+
+
+def test_what_this_machine_does_not_have_is_skipped_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    groups = [GROUPS[0], bench.Group(("absent",), impossible)]
+    code, said = run(monkeypatch, tmp_path / "bench.json", groups=groups)
+    document = written(tmp_path / "bench.json")
+
+    assert code == 0
+    assert [entry["name"] for entry in document["benchmarks"]] == ["good"]
+    assert document["skipped"] == [{"name": "absent", "reason": "it is not here; get it"}]
+    assert "absent skipped: it is not here; get it" in said
+
+
+def test_the_graph_needs_the_source_of_nxd() -> None:
+    comparison, *_ = graph.comparisons({})
+
+    with pytest.raises(Skipped, match="NXD_SOURCE does not say where"):
+        comparison.measure_product()
 
 
 def test_a_smoke_run_writes_no_result_and_fails_all_the_same(

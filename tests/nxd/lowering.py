@@ -1,38 +1,53 @@
-"""Lower one rank's step of the project's NxD model to HLO, at full size, on any machine.
+"""Lower one rank's step to HLO, at full size, on any machine: the project's, or that of AWS.
 
-    python -m tests.nxd.lowering <out.hlo> [--defect] <workload> [--parameter=value]...
+    python -m tests.nxd.lowering <folder> [--defect] <workload> [--parameter=value]...
+    python -m tests.nxd.lowering <folder> --aws <examples/training/llama> [--name=value]...
 
 One process stands for rank 0 of 32: a fake process group, and lazy tensors of torch_xla's CPU
-device. Nothing is executed, so Llama-2-7B's widths cost seconds and no memory. The text is what
-neuronx-cc would be given, collectives with their replica groups included. Started with
-``on_cpu.environment(lazy=True)``.
+device. No step is executed, so Llama-2-7B's widths cost seconds. The texts are what neuronx-cc
+would be given, collectives with their replica groups included: ``micro-batch.hlo``, forward and
+backward with the sums of gradients, and ``update.hlo``, the optimizer's. Both sides get here by
+NxD's ``initialize_parallel_model`` and ``initialize_parallel_optimizer``, with all that they are
+told to do. Started with ``on_cpu.environment(lazy=True)``.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.nxd import kernels
 from tests.nxd.cases import put_the_defect_back
 from training.core.processes import die_with_parent
 
-RANKS = 32
+RANKS, DEGREE = 32, 8
 
 
-def main(out: Path, words: list[str]) -> None:
-    """Write the graph of one micro-batch, forward and backward."""
-    _believe_in_the_other_ranks(degree=8)
-    if "--defect" in words:
-        words.remove("--defect")
-        put_the_defect_back()
-    out.write_text(lower(words))
+def main(folder: Path, words: list[str]) -> None:
+    """Write the graphs."""
+    # Before NxD is imported, which takes them as it is.
+    kernels.replace()
+    _believe_in_the_other_ranks()
+    if words[0] == "--aws":
+        from tests.nxd.aws_example import lower as lower_aws
+
+        texts = lower_aws(Path(words[1]), words[2:])
+    else:
+        if "--defect" in words:
+            words.remove("--defect")
+            put_the_defect_back()
+        texts = lower(words)
+    for name, text in zip(("micro-batch", "update"), texts, strict=True):
+        (folder / f"{name}.hlo").write_text(text)
+    kernels.write_calls(folder)
 
 
-def _believe_in_the_other_ranks(*, degree: int) -> None:
+def _believe_in_the_other_ranks() -> None:
     import torch.distributed as dist
     import torch_xla.core.xla_model as xm
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -56,51 +71,96 @@ def _believe_in_the_other_ranks(*, degree: int) -> None:
     patches.new_group, patches.all_reduce = plain_group, all_reduce
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
     runtime: Any = import_module("torch_xla.runtime")
-    runtime.world_size = lambda: RANKS
+    runtime.world_size = runtime.global_device_count = lambda: RANKS
     runtime.global_ordinal = runtime.local_ordinal = lambda: 0
+    runtime.local_process_count = lambda: RANKS
+    model: Any = xm
+    model.rendezvous = lambda *args, **kwargs: []
     comm: Any = import_module("neuronx_distributed.parallel_layers.comm")
     comm._get_group_mesh = mesh
     parallel_state: Any = import_module("neuronx_distributed.parallel_layers.parallel_state")
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=degree, skip_collective_init=True
-    )
+    initialize = parallel_state.initialize_model_parallel
+
+    def initialize_apart(**settings: Any) -> None:
+        # The group's first collective would be compiled for 32 devices.
+        initialize(**{**settings, "skip_collective_init": True})
+
+    parallel_state.initialize_model_parallel = initialize_apart
 
 
-def lower(words: list[str]) -> str:
-    """The text."""
+def lower(words: list[str]) -> tuple[str, str]:
+    """The texts of the project's own back-end."""
     import torch
     import torch_xla.core.xla_model as xm
-    from neuronx_distributed.parallel_layers import parallel_cross_entropy
 
+    from training.backends.nxd import NxdBackend
+    from training.backends.nxd_shards import Shards
     from training.core.arguments import parse
     from training.core.config import TrainConfig
+    from training.models.llama.network import LlamaNetwork
     from training.models.llama.nxd import NxdLlama
 
     config = TrainConfig.from_values(parse(words).values, RANKS)
-    model, device = NxdLlama(config).model(), xm.xla_device()
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                module._parameters[name] = _on(device, parameter)
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
-    ids = torch.zeros((1, config.plan.seq_len), dtype=torch.int64, device=device)
-    logits = model(input_ids=ids, use_cache=False).logits
-    loss = parallel_cross_entropy(logits.float(), ids).mean()
-    loss.backward()  # type: ignore[no-untyped-call]
-    wanted = [loss, *(parameter.grad for parameter in model.parameters())]
-    text: str = import_module("_XLAC")._get_xla_tensors_hlo(wanted)
-    return text
+    place: Any = NxdLlama
+    # Values are not looked at.
+    place.fill = lambda self, module, device: zero(module)
+    shards: Any = Shards
+    # The masters are gathered from ranks that are not there.
+    shards.publish = lambda self: None
+    device: Any = SimpleNamespace(rank=0, num_ranks=RANKS)
+    ranks: Any = SimpleNamespace()
+    backend = NxdBackend(config, device, LlamaNetwork(config), ranks=ranks, peak_flops=None)
+    backend.build()
+    xm.mark_step()
+    model: Any = xm
+    model.mark_step = lambda *args, **kwargs: None
+    tokens = torch.zeros((config.plan.micro_batch, config.plan.seq_len + 1), dtype=torch.int64)
+    return graphs(
+        lambda: backend.forward_backward(tokens, is_last=True),
+        lambda: backend.clip_and_step(1e-4),
+        backend._optimizer.optimizer,
+    )
 
 
-def _on(device: Any, parameter: Any) -> Any:
-    """The same without values, with what NxD has noted on it."""
+def zero(module: Any) -> None:
+    """Fill a module's own parameters."""
     import torch
 
-    made = torch.nn.Parameter(torch.zeros(parameter.shape, dtype=parameter.dtype, device=device))
-    vars(made).update(vars(parameter))
-    return made
+    with torch.no_grad():
+        for parameter in module.parameters(recurse=False):
+            parameter.zero_()
+
+
+def graphs(
+    micro_batch: Callable[[], Any], update: Callable[[], Any], zero1: Any
+) -> tuple[str, str]:
+    """What is recorded by a micro-batch, and by the update after one."""
+    import torch_xla.core.xla_model as xm
+
+    pairs = [
+        pair
+        for weights, masters in zip(
+            zero1.param_groups, zero1.base_optimizer.param_groups, strict=True
+        )
+        for pair in zip(weights["params"], masters["params"], strict=True)
+    ]
+    loss = micro_batch()
+    # As the backward pass makes them: the last layer's first.
+    gradients = [master.main_grad for _, master in reversed(pairs)]
+    first = hlo([loss, *gradients])
+    # What is recorded so far is never run: the update begins with gradients that are there.
+    import_module("torch_xla")._XLAC._clear_pending_irs(str(xm.xla_device()))
+    norm = update()
+    states = [value for _, master in pairs for value in zero1.base_optimizer.state[master].values()]
+    changed = [tensor for weight, master in pairs for tensor in (weight, master, master.main_grad)]
+    tensors = [value for value in states if getattr(value, "is_cpu", True) is False]
+    return first, hlo([norm, *changed, *tensors])
+
+
+def hlo(tensors: Sequence[Any]) -> str:
+    """The text that computes them."""
+    text: str = import_module("_XLAC")._get_xla_tensors_hlo(list(tensors))
+    return text
 
 
 if __name__ == "__main__":

@@ -143,6 +143,16 @@ def submit(
             show_default="the run's; of a folder: its workload.toml's",
         ),
     ] = None,
+    from_snapshot: Annotated[
+        str | None,
+        typer.Option(
+            "--from-snapshot",
+            metavar="N|none",
+            help="Snapshot of your program's run to go back to, of those that `status` lists; "
+            "none: begin anew.",
+            show_default="the newest",
+        ),
+    ] = None,
     releases: Annotated[
         bool,
         typer.Option(
@@ -207,7 +217,8 @@ def submit(
     program = named_program(what, module, workdir, reserved=OWN_OPTIONS)
     wanted = known_workload(what) if program is None else program.workload
     if program is None:
-        own = {"workdir": workdir, "include": include, "exclude": exclude, "env": env}
+        own: dict[str, object] = {"workdir": workdir, "include": include, "exclude": exclude}
+        own |= {"env": env, "from-snapshot": from_snapshot}
         check_arguments(wanted, arguments, own)
         check_no_requirements(wanted, requirements)
     parameters = parsed_parameters(wanted, words, assignments or [])
@@ -237,6 +248,7 @@ def submit(
             include=include or (),
             exclude=exclude or (),
             requirements=requirements,
+            from_snapshot=from_snapshot,
         ),
     )
     check_order(order)  # refused first, because it needs no network

@@ -18,6 +18,7 @@ NOTHING_KEPT = (
     "nothing was kept: it ended without a snapshot, as it does if it writes nothing to "
     f"{contract.ENV_CHECKPOINT_DIR} or the folder of --checkpoint-dir"
 )
+_MOST_SHOWN = 5
 _OLD_S = 60.0
 """The main node renews the status every few seconds; an older one deserves a remark."""
 
@@ -56,14 +57,21 @@ def _progress(status: Mapping[str, Any]) -> str:
 def _snapshots(snapshots: list[Mapping[str, Any]], now: datetime) -> str:
     if not snapshots:
         return "no snapshot yet"
-    newest = max(snapshots, key=lambda item: int(item.get("number") or 0))
+    newest, *older = sorted(snapshots, key=lambda item: -int(item.get("number") or 0))
     age = _ago(newest.get("at"), now)
     text = f"newest snapshot: {newest.get('number')}"
+    if newest.get("chosen"):
+        text += f" (that is {newest['chosen']} again)"
     text += "" if age is None else f", {age} ago"
     text += f", {counted(int(newest.get('files') or 0), 'file')}"
     text += f", {human(int(newest.get('bytes') or 0))}"
-    more = len(snapshots) - 1
-    return text + (f"; {more} older" if more else "")
+    shown = []
+    for item in older[:_MOST_SHOWN]:
+        age = _ago(item.get("at"), now)
+        shown.append(f"{item.get('number')}" + ("" if age is None else f" ({age} ago)"))
+    more = len(older) - len(shown)
+    text += f"; older: {', '.join(shown)}" if shown else ""
+    return text + (f" and {more} more" if more else "")
 
 
 def _age(status: Mapping[str, Any], submitted_at_ms: int | None, now: datetime) -> str | None:

@@ -36,6 +36,8 @@ class Submitted:
     num_nodes: int
     workload: str | None = None
     """Name in its workload.toml."""
+    from_snapshot: str | None = None
+    """The snapshot that it was told to go back to: a number, or none."""
 
     @property
     def shown(self) -> str:
@@ -103,6 +105,7 @@ def _submitted(item: Mapping[str, Any]) -> Submitted:
         requirements=item.get("requirements"),
         num_nodes=int(item["num_nodes"]),
         workload=item.get("workload"),
+        from_snapshot=item.get("from_snapshot"),
     )
 
 

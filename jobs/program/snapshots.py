@@ -1,16 +1,28 @@
-"""Complete snapshots of a run, as the nodes left them in the bucket."""
+"""Complete snapshots of a run, as the nodes left them in the bucket, and going back to one.
+
+A job begins with the newest snapshot, and so do its later attempts. So to go back, the chosen one
+is repeated under a new number: the next attempts, jobs and retention then need to know nothing.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from jobs.bucket.objects import Bucket
+from jobs.errors import Refusal
+from jobs.job import counted
+from jobs.output.console import human
 from trainium_catalogue import contract
 
 CHECKPOINTS_ROOT = "checkpoints"
 """Files of the folder that the program writes; others are the compile cache."""
+NONE = "none"
+"""The choice of no snapshot."""
 _NAME = re.compile(r"(\d{8})\.json")
+_MOST_LISTED = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +47,13 @@ class Snapshot:
     nodes: int
     bytes: int
     files: tuple[SnapshotFile, ...]
+    chosen: int | None = None
+    """The one that it repeats because a submission chose that; 0: none at all."""
+
+    @property
+    def shown(self) -> str:
+        """Its number, and that of the one it repeats."""
+        return f"{self.number} (that is {self.chosen} again)" if self.chosen else str(self.number)
 
     @property
     def checkpoints(self) -> tuple[SnapshotFile, ...]:
@@ -59,7 +78,7 @@ def snapshot_numbers(bucket: Bucket, run: str) -> list[int]:
 
 def read_snapshot(bucket: Bucket, run: str, number: int) -> Snapshot | None:
     """Read one snapshot; None if there is none of that number."""
-    document = bucket.document(f"{contract.run_prefix(run, 'snapshots')}{number:08d}.json")
+    document = bucket.document(manifest_key(run, number))
     if document is None:
         return None
     files = tuple(
@@ -79,9 +98,88 @@ def read_snapshot(bucket: Bucket, run: str, number: int) -> Snapshot | None:
         nodes=int(document.get("nodes") or 0),
         bytes=int(document.get("bytes") or 0),
         files=files,
+        chosen=document.get("chosen"),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The snapshot that a submission goes back to."""
+
+    number: int
+    """0: none, so that the program begins anew."""
+    newest: int
+    snapshot: Snapshot | None
+    passed: tuple[int, ...]
+    """Newer snapshots, which the run does not continue from."""
+
+    @property
+    def passed_shown(self) -> str:
+        """The numbers of the newer ones."""
+        words = [str(number) for number in self.passed]
+        return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def chosen_snapshot(bucket: Bucket, run: str, word: str) -> Choice:
+    """Find the snapshot that ``--from-snapshot`` names; refuse one that is not there."""
+    numbers = snapshot_numbers(bucket, run)
+    number = 0 if word == NONE else int(word) if word.isdecimal() else -1
+    found = read_snapshot(bucket, run, number) if number in numbers else None
+    if number and found is None:
+        raise Refusal(
+            "no-such-snapshot",
+            f"--from-snapshot {word}: run {run} has no such snapshot; {_listed(bucket, run)}",
+        )
+    return Choice(
+        number=number,
+        newest=max(numbers, default=0),
+        snapshot=found,
+        passed=tuple(other for other in numbers if other > number),
+    )
+
+
+def go_back(bucket: Bucket, run: str, choice: Choice) -> None:
+    """Make the chosen snapshot the newest one; the newer ones stay until retention's turn."""
+    if not choice.passed:
+        return  # it is the newest, or there is none
+    number = choice.newest + 1
+    source = bucket.document(manifest_key(run, choice.number or choice.newest)) or {}
+    document = {**source, "number": number, "chosen": choice.number}
+    if not choice.number:
+        # The graphs that were compiled are as good for a program that begins anew.
+        for kind in ("files", "links", "folders"):
+            items = source.get(kind, [])
+            document[kind] = [item for item in items if item["root"] != CHECKPOINTS_ROOT]
+        document["bytes"] = sum(int(item["bytes"]) for item in document["files"])
+        document["at"] = datetime.now(UTC).isoformat()
+    if not bucket.replace(manifest_key(run, number), json.dumps(document).encode(), etag=None):
+        raise Refusal(
+            "snapshot-made-meanwhile",
+            f"--from-snapshot: somebody else has just written snapshot {number} of run {run}; look "
+            f"at `python -m jobs status {run}`, and submit again",
+        )
+
+
+def _listed(bucket: Bucket, run: str) -> str:
+    """Name the snapshots that can be chosen, newest first."""
+    numbers = snapshot_numbers(bucket, run)[::-1]
+    found = [read_snapshot(bucket, run, number) for number in numbers[:_MOST_LISTED]]
+    shown = [
+        f"{item.number} ({item.at}, {counted(len(item.checkpoints), 'file')}, {human(item.bytes)})"
+        for item in found
+        if item is not None
+    ]
+    if not shown:
+        return f"it has none; leave it out, or give --from-snapshot {NONE} to begin anew"
+    more = f" and {len(numbers) - len(shown)} older" if len(numbers) > len(shown) else ""
+    return f"choose among {', '.join(shown)}{more}, or {NONE}"
 
 
 def object_key(run: str, sha256: str) -> str:
     """Key of the contents of a snapshot's file."""
     return f"{contract.run_prefix(run, 'snapshots')}objects/{sha256}"
+
+
+def manifest_key(run: str, number: int) -> str:
+    """Key of a complete snapshot."""
+    return f"{contract.run_prefix(run, 'snapshots')}{number:08d}.json"

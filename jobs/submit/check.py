@@ -40,6 +40,12 @@ def check_order(order: SubmitOptions) -> None:
         )
     if order.compiles:
         check_compile(order.workload, order.parameters, order.run)
+    if order.program is not None and order.program.from_snapshot and not order.is_named:
+        raise Refusal(
+            "no-such-snapshot",
+            f"--from-snapshot {order.program.from_snapshot}: a new run has no snapshots; name the "
+            "run that has them with --name",
+        )
 
 
 def check(submission: Submission) -> Submission:
@@ -252,6 +258,9 @@ def check_same_program(going_on: RunSummary, job: Job | None, submission: Submis
     """
     order, request = submission.order, submission.request
     assert order.program is not None
+    if (word := order.program.from_snapshot) is not None:
+        why = f"--from-snapshot {word} says what a job begins with, and this one has begun"
+        raise _goes_on(going_on, request.run, why)
     if job is not None and job.workload not in (None, request.workload):
         raise _goes_on(job, request.run, f"it is {job.workload}, not a program of your own")
     if not order.program.ran:

@@ -32,7 +32,7 @@ from jobs.program.parameters import ENV
 from jobs.program.record import Submitted, add_record, now, read_record
 from jobs.program.requirements import Requirements, read_requirements
 from jobs.program.secrets import check_variables, secret_words
-from jobs.program.snapshots import Snapshot, newest_snapshot
+from jobs.program.snapshots import Choice, Snapshot, chosen_snapshot, go_back, newest_snapshot
 from jobs.program.workload_file import WorkloadFile, plain_workload, read_workload_file
 from jobs.submit.program_data import check_data
 from jobs.submit.wheels import keep_requirements
@@ -78,6 +78,10 @@ class ProgramOrder:
     """Earlier submissions of the run."""
     requirements: Requirements | None = None
     """What it requires; None if nobody said."""
+    from_snapshot: str | None = None
+    """The snapshot to go back to, as it was given."""
+    choice: Choice | None = None
+    """That snapshot, once it is found in the bucket."""
 
     @property
     def entry(self) -> Entry:
@@ -180,6 +184,7 @@ def packed(
     include: Sequence[str],
     exclude: Sequence[str],
     requirements: Path | None = None,
+    from_snapshot: str | None = None,
 ) -> ProgramOrder:
     """Pack the program's folder; needs no network."""
     entry, file = program.entry, program.file
@@ -209,6 +214,7 @@ def packed(
         bundle=bundle,
         arguments=words,
         requirements=None if requirements is None else read_requirements(requirements),
+        from_snapshot=from_snapshot,
     )
 
 
@@ -244,6 +250,8 @@ def remembered(
     """Add what an earlier submission of the run said, where this one says nothing."""
     ran = read_record(bucket, run)
     order = replace(order, ran=ran)
+    if (word := order.from_snapshot) is not None:
+        order = replace(order, choice=chosen_snapshot(bucket, run, word))
     if not ran:
         stored = read_run(bucket, run)
         if stored is not None:
@@ -308,7 +316,11 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
     check_syntax(order.program, submission.target.neuron_release)
     new = submitted(submission)
     ran = order.program.ran
-    snapshot = newest_snapshot(bucket, request.run) if order.is_named else None
+    snapshot, choice = None, order.program.choice
+    if choice is not None:
+        snapshot = choice.snapshot
+    elif order.is_named:
+        snapshot = newest_snapshot(bucket, request.run)
     bundle, differ = order.program.bundle, program_changes(submission)
     lines = (
         f"program: {shlex.join([order.program.entry.shown, *request.program_argv])}",
@@ -316,7 +328,7 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
         *_kept_lines(order.program, request.parameters),
         *check_data(bucket, submission.target, request.parameters, note),
         *(f"changed: {line}" for line in differ),
-        f"run {request.run}: {_standing(ran, snapshot)}",
+        f"run {request.run}: {_standing(ran, snapshot, choice)}",
     )
     if own := _own_options(order.program.arguments or (), ran):
         note(
@@ -374,6 +386,7 @@ def submitted(submission: Submission) -> Submitted:
         else {"key": wheels.key, "text": wheels.requirements.text},
         num_nodes=request.num_nodes,
         workload=order.program.described_name,
+        from_snapshot=order.program.from_snapshot,
     )
 
 
@@ -386,6 +399,8 @@ def keep(submission: Submission) -> None:
         note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
     if submission.wheels is not None:
         keep_requirements(submission.bucket, run, submission.wheels)
+    if order.program.choice is not None:
+        go_back(submission.bucket, run, order.program.choice)
     add_record(submission.bucket, run, submitted(submission))
 
 
@@ -419,11 +434,13 @@ def _kept_lines(order: ProgramOrder, parameters: Mapping[str, Value]) -> Iterato
         )
 
 
-def _standing(ran: Sequence[Submitted], snapshot: Snapshot | None) -> str:
-    if snapshot is not None:
-        text = f"continues from snapshot {snapshot.number}, {snapshot.at}{_ago(snapshot.at)}"
-        return f"{text}: {counted(len(snapshot.checkpoints), 'file')}, {human(snapshot.bytes)}"
-    return "no snapshot yet, begins anew" if ran else "new"
+def _standing(ran: Sequence[Submitted], snapshot: Snapshot | None, choice: Choice | None) -> str:
+    passed = "" if choice is None or not choice.passed else f"; not from {choice.passed_shown}"
+    if snapshot is not None and (snapshot.checkpoints or snapshot.chosen != 0):
+        text = f"continues from snapshot {snapshot.shown}, {snapshot.at}{_ago(snapshot.at)}"
+        what = f"{counted(len(snapshot.checkpoints), 'file')}, {human(snapshot.bytes)}"
+        return f"{text}: {what}{passed}"
+    return f"no snapshot{'' if passed else ' yet'}, begins anew{passed}" if ran else "new"
 
 
 def _ago(at: str) -> str:

@@ -36,7 +36,7 @@ from trainium_catalogue.workloads import (
 OWN_OPTIONS = (
     *("nodes", "name", "follow", "time-limit", "set", "compile", "dry-run", "yes", "json"),
     *("on", "release", "scale", "check-only"),
-    *("module", "workdir", "include", "exclude", "env", "requirements"),
+    *("module", "workdir", "include", "exclude", "env", "requirements", "from-snapshot"),
     *("deployment", "region", "help"),
 )
 """Options of ``submit`` itself; no workload has a parameter of the same name."""

@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -308,3 +309,15 @@ def document() -> Callable[[Result], dict[str, Any]]:
         return parsed
 
     return read
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder with a program of two files, and go there."""
+    folder = tmp_path / "mine"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "train.py").write_text("import sys\n\nprint(sys.argv)\n")
+    (folder / "pkg" / "__init__.py").write_text("")
+    (folder / "pkg" / "model.py").write_text("WIDTH = 8\n")
+    monkeypatch.chdir(folder)
+    return folder

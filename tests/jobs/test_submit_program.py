@@ -16,50 +16,20 @@ import pytest
 
 from jobs.submit import plan
 from tests.jobs.conftest import Desk
+from tests.jobs.programs import (
+    SCRIPT,
+    command_of,
+    dry_run,
+    ended,
+    record,
+    running,
+    snapshot,
+    submitted,
+)
 from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue import contract
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = "import sys\n\nprint(sys.argv)\n"
-
-
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder with a program of two files, and go there."""
-    folder = tmp_path / "mine"
-    (folder / "pkg").mkdir(parents=True)
-    (folder / "train.py").write_text(SCRIPT)
-    (folder / "pkg" / "__init__.py").write_text("")
-    (folder / "pkg" / "model.py").write_text("WIDTH = 8\n")
-    monkeypatch.chdir(folder)
-    return folder
-
-
-def dry_run(desk: Desk, *words: str) -> dict[str, Any]:
-    result = desk.run("submit", "--dry-run", "--json", *words)
-    assert result.exit_code == 0, result.stderr
-    document: dict[str, Any] = json.loads(result.stdout)
-    return document
-
-
-def command_of(document: dict[str, Any]) -> list[str]:
-    (node_range,) = document["payload"]["nodeOverrides"]["nodePropertyOverrides"]
-    command: list[str] = node_range["containerOverrides"]["command"]
-    return command
-
-
-def submitted(desk: Desk, *words: str) -> str:
-    """Submit; return what it said."""
-    result = desk.run("submit", "--yes", *words)
-    assert result.exit_code == 0, (result.stderr, result.exception)
-    return result.stderr
-
-
-def record(desk: Desk, run: str = "x") -> list[dict[str, Any]]:
-    key = contract.run_key(run, contract.RUN_PROGRAM)
-    body = desk.client("s3").get_object(Bucket="bucket", Key=key)["Body"].read()
-    found: list[dict[str, Any]] = json.loads(body)["submissions"]
-    return found
 
 
 def test_a_dry_run_prints_the_job_and_sends_nothing(desk: Desk, program: Path) -> None:
@@ -384,30 +354,6 @@ def test_a_job_whose_program_is_not_known_is_not_joined(desk: Desk, program: Pat
         desk.run("submit", "./train.py", "--name", "x", "--yes"),
         "what it runs is not known: the bucket has no program.json of it",
     )
-
-
-def ended(desk: Desk, run: str = "x") -> None:
-    """End the jobs of a run."""
-    for job in desk.jobs(run):
-        desk.backend_job(job["jobId"]).status = "SUCCEEDED"
-
-
-def running(desk: Desk, run: str = "x") -> None:
-    """Have the newest job of a run go on; moto describes it without its command, as Batch does."""
-    desk.backend_job(str(desk.jobs(run)[-1]["jobId"])).status = "RUNNING"
-
-
-def snapshot(number: int, files: int) -> dict[str, Any]:
-    """A manifest as nodes write it."""
-    return {
-        "format": 1, "number": number, "at": f"2026-11-22T14:00:{number:02d}+00:00", "nodes": 1,
-        "main": 0, "bytes": files * 1000,
-        "files": [
-            {"root": "checkpoints", "path": f"{i}.pt", "bytes": 1000, "sha256": "0" * 64,
-             "mode": 0o644, "nodes": [0]}
-            for i in range(files)
-        ],
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_status_has_the_last_line_the_pace_and_the_newest_snapshot() -> None:
     assert describe_program(status_document(), submitted_at_ms=None, now=NOW) == (
         "program: running, step 70, loss 2.5000, 2 s a step\n"
         "last line, 4 s ago: step 70: loss 2.5\n"
-        "newest snapshot: 4, 40 s ago, 4 files, 12 MB; 1 older"
+        "newest snapshot: 4, 40 s ago, 4 files, 12 MB; older: 3 (1 min 40 s ago)"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import threading
@@ -91,9 +92,13 @@ def restore(
     or damaged is left out, with a line in the log; ``NoRoom`` if the disk is too small.
     """
     began_s = time.monotonic()
+    below = math.inf
     for number in reversed(snapshot_numbers(objects)):
+        if number >= below:
+            continue  # a submission went back behind it
         try:
             snapshot = Snapshot.decode(objects.get(snapshot_key(number)))
+            below = number if snapshot.chosen is None else snapshot.chosen
             wanted = _without_unusable_graphs(snapshot.for_node(target.node))
             entries = _fetch(objects, target, snapshot, wanted, report)
         except ObjectMissing:

@@ -141,6 +141,9 @@ class Snapshot:
     main: int
     """The main node."""
     entries: tuple[Entry, ...]
+    chosen: int | None = None
+    """The one that it repeats, because a submission went back to that (0: to none); those between
+    the two are not restored."""
 
     @property
     def key(self) -> str:
@@ -175,12 +178,13 @@ class Snapshot:
     @property
     def summary(self) -> dict[str, Any]:
         """What status shows of it."""
-        return {
+        summary = {
             "number": self.number,
             "at": self.at,
             "files": len(self.files),
             "bytes": self.size,
         }
+        return summary if self.chosen is None else {**summary, "chosen": self.chosen}
 
     def encode(self) -> bytes:
         """The manifest."""
@@ -208,6 +212,7 @@ class Snapshot:
                 nodes=int(document["nodes"]),
                 main=int(document["main"]),
                 entries=read_entries(document),
+                chosen=document.get("chosen"),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"it is not a manifest: {error!r}") from None

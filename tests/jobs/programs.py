@@ -1,0 +1,63 @@
+"""A user's own program at the desk: submitted, ended, with snapshots that nodes would have made."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.jobs.conftest import Desk
+from trainium_catalogue import contract
+
+SCRIPT = "import sys\n\nprint(sys.argv)\n"
+"""The program in the folder that the fixture `program` makes."""
+
+
+def dry_run(desk: Desk, *words: str) -> dict[str, Any]:
+    result = desk.run("submit", "--dry-run", "--json", *words)
+    assert result.exit_code == 0, result.stderr
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+def command_of(document: dict[str, Any]) -> list[str]:
+    (node_range,) = document["payload"]["nodeOverrides"]["nodePropertyOverrides"]
+    command: list[str] = node_range["containerOverrides"]["command"]
+    return command
+
+
+def submitted(desk: Desk, *words: str) -> str:
+    """Submit; return what it said."""
+    result = desk.run("submit", "--yes", *words)
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    return result.stderr
+
+
+def record(desk: Desk, run: str = "x") -> list[dict[str, Any]]:
+    key = contract.run_key(run, contract.RUN_PROGRAM)
+    body = desk.client("s3").get_object(Bucket="bucket", Key=key)["Body"].read()
+    found: list[dict[str, Any]] = json.loads(body)["submissions"]
+    return found
+
+
+def ended(desk: Desk, run: str = "x") -> None:
+    """End the jobs of a run."""
+    for job in desk.jobs(run):
+        desk.backend_job(job["jobId"]).status = "SUCCEEDED"
+
+
+def running(desk: Desk, run: str = "x") -> None:
+    """Have the newest job of a run go on; moto describes it without its command, as Batch does."""
+    desk.backend_job(str(desk.jobs(run)[-1]["jobId"])).status = "RUNNING"
+
+
+def snapshot(number: int, files: int) -> dict[str, Any]:
+    """A manifest as nodes write it."""
+    return {
+        "format": 1, "number": number, "at": f"2026-11-22T14:00:{number:02d}+00:00", "nodes": 1,
+        "main": 0, "bytes": files * 1000,
+        "files": [
+            {"root": "checkpoints", "path": f"{i}.pt", "bytes": 1000, "sha256": "0" * 64,
+             "mode": 0o644, "nodes": [0]}
+            for i in range(files)
+        ],
+    }  # fmt: skip

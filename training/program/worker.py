@@ -153,7 +153,8 @@ def main() -> None:
             if status is None or (isinstance(status, int) and status & 0xFF == 0):
                 rank.report("ended", ready=True, done=True)
             else:
-                rank.fail(1, _ended_by_itself(status), weak=True)
+                refused = _refused_arguments(ending)
+                rank.fail(1, _ended_by_itself(ending, refused), weak=refused is None)
         raise
     except BaseException as error:
         trace = error.__traceback__
@@ -171,10 +172,34 @@ def main() -> None:
         rank.report("ended", ready=True, done=True)
 
 
-def _ended_by_itself(status: object) -> str:
-    if isinstance(status, int):
-        return f"sys.exit({status})"
-    return f"sys.exit: {' '.join(str(status).split())}"[:_LONGEST]
+def _ended_by_itself(ending: SystemExit, refused: str | None) -> str:
+    """Say how a program ended itself, and why as far as Python knows."""
+    status, handled = ending.code, ending.__context__
+    if not isinstance(status, int):
+        return f"sys.exit: {' '.join(str(status).split())}"[:_LONGEST]
+    text = f"sys.exit({status})"
+    if refused is not None:
+        text += f", error: {' '.join(refused.split())}"
+    elif isinstance(handled, Exception):
+        said = " ".join(str(handled).split())
+        text += f" while it handled {type(handled).__name__}{said and ': '}{said}"
+    return text[:_LONGEST]
+
+
+def _refused_arguments(ending: SystemExit) -> str | None:
+    """Return what a parser of arguments says on its `error:` line; None if none has exited.
+
+    That is ``ArgumentParser.error(message)`` (docs.python.org, argparse), which prints the usage
+    and exits with 2, or another parser's method of that name.
+    """
+    trace = ending.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        message = frame.f_locals.get("message") if frame.f_code.co_name == "error" else None
+        if isinstance(message, str):
+            return message
+        trace = trace.tb_next
+    return None
 
 
 if __name__ == "__main__":

@@ -48,6 +48,16 @@ def start(cluster: Cluster, *argv: str, flags: tuple[str, ...] = ()) -> None:
         ("deeper()", 1, "node 1: rank 1: ValueError: bad data"),
         ("sys.exit('no data at all')", 1, "node 1: rank 1: sys.exit: no data at all"),
         ("sys.exit(3)", 1, "node 1: rank 1: sys.exit(3)"),
+        (
+            "import argparse; argparse.ArgumentParser().parse_args(['--epoch', '3'])",
+            1,
+            "node 1: rank 1: sys.exit(2), error: unrecognized arguments: --epoch 3",
+        ),
+        (
+            "try:\n  deeper()\nexcept ValueError:\n  sys.exit(4)",
+            1,
+            "node 1: rank 1: sys.exit(4) while it handled ValueError: bad data",
+        ),
         ("os._exit(3)", 1, "node 1: rank 1 ended with exit code 3, without an exception"),
         ("os.abort()", 75, "node 1: rank 1 was killed by SIGABRT"),
         ("os.kill(os.getpid(), 11)", 75, "node 1: rank 1 was killed by SIGSEGV"),

@@ -12,11 +12,12 @@ from jobs.bucket.training_run import read_status
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
-from jobs.job import Job, counted
+from jobs.job import Job, JobKind, counted
 from jobs.orchestrators import JobService, Services, found_job, services_of
 from jobs.output import documents
 from jobs.output.console import duration, exit_code, note, print_document
 from jobs.output.program_status import PROGRAM_STATUS, describe_program
+from jobs.output.streams import last_words
 from trainium_catalogue.contract import TRAIN_METRICS, Orchestrator, run_key
 from trainium_catalogue.workloads import WORKLOADS
 
@@ -124,7 +125,18 @@ def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -
     if service.orchestrator is Orchestrator.EKS:
         _show_idle(console, service)
     if job.ended:
-        console.print(verdict(job, bucket=target.bucket), soft_wrap=True, markup=False)
+        said = verdict(job, bucket=target.bucket, cause=_cause(service, job))
+        console.print(said, soft_wrap=True, markup=False)
+
+
+def _cause(service: JobService, job: Job) -> str | None:
+    """Read why the job failed from the log of its main node; a pod's ending has it already."""
+    ending = job.ending
+    if job.succeeded or job.shape.kind is JobKind.ARRAY or ending is None or not ending.log_stream:
+        return None
+    if service.orchestrator is Orchestrator.EKS:
+        return None
+    return last_words(service.logs(follow=False), service.log_group, ending.log_stream)
 
 
 def _show_idle(console: Any, service: JobService) -> None:

@@ -151,7 +151,9 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     attempt = "" if job.ended or is_array else f", attempt {len(job.attempts) + 1}{of}"
     size = job.shape.kind.sized(job.num_nodes)
     lines = [f"run {job.run}: {job.status}, {size}{attempt}, job {job.job_id}"]
-    lines.append(f"submitted {timestamp(job.created_at_ms)}{_took(job, ', took')}")
+    lines.append(
+        f"submitted {timestamp(job.created_at_ms)}{_took(job, ', took')}{_took_in_all(job)}"
+    )
     # Volcano's index is the rank, so nobody has to read logs to find it.
     if job.nodes and job.nodes[0].name is not None:
         lines.append(f"rank 0 is pod {job.nodes[0].name}")
@@ -169,6 +171,21 @@ def _took(job: Job, word: str) -> str:
         return ""
     last = f" of attempt {len(job.attempts)}" if len(job.attempts) > 1 else ""
     return f"{word} {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}{last}"
+
+
+def _took_in_all(job: Job) -> str:
+    """Describe how long several attempts took together, or else the run as a whole."""
+    if len(job.attempts) < 2 or not job.ended or job.stopped_at_ms is None:
+        return ""
+    times = [(attempt.started_at_ms, attempt.stopped_at_ms) for attempt in job.attempts]
+    if all(started is not None and stopped is not None for started, stopped in times):
+        ran_ms = sum((stopped or 0) - (started or 0) for started, stopped in times)
+        return f", {duration(ran_ms / 1000)} in {len(times)} attempts"
+    # Of attempts whose pods are gone, Kubernetes tells no times.
+    if job.created_at_ms is None:
+        return ""
+    waited_s = (job.stopped_at_ms - job.created_at_ms) / 1000
+    return f", ended {duration(waited_s)} after it was submitted"
 
 
 def watch(

@@ -10,8 +10,10 @@ from typing import Any
 
 from jobs.aws import LogsClient
 from jobs.errors import error_code, is_transient
-from jobs.job import LAUNCHERS_LAST_LINE, Job
+from jobs.job import LAUNCHERS_LAST_LINE, LAUNCHERS_VERDICT, Job
 
+_LAST_LINES = 50
+"""Lines from a log's end in which the launcher's last one is: workers may still print after it."""
 _PAGES_PER_READ = 20  # so that one chatty node does not starve the others
 
 
@@ -79,6 +81,21 @@ class LogStream:
             if error_code(error) == "ResourceNotFoundException":
                 return None
             raise
+
+
+def last_words(logs: LogsClient, log_group: str, stream: str) -> str | None:
+    """Read the reason that a failed node's launcher gives with its last line; None without one."""
+    try:
+        page = logs.get_log_events(
+            logGroupName=log_group, logStreamName=stream, startFromHead=False, limit=_LAST_LINES
+        )
+    except Exception:  # the job's status is worth showing without it
+        return None
+    for event in reversed(page["events"]):
+        message = str(event["message"]).rstrip("\r\n")
+        if said := LAUNCHERS_VERDICT.match(message):
+            return message[said.end() :]
+    return None
 
 
 @dataclass(slots=True)

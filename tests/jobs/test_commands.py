@@ -128,6 +128,23 @@ def test_status_shows_every_attempt_of_every_node(failed: Desk) -> None:
     assert "a peer was lost, a node hung or a host failed" in result.stdout
 
 
+def test_status_tells_the_cause_from_the_end_of_the_log(failed: Desk) -> None:
+    logs = failed.client("logs")
+    logs.put_log_events(
+        logGroupName="log-group",
+        logStreamName="node/default/a2",
+        logEvents=[
+            {"timestamp": NOW_MS + 50, "message": "launch: exit 1 (failed): node 1: ValueError: x"},
+            {"timestamp": NOW_MS + 60, "message": "a worker's last words"},
+        ],
+    )
+
+    result = failed.run("status", "nightly")
+
+    assert "of attempt 2: exit code 1; node 1: ValueError: x; the work" in result.stdout
+    assert "took 6 min 40 s of attempt 2, 15 min 0 s in 2 attempts" in result.stdout
+
+
 def test_status_of_a_failed_run_exits_with_1(failed: Desk) -> None:
     assert failed.run("status", "nightly").exit_code == 1
 

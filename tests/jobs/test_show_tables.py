@@ -133,6 +133,15 @@ def test_the_last_attempt_promises_no_other() -> None:
 
 
 def test_a_run_of_several_attempts_tells_which_of_them_took_so_long() -> None:
-    assert describe_status(JOB, None).endswith(", took 2 s of attempt 3")
+    assert describe_status(JOB, None).endswith(
+        ", took 2 s of attempt 3, ended 3 s after it was submitted"
+    )
+    times = ((0, 4_000), (4_500, 7_000), (9_000, 9_500))
+    attempts = tuple(
+        replace(HOST, number=number, started_at_ms=started, stopped_at_ms=stopped)
+        for number, (started, stopped) in enumerate(times, start=1)
+    )
+    told = describe_status(replace(JOB, attempts=attempts), None)
+    assert told.endswith(", took 2 s of attempt 3, 7 s in 3 attempts")
     once = replace(JOB, attempts=(HOST,))
     assert describe_status(once, None).endswith(", took 2 s")

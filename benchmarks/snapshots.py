@@ -1,6 +1,6 @@
 """What keeping a program's folder in the bucket costs training, and how fast it comes back.
 
-``snapshots-on``: the same training, which writes 350 MB anew within 30 seconds, with a keeper and
+``snapshots-on``: the same training, which writes 350 MB anew within 30 seconds, with snapshots and
 without; the measure is its time. ``restore``: the restore of a snapshot of 1 GB into an empty
 folder against ``aws s3 cp --recursive`` of the same bytes; both are whole processes. The bucket is
 an emulator on this machine.
@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.pairs import Comparison
 from benchmarks.processes import ROOT, seconds_of
-from training.program.keeping import Keeper, KeeperSettings, open_snapshots
-from training.program.restore import Target, restore
+from training.program.snapshots.process import SnapshotProcess, SnapshotSettings, open_snapshots
+from training.program.snapshots.restore import Target, restore
 from training.storage import StorageAccess
 
 _FOLDER = ROOT / "build" / "bench" / "snapshots"
@@ -67,7 +67,7 @@ def bucket(environment: Mapping[str, str], *, yields: bool) -> Iterator[dict[str
 
 
 def training(env: Mapping[str, str], *, small: bool) -> Comparison:
-    """Compare training with a keeper to training without."""
+    """Compare training with snapshots to training without."""
 
     def seconds(keeps: bool) -> float:
         shutil.rmtree(_FOLDER, ignore_errors=True)
@@ -170,11 +170,11 @@ def _with_ranges(application: Callable[..., Iterable[bytes]]) -> Callable[..., I
     return respond
 
 
-def _settings(scratch: Path, every_s: float) -> KeeperSettings:
+def _settings(scratch: Path, every_s: float) -> SnapshotSettings:
     storage = StorageAccess(
         root=f"s3://{_BUCKET}", region=_REGION, endpoint_url=os.environ["AWS_ENDPOINT_URL"]
     )
-    return KeeperSettings(
+    return SnapshotSettings(
         storage=storage,
         run="bench",
         job_id="bench",
@@ -204,7 +204,7 @@ def _train(keeps: bool, small: bool) -> None:
     scratch = _FOLDER
     (scratch / "checkpoints").mkdir(exist_ok=True)
     settings = _settings(scratch, _SMALL_EVERY_S if small else _EVERY_S)
-    keeper = Keeper.start(settings, os.environ) if keeps else None
+    snapshots = SnapshotProcess.start(settings, os.environ) if keeps else None
     torch.set_num_threads(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(768, 768) for _ in range(4)))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -221,12 +221,12 @@ def _train(keeps: bool, small: bool) -> None:
         optimizer.step()
         optimizer.zero_grad()
     seconds = time.perf_counter() - began_s
-    if keeper is not None:
+    if snapshots is not None:
         deadline = time.monotonic() + 120
-        while not any(item["bytes"] for item in keeper.look().snapshots):
+        while not any(item["bytes"] for item in snapshots.look().snapshots):
             assert time.monotonic() < deadline, "no snapshot was made"
             time.sleep(0.1)
-        keeper.kill()
+        snapshots.kill()
     print(seconds)
 
 
@@ -244,11 +244,11 @@ def _keep(small: bool) -> None:
             for _ in range(1 if small else size):
                 file.write(os.urandom(_MB))
         client.upload_file(str(path), _BUCKET, f"plain/{path.name}")
-    keeper = Keeper.start(settings, os.environ)
-    keeper.final()
-    while not keeper.done:
+    snapshots = SnapshotProcess.start(settings, os.environ)
+    snapshots.final()
+    while not snapshots.done:
         time.sleep(0.1)
-    assert keeper.failure is None, keeper.failure
+    assert snapshots.failure is None, snapshots.failure
     shutil.rmtree(scratch)
 
 

@@ -54,7 +54,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
         "mnist": Implementation("training.models.mnist.task:run"),
         "verify": Implementation("training.checks.verify.verification:run", check_verify),
         "program": Implementation("training.program.worker:main", check_program),
-        "wheels": Implementation("training.program.wheels:run"),
+        "wheels": Implementation("training.program.wheels.collect:run"),
         "prepare": Implementation("training.datasets.prepared.prepare:run"),
         "tokenize": Implementation("training.datasets.text.tokenize:run"),
         "export": Implementation("training.models.llama.export:run"),

@@ -14,7 +14,7 @@ from trainium_catalogue.exit_codes import ExitCode
 
 ENV_SCRATCH = "TRAINIUM_SCRATCH"
 """Folder of one launch on one node; being unique, it also marks the launch's processes."""
-ENV_KEEPER = "TRAINIUM_KEEPER"
+ENV_SNAPSHOTS = "TRAINIUM_SNAPSHOTS"
 """Marks, instead of the other, the process that keeps a program's files and outlives workers."""
 
 _BETWEEN_WRITES_S = 0.2

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from training.core.heartbeat import HeartbeatClock
 from training.core.processes import kill_marked, name_process, signal_quietly
-from training.core.progress import ENV_KEEPER, ENV_SCRATCH
+from training.core.progress import ENV_SCRATCH, ENV_SNAPSHOTS
 
 _CONFIRM_S = 1.0
 
@@ -108,6 +108,6 @@ def _guard(read_end: int, launcher: int, scratch: Path, silence_s: float) -> Non
                 )
             break
     # First: it must not take what killed workers leave for whole.
-    kill_marked(ENV_KEEPER, str(scratch))
+    kill_marked(ENV_SNAPSHOTS, str(scratch))
     kill_marked(ENV_SCRATCH, str(scratch))
     shutil.rmtree(scratch, ignore_errors=True)

@@ -23,7 +23,6 @@ from training.launcher.hangs import Left
 from training.launcher.node import AGENT_GRACE_S, AGENT_LOG, LocalNode, kill_launch, reap
 from training.launcher.verdict import Verdict
 from training.program.environment import OWN_ROOTS, program_environment
-from training.program.keeping import REPORT_FILE, Keeper, KeeperSettings, Problem
 from training.program.reports import (
     GO_FILE,
     OUTPUT,
@@ -39,6 +38,12 @@ from training.program.reports import (
     Preparation,
 )
 from training.program.settings import Folders, ProgramSettings, files_below
+from training.program.snapshots.process import (
+    REPORT_FILE,
+    Problem,
+    SnapshotProcess,
+    SnapshotSettings,
+)
 from training.program.unkept import Unkept
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -47,8 +52,8 @@ _BETWEEN_LOOKS_S = 0.25
 _LAST_WORDS_S = 5.0
 """Time for a program that has raised an error to end by itself: exit handlers, log uploads."""
 _DRAIN_S = 5.0
-_KEEPER_AFTER_S = 3.0
-_KEEPER_LATE_S = 1.0
+_SNAPSHOTS_AFTER_S = 3.0
+_SNAPSHOTS_LATE_S = 1.0
 _FAREWELL_S = 5.0
 """Time for a failed job to say so in the run's status, and to upload its output."""
 _UNKEPT_AFTER_S = 300.0
@@ -92,7 +97,7 @@ class ProgramNode(LocalNode):
         self._node, self._settings, self._folders = node, settings, folders
         self._argv, self._own_env = tuple(argv), env
         self._preparation: subprocess.Popen[bytes] | None = None
-        self._keeper: Keeper | None = None
+        self._snapshots: SnapshotProcess | None = None
         self._output: subprocess.Popen[bytes] | None = None
         self._results: subprocess.Popen[bytes] | None = None
         self._is_prepared = False
@@ -184,14 +189,14 @@ class ProgramNode(LocalNode):
         self._went_s = time.monotonic()
         (self._scratch / GO_FILE).touch()
 
-    def _keep(self, now_s: float, *, at_once: bool = False) -> Keeper | None:
-        """Return the keeper, which starts late: the program's imports need every core at first."""
-        if self._keeper is not None or self._went_s is None:
-            return self._keeper
-        if at_once or now_s - self._went_s > _KEEPER_AFTER_S:
-            keeping = KeeperSettings.of(self._node, self._settings, self._folders)
-            self._keeper = Keeper.start(keeping, self._own_env)
-        return self._keeper
+    def _keep(self, now_s: float, *, at_once: bool = False) -> SnapshotProcess | None:
+        """Return what takes snapshots, started late: the program's imports need every core."""
+        if self._snapshots is not None or self._went_s is None:
+            return self._snapshots
+        if at_once or now_s - self._went_s > _SNAPSHOTS_AFTER_S:
+            keeping = SnapshotSettings.of(self._node, self._settings, self._folders)
+            self._snapshots = SnapshotProcess.start(keeping, self._own_env)
+        return self._snapshots
 
     def _start(
         self, module: str, *words: str, stdin: int = subprocess.DEVNULL, marked: bool = True
@@ -227,7 +232,7 @@ class ProgramNode(LocalNode):
         step = report.step if report is not None else "starting"
         return self._host(f"the preparation ended without a word at: {step}")
 
-    def _told_by_keeper(self, problem: Problem | None) -> Verdict | None:
+    def _told_by_snapshots(self, problem: Problem | None) -> Verdict | None:
         if problem is None:
             return None
         return Verdict(code=ExitCode(problem.code), reason=f"{self._label}: {problem.reason}")
@@ -252,7 +257,7 @@ class ProgramNode(LocalNode):
                 weak=first.weak,
             )
         if (kept := self._keep(now_s)) is not None and (problem := kept.look().problem):
-            return self._told_by_keeper(problem)
+            return self._told_by_snapshots(problem)
         if self._went_s is not None and now_s - self._went_s > self._unkept_at_s:
             self._unkept_at_s = float("inf")
             self._tell_unkept()
@@ -296,7 +301,7 @@ class ProgramNode(LocalNode):
                 kept.final()
             if not kept.done:
                 return None
-            if (failed := self._told_by_keeper(kept.failure)) is not None:
+            if (failed := self._told_by_snapshots(kept.failure)) is not None:
                 return failed
         self._start_results()
         if self._results is not None and (status := self._results.poll()) != 0:
@@ -358,8 +363,8 @@ class ProgramNode(LocalNode):
         signs = (
             *(_stamp(self._scratch / name) for name in _SIGNS),
             *(_stamp(path) for path in sorted(self._scratch.glob("progress-*.json"))),
-            self._keeper.look().last_change_at if self._keeper is not None else None,
-            # The keeper gives up by itself when a last snapshot does not go on.
+            self._snapshots.look().last_change_at if self._snapshots is not None else None,
+            # A last snapshot that does not go on is given up by the process that takes it.
             _stamp(self._scratch / REPORT_FILE) if self._closing else None,
         )
         changed, self._signs = signs != self._signs, signs
@@ -402,23 +407,23 @@ class ProgramNode(LocalNode):
             deadline_s = time.monotonic() + _FAREWELL_S
         if saves or decision.code is ExitCode.WORKLOAD:
             self._start_results()
-        assert self._keeper is not None
+        assert self._snapshots is not None
         if saves or self._node.is_main:
-            self._keeper.final(
+            self._snapshots.final(
                 take=saves,
                 clean=not self._killed_workers,
                 within_s=max(0.0, deadline_s - time.monotonic()),
             )
         else:
-            self._keeper.kill()
-        while self._is_closing and time.monotonic() < deadline_s + _KEEPER_LATE_S:
+            self._snapshots.kill()
+        while self._is_closing and time.monotonic() < deadline_s + _SNAPSHOTS_LATE_S:
             turn()
             if saves and is_alone():
                 saves, deadline_s = False, time.monotonic()
 
     @property
     def _is_closing(self) -> bool:
-        if self._keeper is not None and not self._keeper.done:
+        if self._snapshots is not None and not self._snapshots.done:
             return True
         return self._results is not None and self._results.poll() is None
 
@@ -435,9 +440,9 @@ class ProgramNode(LocalNode):
 
     def kill(self, heartbeat: Callable[[], None]) -> None:
         """Kill everything this launch has started, and pass on the output that is left."""
-        if self._keeper is not None:
+        if self._snapshots is not None:
             # First: it must not take what killed workers leave for whole.
-            self._keeper.kill()
+            self._snapshots.kill()
         super().kill(heartbeat)
         if self._agent is None:
             kill_launch(self._scratch, heartbeat)

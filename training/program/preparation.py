@@ -21,7 +21,7 @@ from training.core.failures import describe
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
-from training.program import bundle, inputs, restore
+from training.program import bundle, inputs
 from training.program.reports import PROGRAM_FILE, Preparation
 from training.program.resuming import resume_arguments
 from training.program.settings import (
@@ -32,6 +32,7 @@ from training.program.settings import (
     is_full,
     no_space,
 )
+from training.program.snapshots import restore
 from training.storage import StorageAccess, StorageRefused, StorageUnavailable
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -98,9 +99,9 @@ def prepare(
     for folder in (folders.checkpoints, folders.output, folders.cache):
         folder.mkdir(parents=True, exist_ok=True)
     if settings.wheels:
-        from training.program import dependencies  # imports much that is seldom needed
+        from training.program.wheels import install  # imports much that is seldom needed
 
-        dependencies.install(workspace, env)
+        install.install(workspace, env)
     inputs.stage(workspace)
     if restore.give_back(workspace):
         words = resume_arguments(settings.resume_argv, folders.code, folders.checkpoints)

@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.limits import scaled
 from tests.training.program.bundles import program
-from training.program.dependencies import DependenciesRefused, install_wheels
-from training.program.wheels import collect
+from training.program.wheels.collect import collect
+from training.program.wheels.install import DependenciesRefused, install_wheels
 from training.storage import LocalObjects
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.program.packages import (
+from training.program.wheels.packages import (
     Package,
     broken_by,
     constraints,

@@ -17,9 +17,9 @@ import pytest
 
 from tests.training.program.package_index import PackageIndex
 from training.core.failures import classify, describe
-from training.program.packages import Package, constraints
-from training.program.resolution import IndexUnreachable, RequirementsRefused, failure
-from training.program.wheels import builders_environment, collect
+from training.program.wheels.collect import builders_environment, collect
+from training.program.wheels.packages import Package, constraints
+from training.program.wheels.resolution import IndexUnreachable, RequirementsRefused, failure
 from training.storage import LocalObjects
 from trainium_catalogue.exit_codes import ExitCode
 

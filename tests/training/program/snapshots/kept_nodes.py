@@ -1,4 +1,4 @@
-"""Nodes whose folders are kept by real keepers, with real processes that write to them."""
+"""Nodes whose folders are kept by real processes, and written to by others."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from pathlib import Path
 
 from tests.support.limits import scaled
 from training.core.progress import ENV_SCRATCH
-from training.program.keeping import Keeper, KeeperReport, KeeperSettings, open_snapshots
-from training.program.restore import Target, restore
-from training.program.snapshots import Root, Snapshot, snapshot_key, snapshot_numbers
+from training.program.snapshots.manifest import Root, Snapshot, snapshot_key, snapshot_numbers
+from training.program.snapshots.process import (
+    SnapshotProcess,
+    SnapshotReport,
+    SnapshotSettings,
+    open_snapshots,
+)
+from training.program.snapshots.restore import Target, restore
 from training.storage import Objects, StorageAccess
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -30,19 +35,19 @@ def wait_until(condition: Callable[[], object], within_s: float = 20, what: str 
 
 @dataclass
 class Node:
-    """One node of one attempt: its folders, its keeper and its program."""
+    """One node of one attempt: its folders, its snapshots and its program."""
 
-    settings: KeeperSettings
-    keeper: Keeper | None = None
+    settings: SnapshotSettings
+    process: SnapshotProcess | None = None
     programs: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
         return self.settings.checkpoints
 
-    def start_keeper(self) -> Keeper:
-        self.keeper = Keeper.start(self.settings, {**os.environ, "PYTHONPATH": _PATH})
-        return self.keeper
+    def start_snapshots(self) -> SnapshotProcess:
+        self.process = SnapshotProcess.start(self.settings, {**os.environ, "PYTHONPATH": _PATH})
+        return self.process
 
     def run(self, code: str, *args: object) -> subprocess.Popen[str]:
         """Start a program in the launch, in the folder that is kept."""
@@ -69,23 +74,23 @@ class Node:
             ),
         )
 
-    def report(self) -> KeeperReport:
-        return KeeperReport.read(self.settings.scratch)
+    def report(self) -> SnapshotReport:
+        return SnapshotReport.read(self.settings.scratch)
 
     def end(self, *, within_s: float | None = None, take: bool = True, clean: bool = True) -> None:
         """Order the last snapshot and return at once."""
-        assert self.keeper is not None
-        self.keeper.final(take=take, clean=clean, within_s=within_s)
+        assert self.process is not None
+        self.process.final(take=take, clean=clean, within_s=within_s)
 
-    def wait(self) -> KeeperReport:
-        keeper = self.keeper
-        assert keeper is not None
-        wait_until(lambda: keeper.done, 60, "the keeper did not end")
+    def wait(self) -> SnapshotReport:
+        snapshots = self.process
+        assert snapshots is not None
+        wait_until(lambda: snapshots.done, 60, "the process did not end")
         return self.report()
 
     def kill(self) -> None:
-        if self.keeper is not None:
-            self.keeper.kill()
+        if self.process is not None:
+            self.process.kill()
         for program in self.programs:
             program.kill()
             program.wait()
@@ -120,7 +125,7 @@ class Job:
             (scratch / "checkpoints").mkdir(parents=True)
             given = {"every_s": 1.0, "keep": 3, "mib_per_s": 1000.0, "limit_gib": 1.0, **settings}
             node = Node(
-                KeeperSettings(
+                SnapshotSettings(
                     storage=self.storage,
                     run="run",
                     job_id="job",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.limits import scaled
 from tests.training.program.snapshots import stamping
 from tests.training.program.snapshots.kept_nodes import Job, Node, wait_until
-from training.program.snapshots import Entry, Kind, Snapshot, object_key
+from training.program.snapshots.manifest import Entry, Kind, Snapshot, object_key
 
 _PROGRAM = Path(stamping.__file__).read_text()
 
@@ -59,7 +59,7 @@ def _run(job: Job, nodes: Sequence[Node], seed: int, rounds: int, pauses: str) -
     meeting.mkdir()
     journals = [meeting / f"journal-{node.settings.node}" for node in nodes]
     for node in nodes:
-        node.start_keeper()
+        node.start_snapshots()
     programs = [
         node.run(
             _PROGRAM,
@@ -123,7 +123,7 @@ def test_shards_of_two_nodes_and_their_metadata_are_of_one_save(local_job: Job) 
 
 def test_a_file_that_is_replaced_without_a_pause_is_kept_whole(local_job: Job) -> None:
     (node,) = local_job.attempt(every_s=1.0, keep=1000)
-    node.start_keeper()
+    node.start_snapshots()
     program = node.run(
         """
 import os, time
@@ -147,7 +147,7 @@ while True:
 
 def test_two_files_that_are_replaced_without_a_pause_are_not_mixed(local_job: Job) -> None:
     (node,) = local_job.attempt(every_s=1.0)
-    node.start_keeper()
+    node.start_snapshots()
     program = node.run(
         """
 import time

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, Node, checkpoints, paths, wait_until
-from training.program.folder import Clock, Watch, look, open_for_writing, same_content
-from training.program.snapshots import Root, Snapshot, is_log, object_key
+from training.program.snapshots.folder import Clock, Watch, look, open_for_writing, same_content
+from training.program.snapshots.manifest import Root, Snapshot, is_log, object_key
 
 
 class _Time(Clock):
@@ -183,7 +183,7 @@ def test_who_may_write_to_a_file_is_found(local_job: Job, how: str, writes: bool
 
 def test_nothing_is_taken_while_a_file_is_open_for_writing(local_job: Job) -> None:
     (node,) = local_job.attempt()
-    node.start_keeper()
+    node.start_snapshots()
     program = node.run(
         "file = open('model.bin', 'wb'); file.write(b'half'); file.flush()\n"
         "print('open', flush=True); input(); file.write(b' whole'); file.close()\n"
@@ -206,7 +206,7 @@ def test_logs_that_are_open_and_written_all_the_time_are_taken_as_far_as_they_we
     local_job: Job,
 ) -> None:
     (node,) = local_job.attempt(keep=100)
-    node.start_keeper()
+    node.start_snapshots()
     program = node.run(
         "import time\n"
         "file = open('train.log', 'w')\n"
@@ -230,7 +230,7 @@ def _has_size(size: int, snapshot: Snapshot) -> bool:
 
 def test_snapshots_that_differ_only_in_logs_do_not_push_out_older_ones(local_job: Job) -> None:
     (node,) = local_job.attempt(keep=2)
-    node.start_keeper()
+    node.start_snapshots()
     (node.folder / "latest.pt").write_text("1")
     local_job.wait_for(lambda found: found.size == 1)
     (node.folder / "latest.pt").write_text("22")
@@ -246,7 +246,7 @@ def test_a_file_that_is_written_in_place_while_it_is_sent_is_copied_the_next_tim
     local_job: Job,
 ) -> None:
     (node,) = local_job.attempt(mib_per_s=10.0)
-    node.start_keeper()
+    node.start_snapshots()
     # Sending it takes longer than the program leaves it alone.
     program = node.run(
         """
@@ -271,7 +271,7 @@ def test_compiled_graphs_are_kept_without_those_that_are_being_made(local_job: J
     for folder in (done, unfinished):
         folder.mkdir(parents=True)
         (folder / "model.neff").write_text(f"{folder.name}")
-    node.start_keeper()
+    node.start_snapshots()
     program = node.run(
         f"import os; os.chdir({str(unfinished)!r}); file = open('model.hlo', 'wb')\n"
         "print('open', flush=True); input()"
@@ -293,7 +293,7 @@ def test_ten_thousand_small_files_are_kept_and_given_back(local_job: Job) -> Non
         path = node.folder / f"shard-{number % 100:02d}" / f"{number:05d}.bin"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(f"{number}".encode())
-    node.start_keeper()
+    node.start_snapshots()
     wait_until(lambda: node.report().bytes > 0)
     node.end()
     assert node.wait().failure is None
@@ -309,7 +309,7 @@ def test_a_sparse_file_and_an_empty_one_come_back(local_job: Job) -> None:
     with (node.folder / "sparse").open("wb") as file:
         file.truncate(40_000_000)
     (node.folder / "empty").touch()
-    node.start_keeper()
+    node.start_snapshots()
     node.end()
     node.wait()
 

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 
 from tests.training.program.snapshots.kept_nodes import Job, paths, tree
-from training.program.graphs import usable
-from training.program.snapshots import Entry, Root, Snapshot, object_key
+from training.program.snapshots.graphs import usable
+from training.program.snapshots.manifest import Entry, Root, Snapshot, object_key
 
 _CACHE = "neuronxcc-2.21"
 _DONE = {
@@ -42,7 +42,7 @@ def test_only_usable_graphs_are_kept_while_the_program_runs_and_at_the_end(
 ) -> None:
     (node,) = local_job.attempt()
     _fill(node.settings.cache)
-    node.start_keeper()
+    node.start_snapshots()
     local_job.wait_for(lambda found: paths(found) == _USABLE)
     (node.folder / "latest.pt").write_text("x")
     node.end()

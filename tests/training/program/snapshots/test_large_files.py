@@ -7,10 +7,10 @@ import hashlib
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job
-from training.program.capture import Held
-from training.program.folder import look
-from training.program.sending import Bandwidth, Sender
-from training.program.snapshots import Entry, Root, object_key
+from training.program.snapshots.capture import Held
+from training.program.snapshots.folder import look
+from training.program.snapshots.manifest import Entry, Root, object_key
+from training.program.snapshots.sending import Bandwidth, Sender
 from training.storage import s3
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, paths
-from training.program.folder import open_for_writing
+from training.program.snapshots.folder import open_for_writing
 
 _OPEN = "import mmap; file = open('state.bin', 'r+b')\n"
 _WAIT = "print('open', flush=True); input()"
@@ -22,12 +22,12 @@ def test_a_file_that_stays_open_counts_once_it_is_idle_unless_it_is_mapped(
     (node,) = local_job.attempt()
     path = node.folder / "state.bin"
     path.write_text("content")
-    os.utime(path, (1, 1))  # long before the keeper's first look
+    os.utime(path, (1, 1))  # long before the first look
     program = node.run(_OPEN + how + _WAIT)
     assert program.stdout is not None and program.stdin is not None
     program.stdout.readline()
     assert open_for_writing([node.folder], [program.pid]) == {path: mapped}
-    node.start_keeper()
+    node.start_snapshots()
     if not mapped:
         local_job.wait_for(lambda found: paths(found) == {"state.bin"})
         return

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from tests.support.limits import scaled
 from tests.training.program.bundles import SAMPLE, program
 from tests.training.program.snapshots.kept_nodes import wait_until
-from training.program.keeping import open_snapshots
-from training.program.snapshots import snapshot_numbers
+from training.program.snapshots.manifest import snapshot_numbers
+from training.program.snapshots.process import open_snapshots
 from training.storage import LocalObjects
 
 if TYPE_CHECKING:

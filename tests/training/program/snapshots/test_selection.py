@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, checkpoints
-from training.program import selection
-from training.program.restore import NoRoom
-from training.program.selection import select, too_large
-from training.program.snapshots import Entry, Root, Snapshot
+from training.program.snapshots import selection
+from training.program.snapshots.manifest import Entry, Root, Snapshot
+from training.program.snapshots.restore import NoRoom
+from training.program.snapshots.selection import select, too_large
 
 _MIB = 1024**2
 
@@ -64,7 +64,7 @@ def test_a_job_goes_on_where_the_files_of_all_nodes_do_not_fit(
     job = local_job
     nodes = job.attempt(3, every_s=3600)
     for node in nodes:
-        node.start_keeper()
+        node.start_snapshots()
         (node.folder / f"shard-{node.settings.node}").write_bytes(
             bytes([node.settings.node]) * 1000
         )
@@ -87,7 +87,7 @@ def test_a_job_goes_on_where_the_files_of_all_nodes_do_not_fit(
 
     # What a node was not given is still the other node's in the next snapshot.
     for node in nodes:
-        node.start_keeper()
+        node.start_snapshots()
         (node.folder / "latest").write_text("x")
         node.end()
     for node in nodes:

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, wait_until
-from training.program.gathering import Gatherer, Messages, Patience
-from training.program.snapshots import HISTORY, Entry, Listing, Root, object_key, snapshot_key
+from training.program.snapshots.coordinator import Coordinator, Messages, Patience
+from training.program.snapshots.manifest import (
+    HISTORY,
+    Entry,
+    Listing,
+    Root,
+    object_key,
+    snapshot_key,
+)
 from training.storage import Objects, StorageAccess
 
 _SAVE = """
@@ -38,7 +45,7 @@ def test_a_node_that_sends_for_longer_than_others_go_without_a_change_stops_no_s
     meeting = job.folder / "meeting"
     meeting.mkdir()
     for node, count in zip(nodes, (48 * 2**20, 800), strict=True):
-        node.start_keeper()
+        node.start_snapshots()
         node.run(_SAVE, meeting, node.settings.node, count)
 
     wanted = {"model-0.bin", "model-1.bin"}
@@ -49,7 +56,7 @@ def test_a_node_that_sends_for_longer_than_others_go_without_a_change_stops_no_s
 
 def test_a_node_keeps_up_its_latest_listings_only(local_job: Job) -> None:
     _, node = local_job.attempt(2, every_s=1.0)
-    node.start_keeper()
+    node.start_snapshots()
     messages = Messages(1, "job")
 
     def listings() -> list[str]:
@@ -65,10 +72,10 @@ def test_a_node_keeps_up_its_latest_listings_only(local_job: Job) -> None:
     assert listings() == sorted(seen)[-HISTORY:]
 
 
-def _gatherer(tmp_path: Path) -> tuple[Objects, Messages, Gatherer]:
+def _gatherer(tmp_path: Path) -> tuple[Objects, Messages, Coordinator]:
     access = StorageAccess(root=str(tmp_path / "bucket"))
     objects, messages = access.open(access.root), Messages(1, "job")
-    gatherer = Gatherer(objects, messages, num_nodes=3, main=0, keep=3)
+    gatherer = Coordinator(objects, messages, num_nodes=3, main=0, keep=3)
     gatherer.open()
     return objects, messages, gatherer
 
@@ -105,7 +112,7 @@ def test_a_manifest_that_cannot_be_read_keeps_its_number(
 ) -> None:
     objects, messages, _ = _gatherer(tmp_path)
     objects.put(snapshot_key(7), b"not a manifest")
-    gatherer = Gatherer(objects, messages, num_nodes=1, main=0, keep=3)
+    gatherer = Coordinator(objects, messages, num_nodes=1, main=0, keep=3)
     gatherer.open()
     entry = Entry(path="a", root=Root.CHECKPOINTS, bytes=1, sha256="0" * 64)
     objects.put(object_key(entry.sha256), b"x")

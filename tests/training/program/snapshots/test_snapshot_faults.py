@@ -1,4 +1,4 @@
-"""Keepers and buckets fail; the program goes on, and what is restored is whole."""
+"""Processes and buckets fail; the program goes on, and what is restored is whole."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.training.program.snapshots.kept_nodes import (
     wait_until,
 )
 from training.core.progress import Progress
-from training.program.restore import NoRoom
-from training.program.snapshots import object_key
+from training.program.snapshots.manifest import object_key
+from training.program.snapshots.restore import NoRoom
 from training.storage import Objects, StorageUnavailable
 
 _MB = 1_000_000
@@ -43,20 +43,20 @@ def _sends(objects: Objects) -> bool:
     return any("-sends" in info.key for info in objects.list("attempt-"))
 
 
-def test_a_keeper_that_is_killed_while_it_sends_is_replaced_and_leaves_nothing_half(
+def test_a_process_that_is_killed_while_it_sends_is_replaced_and_leaves_nothing_half(
     job: Job,
 ) -> None:
     (node,) = job.attempt(mib_per_s=8.0)
-    keeper = node.start_keeper()
+    snapshots = node.start_snapshots()
     content = os.urandom(60 * _MB)
     (node.folder / "model.bin").write_bytes(content)
     wait_until(lambda: _sends(job.snapshots))
-    assert keeper._process is not None
-    os.kill(keeper._process.pid, signal.SIGKILL)
+    assert snapshots._process is not None
+    os.kill(snapshots._process.pid, signal.SIGKILL)
     assert not job.numbers()
     assert not list(job.snapshots.list("objects/"))
 
-    wait_until(lambda: (keeper.look(), job.numbers())[1], 60)
+    wait_until(lambda: (snapshots.look(), job.numbers())[1], 60)
     (other,) = job.attempt()
     other.restore(job.snapshots)
     assert checkpoints(other) == {"model.bin": content}
@@ -68,7 +68,7 @@ def test_a_damaged_or_missing_content_leads_to_the_snapshot_before(
     for number in range(1, 4):
         (node,) = job.attempt(every_s=3600)
         node.restore(job.snapshots)
-        node.start_keeper()
+        node.start_snapshots()
         (node.folder / "latest.pt").write_text(f"{number}" * 100)
         node.end()
         node.wait()
@@ -92,7 +92,7 @@ def test_a_damaged_or_missing_content_leads_to_the_snapshot_before(
 def test_a_content_that_the_bucket_loses_is_sent_again(local_job: Job) -> None:
     job = local_job
     (node,) = job.attempt()
-    node.start_keeper()
+    node.start_snapshots()
     (node.folder / "large").write_text("kept")
     lost = object_key(job.wait_for(lambda found: paths(found) == {"large"}).files[0].sha256)
     job.snapshots.delete([lost])
@@ -108,7 +108,7 @@ def test_a_bucket_that_does_not_answer_for_a_while_costs_only_time(
     job, proxy = proxied
     (node,) = job.attempt()
     proxy.reset(lambda request: Fault.ACCESS_DENIED)
-    node.start_keeper()
+    node.start_snapshots()
     (node.folder / "latest.pt").write_text("x")
     wait_until(lambda: any(method for _, method in proxy.injected))
     wait_until(lambda: "the program goes on" in _told(node, capfd))
@@ -129,7 +129,7 @@ def _told(node: Node, capfd: pytest.CaptureFixture[str]) -> str:
 def test_a_last_snapshot_that_fits_the_grace_time_is_taken_on_sigterm(job: Job) -> None:
     nodes = job.attempt(2, every_s=3600, mib_per_s=1.0)
     for node in nodes:
-        node.start_keeper()
+        node.start_snapshots()
         (node.folder / f"shard-{node.settings.node}").write_bytes(os.urandom(30 * _MB))
         _report_worker(node, done=True)
     began_s = time.monotonic()
@@ -148,7 +148,7 @@ def test_a_last_snapshot_that_does_not_fit_says_which_one_stays(
 ) -> None:
     job, proxy = proxied
     (node,) = job.attempt(every_s=1.0)
-    node.start_keeper()
+    node.start_snapshots()
     (node.folder / "a").write_text("first")
     stays = job.wait_for(lambda found: paths(found) == {"a"})
     wait_until(lambda: node.report().snapshots)
@@ -170,7 +170,7 @@ def test_a_last_snapshot_that_the_bucket_refuses_is_not_tried_again(
 ) -> None:
     job, proxy = proxied
     (node,) = job.attempt(every_s=3600)
-    node.start_keeper()
+    node.start_snapshots()
     (node.folder / "latest.pt").write_text("x")
     proxy.reset(lambda request: Fault.ACCESS_DENIED)
     node.end()
@@ -182,7 +182,7 @@ def test_a_last_snapshot_that_the_bucket_refuses_is_not_tried_again(
 
 def test_a_node_that_is_missing_at_the_end_is_named(local_job: Job) -> None:
     nodes = local_job.attempt(2, every_s=3600)
-    nodes[0].start_keeper()
+    nodes[0].start_snapshots()
     nodes[0].end(within_s=2.0)
 
     failure = nodes[0].wait().failure
@@ -193,7 +193,7 @@ def test_nothing_is_taken_of_a_program_that_has_lost_a_worker_in_the_middle(
     local_job: Job,
 ) -> None:
     (node,) = local_job.attempt()
-    node.start_keeper()
+    node.start_snapshots()
     (node.folder / "latest.pt").write_text("whole")
     local_job.wait_for(lambda found: paths(found) == {"latest.pt"})
     worker = node.run(
@@ -222,7 +222,7 @@ def test_nothing_is_taken_of_a_program_that_has_lost_a_worker_in_the_middle(
 
 def test_a_program_that_is_killed_at_rest_is_taken_as_it_was(local_job: Job) -> None:
     (node,) = local_job.attempt(every_s=2.0)
-    node.start_keeper()
+    node.start_snapshots()
     worker = node.run("import time; time.sleep(600)")
     _report_worker(node, done=False, pid=worker.pid)
     (node.folder / "latest.pt").write_text("whole")
@@ -236,7 +236,7 @@ def test_a_program_that_is_killed_at_rest_is_taken_as_it_was(local_job: Job) -> 
 
 def test_a_job_that_only_ends_takes_nothing(local_job: Job) -> None:
     (node,) = local_job.attempt(every_s=3600)
-    node.start_keeper()
+    node.start_snapshots()
     (node.folder / "torn").write_text("x")
     node.end(take=False, within_s=scaled(5))
 
@@ -248,7 +248,7 @@ def test_a_folder_beyond_its_limit_ends_the_job_and_names_the_largest_files(
     local_job: Job,
 ) -> None:
     (node,) = local_job.attempt(limit_gib=0.001)
-    node.start_keeper()
+    node.start_snapshots()
     (node.folder / "step-2").mkdir()
     (node.folder / "step-2" / "model.bin").write_bytes(bytes(2_000_000))
     (node.folder / "small").write_bytes(b"x")
@@ -268,7 +268,7 @@ def test_a_snapshot_that_does_not_fit_on_the_disk_is_refused(
 ) -> None:
     job = local_job
     (node,) = job.attempt(every_s=3600)
-    node.start_keeper()
+    node.start_snapshots()
     (node.folder / "latest.pt").write_bytes(bytes(3_000_000))
     node.end()
     node.wait()
@@ -285,14 +285,14 @@ def test_a_bucket_that_fails_during_a_restore_is_not_taken_for_damage(
 ) -> None:
     job, proxy = proxied
     (node,) = job.attempt(every_s=3600)
-    node.start_keeper()
+    node.start_snapshots()
     (node.folder / "latest.pt").write_text("x")
     node.end()
     node.wait()
     (other,) = job.attempt()
     proxy.reset(lambda request: Fault.INTERNAL_ERROR if "objects/" in request.path else None)
 
-    from training.program.keeping import open_snapshots
+    from training.program.snapshots.process import open_snapshots
     from training.storage import RetryPolicy
 
     impatient = job.storage.open(job.storage.root, retry_policy=RetryPolicy(total_s=0.5))
@@ -304,9 +304,9 @@ _FULL_DISK = """
 import os, sys
 from pathlib import Path
 from training.core.logs import set_up_logging
-from training.program.capture import Capture
-from training.program.folder import look
-from training.program.snapshots import Root
+from training.program.snapshots.capture import Capture
+from training.program.snapshots.folder import look
+from training.program.snapshots.manifest import Root
 
 set_up_logging()
 folder, staging = Path(sys.argv[1]) / "kept", Path(sys.argv[1]) / "staging"
@@ -348,7 +348,7 @@ def test_without_room_for_copies_files_are_sent_from_where_they_are_and_checked(
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith(
-        "keeper: no room on the disk for a copy of model.bin; files are sent"
+        "snapshots: no room on the disk for a copy of model.bin; files are sent"
     )
     assert lines[1].startswith("True ") and lines[1] == lines[2]
     assert lines[3] == "Changed model.bin"

@@ -21,7 +21,7 @@ def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folder
     job: Job,
 ) -> None:
     (node,) = job.attempt()
-    node.start_keeper()
+    node.start_snapshots()
     folder = node.folder
     _write(folder / "step-1" / "model.bin", os.urandom(20_000_000))
     _write(folder / "step-1" / "state.json", "{}")
@@ -49,7 +49,7 @@ def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folder
 
 def test_the_last_snapshot_holds_what_the_program_left(job: Job) -> None:
     (node,) = job.attempt(every_s=3600)
-    node.start_keeper()
+    node.start_snapshots()
     _write(node.folder / "final.pt", "done")
 
     node.end()
@@ -71,7 +71,7 @@ def test_the_last_snapshot_holds_what_the_program_left(job: Job) -> None:
 def test_all_nodes_are_given_the_files_of_all_nodes(job: Job) -> None:
     nodes = job.attempt(2)
     for node in nodes:
-        node.start_keeper()
+        node.start_snapshots()
         _write(node.folder / "step-1" / f"__{node.settings.node}_0.distcp", f"{node}")
     _write(nodes[0].folder / "step-1" / ".metadata", "all")
     wanted = {f"step-1/{name}" for name in ("__0_0.distcp", "__1_0.distcp", ".metadata")}
@@ -86,7 +86,7 @@ def test_numbers_grow_over_attempts_and_old_snapshots_go(job: Job) -> None:
     for attempt in range(1, 5):
         (node,) = job.attempt(keep=2, every_s=3600)
         node.restore(job.snapshots)
-        node.start_keeper()
+        node.start_snapshots()
         _write(node.folder / "latest.pt", f"attempt {attempt}")
         node.end()
         node.wait()

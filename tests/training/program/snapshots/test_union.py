@@ -7,7 +7,15 @@ import hashlib
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, Node, checkpoints, paths
-from training.program.snapshots import Entry, Kind, Listing, Root, Snapshot, common_instant, union
+from training.program.snapshots.manifest import (
+    Entry,
+    Kind,
+    Listing,
+    Root,
+    Snapshot,
+    common_instant,
+    union,
+)
 
 
 def _file(path: str, content: str, root: Root = Root.CHECKPOINTS) -> Entry:
@@ -118,7 +126,7 @@ def test_what_a_node_changes_of_its_copy_is_its_own_from_then_on(local_job: Job)
     nodes = job.attempt(2, every_s=3600)
     for node in nodes:
         node.restore(job.snapshots)
-        node.start_keeper()
+        node.start_snapshots()
     (nodes[1].folder / "rng.pt").write_text("of 1")
     for node in nodes:
         node.end()
@@ -136,7 +144,7 @@ def test_what_belonged_to_nodes_that_are_no_more_is_kept_by_the_main_node(local_
     job = local_job
     nodes = job.attempt(2, every_s=3600)
     for node in nodes:
-        node.start_keeper()
+        node.start_snapshots()
         (node.folder / f"shard-{node.settings.node}").write_text("x")
         node.end()
     for node in nodes:
@@ -145,7 +153,7 @@ def test_what_belonged_to_nodes_that_are_no_more_is_kept_by_the_main_node(local_
     for _ in range(2):
         (node,) = job.attempt(1, every_s=3600)
         node.restore(job.snapshots)
-        node.start_keeper()
+        node.start_snapshots()
         node.end()
         node.wait()
     assert paths(job.newest()) == {"shard-0", "shard-1"}
@@ -155,7 +163,7 @@ def _save_on_main(job: Job, text: str, files: dict[str, str], remove: str = "") 
     nodes = job.attempt(2, every_s=3600)
     for node in nodes:
         node.restore(job.snapshots)
-        node.start_keeper()
+        node.start_snapshots()
     main = nodes[0].folder
     for name, content in files.items():
         (main / name).parent.mkdir(exist_ok=True)

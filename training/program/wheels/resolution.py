@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
 from training.core.heartbeat import heartbeat
-from training.program.packages import Constraint
+from training.program.wheels.packages import Constraint
 from trainium_catalogue.contract import CONSTRAINT_MARK
 
 _NOISE = ("Requirement already satisfied", "Looking in ", "[notice]", "To fix this", "1. ", "2. ")

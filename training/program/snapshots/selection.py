@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.program.snapshots import Entry, Kind, Root, Snapshot, size_text
+from training.program.snapshots.manifest import Entry, Kind, Root, Snapshot, size_text
 
 _SMALL_BYTES = 64 * 1024 * 1024
 _RESERVE = 0.1

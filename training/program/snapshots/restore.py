@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.core.files import write_whole
-from training.program.capture import NOTHING, Place, Restored, sha256_of
-from training.program.folder import Seen
-from training.program.graphs import usable
-from training.program.keeping import open_snapshots
-from training.program.selection import select
 from training.program.settings import NotPrepared, Workspace
-from training.program.snapshots import (
+from training.program.snapshots.capture import NOTHING, Place, Restored, sha256_of
+from training.program.snapshots.folder import Seen
+from training.program.snapshots.graphs import usable
+from training.program.snapshots.manifest import (
     Entry,
     Kind,
     Root,
@@ -32,6 +30,8 @@ from training.program.snapshots import (
     snapshot_key,
     snapshot_numbers,
 )
+from training.program.snapshots.process import open_snapshots
+from training.program.snapshots.selection import select
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -57,7 +57,7 @@ class Target:
 
     folders: Mapping[Root, Path]
     scratch: Path
-    """Folder for the record of what was restored, which the keeper reads."""
+    """Folder for the record of what was restored, which the snapshot process reads."""
     node: int
     main: int
     num_nodes: int

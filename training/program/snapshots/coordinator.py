@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 
-from training.program.snapshots import (
+from training.program.snapshots.manifest import (
     OBJECTS,
     Listing,
     Snapshot,
@@ -86,7 +86,7 @@ class Messages:
         return f"{self.prefix}missing.json"
 
 
-class Gatherer:
+class Coordinator:
     """Completes snapshots; owns everything below the run's ``snapshots/`` but the contents."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Gatherer:
                 continue
             except ValueError as error:
                 self._unreadable = True
-                log.info("keeper: %s is left alone: %s", snapshot_key(number), error)
+                log.info("snapshots: %s is left alone: %s", snapshot_key(number), error)
 
     @property
     def newest(self) -> Snapshot | None:
@@ -181,7 +181,7 @@ class Gatherer:
         self._note(instant, states, newest_states)
         self.snapshots.append(snapshot)
         log.info(
-            "keeper: snapshot %d of %s: %d files, %s",
+            "snapshots: snapshot %d of %s: %d files, %s",
             *(snapshot.number, clock_text(snapshot.at)),
             *(len(snapshot.files), size_text(snapshot.size)),
         )
@@ -282,7 +282,7 @@ class Gatherer:
                 else:
                     self._until[node] = {str(k): float(v) for k, v in json.loads(data).items()}
             except (ObjectMissing, ValueError, KeyError) as error:
-                log.info("keeper: %s is not understood: %s", info.key, error)
+                log.info("snapshots: %s is not understood: %s", info.key, error)
             self._etags[info.key] = info.etag
             self.news += 1
         there = {place for _, place in found}
@@ -306,7 +306,7 @@ class Gatherer:
         }
         if missing and missing != self._told_missing:
             log.info(
-                "keeper: %d contents have gone from %s; the nodes send them again",
+                "snapshots: %d contents have gone from %s; the nodes send them again",
                 *(len(missing), self._objects.uri),
             )
             document = json.dumps({"digests": sorted(missing)})

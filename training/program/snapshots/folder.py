@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from training.program.snapshots import Kind, is_log
+from training.program.snapshots.manifest import Kind, is_log
 
 _IDLE_OPEN_S = 60.0
 """A file may stay open for writing for all of training; unchanged for so long, it counts."""

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from training.program.folder import Seen, State, same_content
-from training.program.snapshots import Entry, Kind, Root
+from training.program.snapshots.folder import Seen, State, same_content
+from training.program.snapshots.manifest import Entry, Kind, Root
 
 _BLOCK = 4 * 1024 * 1024
 _SPARE_BYTES = 256 * 1024 * 1024
@@ -195,7 +195,7 @@ class Capture:
         if not self._warned:
             self._warned = True
             log.info(
-                "keeper: no room on the disk for a copy of %s; files are sent from where they "
+                "snapshots: no room on the disk for a copy of %s; files are sent from where they "
                 "are, and a snapshot is given up if the program writes to one meanwhile; give "
                 "the nodes a larger volume (context key root_volume_gib)",
                 path,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.program import packages
 from training.program.environment import CREDENTIALS
-from training.program.resolution import Pip, RequirementsRefused, Resolved, build, resolve
+from training.program.wheels import packages
+from training.program.wheels.resolution import Pip, RequirementsRefused, Resolved, build, resolve
 from training.storage import ObjectMissing, Objects, PreconditionFailed, StorageAccess
 from trainium_catalogue.contract import (
     WHEELS_LOCK,
@@ -25,7 +25,7 @@ from trainium_catalogue.contract import (
 
 if TYPE_CHECKING:
     from training.core.job import Job
-    from training.program.packages import Package
+    from training.program.wheels.packages import Package
 
 FORMAT = 1
 _HIDDEN = frozenset({*CREDENTIALS, "PYTHONPATH"})

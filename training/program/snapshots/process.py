@@ -1,4 +1,4 @@
-"""The keeper of a node as its launcher sees it: what it is told, and a handle on its process."""
+"""The process that takes snapshots, as its launcher sees it: what the two tell each other."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import Any
 from training.core.contract import NodeContract
 from training.core.files import write_whole
 from training.core.processes import die_with_parent, kill_marked, signal_quietly
-from training.core.progress import ENV_KEEPER, ENV_SCRATCH
+from training.core.progress import ENV_SCRATCH, ENV_SNAPSHOTS
 from training.program.settings import Folders, ProgramSettings
-from training.program.snapshots import Root
+from training.program.snapshots.manifest import Root
 from training.storage import Objects, StorageAccess
 from trainium_catalogue.contract import run_prefix
 
-KEEPER_MODULE = "training.program.keeper"
-SETTINGS_FILE = "keeper-settings.json"
-REPORT_FILE = "keeper.json"
-FINAL_FILE = "keeper-final"
+MODULE = "training.program.snapshots.writer"
+SETTINGS_FILE = "snapshots-settings.json"
+REPORT_FILE = "snapshots.json"
+FINAL_FILE = "snapshots-final"
 _BETWEEN_STARTS_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperSettings:
-    """Everything that a keeper is told."""
+class SnapshotSettings:
+    """Everything that the process is told."""
 
     storage: StorageAccess
     """The deployment's bucket, or the local folder that takes its place."""
@@ -52,9 +52,9 @@ class KeeperSettings:
     limit_gib: float
 
     @staticmethod
-    def of(node: NodeContract, settings: ProgramSettings, folders: Folders) -> KeeperSettings:
-        """Gather what a node's keeper is told."""
-        return KeeperSettings(
+    def of(node: NodeContract, settings: ProgramSettings, folders: Folders) -> SnapshotSettings:
+        """Gather what a node's process is told."""
+        return SnapshotSettings(
             storage=StorageAccess.of(
                 node.bucket, region=node.region, endpoint_url=node.endpoint_url
             ),
@@ -89,19 +89,19 @@ class KeeperSettings:
         return min(2.0, self.every_s / 2)
 
     def write(self) -> Path:
-        """Write the settings for the keeper's process."""
+        """Write the settings for the process."""
         path = self.scratch / SETTINGS_FILE
         write_whole(path, json.dumps(asdict(self), default=str).encode())
         return path
 
     @staticmethod
-    def read(path: Path) -> KeeperSettings:
+    def read(path: Path) -> SnapshotSettings:
         """Read what ``write`` has written."""
         document = json.loads(path.read_text())
         document["storage"] = StorageAccess(**document["storage"])
         for name in ("scratch", "checkpoints", "cache"):
             document[name] = Path(document[name])
-        return KeeperSettings(**document)
+        return SnapshotSettings(**document)
 
 
 def open_snapshots(bucket: Objects, run: str) -> Objects:
@@ -118,8 +118,8 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeeperReport:
-    """What a keeper says in ``keeper.json``, about once a second."""
+class SnapshotReport:
+    """What the process says in ``snapshots.json``, about once a second."""
 
     last_change_at: float | None = None
     """Time of the last change in the folder, or of the last progress of the last snapshot, in
@@ -140,21 +140,21 @@ class KeeperReport:
         write_whole(scratch / REPORT_FILE, json.dumps(asdict(self)).encode())
 
     @staticmethod
-    def read(scratch: Path) -> KeeperReport:
+    def read(scratch: Path) -> SnapshotReport:
         """Read the newest report; an empty one before the first."""
         try:
             document = json.loads((scratch / REPORT_FILE).read_text())
         except FileNotFoundError:
-            return KeeperReport()
+            return SnapshotReport()
         for name in ("problem", "failure"):
             document[name] = Problem(**document[name]) if document[name] else None
         document["snapshots"] = tuple(document["snapshots"])
-        return KeeperReport(**document)
+        return SnapshotReport(**document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalOrder:
-    """The order to take the last snapshot and end, in the file ``keeper-final``."""
+    """The order to take the last snapshot and end, in the file ``snapshots-final``."""
 
     take: bool = True
     """False: only end; after the loss of a node files are torn."""
@@ -177,10 +177,10 @@ class FinalOrder:
             return None
 
 
-class Keeper:
-    """The launcher's handle on the keeper of its node; every method returns at once."""
+class SnapshotProcess:
+    """The launcher's handle on the process of its node; every method returns at once."""
 
-    def __init__(self, settings: KeeperSettings, env: Mapping[str, str]) -> None:
+    def __init__(self, settings: SnapshotSettings, env: Mapping[str, str]) -> None:
         self._settings = settings
         self._scratch = settings.scratch
         self._env = {name: value for name, value in env.items() if name != ENV_SCRATCH}
@@ -189,29 +189,29 @@ class Keeper:
         self._ordered = False
 
     @classmethod
-    def start(cls, settings: KeeperSettings, env: Mapping[str, str]) -> Keeper:
-        """Start a keeper, which dies with this process; ``env`` holds the job's credentials."""
-        keeper = cls(settings, env)
+    def start(cls, settings: SnapshotSettings, env: Mapping[str, str]) -> SnapshotProcess:
+        """Start one, which dies with this process; ``env`` holds the job's credentials."""
+        snapshots = cls(settings, env)
         settings.write()
-        keeper._start()
-        return keeper
+        snapshots._start()
+        return snapshots
 
     def _start(self) -> None:
         launcher = os.getpid()
         self._started_s = time.monotonic()
         # This process has one thread, so code between fork and exec is safe.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", KEEPER_MODULE, str(self._scratch / SETTINGS_FILE)],
-            env={**self._env, ENV_KEEPER: str(self._scratch)},
+            [sys.executable, "-m", MODULE, str(self._scratch / SETTINGS_FILE)],
+            env={**self._env, ENV_SNAPSHOTS: str(self._scratch)},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(launcher),
         )
 
-    def look(self) -> KeeperReport:
+    def look(self) -> SnapshotReport:
         """Read its newest report; starts another one if it has died, for example of a lack of
         memory."""
-        report = KeeperReport.read(self._scratch)
+        report = SnapshotReport.read(self._scratch)
         rested = time.monotonic() - self._started_s > _BETWEEN_STARTS_S
         if not report.done and not self._is_running and rested:
             self._start()
@@ -239,7 +239,7 @@ class Keeper:
     @property
     def failure(self) -> Problem | None:
         """The reason why there is no last snapshot, once it is done."""
-        return KeeperReport.read(self._scratch).failure
+        return SnapshotReport.read(self._scratch).failure
 
     def kill(self) -> None:
         """End it at once, for example before workers are killed: it must not take what they
@@ -247,7 +247,7 @@ class Keeper:
         if self._process is not None:
             signal_quietly(self._process.pid, signal.SIGKILL)
             self._process.wait()
-            kill_marked(ENV_KEEPER, str(self._scratch))
+            kill_marked(ENV_SNAPSHOTS, str(self._scratch))
 
     @property
     def _is_running(self) -> bool:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from training.program.capture import Changed, Held
-from training.program.snapshots import OBJECTS, object_key
+from training.program.snapshots.capture import Changed, Held
+from training.program.snapshots.manifest import OBJECTS, object_key
 from training.storage import Objects
 
 _BLOCK = 16 * 1024 * 1024

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from training.core.failures import describe
-from training.program.capture import Capture, Changed, Held
-from training.program.gathering import Messages
-from training.program.sending import Bandwidth, Cancelled, Sender
-from training.program.snapshots import HISTORY, Listing
+from training.program.snapshots.capture import Capture, Changed, Held
+from training.program.snapshots.coordinator import Messages
+from training.program.snapshots.manifest import HISTORY, Listing
+from training.program.snapshots.sending import Bandwidth, Cancelled, Sender
 from training.storage import Objects, StorageError, StorageRefused
 
 _BETWEEN_COMPLAINTS_S = 60.0
@@ -31,7 +31,7 @@ class Complaints:
         now = time.monotonic()
         if now - self._said_s.get(about, float("-inf")) >= _BETWEEN_COMPLAINTS_S:
             self._said_s[about] = now
-            log.info("keeper: %s", text)
+            log.info("snapshots: %s", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Parcel:
     final: bool = False
 
 
-class Delivery:
+class Uploader:
     """Delivers one parcel at a time."""
 
     def __init__(
@@ -158,7 +158,7 @@ class Delivery:
                 )
             except Exception as failed:
                 error = describe(failed)
-                log.exception("keeper: a snapshot could not be sent, the program goes on")
+                log.exception("snapshots: a snapshot could not be sent, the program goes on")
             self._capture.release()
             with self._lock:
                 self.error, self.refusal, self._busy = error, refusal, False

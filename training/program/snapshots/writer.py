@@ -1,6 +1,6 @@
 """The process on each node that keeps snapshots of a program's folder in the bucket.
 
-    python -m training.program.keeper <settings file>
+    python -m training.program.snapshots.writer <settings file>
 
 It looks at the folder again and again, and at the same instants on every node takes hold of what
 is there, as soon as the folder is in one piece. One thread looks, one sends (``delivery.py``), one
@@ -20,22 +20,22 @@ from pathlib import Path
 from training.core.logs import set_up_logging
 from training.core.processes import is_gone, marked, name_process
 from training.core.progress import ENV_SCRATCH, read_failures, read_states
-from training.program.capture import Capture, Changed, Held
-from training.program.delivery import Complaints, Delivery, Parcel
-from training.program.folder import Clock, State, Watch, look, open_for_writing
-from training.program.gathering import Gatherer, Messages
-from training.program.graphs import usable
-from training.program.keeping import (
+from training.program.snapshots.capture import Capture, Changed, Held
+from training.program.snapshots.coordinator import Coordinator, Messages
+from training.program.snapshots.exchange import Exchange
+from training.program.snapshots.folder import Clock, State, Watch, look, open_for_writing
+from training.program.snapshots.graphs import usable
+from training.program.snapshots.manifest import Kind, Root, size_text
+from training.program.snapshots.process import (
     FinalOrder,
-    KeeperReport,
-    KeeperSettings,
     Problem,
+    SnapshotReport,
+    SnapshotSettings,
     open_snapshots,
 )
-from training.program.restore import read_record
-from training.program.sending import Bandwidth, Sender
-from training.program.snapshots import Kind, Root, size_text
-from training.program.telling import Teller
+from training.program.snapshots.restore import read_record
+from training.program.snapshots.sending import Bandwidth, Sender
+from training.program.snapshots.uploader import Complaints, Parcel, Uploader
 from training.storage import RetryPolicy
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -54,13 +54,13 @@ _REFUSED_S = 10.0
 _RETRIES = RetryPolicy(total_s=60.0)
 _LARGEST = 5
 
-log = logging.getLogger("training.program.keeper")
+log = logging.getLogger("training.program.snapshots.writer")
 
 
-class KeeperProcess:
+class SnapshotWriter:
     """The thread that looks, and decides when to take what there is."""
 
-    def __init__(self, settings: KeeperSettings) -> None:
+    def __init__(self, settings: SnapshotSettings) -> None:
         self._settings = settings
         self._clock = Clock()
         self._watch = Watch(
@@ -81,7 +81,7 @@ class KeeperProcess:
             bandwidth=self._bandwidth,
         )
         self._sender.protect(restored.digests.values())
-        self._delivery = Delivery(
+        self._delivery = Uploader(
             objects,
             messages,
             self._capture,
@@ -92,14 +92,14 @@ class KeeperProcess:
         )
         gatherer = None
         if settings.is_main:
-            gatherer = Gatherer(
+            gatherer = Coordinator(
                 objects,
                 messages,
                 num_nodes=settings.num_nodes,
                 main=settings.main,
                 keep=settings.keep,
             )
-        self._teller = Teller(settings, bucket, messages, self._delivery, gatherer)
+        self._teller = Exchange(settings, bucket, messages, self._delivery, gatherer)
         self._complaints = Complaints()
         self._offered: object = None
         """What the latest parcel was made of, to send nothing twice."""
@@ -295,7 +295,7 @@ class KeeperProcess:
             what = waits or f"{size_text(sent)} of {size_text(total)} sent"
             if now_s - said_s >= _PROGRESS_S:
                 said_s = now_s
-                log.info("keeper: last snapshot: %s", what)
+                log.info("snapshots: last snapshot: %s", what)
             if order.until_s is not None and now_s >= order.until_s:
                 self._bandwidth.cut()
                 return self._incomplete(f" after {now_s - began_s:.0f} s: {what}")
@@ -338,7 +338,7 @@ class KeeperProcess:
 
     def _incomplete(self, why: str, code: ExitCode = ExitCode.HOST) -> Problem:
         reason = f"last snapshot incomplete{why}; {self._teller.newest_stays}"
-        log.info("keeper: %s", reason)
+        log.info("snapshots: %s", reason)
         return Problem(code=code, reason=reason)
 
     def _report(self, *, done: bool = False) -> None:
@@ -346,7 +346,7 @@ class KeeperProcess:
         if not done and now_s - self._written_s < _REPORT_S and self._problem is None:
             return
         self._written_s = now_s
-        report = KeeperReport(
+        report = SnapshotReport(
             last_change_at=self._acted_at or self._watch.changed_at,
             bytes=self._watch.bytes,
             snapshots=self._teller.snapshots,
@@ -360,9 +360,9 @@ class KeeperProcess:
 def main(path: Path) -> None:
     """Keep one node's folders until the launcher orders the end."""
     set_up_logging()
-    name_process("keeper")
+    name_process("snapshots")
     os.nice(_NICENESS)
-    KeeperProcess(KeeperSettings.read(path)).run()
+    SnapshotWriter(SnapshotSettings.read(path)).run()
     # Threads may be waiting for a bucket that does not answer.
     sys.stdout.flush()
     os._exit(0)

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from training.core.heartbeat import heartbeat
-from training.program import packages
 from training.program.settings import Workspace, refuse_if_full
+from training.program.wheels import packages
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import WHEELS_LOCK, WHEELS_MARKER, wheels_prefix
 

@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from training.core.failures import describe
-from training.program.delivery import Complaints, Delivery
-from training.program.folder import look
-from training.program.gathering import Gatherer, Messages, NotAlone, Patience
-from training.program.keeping import FinalOrder, KeeperSettings, open_snapshots
-from training.program.selection import too_large
-from training.program.snapshots import Snapshot, clock_text
+from training.program.snapshots.coordinator import Coordinator, Messages, NotAlone, Patience
+from training.program.snapshots.folder import look
+from training.program.snapshots.manifest import Snapshot, clock_text
+from training.program.snapshots.process import FinalOrder, SnapshotSettings, open_snapshots
+from training.program.snapshots.selection import too_large
+from training.program.snapshots.uploader import Complaints, Uploader
 from training.storage import ObjectMissing, Objects, StorageError, StorageRefused
 from training.storage.results import now_utc
 from trainium_catalogue.contract import RUN_STATUS, run_key
@@ -32,16 +32,16 @@ _OUTPUT_FIELDS = ("last_line", "last_line_at", "step", "loss", "steps_per_second
 log = logging.getLogger(__name__)
 
 
-class Teller:
+class Exchange:
     """Talks every few seconds, and more often at the end."""
 
     def __init__(
         self,
-        settings: KeeperSettings,
+        settings: SnapshotSettings,
         bucket: Objects,
         messages: Messages,
-        delivery: Delivery,
-        gatherer: Gatherer | None,
+        delivery: Uploader,
+        gatherer: Coordinator | None,
     ) -> None:
         self._settings = settings
         self._bucket = bucket
@@ -126,7 +126,7 @@ class Teller:
             self.refusal = str(error) if isinstance(error, StorageRefused) else ""
             self._complaints.say("storage", f"the bucket does not answer: {error}")
         except Exception as error:
-            log.exception("keeper: snapshots are not completed: %s", describe(error))
+            log.exception("snapshots: snapshots are not completed: %s", describe(error))
 
     def _turn(self) -> None:
         if self._gatherer is None:
@@ -152,7 +152,7 @@ class Teller:
             self._objects.put(key, json.dumps(told).encode())
             self._told_until, self._until_told_s = told, now_s
 
-    def _gather(self, gatherer: Gatherer) -> None:
+    def _gather(self, gatherer: Coordinator) -> None:
         if not self._is_open:
             gatherer.open()
             self._is_open = True
@@ -181,9 +181,9 @@ class Teller:
         room = shutil.disk_usage(folder).free + held
         if text := too_large(made, self._settings.node, room):
             self._warned_of_size = True
-            log.info("keeper: %s", text)
+            log.info("snapshots: %s", text)
 
-    def _complain_of_waiting(self, gatherer: Gatherer, moves: bool) -> None:
+    def _complain_of_waiting(self, gatherer: Coordinator, moves: bool) -> None:
         """Say for which node snapshots wait, if they do for long."""
         waits = gatherer.has_listings and not moves
         if waited_s := self._patience.waited_s(time.monotonic(), waits=waits):

@@ -1,0 +1,1 @@
+"""A program's requirements: a job collects what the image lacks, and each node installs it."""

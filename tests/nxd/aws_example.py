@@ -126,8 +126,8 @@ def _config_of(example: Path, words: list[str]) -> Any:
     for name, value in _OPTIONS.items():
         setattr(config, name, value)
     for word in words:
-        name, _, value = word.removeprefix("--").partition("=")
-        setattr(config, name, int(value))
+        name, _, number = word.removeprefix("--").partition("=")
+        setattr(config, name, int(number))
     config.head_dim = config.hidden_size // config.num_attention_heads
     return config
 

@@ -231,7 +231,9 @@ def _app(
     wanted = known_workload(workload)
     run = _run_name(name, workload)
     _, target = _deployment(deployment)
-    request = _request(target, wanted, run, nnodes, parsed_parameters(wanted, parameters, ()))
+    values = parsed_parameters(wanted, parameters, ())
+    wanted = wanted.of_model(values)
+    request = _request(target, wanted, run, nnodes, values)
     check_request(target, wanted, request)
     return app_def(launch_spec(request, target), max_retries=max_retries)
 

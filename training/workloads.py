@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core.arguments import ArgumentError, Request
 from training.program.settings import check as check_program
-from trainium_catalogue.models import LLAMA_PRESETS, PRESETS
+from trainium_catalogue.models import LLAMA_PRESETS, PRESETS, PRETRAIN
 from trainium_catalogue.parameters.allreduce import check_sweep
 from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.verify import check_verify
@@ -40,6 +40,12 @@ class Implementation:
         return entry
 
 
+def _check_model(values: Mapping[str, Value], num_ranks: int) -> None:
+    """Check the plan, unless only the run knows its model: then the trainer does."""
+    if values["model"]:
+        TrainingPlan.from_values(values, num_ranks)
+
+
 _LLAMA, _BERT = "training.models.llama.task:run", "training.models.bert.task:run"
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
@@ -51,6 +57,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
             )
             for name in PRESETS
         },
+        PRETRAIN: Implementation(_LLAMA, _check_model),
         "mnist": Implementation("training.models.mnist.task:run"),
         "verify": Implementation("training.checks.verify.verification:run", check_verify),
         "program": Implementation("training.program.worker:main", check_program),

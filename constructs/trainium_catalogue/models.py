@@ -9,180 +9,36 @@ warm-up steps, 28,125 steps.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
 
+from trainium_catalogue.families import FAMILIES
+from trainium_catalogue.shapes import (
+    BERT_POSITIONS,
+    BertShape,
+    Family,
+    MlpShape,
+    ModelShape,
+    Preset,
+    RopeScaling,
+    Shape,
+)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The sizes of a Llama model's tensors, named as in Hugging Face's LlamaConfig."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-
-    def __post_init__(self) -> None:
-        """Refuse a shape that no Llama has."""
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden-size={self.hidden_size} is not a multiple of "
-                f"num-heads={self.num_attention_heads}; every head takes an equal part"
-            )
-        if self.head_size % 2:
-            raise ValueError(
-                f"hidden-size={self.hidden_size} over num-heads={self.num_attention_heads} gives "
-                f"heads of {self.head_size}; rotary embeddings need an even number"
-            )
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num-heads={self.num_attention_heads} is not a multiple of "
-                f"num-kv-heads={self.num_key_value_heads}; each key-value head serves equally many"
-            )
-
-    @property
-    def head_size(self) -> int:
-        """Elements of one attention head."""
-        return self.hidden_size // self.num_attention_heads
-
-    @property
-    def num_embedding_parameters(self) -> int:
-        """Parameters of the input embedding; the output projection is separate (untied)."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def num_multiplied_parameters(self) -> int:
-        """Parameters that every token is multiplied with, for counting FLOPs."""
-        return self.num_parameters - self.num_embedding_parameters
-
-    @property
-    def num_parameters(self) -> int:
-        """All parameters of the model."""
-        queries_and_output = 2 * self.hidden_size * self.hidden_size
-        keys_and_values = 2 * self.hidden_size * self.head_size * self.num_key_value_heads
-        feed_forward = 3 * self.hidden_size * self.intermediate_size
-        norms = 2 * self.hidden_size
-        layer = queries_and_output + keys_and_values + feed_forward + norms
-        return (
-            2 * self.num_embedding_parameters
-            + self.num_hidden_layers * layer
-            + self.hidden_size  # final norm
-        )
-
-
-BERT_POSITIONS = 512
-"""Tokens of the longest sequence that a BERT takes (bert-large-uncased)."""
-_BERT_SEGMENTS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BertShape:
-    """The sizes of a BERT's tensors, named as in Hugging Face's BertConfig."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-
-    def __post_init__(self) -> None:
-        """Refuse a shape that no BERT has."""
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden-size={self.hidden_size} is not a multiple of "
-                f"num-heads={self.num_attention_heads}; every head takes an equal part"
-            )
-
-    @property
-    def num_key_value_heads(self) -> int:
-        """All heads: each has its own keys and values."""
-        return self.num_attention_heads
-
-    @property
-    def num_multiplied_parameters(self) -> int:
-        """Parameters of the layers, as AWS counts: 3,530 sequences/s on a trn1.32xlarge are 27.5 %.
-
-        (aws-neuron-sdk, ``about-neuron/benchmarks/trn1/trn1_trn1n_nlp_data.csv``.) Words are
-        predicted at only one position in six.
-        """
-        hidden, inner = self.hidden_size, self.intermediate_size
-        attention = 4 * hidden * (hidden + 1)
-        feed_forward = 2 * hidden * inner + hidden + inner
-        norms = 4 * hidden
-        return self.num_hidden_layers * (attention + feed_forward + norms)
-
-    @property
-    def num_parameters(self) -> int:
-        """All parameters; the word embedding is also the output projection (tied)."""
-        hidden = self.hidden_size
-        embeddings = (self.vocab_size + BERT_POSITIONS + _BERT_SEGMENTS + 2) * hidden
-        pooler = hidden * (hidden + 1)
-        word_head = hidden * (hidden + 1) + 2 * hidden + self.vocab_size
-        next_sentence_head = 2 * (hidden + 1)
-        return embeddings + self.num_multiplied_parameters + pooler + word_head + next_sentence_head
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MlpShape:
-    """The reference's network for MNIST (aws-neuron-samples, ``mnist_mlp/model.py``)."""
-
-    vocab_size: int = 10
-    """Classes."""
-    hidden_size: int = 120
-    """Outputs of the first layer."""
-    intermediate_size: int = 84
-    """Outputs of the second layer."""
-    num_inputs: int = 784
-    num_hidden_layers: int = 0
-    """Always 0: it has no transformer layers."""
-    num_attention_heads: int = 1
-
-    @property
-    def num_key_value_heads(self) -> int:
-        """Always 1: no layer is split."""
-        return self.num_attention_heads
-
-    @property
-    def num_parameters(self) -> int:
-        """All parameters."""
-        sizes = (self.num_inputs, self.hidden_size, self.intermediate_size, self.vocab_size)
-        return sum((before + 1) * after for before, after in pairwise(sizes))
-
-    @property
-    def num_multiplied_parameters(self) -> int:
-        """All parameters."""
-        return self.num_parameters
-
-
-Shape = ModelShape | BertShape | MlpShape
-"""The shape of any model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """A model and its default training settings."""
-
-    name: str
-    summary: str
-    shape: Shape
-    dataset: str = ""
-    """Default dataset; empty if the user must name one."""
-    seq_len: int
-    global_batch: int
-    """Sequences per optimizer step, over all ranks; the same for any number of nodes."""
-    micro_batch: int
-    tensor_parallel: int
-    learning_rate: float
-    warmup_steps: int
-    max_steps: int
-    save_every: int
-    log_every: int
-    default_nodes: int
-    time_limit_hours: float
-
+__all__ = [
+    "BERT_POSITIONS",
+    "DECODERS",
+    "LLAMA_PRESETS",
+    "MODELS",
+    "PRESETS",
+    "PRETRAIN",
+    "BertShape",
+    "Family",
+    "MlpShape",
+    "ModelShape",
+    "Preset",
+    "RopeScaling",
+    "Shape",
+    "model_named",
+]
 
 _PRESETS = (
     Preset(
@@ -308,4 +164,23 @@ PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset
 LLAMA_PRESETS: Mapping[str, Preset] = MappingProxyType(
     {name: preset for name, preset in PRESETS.items() if isinstance(preset.shape, ModelShape)}
 )
-"""The Llama presets."""
+"""The presets of a decoder that are workloads."""
+
+MODELS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in FAMILIES})
+"""The models that the workload ``pretrain`` trains, by name (ADR 19)."""
+
+PRETRAIN = "pretrain"
+"""The workload that trains any of ``MODELS``."""
+DECODERS = (*LLAMA_PRESETS, PRETRAIN)
+"""Workloads that train a decoder."""
+
+
+def model_named(name: str) -> Preset:
+    """Look a model of ``pretrain`` up; ``ValueError`` names those there are."""
+    try:
+        return MODELS[name]
+    except KeyError:
+        what = f"model={name} is none" if name else "pretrain needs --model"
+        raise ValueError(
+            f"{what}; there are {', '.join(MODELS)}; a run that continues remembers its own"
+        ) from None

@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from trainium_catalogue import contract
-from trainium_catalogue.models import LLAMA_PRESETS, PRESETS, Preset
+from trainium_catalogue.models import LLAMA_PRESETS, PRESETS, PRETRAIN, Preset, model_named
 from trainium_catalogue.parameters.allreduce import ALL_REDUCE_PARAMETERS
 from trainium_catalogue.parameters.data import (
     EXPORT_PARAMETERS,
@@ -24,7 +24,11 @@ from trainium_catalogue.parameters.parameter import (
     parse_parameters,
 )
 from trainium_catalogue.parameters.program import PROGRAM_PARAMETERS, WHEELS_PARAMETERS
-from trainium_catalogue.parameters.training import MNIST_PARAMETERS, training_parameters
+from trainium_catalogue.parameters.training import (
+    MNIST_PARAMETERS,
+    pretrain_parameters,
+    training_parameters,
+)
 from trainium_catalogue.parameters.verify import VERIFY_PARAMETERS
 from trainium_catalogue.suggest import did_you_mean
 
@@ -66,7 +70,7 @@ class Workload:
     """Default for a submission; the deployment's ``job_time_limit_hours`` caps it."""
     parameters: tuple[Parameter, ...]
     preset: str | None = None
-    """Model to pre-train, from ``models.PRESETS``."""
+    """Model to pre-train, from ``models.PRESETS``; empty if ``--model`` names it."""
     trains: bool = False
     """True if it keeps checkpoints, metrics and a status under its run's name, to resume from."""
     dataset_kind: str = ""
@@ -89,6 +93,20 @@ class Workload:
         return tuple(
             replace(item, default=self.hang_limit_s) if item.name == "hang-limit-s" else item
             for item in LAUNCH_PARAMETERS
+        )
+
+    def of_model(self, values: Mapping[str, Value]) -> "Workload":
+        """The same workload with the defaults of the model that ``values`` name, if they do."""
+        name = str(values.get("model", ""))
+        if self.name != PRETRAIN or not name:
+            return self
+        preset = model_named(name)
+        return replace(
+            self,
+            default_nodes=preset.default_nodes,
+            time_limit_hours=preset.time_limit_hours,
+            parameters=pretrain_parameters(preset),
+            preset=name,
         )
 
     @property
@@ -123,6 +141,14 @@ _WORKLOADS = (
         parameters=ALL_REDUCE_PARAMETERS,
     ),
     *(_pretraining(preset) for preset in PRESETS.values()),
+    replace(
+        _pretraining(PRESETS["llama2-7b"]),
+        name=PRETRAIN,
+        summary="pre-train a decoder of today: Llama 3.1 and 3.2, Qwen3 (see --model)",
+        default_nodes=1,
+        parameters=pretrain_parameters(None),
+        preset="",
+    ),
     Workload(
         name="mnist",
         summary="train the reference's small network on handwritten digits, and test it",

@@ -222,6 +222,7 @@ def submit(
         check_arguments(wanted, arguments, own)
         check_no_requirements(wanted, requirements)
     parameters = parsed_parameters(wanted, words, assignments or [])
+    wanted = wanted.of_model(parameters)
     if program is not None:
         parameters = with_variables(parameters, env or ())
     order = SubmitOptions(

@@ -92,16 +92,8 @@ def parameters_table(title: str, parameters: tuple[Parameter, ...]) -> Table:
     """Build a table of parameters as `submit` takes them."""
     table = _table(title, ["parameter", "default", "meaning"])
     for item in parameters:
-        table.add_row(f"--{item.name}", _default(item), item.help)
+        table.add_row(f"--{item.name}", item.shown_default, item.help)
     return table
-
-
-def _default(item: Parameter) -> str:
-    if item.required:
-        return "required"
-    if isinstance(item.default, bool):
-        return str(item.default).lower()
-    return f"{item.default:g}" if isinstance(item.default, float) else str(item.default)
 
 
 def _table(title: str, text: list[str], numbers: list[str] | None = None) -> Table:

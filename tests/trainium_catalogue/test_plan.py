@@ -13,6 +13,7 @@ from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 from trainium_catalogue.parameters.training import (
     FIXED_IN_A_RUN,
     GRAPH_PARAMETERS,
+    pretrain_parameters,
     training_parameters,
 )
 
@@ -130,6 +131,7 @@ def test_every_preset_runs_on_one_node_and_on_as_many_as_it_asks_for(preset: Any
 
 def test_what_is_fixed_in_a_run_or_decides_graphs_is_a_parameter() -> None:
     known = {p.name for preset in PRESETS.values() for p in training_parameters(preset)}
+    known |= {p.name for p in pretrain_parameters(None)}
 
     assert set(FIXED_IN_A_RUN) | set(GRAPH_PARAMETERS) <= known
 

@@ -75,6 +75,8 @@ def parse(argv: Sequence[str]) -> Request:
             )
         parameters = (*workload.launch_parameters, *workload.parameters)
         given = parse_parameters(_assignments(own[1:], parameters), parameters)
+        workload = workload.of_model(given)
+        parameters = (*workload.launch_parameters, *workload.parameters)
     except ArgumentError:
         raise
     except ValueError as error:
@@ -183,7 +185,7 @@ def _workload_help(workload: Workload) -> str:
 
 
 def _parameter_lines(parameters: Iterable[Parameter]) -> list[str]:
-    rows = [(f"--{p.name}", f"{p.help} [{_shown(p)}]") for p in parameters]
+    rows = [(f"--{p.name}", f"{p.help} [{p.shown_default}]") for p in parameters]
     width = max(len(flag) for flag, _ in rows)
     return [
         line
@@ -192,12 +194,3 @@ def _parameter_lines(parameters: Iterable[Parameter]) -> list[str]:
             f"  {flag:<{width}}  {text}", _HELP_WIDTH, subsequent_indent=" " * (width + 4)
         )
     ]
-
-
-def _shown(parameter: Parameter) -> str:
-    value = parameter.default
-    if parameter.required:
-        return "required"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -25,6 +25,19 @@ class Parameter:
     """Regular expression that the whole text must match."""
     pattern_help: str = ""
     """Description of ``pattern`` for people."""
+    default_of: str = ""
+    """Parameter whose value decides the default; empty if it is always the same."""
+
+    @property
+    def shown_default(self) -> str:
+        """The default in words, as on a command line."""
+        if self.required:
+            return "required"
+        if self.default_of:
+            return f"the {self.default_of}'s"
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def parse(self, text: str) -> Value:
         """Parse ``text`` as this parameter's type; ``ValueError`` says what would be valid."""

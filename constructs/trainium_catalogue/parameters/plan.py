@@ -6,11 +6,12 @@ compares it with what PyTorch really allocates.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from trainium_catalogue.models import BertShape, ModelShape, Shape
+from trainium_catalogue.models import BertShape, ModelShape, Shape, model_named
 from trainium_catalogue.parameters.parameter import Value
-from trainium_catalogue.parameters.training import BERT_FIELDS, SHAPE_FIELDS
+from trainium_catalogue.parameters.training import BERT_FIELDS, DECODER_FIELDS, SHAPE_FIELDS
 
 GIB = 1024**3
 BYTES_OF_STATE = 12
@@ -19,9 +20,17 @@ BYTES_OF_STATE = 12
 
 def shape_of(values: Mapping[str, Value]) -> Shape:
     """The model that a training workload's parameters describe; ``ValueError`` if there is none."""
+    if "model" in values:
+        shape = model_named(str(values["model"])).shape
+        assert isinstance(shape, ModelShape), shape
+        return replace(shape, **_sizes(values, DECODER_FIELDS))
     if set(SHAPE_FIELDS) <= set(values):
-        return ModelShape(**{field: int(values[name]) for name, field in SHAPE_FIELDS.items()})
-    return BertShape(**{field: int(values[name]) for name, field in BERT_FIELDS.items()})
+        return ModelShape(**_sizes(values, SHAPE_FIELDS))
+    return BertShape(**_sizes(values, BERT_FIELDS))
+
+
+def _sizes(values: Mapping[str, Value], fields: Mapping[str, str]) -> dict[str, Any]:
+    return {field: int(values[name]) for name, field in fields.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +75,12 @@ class TrainingPlan:
                     f"tensor-parallel={degree} does not divide {what.format(number)}; "
                     f"{_nearby(degree, common)}"
                 )
+        longest = self.shape.max_position_embeddings if isinstance(self.shape, ModelShape) else 0
+        if 0 < longest < self.seq_len:
+            raise ValueError(
+                f"seq-len={self.seq_len} is more than the {longest} positions of the model; set "
+                f"seq-len={longest} or less"
+            )
         at_once = self.data_parallel * self.micro_batch
         if self.global_batch % at_once:
             least = -(-self.global_batch // at_once) * at_once
@@ -98,13 +113,15 @@ class TrainingPlan:
         N excludes the input embedding, which is looked up, not multiplied; recomputed
         activations do not count (arXiv 2204.02311, appendix B).
         """
-        attention = 12 * self.shape.num_hidden_layers * self.shape.hidden_size * self.seq_len
+        attention = 12 * self.shape.num_hidden_layers * self.shape.attention_size * self.seq_len
         return 6 * self.shape.num_multiplied_parameters + attention
 
     @property
     def parameters_per_rank(self) -> int:
         """Parameters per rank after tensor parallelism; norms are whole on every rank."""
-        norms = self.shape.hidden_size * (2 * self.shape.num_hidden_layers + 1)
+        if not isinstance(self.shape, ModelShape):
+            return self.shape.num_parameters
+        norms = self.shape.num_norm_parameters
         return (self.shape.num_parameters - norms) // self.tensor_parallel + norms
 
     @property

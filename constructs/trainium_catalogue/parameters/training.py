@@ -1,9 +1,11 @@
 """The parameters of training workloads, and those that a run keeps between submissions."""
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
-from trainium_catalogue.models import BERT_POSITIONS, ModelShape, Preset
+from trainium_catalogue.models import BERT_POSITIONS, MODELS, ModelShape, Preset
 from trainium_catalogue.parameters.parameter import Parameter, Value
 
 SHAPE_FIELDS = {
@@ -16,11 +18,14 @@ SHAPE_FIELDS = {
 }
 """Parameter to field of ``ModelShape``."""
 
+DECODER_FIELDS = {**SHAPE_FIELDS, "head-dim": "head_dim"}
+"""The same of ``pretrain``, whose models may have heads of any size."""
+
 BERT_FIELDS = {name: field for name, field in SHAPE_FIELDS.items() if name != "num-kv-heads"}
 """Parameter to field of ``BertShape``."""
 
 FIXED_IN_A_RUN = (
-    *SHAPE_FIELDS, "dataset", "seed", "global-batch", "seq-len", "document-masks",
+    "model", *DECODER_FIELDS, "dataset", "seed", "global-batch", "seq-len", "document-masks",
 )  # fmt: skip
 """Parameters that identify a run: a different value needs a different run name."""
 
@@ -28,7 +33,7 @@ DEFAULTS_OF_OLDER_RUNS = {"document-masks": False}
 """Values assumed for runs older than a parameter of ``FIXED_IN_A_RUN``."""
 
 GRAPH_PARAMETERS = (
-    *SHAPE_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
+    "model", *DECODER_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
     "activation-checkpointing", "document-masks", "max-predictions", "dropout",
     # The values 0 and 1, and two equal values, compile to different graphs (ADR 6).
     "weight-decay", "max-grad-norm", "beta1", "beta2", "adam-eps",
@@ -199,6 +204,40 @@ def training_parameters(preset: Preset) -> tuple[Parameter, ...]:
             help="compile the graphs into the cache, train nothing (see submit --compile)",
         ),
         *_shape(preset),
+    )
+
+
+_BY_MODEL = frozenset(
+    {
+        *DECODER_FIELDS, "seq-len", "global-batch", "micro-batch", "tensor-parallel", "lr",
+        "warmup-steps", "max-steps", "save-every", "log-every",
+    }
+)  # fmt: skip
+"""Parameters of ``pretrain`` whose default is the model's."""
+
+
+def pretrain_parameters(preset: Preset | None) -> tuple[Parameter, ...]:
+    """All parameters of ``pretrain`` for one of its models; None: the model is not known."""
+    first = preset or next(iter(MODELS.values()))
+    assert isinstance(first.shape, ModelShape)
+    model = Parameter(
+        name="model",
+        default="" if preset is None else preset.name,
+        pattern="|".join(["", *map(re.escape, MODELS)]),
+        pattern_help=f"one of {', '.join(MODELS)}",
+        help="what to train (`catalogue` lists them); a run that continues remembers its own",
+    )
+    head_dim = Parameter(
+        name="head-dim",
+        default=first.shape.head_size,
+        minimum=2,
+        help="head_dim of the model",
+    )
+    parameters = (model, *training_parameters(first), head_dim)
+    if preset is not None:
+        return parameters
+    return tuple(
+        replace(item, default_of="model") if item.name in _BY_MODEL else item for item in parameters
     )
 
 

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Mapping
 
-from trainium_catalogue.models import LLAMA_PRESETS
+from trainium_catalogue.models import LLAMA_PRESETS, model_named
 from trainium_catalogue.parameters.parameter import Parameter, Value
 from trainium_catalogue.parameters.plan import TrainingPlan
-from trainium_catalogue.parameters.training import training_parameters
+from trainium_catalogue.parameters.training import pretrain_parameters, training_parameters
 
 CHECKS_OF_THE_LLAMA = ("gradients", "parity", "resume", "graphs")
-CHECKS = ("sums", *CHECKS_OF_THE_LLAMA, "data-parallel", "cache")
+FAMILIES = {"Llama 3.2": "llama3-tiny", "Qwen3": "qwen3-tiny"}
+"""Models of the check ``families``, which are split as the Llama is."""
+CHECKS = ("sums", *CHECKS_OF_THE_LLAMA, "families", "data-parallel", "cache")
 """All checks, in the order they run, since some continue from others."""
 ALL = "all"
 
@@ -33,6 +35,8 @@ SHAPE: dict[str, Value] = {
     "beta2": 0.95,
 }
 """An even smaller and faster llama-tiny."""
+HEAD_DIM = 16
+"""Of the models of ``FAMILIES``: twice the hidden size over the heads."""
 
 
 VERIFY_PARAMETERS = (
@@ -47,7 +51,7 @@ VERIFY_PARAMETERS = (
         name="tensor-parallel",
         default=0,
         minimum=0,
-        help="ranks that share the tiny Llama (0: as many as llama2-7b's, or as the job's "
+        help="ranks that share the tiny decoders (0: as many as llama2-7b's, or as the job's "
         "ranks allow)",
     ),
 )
@@ -61,7 +65,18 @@ def default_degree(num_ranks: int) -> int:
 def llama_values(num_ranks: int, tensor_parallel: int = 0) -> dict[str, Value]:
     """Parameters of the Llama on ``num_ranks``; ``tensor_parallel`` 0 is the default degree."""
     preset = LLAMA_PRESETS["llama-tiny"]
-    values = {p.name: p.default for p in training_parameters(preset)} | SHAPE
+    values = {p.name: p.default for p in training_parameters(preset)}
+    return _shared(values, num_ranks, tensor_parallel)
+
+
+def family_values(model: str, num_ranks: int, tensor_parallel: int = 0) -> dict[str, Value]:
+    """The same of another decoder: all but its sizes is as in ``models.MODELS``."""
+    values = {p.name: p.default for p in pretrain_parameters(model_named(model))}
+    return _shared({**values, "head-dim": HEAD_DIM}, num_ranks, tensor_parallel)
+
+
+def _shared(values: dict[str, Value], num_ranks: int, tensor_parallel: int) -> dict[str, Value]:
+    values |= SHAPE
     degree = tensor_parallel or default_degree(num_ranks)
     values["tensor-parallel"] = degree
     share = int(SHAPE["global-batch"]) * degree // max(degree, num_ranks)

@@ -34,6 +34,7 @@ from training.core.ranks import Ranks
 from training.models.bert.network import BertNetwork
 from training.models.mnist.network import MlpNetwork
 from trainium_catalogue.contract import CACHE_PREFIX
+from trainium_catalogue.parameters.verify import FAMILIES
 
 if TYPE_CHECKING:
     from training.backends.base import Network
@@ -203,14 +204,20 @@ def _different(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A model that is whole on every rank."""
+class Judged:
+    """A model whose first steps are compared with the reference's."""
 
     name: str
-    config: Callable[[int], TrainConfig]
-    network: Callable[[TrainConfig], Network]
     batches: Callable[[range], Any]
     judge: Callable[[TrainConfig], Reference]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case(Judged):
+    """A model that is whole on every rank."""
+
+    config: Callable[[int], TrainConfig]
+    network: Callable[[TrainConfig], Network]
 
 
 CASES = (
@@ -231,7 +238,14 @@ CASES = (
 )
 
 
-def check_case(case: Case, run: TrialRun, tolerance: Tolerance) -> tuple[bool, str]:
+DECODERS = {
+    model: Judged(name=name, batches=tokens, judge=reference.llama)
+    for name, model in FAMILIES.items()
+}
+"""Decoders of other families, by model."""
+
+
+def check_case(case: Judged, run: TrialRun, tolerance: Tolerance) -> tuple[bool, str]:
     """All ranks: train a few steps; returns whether they match the reference, and how closely."""
     run.train_to(1)
     run.save(1)
@@ -258,10 +272,10 @@ def check_case(case: Case, run: TrialRun, tolerance: Tolerance) -> tuple[bool, s
     return Ranks.open().agree(compare)
 
 
-def outcome_of(found: list[tuple[bool, str]]) -> Outcome:
+def outcome_of(check: str, found: list[tuple[bool, str]]) -> Outcome:
     """Combine the results of all cases."""
     return Outcome(
-        check="data-parallel",
+        check=check,
         ok=all(ok for ok, _ in found),
         detail=" | ".join(text for _, text in found),
     )

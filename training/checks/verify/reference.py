@@ -18,9 +18,9 @@ from training.core.config import Optimizer
 from training.models.bert.network import bert_config
 from training.models.bert.network import initial_weight as initial_bert
 from training.models.llama.huggingface import initial_weight as initial_llama
-from training.models.llama.huggingface import llama_config
+from training.models.llama.huggingface import llama_config, whole_model
 from training.models.mnist.network import Mlp, MlpNetwork
-from trainium_catalogue.models import BertShape, ModelShape
+from trainium_catalogue.models import BertShape
 
 if TYPE_CHECKING:
     from training.core.config import TrainConfig
@@ -103,12 +103,8 @@ def _sgd(parameters: Mapping[str, torch.Tensor], config: TrainConfig) -> torch.o
 
 
 def llama(config: TrainConfig) -> Reference:
-    """Build Hugging Face's whole Llama with its own loss."""
-    from transformers.models.llama.modeling_llama import LlamaForCausalLM
-
-    shape = config.shape
-    assert isinstance(shape, ModelShape), shape
-    model = LlamaForCausalLM(llama_config(shape, seq_len=config.plan.seq_len, attention="eager"))
+    """Build Hugging Face's whole decoder with its own loss."""
+    model = whole_model(llama_config(config.shape, seq_len=config.plan.seq_len, attention="eager"))
     _fill(model, lambda name, size: initial_llama(name, size, seed=config.seed))
 
     def loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:

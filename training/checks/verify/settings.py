@@ -18,7 +18,7 @@ from trainium_catalogue.models import PRESETS, MlpShape
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.training import training_parameters
-from trainium_catalogue.parameters.verify import SHAPE, llama_values
+from trainium_catalogue.parameters.verify import SHAPE, family_values, llama_values
 
 STEPS = int(SHAPE["max-steps"])
 SAVED_STEP = 4
@@ -63,6 +63,11 @@ def config_for(num_ranks: int, tensor_parallel: int = 0) -> TrainConfig:
     model on the same batches.
     """
     return TrainConfig.from_values(llama_values(num_ranks, tensor_parallel), num_ranks)
+
+
+def family_config_for(model: str, num_ranks: int, tensor_parallel: int = 0) -> TrainConfig:
+    """Configure a tiny decoder of another family, split and trained as the Llama is."""
+    return TrainConfig.from_values(family_values(model, num_ranks, tensor_parallel), num_ranks)
 
 
 _BERT_SHAPE: dict[str, Value] = {

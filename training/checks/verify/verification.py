@@ -14,7 +14,13 @@ from training.checks.verify import checks
 from training.checks.verify.checks import LlamaChecks, Outcome
 from training.checks.verify.reference import Step
 from training.checks.verify.run import TrialRun, num_compiled_graphs
-from training.checks.verify.settings import BF16, FP32, config_for, tokens
+from training.checks.verify.settings import (
+    BF16,
+    FP32,
+    config_for,
+    family_config_for,
+    tokens,
+)
 from training.core.contract import DeviceKind
 from training.core.failures import describe
 from training.core.ranks import Ranks
@@ -56,6 +62,7 @@ class Verification:
         self.checks: dict[str, Callable[[], Outcome]] = {
             "sums": lambda: checks.sums(job.device, self._ranks),
             **{name: self._of_the_llama(name) for name in CHECKS_OF_THE_LLAMA},
+            "families": self._families,
             "data-parallel": self._data_parallel,
             "cache": lambda: checks.cache(self._storage, context, self._ranks),
         }
@@ -126,7 +133,7 @@ class Verification:
         except ValueError as error:
             if int(self._job.values["tensor-parallel"]):
                 raise
-            return dict.fromkeys(CHECKS_OF_THE_LLAMA, str(error))
+            return dict.fromkeys((*CHECKS_OF_THE_LLAMA, "families"), str(error))
         if self._count_graphs() is None:
             return {"graphs": f"on {self._job.device.kind} nothing counts compilations"}
         return {}
@@ -151,20 +158,32 @@ class Verification:
     def _of_the_llama(self, name: str) -> Callable[[], Outcome]:
         def check() -> Outcome:
             if self._llama is None:
-                config, job = self._config(), self._job
-                backend = open_model_parallel(
-                    config,
-                    job.device,
-                    LlamaNetwork(config),
-                    peak_flops=None,
-                    report=job.progress.report,
-                )
-                self._run = self._open("llama", config, backend, tokens)
+                config = self._config()
+                self._run = self._open("llama", config, self._decoder(config), tokens)
                 self._llama = LlamaChecks(self._run, self._tolerance, Ranks.open())
             found: Outcome = getattr(self._llama, name)()
             return found
 
         return check
+
+    def _decoder(self, config: TrainConfig) -> Backend:
+        job = self._job
+        return open_model_parallel(
+            config,
+            job.device,
+            LlamaNetwork(config),
+            peak_flops=None,
+            report=job.progress.report,
+        )
+
+    def _families(self) -> Outcome:
+        """Check what other decoders have and the Llama has not, on as many ranks each."""
+        degree, found = int(self._job.values["tensor-parallel"]), []
+        for model, case in checks.DECODERS.items():
+            config = family_config_for(model, self._job.device.num_ranks, degree)
+            run = self._open(model, config, self._decoder(config), case.batches)
+            found.append(checks.check_case(case, run, self._tolerance))
+        return checks.outcome_of("families", found)
 
     def _data_parallel(self) -> Outcome:
         """Check the back-end of BERT and MNIST, with both of its optimizers."""
@@ -180,7 +199,7 @@ class Verification:
             )
             run = self._open(case.name.lower(), config, backend, case.batches)
             found.append(checks.check_case(case, run, self._tolerance))
-        return checks.outcome_of(found)
+        return checks.outcome_of("data-parallel", found)
 
     def _open(
         self, name: str, config: TrainConfig, backend: Backend, batches: Callable[[range], Any]

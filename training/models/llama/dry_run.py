@@ -30,7 +30,7 @@ from training.core.arguments import PROGRAM, parse
 from training.models.llama.huggingface import llama_config, meta_model
 from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import InstanceType, find_instance_type
-from trainium_catalogue.models import LLAMA_PRESETS
+from trainium_catalogue.models import DECODERS
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 
@@ -136,7 +136,7 @@ def activation_bytes(plan: TrainingPlan, *, activation_checkpointing: bool) -> i
     hidden = tokens * shape.hidden_size * _BF16
     heads = shape.num_attention_heads // degree
     scores = plan.micro_batch * heads * plan.seq_len**2
-    local = tokens * shape.hidden_size // degree * _BF16
+    local = tokens * shape.attention_size // degree * _BF16
     wide = tokens * shape.intermediate_size // degree * _BF16
     # Two norms (fp32 inside) and two residual sums; queries, keys, values and the attention's
     # result; gate, activation, up and product; scores before and after the softmax.
@@ -270,10 +270,8 @@ def main(words: Sequence[str]) -> int:
     try:
         request = parse(rest)
         name = request.workload.name
-        if name not in LLAMA_PRESETS:
-            raise ValueError(
-                f"{name} has no model to split; {FLAG} takes {', '.join(LLAMA_PRESETS)}"
-            )
+        if name not in DECODERS:
+            raise ValueError(f"{name} has no model to split; {FLAG} takes {', '.join(DECODERS)}")
         outcome = dry_run(
             name,
             request.values,

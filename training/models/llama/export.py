@@ -30,7 +30,7 @@ from trainium_catalogue.contract import (
     RUNS_PREFIX,
     checkpoint_name,
 )
-from trainium_catalogue.models import LLAMA_PRESETS
+from trainium_catalogue.models import DECODERS
 from trainium_catalogue.parameters.plan import shape_of
 
 if TYPE_CHECKING:
@@ -86,10 +86,10 @@ def export(
     config = RunConfig.load(bucket.at(f"{RUNS_PREFIX}{order.run}"))
     if config is None:
         raise ExportError(f"there is no run {order.run} in {bucket.uri}; see: jobs list")
-    if config.workload not in LLAMA_PRESETS:
+    if config.workload not in DECODERS:
         raise ExportError(
-            f"run {order.run} is a run of {config.workload}, and only Llama models can be "
-            f"exported ({', '.join(LLAMA_PRESETS)}); its checkpoints are in torch's own format, "
+            f"run {order.run} is a run of {config.workload}, and only decoders can be "
+            f"exported ({', '.join(DECODERS)}); its checkpoints are in torch's own format, "
             "which torch.distributed.checkpoint.format_utils converts"
         )
     checkpoints = checkpoint_root(storage, bucket, order.run, config)
@@ -253,7 +253,7 @@ def write_model(
     if eos_id is not None:
         config.eos_token_id = eos_id
     config.use_cache = True  # for generation; training does not need it
-    config.architectures = ["LlamaForCausalLM"]
+    config.architectures = [type(model).__name__]
     # transformers has written "dtype" since 4.56; older versions read "torch_dtype".
     document = {**config.to_diff_dict(), "dtype": dtype, "torch_dtype": dtype}
     _write_json(folder / "config.json", document, finished)

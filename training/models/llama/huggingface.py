@@ -1,45 +1,70 @@
-"""Hugging Face's Llama from a shape alone, never from the hub, with weights of our own."""
+"""Hugging Face's decoders from a shape alone, never from the hub, with weights of our own."""
 
 from __future__ import annotations
 
-import torch
+import dataclasses
+import importlib
+from typing import Any
 
-# Importing only transformers.models.llama's two modules halves the import time.
-from transformers.models.llama.configuration_llama import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaForCausalLM, LlamaRotaryEmbedding
+import torch
+from transformers.configuration_utils import PretrainedConfig
+from transformers.modeling_utils import PreTrainedModel
 
 from training.models.initial import INITIAL_DEVIATION, normal_weight
-from trainium_catalogue.models import ModelShape, Shape
+from trainium_catalogue.models import Family, ModelShape, Shape
+
+_CLASSES = {Family.LLAMA: "Llama", Family.QWEN3: "Qwen3"}
+"""What the names of a family's classes begin with."""
+TIED = "lm_head.weight"
+"""The parameter that a model with tied embeddings shares with the input embedding."""
 
 
-def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> LlamaConfig:
-    """Build Hugging Face's configuration; its other defaults are Llama-2's."""
+def _class(family: Family, module: str, name: str) -> Any:
+    """Import a class of a family's own module.
+
+    Importing only that one halves the import time, against ``from transformers import ...``.
+    """
+    found = importlib.import_module(f"transformers.models.{family}.{module}_{family}")
+    return getattr(found, f"{_CLASSES[family]}{name}")
+
+
+def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> PretrainedConfig:
+    """Build Hugging Face's configuration of the shape's family."""
     assert isinstance(shape, ModelShape), shape
-    return LlamaConfig(
+    scaling = shape.rope_scaling
+    made: PretrainedConfig = _class(shape.family, "configuration", "Config")(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
         num_hidden_layers=shape.num_hidden_layers,
         num_attention_heads=shape.num_attention_heads,
         num_key_value_heads=shape.num_key_value_heads,
-        max_position_embeddings=seq_len,
-        rms_norm_eps=1e-5,
+        head_dim=shape.head_size,
+        max_position_embeddings=shape.max_position_embeddings or seq_len,
+        rms_norm_eps=shape.rms_norm_eps,
         initializer_range=INITIAL_DEVIATION,
-        rope_theta=10000.0,
+        rope_theta=shape.rope_theta,
+        rope_scaling=scaling and {"rope_type": "llama3", **dataclasses.asdict(scaling)},
         hidden_act="silu",
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
+        tie_word_embeddings=shape.tie_word_embeddings,
+        bos_token_id=shape.bos_token_id,
+        eos_token_id=shape.eos_token_id,
         pad_token_id=None,
         use_cache=False,
         attn_implementation=attention,
     )
+    return made
 
 
-def meta_model(config: LlamaConfig) -> LlamaForCausalLM:
+def meta_model(config: PretrainedConfig) -> PreTrainedModel:
     """Build the model without storage: a node cannot hold a full copy for each of 32 workers."""
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        return whole_model(config)
+
+
+def whole_model(config: PretrainedConfig) -> PreTrainedModel:
+    """Build the model on torch's current device, ready to train."""
+    model: PreTrainedModel = _class(Family(config.model_type), "modeling", "ForCausalLM")(config)
     return model.train()
 
 
@@ -54,6 +79,13 @@ def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
     return normal_weight(name, size, seed=seed)
 
 
-def restore_buffers(model: LlamaForCausalLM, device: torch.device) -> None:
+def restore_buffers(model: Any, device: torch.device) -> None:
     """Recompute the rotary frequencies, lost on the meta device and not in checkpoints."""
-    model.model.rotary_emb = LlamaRotaryEmbedding(model.config, device=device)
+    rotary = type(model.model.rotary_emb)
+    model.model.rotary_emb = rotary(model.config, device=device)
+
+
+def tie(model: Any) -> None:
+    """Give a model with tied embeddings one weight again, after its modules were replaced."""
+    if model.config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight

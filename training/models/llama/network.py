@@ -1,13 +1,12 @@
-"""Llama as the back-ends see it."""
+"""A decoder as the back-ends see it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from training.backends.base import Batch
 from training.models.llama.data import model_inputs
@@ -16,6 +15,7 @@ from training.models.llama.huggingface import (
     llama_config,
     meta_model,
     restore_buffers,
+    tie,
 )
 from training.models.llama.parallel import parallelize
 
@@ -35,23 +35,25 @@ class LlamaNetwork:
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
         """Build the model without storage, with tensor parallelism by DTensor."""
         config = self._config
-        model: nn.Module = meta_model(llama_config(config.shape, seq_len=config.plan.seq_len))
+        model = meta_model(llama_config(config.shape, seq_len=config.plan.seq_len))
         if mesh is not None:
             parallelize(model, mesh)
         if config.activation_checkpointing:
-            cast(LlamaForCausalLM, model).gradient_checkpointing_enable(
+            model.gradient_checkpointing_enable(
                 # There is no dropout whose random numbers would have to be replayed.
                 {"use_reentrant": False, "preserve_rng_state": False}
             )
-        return model
+        built: nn.Module = model
+        return built
 
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
         """Make the initial value of one whole parameter."""
         return initial_weight(name, size, seed=self._config.seed)
 
     def restore(self, model: Any, device: torch.device) -> None:
-        """Recompute the rotary frequencies."""
+        """Recompute the rotary frequencies, and tie what is tied."""
         restore_buffers(model, device)
+        tie(model)
 
     def layers(self, model: Any) -> Iterable[nn.Module]:
         """List the decoder's layers."""

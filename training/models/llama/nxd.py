@@ -1,4 +1,4 @@
-"""Hugging Face's Llama with the modules of the tensor-parallel plan replaced by NxD's."""
+"""Hugging Face's decoders with the modules of the tensor-parallel plan replaced by NxD's."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
+from transformers.modeling_utils import PreTrainedModel
 
 from training.backends.base import Batch, WeightPart
 from training.models.llama.data import model_inputs
+from training.models.llama.head_norm import share_head_norms
 from training.models.llama.huggingface import (
+    TIED,
     initial_weight,
     llama_config,
     meta_model,
     restore_buffers,
+    tie,
 )
 from training.models.llama.parallel import (
     Split,
@@ -84,7 +87,7 @@ class NxdLlama:
         self._whole: dict[str, torch.Size] = {}
         self._splits: dict[str, Split] = {}
 
-    def model(self) -> LlamaForCausalLM:
+    def model(self) -> PreTrainedModel:
         """Build the model on the meta device: NxD's ``model_fn``."""
         config = self._config
         # Eager attention computes the softmax in fp32, as AWS's own Llama does.
@@ -97,6 +100,11 @@ class NxdLlama:
             parent, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(parent), leaf, parallel_module(module, how))
             self._splits[f"{name}.weight"] = how
+        # NxD keeps shared weights shared as it fills and moves them (utils/model_utils.py,
+        # preserve_shared_weights).
+        tie(model)
+        if self._degree > 1:
+            share_head_norms(model, _sum_over_ranks)
         restore_buffers(model, _HOST)
         self._names = {module: name for name, module in model.named_modules()}
         return model
@@ -105,6 +113,8 @@ class NxdLlama:
         """Initialize a module's own parameters: NxD's ``param_init_fn``."""
         for leaf, parameter in module.named_parameters(recurse=False):
             name = f"{self._names[module]}.{leaf}"
+            if self._is_shared(name):
+                continue
             value = initial_weight(name, self._whole[name], seed=self._config.seed)
             if name in self._splits:
                 value = part_of(value, self._splits[name], index=_tensor_rank(), parts=self._degree)
@@ -118,11 +128,16 @@ class NxdLlama:
             parameter: self._piece(f"{name}.{leaf}", parameter.size())
             for module, name in self._names.items()
             for leaf, parameter in module.named_parameters(recurse=False)
+            if not self._is_shared(f"{name}.{leaf}")
         }
 
     def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:
         """Turn a micro-batch on the device into the model's keyword arguments and labels."""
         return model_inputs(batch, torch.bfloat16)
+
+    def _is_shared(self, name: str) -> bool:
+        """Tell whether a parameter is another name of the input embedding."""
+        return name == TIED and name not in self._whole
 
     def _piece(self, name: str, size: torch.Size) -> WeightPart:
         offsets = [0] * len(size)
@@ -130,6 +145,14 @@ class NxdLlama:
             dimension = split_dimension(self._splits[name])
             offsets[dimension] = _tensor_rank() * size[dimension]
         return WeightPart(name, self._whole[name], size, tuple(offsets))
+
+
+def _sum_over_ranks(weight: torch.Tensor) -> torch.Tensor:
+    """Return ``weight``; its gradient is summed over the ranks of a model."""
+    from neuronx_distributed.parallel_layers import mappings
+
+    found: torch.Tensor = mappings.copy_to_tensor_model_parallel_region(weight)
+    return found
 
 
 def _tensor_rank() -> int:

@@ -1,4 +1,4 @@
-"""The tensor-parallel plan of Llama: one table, executed by DTensor or by neuronx_distributed."""
+"""The tensor-parallel plan of a decoder: one table, executed by DTensor or by NxD."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from training.models.llama.head_norm import share_head_norms, sum_over
+from training.models.llama.huggingface import tie
+
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
-    from transformers.models.llama.configuration_llama import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+    from transformers.configuration_utils import PretrainedConfig
+    from transformers.modeling_utils import PreTrainedModel
 
 
 class Split(StrEnum):
@@ -36,17 +39,19 @@ class Split(StrEnum):
     """Output projection: each rank has a part of the vocabulary; the loss is computed on parts."""
 
 
-def tensor_parallel_plan(config: LlamaConfig) -> dict[str, Split]:
+def tensor_parallel_plan(config: PretrainedConfig) -> dict[str, Split]:
     """Map module names, with ``*`` for a layer's number, to their split.
 
-    Layers follow Hugging Face's configuration, which leaves both ends of the model whole.
+    Layers follow Hugging Face's configuration, which leaves both ends of the model whole, and
+    norms.
     """
+    assert config.base_model_tp_plan is not None, config.model_type
     layers = {f"model.{name}": Split(how) for name, how in config.base_model_tp_plan.items()}
     return {"model.embed_tokens": Split.VOCAB_IN, **layers, "lm_head": Split.VOCAB_OUT}
 
 
 def split_modules(
-    model: LlamaForCausalLM, plan: dict[str, Split]
+    model: PreTrainedModel, plan: dict[str, Split]
 ) -> Iterator[tuple[str, nn.Module, Split]]:
     """Yield every module named by ``plan``, with its full name."""
     patterns = [
@@ -70,12 +75,15 @@ def _style(split: Split) -> ParallelStyle:
             return ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
 
 
-def parallelize(model: LlamaForCausalLM, mesh: DeviceMesh) -> None:
+def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """Split a model on the meta device over the ranks of ``mesh``, by DTensor."""
     plan = tensor_parallel_plan(model.config)
     styles = {name: _style(how) for name, _, how in split_modules(model, plan)}
     # Nothing is sent between ranks: on the meta device there are no values.
     parallelize_module(model, mesh, styles, src_data_rank=None)
+    # Both ends of the model are split by vocabulary, each into a weight of its own.
+    tie(model)
+    share_head_norms(model, sum_over(mesh.get_group()))
 
 
 def split_dimension(how: Split) -> int:

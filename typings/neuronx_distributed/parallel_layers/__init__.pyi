@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from . import mappings as mappings
 from . import parallel_state as parallel_state
 
 class ParallelEmbedding(torch.nn.Module):

@@ -19,10 +19,10 @@ from training.backends.optimizers import clip as clip_right
 from training.checks.verify import checks
 from training.checks.verify.checks import LlamaChecks
 from training.checks.verify.run import TrialRun
-from training.checks.verify.settings import Tolerance, config_for, tokens
+from training.checks.verify.settings import Tolerance, config_for, family_config_for, tokens
 from training.core.ranks import Ranks
 from training.models.bert.network import BertNetwork
-from training.models.llama import network
+from training.models.llama import network, parallel
 from training.models.llama.huggingface import llama_config
 from training.models.llama.network import LlamaNetwork
 from training.storage import Objects
@@ -54,6 +54,19 @@ def whole_models(
         config = case.config(device.num_ranks)
         backend = open_data_parallel(config, device, case.network(config), peak_flops=None)
         run = TrialRun(config, backend, case.batches, objects.at(case.name))
+        found[case.name] = checks.check_case(case, run, tolerance)
+    return found
+
+
+def families(
+    objects: Objects, device: Any, tolerance: Tolerance, *, tensor_parallel: int = 0
+) -> dict[str, tuple[bool, str]]:
+    """All ranks: what is found of decoders of other families, by name."""
+    found = {}
+    for model, case in checks.DECODERS.items():
+        config = family_config_for(model, device.num_ranks, tensor_parallel)
+        backend = open_model_parallel(config, device, LlamaNetwork(config), peak_flops=None)
+        run = TrialRun(config, backend, case.batches, objects.at(model))
         found[case.name] = checks.check_case(case, run, tolerance)
     return found
 
@@ -127,6 +140,17 @@ def swap_ranks_of_a_model(patch: Patch) -> None:
         fill(parameter, whole)
 
     patch.setattr(native, "_fill", swapped)
+
+
+def keep_gradients_of_head_norms(patch: Patch) -> None:
+    """Each rank takes the share of its own heads for the gradient of the norm of all."""
+    patch.setattr(parallel, "share_head_norms", lambda model, sum_over_ranks: None)
+
+
+def untie(patch: Patch) -> None:
+    """Both ends of the model are weights of their own as soon as they are split."""
+    patch.setattr(parallel, "tie", lambda model: None)
+    patch.setattr(network, "tie", lambda model: None)
 
 
 def forget_positions(patch: Patch) -> None:

@@ -23,6 +23,10 @@ LLAMA = {
     "local norm": making.clip_by_local_norm,
     "ranks swapped": making.swap_ranks_of_a_model,
 }
+FAMILIES = {
+    "local gradients": making.keep_gradients_of_head_norms,
+    "untied": making.untie,
+}
 WHOLE = {"sum, not mean": making.sum_over_data_ranks, "one rank's data": making.take_one_ranks_data}
 
 
@@ -40,6 +44,15 @@ def main(root: Path) -> dict[str, Any]:
         found[outcome.check] = (outcome.ok, outcome.detail)
     found["gradients at 4"] = _pair(llama("four", FP32).gradients())
     found |= making.whole_models(LocalObjects(root / "whole"), device, FP32)
+    found |= making.families(LocalObjects(root / "families"), device, FP32, tensor_parallel=2)
+    at_four = making.families(LocalObjects(root / "families at 4"), device, FP32)
+    found |= {f"{name} at 4": result for name, result in at_four.items()}
+    for name, defect in FAMILIES.items():
+        with pytest.MonkeyPatch.context() as patch:
+            defect(patch)
+            objects = LocalObjects(root / f"families {name}")
+            for model, result in making.families(objects, device, BF16, tensor_parallel=2).items():
+                found[f"{model}: {name}"] = result
     for name, defect in LLAMA.items():
         with pytest.MonkeyPatch.context() as patch:
             defect(patch)

@@ -22,7 +22,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return {name: (ok, detail) for name, (ok, detail) in results[0].items()}
 
 
-@pytest.mark.parametrize("name", ["gradients", "gradients at 4", "resume", "BERT", "digits"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gradients", "gradients at 4", "resume", "BERT", "digits",
+        "Llama 3.2", "Qwen3", "Llama 3.2 at 4", "Qwen3 at 4",
+        # It has no norm of heads.
+        "Llama 3.2: local gradients",
+    ],
+)  # fmt: skip
 def test_what_is_right_passes(found: Found, name: str) -> None:
     ok, detail = found[name]
 
@@ -35,6 +43,7 @@ def test_what_is_right_passes(found: Found, name: str) -> None:
         "llama: lost sum", "llama: sum, not mean", "llama: one rank's data", "llama: local norm",
         "llama: ranks swapped", "BERT: sum, not mean", "BERT: one rank's data",
         "digits: sum, not mean", "digits: one rank's data",
+        "Qwen3: local gradients", "Qwen3: untied", "Llama 3.2: untied",
     ],
 )  # fmt: skip
 def test_a_defect_fails(found: Found, name: str) -> None:

@@ -1,0 +1,222 @@
+"""Every family of decoders against transformers' own: parameters, forward pass, loss, gradients."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.training.llama.conftest import LoneDevice
+from training.backends import open_model_parallel
+from training.core.arguments import parse
+from training.core.config import TrainConfig
+from training.models.llama.data import random_batches
+from training.models.llama.dry_run import dry_run
+from training.models.llama.huggingface import initial_weight, llama_config, meta_model
+from training.models.llama.network import LlamaNetwork
+from trainium_catalogue.instances import find_instance_type
+from trainium_catalogue.models import MODELS, ModelShape
+from trainium_catalogue.parameters.plan import GIB, TrainingPlan
+from trainium_catalogue.workloads import WORKLOADS
+
+LLAMA_3_1 = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+LLAMA_3_2 = {**LLAMA_3_1, "factor": 32.0}
+LLAMA = {
+    "model_type": "llama",
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "vocab_size": 128256,
+}
+QWEN3 = {
+    "model_type": "qwen3",
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "vocab_size": 151936,
+}
+
+
+def sizes(hidden: int, inner: int, layers: int, heads: int, *, tied: bool) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": tied,
+    }
+
+
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "llama3.1-8b": (
+        {**LLAMA, **sizes(4096, 14336, 32, 32, tied=False), "rope_scaling": LLAMA_3_1},
+        8_030_261_248,
+    ),
+    "llama3.2-1b": (
+        {**LLAMA, **sizes(2048, 8192, 16, 32, tied=True), "rope_scaling": LLAMA_3_2},
+        1_235_814_400,
+    ),
+    "llama3.2-3b": (
+        {**LLAMA, **sizes(3072, 8192, 28, 24, tied=True), "rope_scaling": LLAMA_3_2},
+        3_212_749_824,
+    ),
+    "qwen3-0.6b": ({**QWEN3, **sizes(1024, 3072, 28, 16, tied=True)}, 596_049_920),
+    "qwen3-1.7b": ({**QWEN3, **sizes(2048, 6144, 28, 16, tied=True)}, 1_720_574_976),
+    "qwen3-4b": ({**QWEN3, **sizes(2560, 9728, 36, 32, tied=True)}, 4_022_468_096),
+    "qwen3-8b": ({**QWEN3, **sizes(4096, 12288, 36, 32, tied=False)}, 8_190_735_360),
+}
+"""``config.json`` as on Hugging Face, in what decides the computation, and all parameters."""
+TINY = ("llama3-tiny", "qwen3-tiny")
+TRN1 = find_instance_type("trn1.32xlarge")
+
+
+def shape_of(name: str) -> ModelShape:
+    shape = MODELS[name].shape
+    assert isinstance(shape, ModelShape)
+    return shape
+
+
+def config_of(name: str, *words: str) -> TrainConfig:
+    return TrainConfig.from_values(parse(["pretrain", "--model", name, *words]).values, 1)
+
+
+def test_every_model_is_compared_with_something() -> None:
+    assert {*PUBLISHED, *TINY} == set(MODELS)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_model_is_configured_as_published(name: str) -> None:
+    published, _ = PUBLISHED[name]
+    found = llama_config(shape_of(name), seq_len=4096).to_dict()
+
+    assert {key: found[key] for key in published} == published
+    # What a published file leaves out is transformers' own default.
+    whole = AutoConfig.for_model(**published).to_dict()
+    ours = {"pad_token_id", "use_cache", "head_dim", "_attn_implementation_internal"}
+    different = {key for key in whole if key not in ours and found[key] != whole[key]}
+    assert not different
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_plan_counts_what_pytorch_builds(name: str) -> None:
+    config = config_of(name, "--tensor-parallel=1", "--global-batch=1")
+    model = meta_model(llama_config(config.shape, seq_len=config.plan.seq_len))
+    parameters = list(model.parameters())
+
+    assert config.shape == MODELS[name].shape
+    assert config.shape.num_parameters == sum(one.numel() for one in parameters)
+    assert config.shape.num_parameters == PUBLISHED.get(name, (0, config.shape.num_parameters))[1]
+    norms = sum(one.numel() for one in parameters if one.dim() == 1)
+    assert shape_of(name).num_norm_parameters == norms
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_fits_a_trn1_and_its_plan_agrees_with_pytorchs_shards(name: str) -> None:
+    workload = WORKLOADS["pretrain"].of_model({"model": name})
+    values = {item.name: item.default for item in workload.parameters}
+    found = dry_run("pretrain", values, num_nodes=workload.default_nodes, instance_type=TRN1)
+
+    assert found.agrees
+    found.memory.refuse_too_much(found.plan, activation_checkpointing=True)
+    state = found.memory.total - found.memory.activations
+    assert state == found.plan.state_bytes_per_rank
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_degree_is_the_least_that_fits_one_node(name: str) -> None:
+    from training.models.llama.dry_run import activation_bytes
+
+    preset = MODELS[name]
+    workload = WORKLOADS["pretrain"].of_model({"model": name})
+    defaults = {item.name: item.default for item in workload.parameters}
+    fitting = []
+    for degree in (1, 2, 4, 8):
+        plan = TrainingPlan.from_values({**defaults, "tensor-parallel": degree}, 32)
+        needed = activation_bytes(plan, activation_checkpointing=True) + plan.state_bytes_per_rank
+        if needed < 16 * GIB:
+            fitting.append(degree)
+
+    assert preset.tensor_parallel == fitting[0]
+
+
+def own(shape: ModelShape, seq_len: int) -> Any:
+    """Transformers' model, from a configuration written here rather than by the project."""
+    published = {
+        **(LLAMA if shape.family == "llama" else QWEN3),
+        **{key: value for key, value in asdict(shape).items() if key != "family"},
+        "max_position_embeddings": seq_len,
+    }
+    if shape.rope_scaling is not None:
+        published["rope_scaling"] = {"rope_type": "llama3", **asdict(shape.rope_scaling)}
+    config = AutoConfig.for_model(**published, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_weight(name, parameter.size(), seed=12349))
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", TINY)
+def test_loss_and_gradients_are_transformers_own(name: str, tied: bool) -> None:
+    words = ("--vocab-size=64", "--global-batch=2", "--micro-batch=2", "--tensor-parallel=1")
+    config = config_of(name, *words)
+    shape = replace(shape_of(name), vocab_size=64, tie_word_embeddings=tied)
+    config = replace(config, plan=replace(config.plan, shape=shape), max_grad_norm=0.0)
+    tokens = random_batches(vocab_size=64, seed=1, seq_len=config.plan.seq_len)(range(2))
+    backend: Any = open_model_parallel(
+        config,
+        LoneDevice(),
+        LlamaNetwork(config),
+        peak_flops=None,
+    )
+    backend.build()
+    loss = backend.forward_backward(tokens, is_last=True)
+    found = {name: one.grad for name, one in backend._model.named_parameters()}
+
+    model = own(shape, config.plan.seq_len)
+    assert isinstance(tokens, torch.Tensor)
+    labels = torch.cat([torch.full_like(tokens[:, :1], -100), tokens[:, 1:]], dim=1)
+    expected = model(input_ids=tokens, labels=labels).loss
+    expected.backward()
+    gradients = {name: one.grad for name, one in model.named_parameters()}
+
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert found.keys() == gradients.keys()
+    assert ("lm_head.weight" in found) != tied
+    assert any("q_norm" in name for name in found) == (name == "qwen3-tiny")
+    for name, gradient in gradients.items():
+        off = (found[name] - gradient).norm() / gradient.norm()
+        assert off < 1e-4, name
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_what_is_special_about_a_tiny_model_changes_its_loss(name: str) -> None:
+    """Else the test above would not notice that something is left out."""
+    shape = replace(shape_of(name), vocab_size=64)
+    tokens = torch.arange(2 * 128).reshape(2, 128) ** 2 % 64
+    changed = [replace(shape, rope_theta=10000.0), replace(shape, rms_norm_eps=0.1)]
+    if shape.rope_scaling is not None:
+        changed.append(replace(shape, rope_scaling=None))
+
+    def loss(one: ModelShape) -> float:
+        with torch.no_grad():
+            return float(own(one, 128)(input_ids=tokens, labels=tokens).loss)
+
+    assert all(abs(loss(one) - loss(shape)) > 1e-5 for one in changed)

@@ -183,6 +183,8 @@ RUN_PROGRAM: Final = "program.json"
 RUN_STATUS: Final = "results/status.json"
 """Progress of the training; rewritten every few seconds."""
 TRAIN_METRICS: Final = "metrics/train.jsonl"
+PROGRAM_LOSSES: Final = "metrics/losses/"
+"""Losses that a program has printed: a file for each attempt, whose names sort by time."""
 
 DATASET_NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 DATASET_NAME_HELP: Final = (

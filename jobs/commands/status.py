@@ -18,6 +18,7 @@ from jobs.output import documents
 from jobs.output.console import duration, exit_code, note, print_document
 from jobs.output.program_status import PROGRAM_STATUS, describe_program
 from jobs.output.streams import last_words
+from jobs.program.losses import read_losses, why_no_losses
 from trainium_catalogue.contract import TRAIN_METRICS, Orchestrator, run_key
 from trainium_catalogue.workloads import WORKLOADS
 
@@ -35,7 +36,11 @@ def status(
         str | None, typer.Argument(help="Run name.", show_default="the newest run")
     ] = None,
     plot: Annotated[
-        bool, typer.Option("--plot", help="Draw the loss curve of a training run.")
+        bool,
+        typer.Option(
+            "--plot",
+            help="Draw the loss curve of a training run; of a program, from the lines it prints.",
+        ),
     ] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
@@ -75,13 +80,8 @@ def status(
         now = datetime.now(UTC)
         console.print(_described(training, job, now), soft_wrap=True, markup=False)
     shown = job.run if job else str(run)
-    if plot and (training or {}).get("kind") == PROGRAM_STATUS:
-        note(
-            "nothing keeps the losses of a program of your own: have it write TensorBoard's files "
-            f"to its checkpoint folder, and see `python -m jobs tensorboard {shown}`"
-        )
-    elif plot:
-        _plot(console, bucket, shown)
+    if plot:
+        _plot(console, bucket, shown, of_program=(training or {}).get("kind") == PROGRAM_STATUS)
     return _exit_code(job, training)
 
 
@@ -150,14 +150,21 @@ def _show_idle(console: Any, service: JobService) -> None:
         console.print(remark, soft_wrap=True, markup=False)
 
 
-def _plot(console: Any, bucket: Bucket, run: str) -> None:
-
-    metrics = bucket.read(run_key(run, TRAIN_METRICS))
-    picture = loss_plot(metrics, width=min(console.width, 100)) if metrics else None
-    if picture is None:
-        note(f"run {run} has not logged two steps yet: there is no curve to draw")
+def _plot(console: Any, bucket: Bucket, run: str, *, of_program: bool) -> None:
+    validation: Mapping[int, float] = {}
+    if of_program:
+        losses = read_losses(bucket, run)
     else:
+        metrics = bucket.read(run_key(run, TRAIN_METRICS)) or b""
+        losses = losses_of(metrics)
+        validation = losses_of(metrics, event="evaluation", field="val_loss")
+    picture = loss_plot(losses, validation, width=min(console.width, 100))
+    if picture is not None:
         console.print(picture, markup=False, highlight=False, soft_wrap=True)
+    elif of_program:
+        note(why_no_losses(bucket, run))
+    else:
+        note(f"run {run} has not logged two steps yet: there is no curve to draw")
 
 
 def _described(status: Mapping[str, Any], job: Job | None, now: datetime) -> str:
@@ -196,9 +203,10 @@ def describe_training(status: Mapping[str, Any], *, job_id: str | None, now: dat
     return "\n".join(lines)
 
 
-def loss_plot(metrics: bytes, *, width: int) -> str | None:
-    """Plot the loss as text, ``width`` characters wide; None without two logged steps."""
-    losses = losses_of(metrics)
+def loss_plot(
+    losses: Mapping[int, float], validation: Mapping[int, float], *, width: int
+) -> str | None:
+    """Plot losses by step as text, ``width`` characters wide; None of fewer than two."""
     if len(losses) < 2:
         return None
     import plotext
@@ -210,7 +218,7 @@ def loss_plot(metrics: bytes, *, width: int) -> str | None:
     figure.draw(figure.signal(list(losses), list(losses.values())))
     figure.ruler("x").ticks(_step_ticks(list(losses)))
     title = "loss"
-    if validation := losses_of(metrics, event="evaluation", field="val_loss"):
+    if validation:
         steps, values = list(validation), list(validation.values())
         figure.draw(figure.signal(steps, values, marker=_VALIDATION_MARKER))
         title = f"loss, and validation loss ({_VALIDATION_MARKER})"

@@ -2,7 +2,12 @@
 
 import json
 
-from jobs.commands.status import loss_plot
+from jobs.commands.status import loss_plot, losses_of
+
+
+def plotted(metrics: bytes) -> str | None:
+    validation = losses_of(metrics, event="evaluation", field="val_loss")
+    return loss_plot(losses_of(metrics), validation, width=60)
 
 
 def lines(losses: dict[int, float]) -> bytes:
@@ -11,14 +16,14 @@ def lines(losses: dict[int, float]) -> bytes:
 
 
 def test_a_curve_shows_both_ends_of_the_loss() -> None:
-    picture = loss_plot(lines({1: 10.4, 2: 9.0, 3: 7.6}), width=60)
+    picture = plotted(lines({1: 10.4, 2: 9.0, 3: 7.6}))
 
     assert picture is not None
     assert "10.4" in picture and "7.6" in picture and "step" in picture
 
 
 def test_steps_on_the_axis_are_whole() -> None:
-    picture = loss_plot(lines({step: 10 / step for step in range(1, 11)}), width=60)
+    picture = plotted(lines({step: 10 / step for step in range(1, 11)}))
 
     assert picture is not None
     assert picture.splitlines()[-2].split() == ["1", "3", "5", "7", "9"]
@@ -27,11 +32,11 @@ def test_steps_on_the_axis_are_whole() -> None:
 def test_the_validation_loss_is_drawn_beside_it() -> None:
     evaluated = json.dumps({"event": "evaluation", "step": 2, "val_loss": 12.5}).encode()
 
-    picture = loss_plot(lines({1: 10.4, 2: 9.0, 3: 7.6}) + b"\n" + evaluated, width=60)
+    picture = plotted(lines({1: 10.4, 2: 9.0, 3: 7.6}) + b"\n" + evaluated)
 
     assert picture is not None
     assert "12.5" in picture and "validation loss (o)" in picture
 
 
 def test_one_step_makes_no_curve() -> None:
-    assert loss_plot(lines({1: 10.4}), width=60) is None
+    assert plotted(lines({1: 10.4})) is None

@@ -15,6 +15,7 @@ import pytest
 from jobs.bucket.objects import Bucket
 from jobs.commands.tensorboard import copy_logs
 from jobs.output.program_status import describe_program
+from jobs.program.losses import joined
 from tests.jobs.conftest import Desk
 from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue import contract
@@ -100,14 +101,47 @@ def test_an_old_status_says_so() -> None:
 def test_status_shows_it_under_the_job(desk: Desk, run: Path) -> None:
     desk.put("runs/x/results/status.json", status_document())
 
-    result = desk.run("status", "x", "--plot")
+    result = desk.run("status", "x")
 
     assert "step 70: loss 2.5" in result.stdout
     assert "newest snapshot: 4" in result.stdout
-    assert "python -m jobs tensorboard x" in result.stderr
     document = json.loads(desk.run("status", "x", "--json").stdout)
     check_schema("jobs-status", document)
     assert document["training"]["snapshots"][1]["number"] == 4
+
+
+def losses(desk: Desk, name: str, *points: tuple[int, float]) -> None:
+    lines = (json.dumps({"step": step, "loss": loss}) for step, loss in points)
+    desk.put(f"runs/x/metrics/losses/{name}.jsonl", "\n".join(lines).encode())
+
+
+def test_the_losses_of_all_attempts_are_drawn(desk: Desk, run: Path) -> None:
+    desk.put("runs/x/results/status.json", status_document())
+    losses(desk, "20261122T120000Z-attempt-1", (10, 9.5), (20, 8.5), (30, 70.5))
+    losses(desk, "20261122T130000Z-attempt-2", (20, 8.25), (40, 7.5))
+
+    shown = desk.run("status", "x", "--plot").stdout
+
+    assert "9.5" in shown and "7.5" in shown and "loss" in shown
+    assert "70" not in shown.partition("newest snapshot")[2]  # made anew by the second attempt
+    assert joined([{10: 9.5, 20: 8.5, 30: 70.5}, {}, {20: 8.25, 40: 7.5}]) == {
+        10: 9.5, 20: 8.25, 40: 7.5,
+    }  # fmt: skip
+
+
+def test_without_losses_it_is_said_what_a_pattern_needs(desk: Desk, run: Path) -> None:
+    desk.put("runs/x/results/status.json", status_document())
+    assert "in fewer than two lines a loss was found, in the forms of Hugging Face" in (
+        desk.run("status", "x", "--plot").stderr
+    )
+
+    for pattern, says in (
+        ("at (?P<step>.*)", "--progress-pattern at (?P<step>.*) has no group for the loss"),
+        ("(?P<step>.)(?P<loss>.)", "fewer than two lines have matched --progress-pattern (?P<st"),
+    ):
+        desk.run("submit", "./train.py", "--name", "x", "--yes", "--progress-pattern", pattern)
+        assert says in desk.run("status", "x", "--plot").stderr
+        desk.backend_job(str(desk.jobs("x")[-1]["jobId"])).status = "SUCCEEDED"
 
 
 def test_what_the_desk_writes_is_what_the_schemas_say(desk: Desk, run: Path) -> None:

@@ -21,11 +21,13 @@ from pathlib import Path
 
 from training.core.files import write_whole
 from training.core.processes import die_with_parent
+from training.program.curve import Curve
 from training.program.reports import OUTPUT_FILE, Noted
 
 _READ_BYTES = 64 * 1024
 _BAR_EVERY_S = 10.0
 _NOTE_EVERY_S = 0.5
+_CURVE_EVERY_S = 5.0
 _LONGEST_SEARCHED = 2000
 """Characters of a line in which progress is looked for; progress is at the beginning."""
 _LONGEST_SHOWN = 500
@@ -50,6 +52,7 @@ class Progress:
 
     def __init__(self, noted: Noted, pattern: str = "") -> None:
         self._noted = noted
+        self.curve = Curve()
         self._patterns = [
             re.compile(text) for text in ((pattern,) if pattern else DEFAULT_PATTERNS)
         ]
@@ -61,12 +64,12 @@ class Progress:
             if (match := pattern.search(line, 0, _LONGEST_SEARCHED)) is not None:
                 groups = match.groupdict()
                 with contextlib.suppress(TypeError, ValueError):
-                    self._noted.loss = (
-                        float(groups["loss"]) if groups.get("loss") else (self._noted.loss)
-                    )
-                with contextlib.suppress(TypeError, ValueError):
                     if groups.get("step"):
                         self._step(int(groups["step"]), now_s)
+                with contextlib.suppress(TypeError, ValueError):
+                    if groups.get("loss"):
+                        self._noted.loss = float(groups["loss"])
+                        self.curve.add(self._noted.step, self._noted.loss)
                 return
 
     def _step(self, step: int, now_s: float) -> None:
@@ -147,7 +150,7 @@ class Recorder:
         self._scratch = scratch
         self.noted = Noted()
         self._progress = Progress(self.noted, pattern)
-        self._written_s = float("-inf")
+        self._written_s = self._drawn_s = float("-inf")
         self._changed = False
 
     def line(self, text: bytes, now_s: float) -> None:
@@ -172,6 +175,9 @@ class Recorder:
             self._written_s, self._changed = now_s, False
             with contextlib.suppress(OSError):  # a full disk must not stop the output
                 write_whole(self._scratch / OUTPUT_FILE, json.dumps(asdict(self.noted)).encode())
+                if force or now_s - self._drawn_s >= _CURVE_EVERY_S:
+                    self._drawn_s = now_s
+                    self._progress.curve.write(self._scratch)
 
 
 def main(argv: Sequence[str]) -> int:

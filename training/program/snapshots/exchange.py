@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import shutil
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from training.core.failures import describe
+from training.program.curve import CURVE_FILE
 from training.program.snapshots.coordinator import Coordinator, Messages, NotAlone, Patience
 from training.program.snapshots.folder import look
 from training.program.snapshots.manifest import Snapshot, clock_text
@@ -20,7 +22,7 @@ from training.program.snapshots.selection import too_large
 from training.program.snapshots.uploader import Complaints, Uploader
 from training.storage import ObjectMissing, Objects, StorageError, StorageRefused
 from training.storage.results import now_utc
-from trainium_catalogue.contract import RUN_STATUS, run_key
+from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
 
 _TURN_S = 5.0
 _HURRIED_TURN_S = 0.25
@@ -57,6 +59,9 @@ class Exchange:
         self._patience = Patience(settings.every_s)
         self._status_written_s = float("-inf")
         self._missing: bytes = b""
+        began = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+        place = f"{PROGRAM_LOSSES}{began}-attempt-{settings.attempt}.jsonl"
+        self._losses_key, self._losses = run_key(settings.run, place), b""
         self.take_again = False
         """True if the bucket has lost something that this node has listed."""
         self.refusal = ""
@@ -229,4 +234,13 @@ class Exchange:
         }
         key = run_key(self._settings.run, RUN_STATUS)
         self._bucket.put(key, json.dumps(document, indent=2).encode() + b"\n")
+        self._write_losses()
         self._status_written_s = time.monotonic()
+
+    def _write_losses(self) -> None:
+        """Write the losses of this attempt, from which `status --plot` draws a curve."""
+        with contextlib.suppress(FileNotFoundError):
+            losses = (self._settings.scratch / CURVE_FILE).read_bytes()
+            if losses != self._losses:
+                self._bucket.put(self._losses_key, losses)
+                self._losses = losses

@@ -9,12 +9,27 @@ from pathlib import Path
 import jsonschema
 
 from tests.training.program.snapshots.kept_nodes import ROOT, Job, checkpoints, paths, wait_until
-from trainium_catalogue.contract import RUN_STATUS, run_key
+from training.program.curve import CURVE_FILE
+from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
 
 
 def _write(path: Path, text: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode() if isinstance(text, str) else text)
+
+
+def test_the_losses_that_were_printed_are_in_the_bucket_too(local_job: Job) -> None:
+    (node,) = local_job.attempt()
+    curve = b'{"step": 1, "loss": 2.5}\n'
+    (node.settings.scratch / CURVE_FILE).write_bytes(curve)
+
+    node.start_keeper()
+    node.end()
+    node.wait()
+
+    (found,) = local_job.bucket.list(run_key("run", PROGRAM_LOSSES))
+    assert found.key.endswith("-attempt-1.jsonl")
+    assert local_job.bucket.get(found.key) == curve
 
 
 def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folders(

@@ -1,0 +1,57 @@
+"""The losses that a program's run has printed, over all of its attempts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from jobs.bucket.objects import Bucket
+from jobs.program.record import read_record
+from trainium_catalogue import contract
+
+_EXAMPLE = r"'step=(?P<step>\d+) loss=(?P<loss>\S+)'"
+
+
+def read_losses(bucket: Bucket, run: str) -> dict[int, float]:
+    """Read the losses by step, as far as the newest attempt still has those steps behind it."""
+    keys = [found.key for found in bucket.objects(contract.run_key(run, contract.PROGRAM_LOSSES))]
+    return joined([_points(bucket.read(key) or b"") for key in sorted(keys)])
+
+
+def joined(attempts: Sequence[dict[int, float]]) -> dict[int, float]:
+    """Join the losses of attempts: what a later one makes anew is the later one's."""
+    losses: dict[int, float] = {}
+    for points in attempts:
+        if points:
+            first = min(points)
+            losses = {step: loss for step, loss in losses.items() if step < first} | points
+    return losses
+
+
+def why_no_losses(bucket: Bucket, run: str) -> str:
+    """Say why there is no curve, and what the program or its submission needs for one."""
+    ran = read_record(bucket, run)
+    pattern = str(ran[-1].parameters.get("progress-pattern") or "") if ran else ""
+    again = f"submit it with --progress-pattern {_EXAMPLE} for lines like `step=20 loss=2.5`"
+    if pattern and "(?P<loss>" not in pattern:
+        return f"run {run}: --progress-pattern {pattern} has no group for the loss; {again}"
+    if pattern:
+        return (
+            f"run {run}: fewer than two lines have matched --progress-pattern {pattern} with a "
+            "loss; test it with Python's re.search on a line of the log"
+        )
+    return (
+        f"run {run}: in fewer than two lines a loss was found, in the forms of Hugging Face, "
+        f"Lightning, tqdm and nanoGPT; for others {again}"
+    )
+
+
+def _points(data: bytes) -> dict[int, float]:
+    points: dict[int, float] = {}
+    for line in data.decode(errors="replace").splitlines():
+        try:
+            document = json.loads(line)
+            points[int(document["step"])] = float(document["loss"])
+        except (KeyError, TypeError, ValueError):
+            continue  # no line of ours
+    return points

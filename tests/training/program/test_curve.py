@@ -1,0 +1,65 @@
+"""The losses of a program's output, as a curve that stays small."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+
+from tests.support.limits import scaled
+from training.program.curve import CURVE_FILE, Curve
+
+SCHEMAS = Path(__file__).resolve().parents[3] / "docs" / "schemas"
+
+
+def points(folder: Path) -> list[tuple[int, float]]:
+    schema = json.loads((SCHEMAS / "program-loss.schema.json").read_text())
+    found = [json.loads(line) for line in (folder / CURVE_FILE).read_text().splitlines()]
+    for item in found:
+        jsonschema.validate(item, schema, cls=jsonschema.Draft202012Validator)
+    return [(item["step"], item["loss"]) for item in found]
+
+
+def drawn(folder: Path, *losses: tuple[int | None, float]) -> list[tuple[int, float]]:
+    curve = Curve()
+    for step, loss in losses:
+        curve.add(step, loss)
+    curve.write(folder)
+    return points(folder)
+
+
+def test_output_leaves_a_curve(tmp_path: Path) -> None:
+    data = b"iter 10: loss 2.5, time 3ms\nsaved\niter 20: loss nan\niter 30: loss 2.25\n"
+    command = [sys.executable, "-m", "training.program.output", str(tmp_path)]
+
+    subprocess.run(command, input=data, check=True, capture_output=True, timeout=scaled(20))
+
+    assert points(tmp_path) == [(10, 2.5), (30, 2.25)]
+
+
+def test_of_several_losses_of_a_step_the_last_counts(tmp_path: Path) -> None:
+    assert drawn(tmp_path, (1, 3.0), (2, 2.0), (2, 1.5), (3, 1.0)) == [(1, 3), (2, 1.5), (3, 1)]
+
+
+def test_losses_without_steps_are_counted(tmp_path: Path) -> None:
+    assert drawn(tmp_path, (None, 3.0), (None, 2.0)) == [(1, 3), (2, 2)]
+
+
+def test_epochs_that_count_from_the_beginning_follow_each_other(tmp_path: Path) -> None:
+    epoch = ((0, 4.0), (50, 3.0), (100, 2.0))
+
+    steps = [step for step, _ in drawn(tmp_path, *epoch, *epoch)]
+
+    assert steps == [0, 50, 100, 101, 150, 200]
+
+
+def test_many_losses_are_thinned_evenly_with_both_ends(tmp_path: Path) -> None:
+    found = [step for step, _ in drawn(tmp_path, *((step, 1.0) for step in range(1, 5001)))]
+
+    assert (found[0], found[-1]) == (1, 5000)
+    assert 500 < len(found) < 1002
+    assert {later - step for step, later in itertools.pairwise(found[:-1])} == {8}

@@ -13,7 +13,7 @@ from jobs.bucket.objects import Bucket
 from jobs.program.snapshots import chosen_snapshot, go_back
 from tests.training.program.snapshots.kept_nodes import Job, checkpoints
 from tests.training.s3_server import REGION
-from training.program.snapshots import object_key
+from training.program.snapshots.manifest import object_key
 from training.storage import StorageAccess
 
 _SERIAL = itertools.count()
@@ -49,7 +49,7 @@ def attempt(job: Job, text: str | None = None) -> dict[str, object]:
     node.restore(job.snapshots)
     given = dict(checkpoints(node))
     if text is not None:
-        node.start_keeper()
+        node.start_snapshots()
         (node.folder / "latest.pt").write_text(text)
         node.end()
         node.wait()

@@ -23,7 +23,7 @@ def test_the_losses_that_were_printed_are_in_the_bucket_too(local_job: Job) -> N
     curve = b'{"step": 1, "loss": 2.5}\n'
     (node.settings.scratch / CURVE_FILE).write_bytes(curve)
 
-    node.start_keeper()
+    node.start_snapshots()
     node.end()
     node.wait()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from training.core.arguments import parse
 from training.core.contract import NodeContract
-from training.core.failures import classify, describe
+from training.core.failures import Explained, classify, describe
 from training.core.job import Job, Stopped, StopSwitch
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
@@ -65,7 +65,10 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
         # report that, and this is better evidence.
         progress.fail(classify(error), describe(error))
         sys.stdout.flush()
-        log.info("rank %d failed:\n%s", rank, traceback.format_exc().rstrip("\n"))
+        if isinstance(error, Explained):
+            log.info("rank %d: %s", rank, error)
+        else:
+            log.info("rank %d failed:\n%s", rank, traceback.format_exc().rstrip("\n"))
         os._exit(ExitCode.WORKLOAD)
     progress.finish()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -62,6 +62,16 @@ class Requirements:
 
     text: str
     """One requirement or option a line, without comments; empty if nothing is required."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """File and number of each line, if they were read from files."""
+
+    def named(self) -> Iterator[str]:
+        """Yield the lines that require or limit a package."""
+        yield from (line for line in self.text.splitlines() if not line.startswith("-"))
+
+    def place(self, line: str) -> str:
+        """Name the place of a line, for people."""
+        return self.places.get(line, "the run's requirements")
 
     @property
     def count(self) -> int:
@@ -76,18 +86,21 @@ class Requirements:
 
 def read_requirements(path: Path) -> Requirements:
     """Read a requirements file and those that it names; refuse lines that cannot work."""
-    lines = list(_file_lines(path, chain=()))
-    text = "".join(f"{line}\n" for line in lines)
+    found = list(_file_lines(path, chain=()))
+    text = "".join(f"{line}\n" for line, _ in found)
     if len(text.encode()) > _MOST_BYTES:
         raise Refusal(
             "requirements-size",
             f"--requirements {path} has {len(text.encode()):,} bytes; at most {_MOST_BYTES:,} are "
             "kept with a run; name only what the program imports",
         )
-    return Requirements(text=text)
+    return Requirements(text=text, places=dict(found))
 
 
-def _file_lines(path: Path, *, chain: tuple[Path, ...], constrains: bool = False) -> Iterator[str]:
+def _file_lines(
+    path: Path, *, chain: tuple[Path, ...], constrains: bool = False
+) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a file and of those that it names, with their places."""
     here = (*chain, path.resolve())
     if path.resolve() in chain:
         raise Refusal("requirements-file", f"{path} names itself; take that line out")
@@ -129,7 +142,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def _checked(
     line: str, where: str, path: Path, chain: tuple[Path, ...], constrains: bool
-) -> Iterator[str]:
+) -> Iterator[tuple[str, str]]:
     """Check one line; yield it, or the lines of the file that it names."""
 
     def refuse(code: str, reason: str) -> Refusal:
@@ -171,10 +184,10 @@ def _checked(
             )
         # Constraints have no options of their own, and pip reads none from their files.
         if not constrains:
-            yield f"{name} {value}".strip()
+            yield f"{name} {value}".strip(), where
         return
     _check_requirement(line, where)
-    yield f"{CONSTRAINT_MARK}{line}" if constrains else line
+    yield (f"{CONSTRAINT_MARK}{line}" if constrains else line), where
 
 
 def _refuse_secrets(line: str, where: str) -> None:

@@ -13,6 +13,8 @@ from jobs.deployment import Deployment
 from jobs.errors import Refusal
 from jobs.job import Job, JobRequest, RunSummary, compile_run, counted, flag_value
 from jobs.orchestrators import JobService
+from jobs.output.console import note
+from jobs.program.image_packages import check_image_packages
 from jobs.submit.program import program_changes
 from jobs.submit.resolve import Submission, SubmitOptions
 from trainium_catalogue import contract
@@ -58,6 +60,8 @@ def check(submission: Submission) -> Submission:
     if order.scales:
         check_scales(request, target)
     check_request(target, order.workload, request)
+    if submission.wheels is not None:
+        check_image_packages(submission.wheels.requirements, target, note)
     submission.service.check(request)
     if order.compiles:
         submission.service.check(replace(request, run=compile_run(request.run)))

@@ -104,6 +104,74 @@ def test_another_image_needs_other_wheels(desk: Desk, program: Path, key: str) -
     assert dry_run(desk, *WORDS)["wheels"]["key"] != key
 
 
+@pytest.mark.parametrize(
+    ("line", "has"),
+    [
+        ("torch==2.4.1", "has torch 2.9.x, which stays as it is"),
+        ("torch<2.9", "has torch 2.9.x"),
+        ("Torch_NeuronX==2.8.0.2.10", "has torch-neuronx 2.9.0.2.12.22436+0f1dac25"),
+        ("neuronx-cc>=2.24", "has neuronx-cc 2.23.6484.0+3b612583"),
+        ("numpy @ https://example.com/numpy.whl", "the image has its own numpy"),
+        ("torchvision @ https://example.com/v.whl", "the image has its own torchvision"),
+        ("torch==2.4.1 --hash=sha256:" + 64 * "0", "has torch 2.9.x"),
+    ],
+)
+def test_what_stays_in_the_image_is_not_replaced(
+    desk: Desk, program: Path, line: str, has: str
+) -> None:
+    desk.parameter(contract.SSM_SETTINGS, "{}")
+    (program / "more.txt").write_text(f"# of mine\n{line}\n")
+
+    for more in ((), ("--dry-run",)):
+        refused = desk.run("submit", *WORDS, "--yes", *more)
+        assert_refused(refused, f"more.txt, line 2: {line}: the image", has, "leave the line out")
+    assert desk.keys() == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch>=2.4",
+        "torch==2.9.*",
+        "torch==2.9.1",
+        "torch-neuronx==2.9.0.2.12.22436",
+        "numpy<3",
+        "torch==2.4 ; sys_platform == 'win32'",
+        "torch==2.4 ; python_version < '3.12'",
+        "torchmetrics==1.4",
+    ],
+)
+def test_what_the_image_satisfies_is_taken(desk: Desk, program: Path, line: str) -> None:
+    desk.parameter(contract.SSM_SETTINGS, "{}")
+    (program / "more.txt").write_text(f"{line}\n")
+
+    assert "the image" not in submitted(desk, *WORDS)
+
+
+def test_a_constraint_and_kept_requirements_are_compared_too(desk: Desk, program: Path) -> None:
+    (program / "more.txt").write_text("einops\n-c limits.txt\n")
+    (program / "limits.txt").write_text("torch<2.9\n")
+    assert "image" not in submitted(desk, *WORDS)
+    for job in (*desk.jobs("x"), *desk.jobs(wheels_run(record(desk)[0]["requirements"]["key"]))):
+        desk.backend_job(job["jobId"]).status = "FAILED"
+    desk.parameter(contract.SSM_SETTINGS, "{}")
+
+    assert_refused(desk.run("submit", *WORDS, "--yes"), "limits.txt, line 1: torch<2.9: the")
+    assert_refused(
+        desk.run("submit", "./train.py", "--name", "x", "--yes"), "the run's requirements: torch<2.9: the"
+    )
+
+
+def test_versions_of_an_image_that_is_not_known_are_remarked(desk: Desk, program: Path) -> None:
+    desk.parameter(contract.SSM_SETTINGS, json.dumps({"image_uri": "example.com/image:1"}))
+    (program / "more.txt").write_text("torch==2.4.1\nnumpy<3\n")
+
+    said = submitted(desk, *WORDS)
+
+    assert "more.txt, line 1: torch==2.4.1: it has to be exactly the version in the image" in said
+    assert "numpy" not in said
+
+
 def test_a_module_may_be_of_a_package_that_is_required(desk: Desk, program: Path) -> None:
     flags = ("--name", "x", "--requirements", "requirements.txt")
     submitted(desk, "-m", "einops.layers.torch", *flags)

@@ -54,6 +54,10 @@ _WORKLOAD_STATUS = re.compile(
 )
 
 
+class Explained(Exception):
+    """An error whose message says all that its user needs; the log shows no traceback of it."""
+
+
 def classify(error: BaseException) -> ExitCode:
     """Choose the exit code for a worker that ends with ``error``."""
     if any(_is_host_trouble(link) for link in _causes(error)):

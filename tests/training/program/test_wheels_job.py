@@ -61,6 +61,7 @@ def test_its_last_line_tells_the_conflict_and_it_is_not_retried(
     last = instance.log(0).splitlines()[-1]
     assert "p4-old 1.0 needs torch<1, but the image has torch" in last
     assert last.endswith("or deploy an image of your own (image_uri)")
+    assert "Traceback" not in instance.log(0)
 
 
 def test_without_a_text_it_says_who_leaves_one(

@@ -1,15 +1,13 @@
 """The image's own packages: which of them a program's requirements may not replace.
 
-torch and the Neuron packages fit each other, the driver and the compiled graphs, and what was
-compiled against numpy needs the numpy that is there. They stay as they are. Anything else that the
-image has is used where it satisfies the requirements, and otherwise hidden by the version they ask
-for: programs pin transformers or datasets, and rarely to the image's version.
+Some stay as they are (``trainium_catalogue.image_packages``). Anything else that the image has is
+used where it satisfies the requirements, and otherwise hidden by the version they ask for: programs
+pin transformers or datasets, and rarely to the image's version.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,9 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-_FIXED = re.compile(r"torch|torchvision|torchaudio|torch-xla|numpy|nki|.*neuron.*")
-"""Canonical names; ``.*neuron.*`` are torch-neuronx, neuronx-cc, neuronx-distributed,
-libneuronxla and the like."""
+from trainium_catalogue.image_packages import is_fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +31,7 @@ class Package:
     @property
     def is_fixed(self) -> bool:
         """True if requirements may not replace it."""
-        return _FIXED.fullmatch(self.name) is not None
+        return is_fixed(self.name)
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"

@@ -16,6 +16,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
+from training.core.failures import Explained
 from training.core.heartbeat import heartbeat
 from training.program.wheels.packages import Constraint
 from trainium_catalogue.contract import CONSTRAINT_MARK
@@ -42,11 +43,11 @@ _AT_MOST_S = 3600.0
 log = logging.getLogger(__name__)
 
 
-class RequirementsRefused(ValueError):
+class RequirementsRefused(Explained):
     """Requirements that cannot be had in this image; the message is for the user."""
 
 
-class IndexUnreachable(ConnectionError):
+class IndexUnreachable(Explained, ConnectionError):
     """No package index answers; another attempt may reach it."""
 
 

@@ -13,6 +13,9 @@ PYTEST := python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # No command of this project reports usage to anyone.
 export CDK_DISABLE_CLI_TELEMETRY := true
+# Where a shell turns byte code off, each of the hundreds of processes of a test run or a rehearsal
+# would compile this project again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-tests setup-programs setup-benchmarks check format test test-full test-nxd rehearse synth bench bench-smoke diagram readme clean lock
 

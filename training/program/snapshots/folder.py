@@ -26,6 +26,7 @@ _ONE_SAVE_S = 60.0
 """New files that come into a folder within this time belong to one save."""
 _CAUTION = 1.5
 """The quiet time in pauses of earlier saves: the next may be longer."""
+_DIGITS = re.compile(r"\d+")
 _ROUNDS = 3
 """Replacements of one file after which a program is taken to do so all the time."""
 
@@ -147,6 +148,8 @@ class Watch:
         """Longest pause between two new files of one save."""
         self._grew: dict[str, float] = {}
         """Time of the latest new file in each folder."""
+        self._began_saving: dict[str, float] = {}
+        """Time of the first new file in each kind of folder: names that differ in numbers only."""
         self.state: State = {}
         self.since = 0.0
         """Time from which everything but logs has been as it is."""
@@ -194,8 +197,11 @@ class Watch:
 
     @property
     def quiet_s(self) -> float:
-        """Time without a change that is enough: longer than the pauses of earlier saves."""
-        return max(self._quiet_s, min(self._longest_quiet_s, _CAUTION * self._pause_s))
+        """Time without a change that is enough: longer than the pauses of earlier saves. Of a first
+        save nobody knows the pauses yet, so the longest time is taken until it must be over."""
+        learns = any(self.until - at < _ONE_SAVE_S for at in self._began_saving.values())
+        wanted = self._longest_quiet_s if learns else _CAUTION * self._pause_s
+        return max(self._quiet_s, min(self._longest_quiet_s, wanted))
 
     def forget_pauses(self) -> None:
         """Take the shortest time again: with a longer one there never is a quiet moment."""
@@ -235,7 +241,10 @@ class Watch:
         for path in changed:
             folder = path.rpartition("/")[0]
             is_new = path in state and path not in self.state and state[path].kind is Kind.FILE
-            if not folder or not is_new:
+            if not is_new:
+                continue
+            self._began_saving.setdefault(_DIGITS.sub("0", folder), now)
+            if not folder:
                 continue
             if now - self._grew.get(folder, float("-inf")) <= _ONE_SAVE_S:
                 self._pause_s = max(self._pause_s, now - self.since)

@@ -65,7 +65,7 @@ def check_grammar(
             raise Refusal(
                 "empty-file", f"{path} has no statement, so it would do nothing; name a program"
             )
-        waiting += _imported(tree, path, root, contents)
+        waiting += imported_files(tree, path, root, contents)
 
 
 def _parsed(
@@ -104,7 +104,7 @@ def _may_be_newer(error: SyntaxError, here: Version, nodes: Version) -> bool:
     return any(here < since <= nodes and pattern.search(line) for since, pattern in _NEWER_GRAMMAR)
 
 
-def _imported(
+def imported_files(
     tree: ast.Module, path: str, root: str, contents: Mapping[str, bytes]
 ) -> Iterator[str]:
     """Yield the files of the bundle that are certainly imported: by statements at the top."""

@@ -35,7 +35,7 @@ _WORD = re.compile(
     r"|\bgh[pousr]_[A-Za-z0-9]{36}\b|\bgithub_pat_\w{20,}|\bxox[abpr]-[\w-]{10,})"
 )
 _FLAG = re.compile(
-    r"--?(?:[\w-]*[-_])?(?:api[-_]?key|secret|token|password|passwd|access[-_]?key)"
+    r"--?(?:[\w-]*[-_])?(?:api[-_]?key|secret|(?P<token>token)|password|passwd|access[-_]?key)"
     r"(?:=(?P<value>.+))?",
     re.IGNORECASE,
 )
@@ -60,11 +60,25 @@ def secret_words(argv: Sequence[str]) -> Iterable[str]:
         flag = _FLAG.fullmatch(word)
         if flag is not None:
             follows = flag["value"] or (argv[index + 1] if index + 1 < len(argv) else "")
-            # `--token 4` or `--secret` alone: nothing that is as long as a key.
-            if len(follows) >= 8 and not follows.startswith("--"):
+            # `--eos_token </s>`, or `--secret` alone: nothing that is as long as a key.
+            least = 8 if flag["token"] else 1
+            if len(follows) >= least and not follows.startswith("--"):
                 yield word.partition("=")[0]
         elif _WORD.search(word) and not (index and _FLAG.fullmatch(argv[index - 1])):
             yield f"{word[:6]}..."
+
+
+def check_arguments(argv: Sequence[str]) -> None:
+    """Raise ``ValueError`` for an argument that has the form of a key."""
+    for index, word in enumerate(argv):
+        if _WORD.search(word) or secret_content(word.encode()):
+            before = argv[index - 1] if index and argv[index - 1].startswith("-") else ""
+            shown = before or (word.partition("=")[0] if "=" in word else f"{word[:6]}...")
+            raise ValueError(
+                f"argument {shown}: it has the form of a key, and can be read in the job's "
+                "description, in program.json and in logs; let the program read it from "
+                "elsewhere, such as AWS Secrets Manager with --aws-credentials"
+            )
 
 
 def check_variables(variables: Mapping[str, str]) -> None:

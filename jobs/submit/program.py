@@ -28,10 +28,12 @@ from jobs.program.entry import (
 )
 from jobs.program.files import select
 from jobs.program.grammar import check_grammar, python_of
+from jobs.program.imports import left_behind
 from jobs.program.parameters import ENV
 from jobs.program.record import Submitted, add_record, now, read_record
+from jobs.program.remarks import local_paths
 from jobs.program.requirements import Requirements, read_requirements
-from jobs.program.secrets import check_variables, secret_words
+from jobs.program.secrets import check_arguments, check_variables, secret_words
 from jobs.program.snapshots import Choice, Snapshot, chosen_snapshot, go_back, newest_snapshot
 from jobs.program.workload_file import WorkloadFile, plain_workload, read_workload_file
 from jobs.submit.program_data import check_data
@@ -189,6 +191,10 @@ def packed(
     """Pack the program's folder; needs no network."""
     entry, file = program.entry, program.file
     settings = {} if file is None else file.settings
+    try:
+        check_arguments(arguments or ())
+    except ValueError as error:
+        raise Refusal("program-arguments", str(error)) from None
     kept = _kept_folder({**settings, **values})
     if file is not None:
         include, exclude = (*file.include, *include), (*file.exclude, *exclude)
@@ -335,11 +341,8 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
             f"{', '.join(own)} after -- goes to the program, as every word there; an option of "
             "submit stands before --"
         )
-    for word in dict.fromkeys(secret_words(request.program_argv)):
-        note(
-            f"{word} looks like a key: arguments can be read in the job's description, in "
-            "program.json and in logs; let the program read it from elsewhere"
-        )
+    for remark in _remarks(order.program, submission):
+        note(remark)
     document = {
         "program": {
             "script": new.script,
@@ -355,6 +358,21 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
         }
     }
     return lines, document
+
+
+def _remarks(order: ProgramOrder, submission: Submission) -> Iterator[str]:
+    """Say what will probably be otherwise on the nodes, or should not be sent."""
+    request, entry = submission.request, order.entry
+    for word in dict.fromkeys(secret_words(request.program_argv)):
+        yield (
+            f"{word} looks like a key: arguments can be read in the job's description, in "
+            "program.json and in logs; let the program read it from elsewhere"
+        )
+    variables = split_variables(str(request.parameters.get(ENV) or ""))
+    yield from local_paths(request.program_argv, variables, entry.folder)
+    if entry.file:
+        required = "" if order.requirements is None else order.requirements.text
+        yield from left_behind(entry, order.bundle.contents(), required)
 
 
 def program_changes(submission: Submission) -> tuple[str, ...]:

@@ -475,10 +475,27 @@ def test_options_of_submit_among_the_arguments_are_remarked(desk: Desk, program:
 
 
 def test_an_argument_that_looks_like_a_key_is_remarked_once(desk: Desk, program: Path) -> None:
-    said = submitted(desk, "./train.py", "--name", "x", "--", "--api-key", "sk-" + "a1" * 20)
+    said = submitted(desk, "./train.py", "--name", "x", "--", "--api-key", "a1" * 20)
 
     assert said.count("--api-key looks like a key") == 1
     assert "a1a1" not in said.split("looks like a key")[1].splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--key", "sk-" + "a1" * 20], "argument --key: it has the form of a key"),
+        (["--key=hf_" + "a1" * 17], "argument --key: it has the form"),
+        (["ghp_" + "a1" * 18], "argument ghp_a1...: it has the form"),
+    ],
+)
+def test_an_argument_in_the_form_of_a_key_is_refused(
+    desk: Desk, program: Path, words: list[str], shown: str
+) -> None:
+    result = desk.run("submit", "./train.py", "--name", "x", "--yes", "--", *words)
+
+    assert_refused(result, shown, "let the program read it from elsewhere")
+    assert "a1a1" not in result.stderr
 
 
 def test_a_run_of_a_built_in_workload_is_not_continued_by_a_program(

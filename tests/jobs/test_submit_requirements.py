@@ -158,7 +158,8 @@ def test_a_constraint_and_kept_requirements_are_compared_too(desk: Desk, program
 
     assert_refused(desk.run("submit", *WORDS, "--yes"), "limits.txt, line 1: torch<2.9: the")
     assert_refused(
-        desk.run("submit", "./train.py", "--name", "x", "--yes"), "the run's requirements: torch<2.9: the"
+        desk.run("submit", "./train.py", "--name", "x", "--yes"),
+        "the run's requirements: torch<2.9: the",
     )
 
 

@@ -1,0 +1,117 @@
+"""Modules that a program imports and that are here, but will not be on the nodes.
+
+Read from its text, without running it: only what its own files import at the top, so that what is
+tried, or is for type checkers, counts as optional.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.program.entry import Entry
+from jobs.program.grammar import imported_files
+
+_IN_IMAGE = frozenset({"training", "trainium_catalogue"})
+_CLONE = Path(__file__).resolve().parents[2]
+"""What is in this repository is not what a program of the user's own means."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import:
+    """An import, by its top-level name."""
+
+    file: str
+    line: int
+    name: str
+
+
+def left_behind(entry: Entry, contents: Mapping[str, bytes], required: str) -> Iterator[str]:
+    """Remark imports that work here only; ``required`` is the text of the requirements."""
+    root = "" if entry.module else entry.file.rpartition("/")[0]
+    names = {_plain(match[0]) for line in required.splitlines() if (match := _NAME.match(line))}
+    seen: set[str] = set()
+    for item in _imports(entry.file, contents, root):
+        if item.name in seen or item.name in sys.stdlib_module_names or item.name in _IN_IMAGE:
+            continue
+        seen.add(item.name)
+        if _plain(item.name) in names or _is_in(contents, root, item.name):
+            continue
+        where = f"{item.file}, line {item.line}: {item.name}"
+        if root and _is_in(contents, "", item.name):
+            module = entry.file.removesuffix(".py").replace("/", ".")
+            yield (
+                f"{where} is among the files, but Python looks for modules beside the script, in "
+                f"{root}/; submit -m {module} --workdir {entry.folder} to have it look in all of "
+                "them"
+            )
+        elif (found := _found_here(entry.folder, item.name)) is not None:
+            yield (
+                f"{where} is in {found} here, which does not go along; name the folder that holds "
+                "both with --workdir, or its package in --requirements"
+            )
+
+
+def _imports(file: str, contents: Mapping[str, bytes], root: str) -> Iterator[Import]:
+    """Yield the imports of a file, and of those of the bundle that it imports."""
+    waiting, seen = [file], set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen or path not in contents:
+            continue
+        seen.add(path)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tree = ast.parse(contents[path])
+        except (SyntaxError, ValueError):
+            continue  # the grammar of a newer Python, or refused already
+        for statement in tree.body:
+            names: list[str] = []
+            if isinstance(statement, ast.Import):
+                names = [alias.name for alias in statement.names]
+            elif isinstance(statement, ast.ImportFrom) and not statement.level:
+                names = [statement.module or ""]
+            for name in names:
+                yield Import(file=path, line=statement.lineno, name=name.partition(".")[0])
+        waiting += imported_files(tree, path, root, contents)
+
+
+def _is_in(contents: Mapping[str, bytes], root: str, name: str) -> bool:
+    base = f"{root}/{name}" if root else name
+    return f"{base}.py" in contents or any(path.startswith(f"{base}/") for path in contents)
+
+
+def _found_here(folder: Path, name: str) -> Path | None:
+    """Find the folder outside the program's that has a module, or its code's in development."""
+    real = folder.resolve()
+    for place in (real.parent, real.parent.parent, Path.cwd()):
+        here = place.resolve()
+        if _CLONE in (here, *here.parents) or real in (here, *here.parents):
+            continue
+        if (here / f"{name}.py").is_file() or any((here / name).glob("*.py")):
+            return here
+    try:
+        # In PYTHONPATH, or installed for development.
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    for word in places:
+        source = Path(word or "/").resolve()
+        installed = {"site-packages", "dist-packages"} & {*source.parts}
+        if source.exists() and source != Path("/") and not installed:
+            outside = (_CLONE, Path(sys.base_prefix).resolve(), real)
+            return None if any(source.is_relative_to(base) for base in outside) else source.parent
+    return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,55 @@
+"""What is worth a remark before a program is sent: it will not be on the nodes as it is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from trainium_catalogue import contract
+
+_THERE_TOO = ("/dev", "/proc", "/sys", "/usr", "/etc", "/bin", "/lib", contract.LUSTRE_MOUNT)
+"""Folders of the nodes as well; whoever names something in them does not mean this machine."""
+
+
+def local_paths(argv: Sequence[str], variables: Mapping[str, str], folder: Path) -> Iterator[str]:
+    """Remark absolute paths of this machine; ``folder`` is the program's."""
+    seen: set[str] = set()
+    for shown, words in (*map(_of_argument, argv), *map(_of_variable, variables.items())):
+        for word in words:
+            path = None if word in seen else _existing(word)
+            if path is not None:
+                seen.add(word)
+                yield f"{shown}: {_advice(path, folder.resolve())}"
+
+
+def _of_argument(word: str) -> tuple[str, list[str]]:
+    """Return an argument as it is shown, and what may be a path in it: also after an equals."""
+    return f"argument {word}", [word, word.partition("=")[2]]
+
+
+def _of_variable(item: tuple[str, str]) -> tuple[str, list[str]]:
+    return f"--env {item[0]}={item[1]}", item[1].split(":")
+
+
+def _existing(word: str) -> Path | None:
+    """Return the path that a word is, if this machine has it and nodes do not."""
+    if not word.startswith(("/", "~/")) or len(word) > 4096:
+        return None
+    path = Path(word).expanduser()
+    if len(path.parts) < 2 or str(path) == "/tmp" or str(path).startswith(_THERE_TOO):
+        return None
+    try:
+        return path if path.exists() else None
+    except OSError:
+        return None
+
+
+def _advice(path: Path, folder: Path) -> str:
+    real = path.resolve()
+    if real != folder and real.is_relative_to(folder):
+        inside = real.relative_to(folder).as_posix()
+        return f"a path of this machine, and the program's copy is elsewhere; give {inside}"
+    return (
+        "a path of this machine, which the nodes do not have; put data into the bucket (--input, "
+        "--dataset), files into the program's folder, and give their place there"
+    )

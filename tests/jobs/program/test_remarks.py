@@ -1,0 +1,117 @@
+"""What is remarked before a program is sent: paths and modules that nodes will not have."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.program.entry import Entry
+from jobs.program.imports import left_behind
+from jobs.program.remarks import local_paths
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "mine"
+    made.mkdir()
+    return made
+
+
+def test_paths_of_this_machine_are_remarked_once(folder: Path, tmp_path: Path) -> None:
+    data, config = tmp_path / "data", folder / "conf.yaml"
+    data.mkdir()
+    config.write_text("x")
+    argv = ("--lr", "0.1", "--data", str(data), f"--again={data}", f"--config={config}")
+
+    found = [*local_paths(argv, {"CACHE": f"relative:{data}/..", "N": "4"}, folder)]
+
+    assert [line.partition(": a path")[0] for line in found] == [
+        f"argument {data}",
+        f"argument --config={config}",
+        f"--env CACHE=relative:{data}/..",
+    ]
+    assert "put data into the bucket (--input, --dataset)" in found[0]
+    assert found[1].endswith("elsewhere; give conf.yaml")
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["/", "/tmp", "/dev/shm", "/etc/hostname", "/nowhere/at/all", "out", "s3://b/c", "/\0", "1/2"],
+)
+def test_other_words_are_no_paths_of_this_machine(folder: Path, word: str) -> None:
+    assert [*local_paths((word, f"--x={word}"), {"X": word}, folder)] == []
+
+
+def entry(folder: Path, file: str, module: str | None = None) -> Entry:
+    return Entry(folder=folder, script=None if module else file, module=module, file=file)
+
+
+def remarked(folder: Path, text: str, required: str = "", **others: str) -> list[str]:
+    contents = {"train.py": text.encode()}
+    contents |= {f"{name.replace('__', '/')}.py": more.encode() for name, more in others.items()}
+    return [*left_behind(entry(folder, "train.py"), contents, required)]
+
+
+def test_modules_of_the_folder_above_are_remarked_with_their_place(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "helpers.py").write_text("x = 1\n")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "__init__.py").write_text("")
+    text = "import os, torch\nimport own\nfrom helpers import x\nfrom helpers import y\n"
+
+    found = remarked(folder, text, own="import lib.deep\n")
+
+    assert found == [
+        f"train.py, line 3: helpers is in {tmp_path} here, which does not go along; name the folder"
+        " that holds both with --workdir, or its package in --requirements",
+        f"own.py, line 1: lib is in {tmp_path} here, which does not go along; name the folder that "
+        "holds both with --workdir, or its package in --requirements",
+    ]
+
+
+def test_modules_found_by_pythonpath_or_installed_for_development_are_remarked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Python puts the folders of PYTHONPATH there, and those of .pth files.
+    lib = tmp_path / "elsewhere" / "src"
+    (lib / "in_there").mkdir(parents=True)
+    (lib / "in_there" / "__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(lib)])
+
+    (found,) = remarked(folder, "import in_there.deep\n")
+
+    assert f"in_there is in {lib / 'in_there'} here" in found
+
+
+def test_a_module_beside_the_folder_of_the_script_is_found_with_a_module(folder: Path) -> None:
+    contents = {"scripts/train.py": b"import lib\n", "lib/__init__.py": b""}
+
+    (found,) = left_behind(entry(folder, "scripts/train.py"), contents, "")
+
+    assert "line 1: lib is among the files, but Python looks for modules beside the script" in found
+    assert f"submit -m scripts.train --workdir {folder}" in found
+    module = entry(folder, "scripts/train.py", module="scripts.train")
+    assert [*left_behind(module, contents, "")] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os, json, torch, numpy",
+        "import nothing_of_that_name",
+        "try:\n    import helpers\nexcept ImportError:\n    helpers = None",
+        "from . import helpers",
+        "import jobs, rehearsal, training",
+        "import help_ers",
+    ],
+)
+def test_what_is_installed_optional_or_unknown_is_not_remarked(
+    folder: Path, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "helpers.py").write_text("")
+    (tmp_path / "help_ers.py").write_text("")
+
+    assert remarked(folder, f"{text}\n", required="help-ers>=1\n") == []

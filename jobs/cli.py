@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +31,7 @@ from jobs.program.entry import is_path
 from jobs.submit.program import named_program
 from jobs.submit.resolve import OWN_OPTIONS
 from trainium_catalogue.contract import ARGV_MARK, DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
+from trainium_catalogue.models import MODELS
 from trainium_catalogue.workloads import WORKLOADS, Parameter, Workload
 
 _ARGV = "jobs.argv"
@@ -77,9 +78,16 @@ class SubmitCommand(TyperCommand):
         if named is None:
             super().format_help(ctx, formatter)
         elif named in WORKLOADS:
-            _print_workload(named, WORKLOADS[named])
+            _print_workload(named, WORKLOADS[named].of_model({"model": _named_model(words)}))
         else:
             _print_program(named)
+
+
+def _named_model(words: Sequence[str]) -> str:
+    """Return the model that ``--model`` names, if there is one of that name."""
+    text = " ".join(words).replace("=", " ").partition("--model ")[2]
+    name = text.partition(" ")[0]
+    return name if name in MODELS else ""
 
 
 def _print_program(path: str) -> None:

@@ -9,13 +9,14 @@ from jobs.commands.options import JsonOption, command
 from jobs.errors import EXIT_OK
 from jobs.output.console import print_document
 from trainium_catalogue.instances import INSTANCE_TYPES, InstanceType
+from trainium_catalogue.models import MODELS, PRETRAIN, Preset
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, NeuronRelease
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter
 
 
 @command
 def catalogue(context: typer.Context, as_json: JsonOption = False) -> int:
-    """Show instance types, Neuron releases and workloads with their parameters.
+    """Show instance types, Neuron releases, models, and workloads with their parameters.
 
     Needs no AWS account.
     """
@@ -48,6 +49,7 @@ def document() -> dict[str, Any]:
             for item in WORKLOADS.values()
         ],
         "launch_parameters": [_parameter(parameter) for parameter in LAUNCH_PARAMETERS],
+        "models": [_model(item) for item in MODELS.values()],
     }
 
 
@@ -80,6 +82,19 @@ def _release(item: NeuronRelease) -> dict[str, Any]:
         "why_no_image": item.why_no_image or None,
         "driver_min": item.driver_min,
         "driver_below": item.driver_below,
+    }
+
+
+def _model(item: Preset) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "summary": item.summary,
+        "workload": PRETRAIN,
+        "shape": asdict(item.shape),
+        "num_parameters": item.shape.num_parameters,
+        "seq_len": item.seq_len,
+        "tensor_parallel": item.tensor_parallel,
+        "default_nodes": item.default_nodes,
     }
 
 

@@ -5,6 +5,7 @@ from rich.table import Table
 
 from jobs.job import ESTIMATE_NOTE
 from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.models import MODELS, PRETRAIN
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 from trainium_catalogue.workloads import (
     LAUNCH_PARAMETERS,
@@ -16,13 +17,14 @@ from trainium_catalogue.workloads import (
 
 
 def print_tables() -> None:
-    """Print instance types, releases and workloads."""
+    """Print instance types, releases, workloads and models."""
     console = Console()
     console.print(_instance_types())
     console.print(_offers())
     console.print(_releases())
     for table in _workloads():
         console.print(table)
+    console.print(_models())
 
 
 def _instance_types() -> Table:
@@ -78,6 +80,24 @@ def _workloads() -> list[Table]:
         table.caption = f"{_nodes(item)}; default time limit {item.time_limit_hours:g} h"
         tables.append(table)
     return [*tables, parameters_table("Parameters of every workload", LAUNCH_PARAMETERS)]
+
+
+def _models() -> Table:
+    table = _table(
+        f"Models of {PRETRAIN}: --model",
+        ["model", "what it is"],
+        ["parameters", "sequence", "tensor parallel", "nodes"],
+    )
+    for preset in MODELS.values():
+        table.add_row(
+            preset.name,
+            preset.summary,
+            f"{preset.shape.num_parameters:,}",
+            str(preset.seq_len),
+            str(preset.tensor_parallel),
+            str(preset.default_nodes),
+        )
+    return table
 
 
 def _nodes(item: Workload) -> str:

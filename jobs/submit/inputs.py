@@ -10,6 +10,7 @@ from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import CheckpointListing, known_runs, read_checkpoints, read_run
 from jobs.errors import Refusal
 from trainium_catalogue import contract
+from trainium_catalogue.models import MODELS
 from trainium_catalogue.parameters.data import CORPORA, DATASETS
 from trainium_catalogue.parameters.training import resolve_values
 from trainium_catalogue.suggest import did_you_mean
@@ -61,6 +62,12 @@ def training_inputs(
         except ValueError as error:
             raise Refusal("run-changed", str(error)) from None
         checkpoints = read_checkpoints(bucket, run, values)
+    if values.get("model") == "":
+        raise Refusal(
+            "no-model",
+            f"run {run} is new and needs --model, one of {', '.join(MODELS)}; "
+            f"{listed('runs', known_runs(bucket))}",
+        )
     name = str(values["dataset"])
     if not name:
         raise Refusal(

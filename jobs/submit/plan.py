@@ -131,8 +131,9 @@ def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
         "continues_from_step": step,
     }
     total = max_steps * plan.tokens_per_step
+    model = f"{values['model']}, " if "model" in values else ""
     lines = (
-        f"model: {plan.shape.num_parameters:,} parameters; a checkpoint takes "
+        f"model: {model}{plan.shape.num_parameters:,} parameters; a checkpoint takes "
         f"{plan.checkpoint_bytes / 1e9:.3g} GB",
         f"ranks: {num_ranks} = tensor parallel {plan.tensor_parallel} x data parallel "
         f"{plan.data_parallel}",

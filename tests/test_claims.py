@@ -54,7 +54,7 @@ def test_a_probe_of_a_check_names_one_that_verify_makes() -> None:
     assert {need for need in needed if need.startswith("check ")} <= {
         f"check {name}"
         for name in (
-            "sums", "gradients", "parity", "resume", "graphs", "data-parallel", "cache",
+            "sums", "gradients", "parity", "resume", "graphs", "families", "data-parallel", "cache",
         )
     }  # fmt: skip
 

@@ -275,7 +275,7 @@ class TestRights:
             if "their-bucket" in str(statements(made, name.replace("-", "")))
         }
 
-        training = {"llama2-7b", "llama-small", "llama-tiny", "bert", "bert-tiny"}
+        training = {"llama2-7b", "llama-small", "llama-tiny", "bert", "bert-tiny", "pretrain"}
         assert outside == {*training, "program", "tokenize", "export"}
 
     def test_the_job_has_a_role_of_its_own(self, made: Deployment) -> None:

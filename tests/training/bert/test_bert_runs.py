@@ -197,7 +197,7 @@ def test_other_shards_under_the_same_name_are_refused(laptop: Laptop, tmp_path: 
 def test_an_export_of_a_bert_is_refused(laptop: Laptop, whole: list[float]) -> None:
     order = ExportOrder(run="whole", step=0, dtype="float32")
 
-    with pytest.raises(ExportError, match="run whole is a run of bert-tiny, and only Llama models"):
+    with pytest.raises(ExportError, match="run whole is a run of bert-tiny, and only decoders"):
         export(order, StorageAccess(root=str(laptop.folder)), report=lambda text: None)
 
 

@@ -59,7 +59,7 @@ def test_a_cpu_passes_every_check(passed: Path) -> None:
     document = result(passed)
     assert document["status"] == "passed"
     assert [name for name, check in document["checks"].items() if check["ok"]] == [
-        "sums", "gradients", "parity", "resume", "data-parallel", "cache",
+        "sums", "gradients", "parity", "resume", "families", "data-parallel", "cache",
     ]  # fmt: skip
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import FIRST
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -29,3 +31,7 @@ def test_constructs_is_the_published_package() -> None:
 
     assert spec is not None and spec.origin is not None
     assert ROOT / "constructs" not in Path(spec.origin).parents
+
+
+def test_every_file_that_tests_begin_with_is_there() -> None:
+    assert [path for path in FIRST if not path.is_file()] == []

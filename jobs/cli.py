@@ -125,7 +125,7 @@ def _print_workload(named: str, workload: Workload, of_program: Set[str] = froze
     if workload.preset is not None:
         own = f"--compile, {own}"
     if named not in WORKLOADS:
-        own = f"--workdir, --include, --exclude, {own}"
+        own = f"--workdir, --include, --exclude, --requirements, --from-snapshot, {own}"
     console.print(
         f"A boolean may stand alone and is then true. Options of submit itself ({own}):\n"
         "python -m jobs submit --help",

@@ -1,6 +1,7 @@
 """The catalogue as tables for a terminal."""
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from jobs.job import ESTIMATE_NOTE
@@ -79,7 +80,13 @@ def _workloads() -> list[Table]:
         table = parameters_table(f"{item.name}: {item.summary}", item.parameters)
         table.caption = f"{_nodes(item)}; default time limit {item.time_limit_hours:g} h"
         tables.append(table)
-    return [*tables, parameters_table("Parameters of every workload", LAUNCH_PARAMETERS)]
+    launch = parameters_table("Parameters of every workload", LAUNCH_PARAMETERS)
+    launch.caption = "\n".join(
+        f"--hang-limit-s of {item.name}: {item.hang_limit_s:g}"
+        for item in WORKLOADS.values()
+        if item.hang_limit_s is not None
+    )
+    return [*tables, launch]
 
 
 def _models() -> Table:
@@ -112,7 +119,8 @@ def parameters_table(title: str, parameters: tuple[Parameter, ...]) -> Table:
     """Build a table of parameters as `submit` takes them."""
     table = _table(title, ["parameter", "default", "meaning"])
     for item in parameters:
-        table.add_row(f"--{item.name}", item.shown_default, item.help)
+        # A help may have brackets, which are no markup.
+        table.add_row(f"--{item.name}", item.shown_default, escape(item.help))
     return table
 
 

@@ -19,7 +19,7 @@ from jobs.output.console import duration, exit_code, note, print_document
 from jobs.output.program_status import PROGRAM_STATUS, describe_program
 from jobs.output.streams import last_words
 from jobs.program.losses import read_losses, why_no_losses
-from trainium_catalogue.contract import TRAIN_METRICS, Orchestrator, run_key
+from trainium_catalogue.contract import PROGRAM, TRAIN_METRICS, Orchestrator, run_key
 from trainium_catalogue.workloads import WORKLOADS
 
 _PLOT_HEIGHT = 16
@@ -81,7 +81,8 @@ def status(
         console.print(_described(training, job, now), soft_wrap=True, markup=False)
     shown = job.run if job else str(run)
     if plot:
-        _plot(console, bucket, shown, of_program=(training or {}).get("kind") == PROGRAM_STATUS)
+        kinds = ((training or {}).get("kind"), job.workload if job else None)
+        _plot(console, bucket, shown, of_program=bool({PROGRAM_STATUS, PROGRAM} & {*kinds}))
     return _exit_code(job, training)
 
 

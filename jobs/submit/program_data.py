@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 
 from jobs.bucket.objects import Bucket
@@ -20,6 +21,7 @@ def check_data(
 ) -> Iterator[str]:
     """Check what the nodes would refuse; yield a line of the plan for each place of data."""
     _check_pattern(str(values.get("progress-pattern") or ""))
+    _check_words(str(values.get("resume-arguments") or ""))
     if dataset := str(values.get("dataset") or ""):
         _check_dataset(bucket, dataset)
         yield f"dataset: {dataset}, in {contract.ENV_DATASET_DIR} on every node"
@@ -44,6 +46,17 @@ def _check_pattern(pattern: str) -> None:
             f"--progress-pattern {pattern}: has no group for the step; mark it with (?P<step>...), "
             "and the loss, if you like, with (?P<loss>...)",
         )
+
+
+def _check_words(text: str) -> None:
+    """Refuse arguments to resume with that a node could not split."""
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise Refusal(
+            "resume-arguments",
+            f"--resume-arguments {text}: {str(error).lower()}; close every quote in it",
+        ) from None
 
 
 def _check_dataset(bucket: Bucket, name: str) -> None:

@@ -403,5 +403,8 @@ def _unknown(workload: Workload, known: Mapping[str, Parameter], name: str) -> s
     if not hint.startswith("did you mean"):
         hint = f"known are {', '.join(sorted(known))}"
     if workload.runs_program:
-        hint += "; what is for the program itself comes after --"
+        return (
+            f"--{name} is no option of submit; what is for the program itself comes after --, as "
+            f"in: submit ./train.py -- --{name}; {hint}"
+        )
     return f"{workload.name} has no parameter {name!r}; {hint}"

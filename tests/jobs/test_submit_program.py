@@ -372,8 +372,12 @@ def test_a_job_whose_program_is_not_known_is_not_joined(desk: Desk, program: Pat
         (("--exclude", "*.py"), ["train.py is not among the files that go along", "--include"]),
         (("--workdir", "pkg"), ["./train.py is not below --workdir pkg"]),
         (("--workdir", "nowhere"), ["--workdir nowhere is not a folder"]),
-        (("--epochs", "3"), ["has no parameter 'epochs'", "for the program itself comes after --"]),
+        (
+            ("--epochs", "3"),
+            ["--epochs is no option of submit", "as in: submit ./train.py -- --epochs; known are"],
+        ),
         (("3",), ["'3' is not a parameter; arguments of the program come after --: -- 3"]),
+        (("--resume-arguments=--resume 'out",), ["--resume-arguments --resume 'out: no closing"]),
         (("--dataset", "wikki"), ["no dataset 'wikki'", "did you mean 'wiki'?"]),
         (("--dataset", "half"), ["dataset 'half' is not complete", "--input s3://bucket/datasets"]),
         (("--dataset", "../x"), ["there is no dataset '../x'"]),

@@ -18,7 +18,8 @@ from jobs.errors import EXIT_OK
 from jobs.output.console import note
 from jobs.submit.check import check, check_arguments, check_no_requirements, check_order
 from jobs.submit.plan import ask, planned, show_plan
-from jobs.submit.program import check_syntax, keep, named_program, packed, with_variables
+from jobs.submit.program import named_program, packed, with_variables
+from jobs.submit.program_plan import check_syntax, keep
 from jobs.submit.resolve import (
     OWN_OPTIONS,
     SubmitOptions,

@@ -74,6 +74,11 @@ class Bundle:
         """Unpack the files."""
         return dict(members(self.data))
 
+    def sources(self, file: str) -> dict[str, bytes]:
+        """Unpack what is Python: ``file``, whatever its name, and modules."""
+        found = members(self.data)
+        return {path: data for path, data in found if path == file or path.endswith(".py")}
+
     def mentions(self, word: str) -> bool:
         """Tell whether a word is in any of the files."""
         return any(word.encode() in data for _, data in members(self.data))

@@ -15,7 +15,7 @@ from jobs.job import Job, JobRequest, RunSummary, compile_run, counted, flag_val
 from jobs.orchestrators import JobService
 from jobs.output.console import note
 from jobs.program.image_packages import check_image_packages
-from jobs.submit.program import program_changes
+from jobs.submit.program_plan import program_changes
 from jobs.submit.resolve import Submission, SubmitOptions
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator

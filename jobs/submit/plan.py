@@ -9,7 +9,7 @@ from jobs.errors import Refusal
 from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compile_run, counted
 from jobs.output.console import confirm, is_asked_about, note
 from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
-from jobs.submit.program import program_plan
+from jobs.submit.program_plan import program_plan
 from jobs.submit.resolve import Submission, SubmissionPlan
 from jobs.submit.wheels import are_collected
 from trainium_catalogue.contract import ATTEMPTS

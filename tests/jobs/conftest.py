@@ -28,6 +28,8 @@ from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"
+SCRIPT = "import sys\n\nprint(sys.argv)\n"
+"""The program that the fixture `program` makes."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -316,7 +318,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a folder with a program of two files, and go there."""
     folder = tmp_path / "mine"
     (folder / "pkg").mkdir(parents=True)
-    (folder / "train.py").write_text("import sys\n\nprint(sys.argv)\n")
+    (folder / "train.py").write_text(SCRIPT)
     (folder / "pkg" / "__init__.py").write_text("")
     (folder / "pkg" / "model.py").write_text("WIDTH = 8\n")
     monkeypatch.chdir(folder)

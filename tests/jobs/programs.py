@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 from typing import Any
 
 from tests.jobs.conftest import Desk
 from trainium_catalogue import contract
-
-SCRIPT = "import sys\n\nprint(sys.argv)\n"
-"""The program in the folder that the fixture `program` makes."""
 
 
 def dry_run(desk: Desk, *words: str) -> dict[str, Any]:
@@ -61,3 +60,8 @@ def snapshot(number: int, files: int) -> dict[str, Any]:
             for i in range(files)
         ],
     }  # fmt: skip
+
+
+def git(folder: Path, *words: str) -> None:
+    """Run git in a folder."""
+    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)

@@ -182,6 +182,7 @@ FAMILIES = (
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=16,
+            max_position_embeddings=1024,
             rope_theta=500000.0,
             # So few that its sequences reach where the scaling shows.
             rope_scaling=replace(_LLAMA_3_2, original_max_position_embeddings=32),
@@ -200,6 +201,7 @@ FAMILIES = (
             num_attention_heads=4,
             num_key_value_heads=2,
             head_dim=32,
+            max_position_embeddings=1024,
             rms_norm_eps=1e-6,
             rope_theta=1000000.0,
             tie_word_embeddings=True,

@@ -31,6 +31,13 @@ LLAMA = (
     *("--global-batch=16", "--micro-batch=2", f"--max-steps={STEPS}", "--warmup-steps=4"),
     *("--lr=0.01", f"--max-grad-norm={LIMIT}"),
 )
+_SIZES = LLAMA[1:]
+FAMILIES = {
+    name: ("pretrain", f"--model={name}", *_SIZES, "--head-dim=16")
+    for name in ("llama3-tiny", "qwen3-tiny")
+}
+"""The same sizes in decoders of other families, with heads that are not a part of the hidden size;
+tied embeddings, and scaled rotary frequencies or norms of heads."""
 BERT = (
     *("bert-tiny", "--vocab-size=512", "--hidden-size=64", "--intermediate-size=128"),
     *("--num-layers=2", "--num-heads=4", "--seq-len=32", "--max-predictions=5"),
@@ -61,6 +68,11 @@ class Case:
     def is_masked(self) -> bool:
         """Whether documents of a sequence do not see each other."""
         return "--document-masks" in self.words
+
+    @property
+    def family(self) -> str:
+        """Model of ``FAMILIES``, if it is one."""
+        return next((name for name, words in FAMILIES.items() if words == self.words), "")
 
     @property
     def num_ranks(self) -> int:
@@ -102,7 +114,12 @@ def _cases() -> list[Case]:
         )
         for ranks in counts
     ]
-    return llama + alone
+    families = [
+        Case(name=f"{name}-{ranks}", words=words, tensor=tensor, data=data, steps=8)
+        for name, words in FAMILIES.items()
+        for ranks, tensor, data in (("one", 1, 1), ("tp2", 2, 1), ("tp2dp2", 2, 2))
+    ]
+    return llama + alone + families
 
 
 CASES = {case.name: case for case in _cases()}
@@ -230,7 +247,7 @@ def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
     from training.trainer.task import Dataset
 
     workload = case.words[0]
-    if workload == "llama-tiny":
+    if workload in ("llama-tiny", "pretrain"):
         from training.core.config import TrainConfig
         from training.core.ranks import Ranks
         from training.models.llama.network import LlamaNetwork

@@ -23,28 +23,50 @@ class Plain(NamedTuple):
     """Losses of two sequences that were not trained on."""
 
 
-def train(*, steps: int = STEPS, apart: bool = False) -> Plain:
+def _settings(family: str) -> dict[str, Any]:
+    """What Hugging Face's configuration of a model says beside its sizes."""
+    if family == "qwen3-tiny":
+        return {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True}
+    if family == "llama3-tiny":
+        scaling = {
+            "rope_type": "llama3",
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }
+        return {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "rope_scaling": scaling,
+            "tie_word_embeddings": True,
+        }
+    return {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+
+
+def train(*, steps: int = STEPS, apart: bool = False, family: str = "") -> Plain:
     """So many steps; ``apart`` computes each document of a sequence by itself."""
     import torch
     from torch.nn.functional import cross_entropy
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     from training.core.arguments import parse
     from training.models.llama.huggingface import initial_weight
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            "qwen3" if family.startswith("qwen3") else "llama",
             vocab_size=VOCABULARY,
             hidden_size=64,
             intermediate_size=192,
             num_hidden_layers=2,
             num_attention_heads=8,
             num_key_value_heads=4,
-            max_position_embeddings=SEQ_LEN,
-            rms_norm_eps=1e-5,
-            tie_word_embeddings=False,
+            head_dim=16 if family else 8,
+            max_position_embeddings=2 * SEQ_LEN,
             use_cache=False,
+            **_settings(family),
         )
     )
     seed = int(parse(["llama-tiny"]).values["seed"])

@@ -56,7 +56,8 @@ def test_every_environment_variable_is_documented() -> None:
 
 def test_every_bucket_prefix_is_documented() -> None:
     tops = [
-        *(contract.TOKENIZERS_PREFIX, contract.CORPORA_PREFIX, contract.DATASETS_PREFIX),
+        *(contract.TOKENIZERS_PREFIX, contract.CORPORA_PREFIX, contract.MODELS_PREFIX),
+        contract.DATASETS_PREFIX,
         *(contract.RUNS_PREFIX, contract.CACHE_PREFIX, contract.EXPORT_PREFIX),
         contract.WHEELS_PREFIX,
     ]

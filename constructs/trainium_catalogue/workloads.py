@@ -116,6 +116,7 @@ class Workload:
 
 
 def _pretraining(preset: Preset) -> Workload:
+    is_llama = preset.name in LLAMA_PRESETS
     return Workload(
         name=preset.name,
         summary=preset.summary,
@@ -124,8 +125,12 @@ def _pretraining(preset: Preset) -> Workload:
         parameters=training_parameters(preset),
         preset=preset.name,
         trains=True,
-        dataset_kind="packed" if preset.name in LLAMA_PRESETS else "bert",
-        reads=(contract.DATASETS_PREFIX,),
+        dataset_kind="packed" if is_llama else "bert",
+        reads=(
+            contract.DATASETS_PREFIX,
+            # init-from
+            *((contract.MODELS_PREFIX, contract.EXPORT_PREFIX) if is_llama else ()),
+        ),
         writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
         reads_data_uris=True,
         writes_data_uris=True,  # checkpoint-uri

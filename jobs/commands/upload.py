@@ -1,4 +1,4 @@
-"""`jobs upload`: a tokenizer or text into the deployment's bucket."""
+"""`jobs upload`: a tokenizer, text or a model into the deployment's bucket."""
 
 import json
 import re
@@ -18,15 +18,19 @@ from jobs.job import counted
 from jobs.output.console import note, print_document
 from jobs.output.documents import Document
 from trainium_catalogue import contract
+from trainium_catalogue.models_in_bucket import MODEL_CONFIG
 from trainium_catalogue.parameters.data import CORPORA, TEXT_SUFFIXES
 
 _HEAD_BYTES = 4096
+_LFS_POINTER = b"version https://git-lfs"
 
 
 @command
 def upload(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(help="A tokenizer, a file of text, or a folder of text.")],
+    path: Annotated[
+        Path, typer.Argument(help="A tokenizer, text, or the folder of text or of a model.")
+    ],
     name: Annotated[
         str | None,
         typer.Option("--name", help="Name in the bucket.", show_default="the file's or folder's"),
@@ -38,10 +42,11 @@ def upload(
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Upload a tokenizer, or text to train on.
+    """Upload a tokenizer, text to train on, or a model to begin with.
 
     *.model and tokenizer*.json go to tokenizers/, a folder or file of text, JSONL or Parquet to
-    corpora/<name>/. What is there already with the same size and checksum is left out, so an
+    corpora/<name>/, a folder with config.json and *.safetensors, as Hugging Face's models have,
+    to models/<name>/. What is there already with the same size and checksum is left out, so an
     upload that was interrupted goes on where it ended.
 
     \b
@@ -49,13 +54,14 @@ def upload(
       python -m jobs upload ./tokenizer.model
       python -m jobs upload ./my-text/ --name my-corpus
       python -m jobs upload articles.jsonl.gz --dry-run
+      python -m jobs upload ./Llama-2-7b-hf/
     """
     planned = planned_upload(path, name)
     aws, target = opened(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     where = f"s3://{target.bucket}/{planned.prefix}"
     if planned.left_out:
-        note(f"left out, no text: {_some(planned.left_out)}")
+        note(f"left out, no {planned.content}: {_some(planned.left_out)}")
     outcome = None
     if dry_run:
         note(f"would upload {files(planned.items)}, {_size(planned.num_bytes)}, to {where}")
@@ -79,6 +85,9 @@ def _report(target: Deployment, bucket: Bucket, planned: "Upload", outcome: Tran
         note(f"use it with: python -m jobs submit tokenize --tokenizer {planned.name} ...")
         return
     mine = {item.key for item in planned.items}
+    if planned.kind == "model":
+        note(f"use it with: python -m jobs submit WORKLOAD --init-from {planned.name} ...")
+        return
     strays = [
         found.key.removeprefix(planned.prefix)
         for found in bucket.objects(planned.prefix)
@@ -118,14 +127,19 @@ class Upload:
     """Files to upload, and the kind of input they make up."""
 
     kind: str
-    """``tokenizer`` or ``corpus``."""
+    """``tokenizer``, ``corpus`` or ``model``."""
     name: str
-    """Name by which ``tokenize`` finds it."""
+    """Name by which ``tokenize`` or ``--init-from`` finds it."""
     prefix: str
     """Prefix of its objects in the bucket."""
     items: tuple[Item, ...]
     left_out: tuple[str, ...] = ()
-    """Files of the folder that are not text."""
+    """Files of the folder that are neither text nor a model's."""
+
+    @property
+    def content(self) -> str:
+        """What the files hold, in a word."""
+        return "part of a model" if self.kind == "model" else "text"
 
     @property
     def num_bytes(self) -> int:
@@ -134,9 +148,11 @@ class Upload:
 
 
 def planned_upload(path: Path, name: str | None) -> Upload:
-    """Plan the upload; refuse what `tokenize` could not read."""
+    """Plan the upload; refuse what neither `tokenize` nor `--init-from` could read."""
     if not path.exists():
         raise Refusal("no-such-path", f"there is no {path}; name a file or a folder that exists")
+    if path.is_dir() and is_model_folder(path):
+        return planned_model(path, name or path.resolve().name)
     if path.is_dir():
         return _folder(path, _corpus_name(name or path.resolve().name))
     if not path.is_file():
@@ -154,6 +170,47 @@ def planned_upload(path: Path, name: str | None) -> Upload:
     prefix = f"{contract.CORPORA_PREFIX}{corpus}/"
     item = Item(path=path, key=prefix + path.name, size=path.stat().st_size)
     return Upload(kind="corpus", name=corpus, prefix=prefix, items=(item,))
+
+
+def is_model_folder(path: Path) -> bool:
+    """Recognise a model's folder, as transformers' save_pretrained writes it."""
+    try:
+        return "model_type" in json.loads((path / MODEL_CONFIG).read_bytes())
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def planned_model(path: Path, name: str) -> Upload:
+    """Plan the upload of a model; refuse one whose weights are not here."""
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        raise Refusal(
+            "no-weights",
+            f"{path} has no *.safetensors; fetch the model's weights in that format, or save it "
+            "again with transformers' save_pretrained",
+        )
+    for file in weights:
+        with file.open("rb") as opened_file:
+            if opened_file.read(_HEAD_BYTES).startswith(_LFS_POINTER):
+                raise Refusal(
+                    "no-weights",
+                    f"{file} is a Git LFS pointer; fetch the file itself (git lfs pull)",
+                )
+    # Small files about the model or its tokenizer go along; the same weights in other formats not.
+    others = [file for file in sorted(path.iterdir()) if file not in weights and file.is_file()]
+    taken = [*weights, *(file for file in others if file.name.endswith((".json", ".model")))]
+    prefix = f"{contract.MODELS_PREFIX}{_checked_name(name)}/"
+    return Upload(
+        kind="model",
+        name=name,
+        prefix=prefix,
+        items=tuple(
+            Item(path=file, key=prefix + file.name, size=file.stat().st_size) for file in taken
+        ),
+        left_out=tuple(
+            file.name for file in others if file not in taken and not file.name.startswith(".")
+        ),
+    )
 
 
 def is_tokenizer_name(name: str) -> bool:
@@ -174,7 +231,7 @@ def check_tokenizer(path: Path) -> None:
     """Refuse a file that is neither a SentencePiece model nor a ``tokenizer.json``."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    if head.startswith(b"version https://git-lfs"):
+    if head.startswith(_LFS_POINTER):
         raise _no_tokenizer(path, "it is a Git LFS pointer; fetch the file itself (git lfs pull)")
     if path.name.endswith(".json"):
         try:

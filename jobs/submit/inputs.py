@@ -11,6 +11,13 @@ from jobs.bucket.training_run import CheckpointListing, known_runs, read_checkpo
 from jobs.errors import Refusal
 from trainium_catalogue import contract
 from trainium_catalogue.models import MODELS
+from trainium_catalogue.models_in_bucket import (
+    MODEL_CONFIG,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    differing_sizes,
+    model_prefix,
+)
 from trainium_catalogue.parameters.data import CORPORA, DATASETS
 from trainium_catalogue.parameters.training import resolve_values
 from trainium_catalogue.suggest import did_you_mean
@@ -68,6 +75,8 @@ def training_inputs(
             f"run {run} is new and needs --model, one of {', '.join(MODELS)}; "
             f"{listed('runs', known_runs(bucket))}",
         )
+    if values.get("init-from") and not (checkpoints is not None and checkpoints.newest):
+        check_model(bucket, values)
     name = str(values["dataset"])
     if not name:
         raise Refusal(
@@ -82,6 +91,47 @@ def training_inputs(
         checkpoints=checkpoints,
         dataset=find_dataset(bucket, name, workload, values),
     )
+
+
+def check_model(bucket: Bucket, values: Mapping[str, Value]) -> None:
+    """Refuse an --init-from that is no model in the bucket, or one of another size.
+
+    The job's main node compares all of its config.json and every tensor, before anything else.
+    """
+    value = str(values["init-from"])
+    prefix = model_prefix(value)
+    if prefix is None:
+        return  # not seen from here
+    there = {found.key.removeprefix(prefix): found.size for found in bucket.objects(prefix)}
+    if not there:
+        models = bucket.names(contract.MODELS_PREFIX)
+        exports = [f"{contract.EXPORT_PREFIX}{run}" for run in bucket.names(contract.EXPORT_PREFIX)]
+        raise Refusal(
+            "no-model",
+            f"there is no model {value!r}: {hint('models', value, models + exports)}; put one "
+            "there with `python -m jobs upload FOLDER`",
+        )
+    document = bucket.document(prefix + MODEL_CONFIG) or {}
+    files = {WEIGHTS}
+    if WEIGHTS not in there and (index := bucket.document(prefix + WEIGHTS_INDEX)) is not None:
+        files = set(index.get("weight_map", {}).values())
+    missing = sorted({MODEL_CONFIG, *files} - there.keys())
+    if missing:
+        raise Refusal(
+            "model-incomplete",
+            f"model {value!r} lacks {', '.join(missing[:3])}; upload its folder again with "
+            "`python -m jobs upload FOLDER`, which goes on where it ended",
+        )
+    sizes = differing_sizes(document, values)
+    if sizes:
+        differing = ", ".join(
+            f"--{name} {size} (the run has {values[name]})" for name, size in sizes.items()
+        )
+        raise Refusal(
+            "model-size",
+            f"model {value!r} is of another size: {differing}; submit with its sizes, the workload "
+            "of its name, or another --init-from",
+        )
 
 
 def tokenize_inputs(bucket: Bucket, values: Mapping[str, Value]) -> tuple[str, ...]:

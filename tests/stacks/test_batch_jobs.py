@@ -198,7 +198,9 @@ class TestRights:
     def test_training_reads_datasets_and_writes_runs_and_the_cache(self, made: Deployment) -> None:
         found = rights(made, "llama27b")
 
-        assert found["s3:GetObject"] == ["/cache/*", "/datasets/*", "/runs/*"]
+        assert found["s3:GetObject"] == [
+            "/cache/*", "/datasets/*", "/export/*", "/models/*", "/runs/*",
+        ]  # fmt: skip
         assert set(found["s3:PutObject"]) == {"/cache/*", "/runs/*", *RESULTS}
         assert found["s3:DeleteObject"] == ["/cache/*", "/runs/*"]
 
@@ -263,7 +265,9 @@ class TestRights:
 
         # HeadObject is checked without a prefix, and answers 404 only to roles that may list.
         assert statement["Condition"] == {
-            "StringLikeIfExists": {"s3:prefix": ["datasets/*", "runs/*", "cache/*"]}
+            "StringLikeIfExists": {
+                "s3:prefix": ["datasets/*", "models/*", "export/*", "runs/*", "cache/*"]
+            }
         }
 
     def test_data_elsewhere_is_open_to_who_has_a_use_for_it(self) -> None:

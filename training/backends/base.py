@@ -34,6 +34,9 @@ class Network(Protocol):
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
         """Make the initial value of one whole parameter, fp32 on the host."""
 
+    def initial_part(self, part: WeightPart) -> torch.Tensor:
+        """Make, or read, the initial value of a part of a parameter, fp32 on the host."""
+
     def restore(self, model: nn.Module, device: torch.device) -> None:
         """Restore what was lost in the move from the meta device: ties and buffers."""
 
@@ -64,6 +67,11 @@ class WeightPart:
     size: torch.Size
     offsets: tuple[int, ...]
     """Offset of the part in the whole weight."""
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Select the part of the whole weight."""
+        assert whole.size() == self.whole, (whole.size(), self.whole)
+        return whole[tuple(slice(o, o + n) for o, n in zip(self.offsets, self.size, strict=True))]
 
 
 class NxdNetwork(Protocol):

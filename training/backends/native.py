@@ -6,6 +6,7 @@ The same code runs on CPUs with gloo and on TorchNeuron's device ``neuron``.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,10 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from training.backends.base import Batch, Network, Score, SequenceNetwork, place
+from training.backends.base import Batch, Network, Score, SequenceNetwork, WeightPart, place
 from training.backends.optimizers import checkpoint_state, clip, eager_optimizer
 from training.core.contract import DeviceKind
 
@@ -68,7 +69,7 @@ class NativeBackend:
         model.to_empty(device=self._device)
         network.restore(model, self._device)
         for name, parameter in model.named_parameters():
-            _fill(parameter, network.initial_weight(name, parameter.size()))
+            _fill(parameter, name, network.initial_part)
         if self._shards:
             self._shard(model)
         self._model: nn.Module = model
@@ -195,18 +196,17 @@ class NativeBackend:
 
 
 @torch.no_grad()
-def _fill(parameter: torch.Tensor, whole: torch.Tensor) -> None:
-    """Set a parameter to this rank's part of ``whole``."""
-    if isinstance(parameter, DTensor):
-        part = distribute_tensor(
-            whole.to(parameter.device),
-            parameter.device_mesh,
-            parameter.placements,
-            src_data_rank=None,  # every rank has the whole, so nothing is sent
-        )
-        parameter.to_local().copy_(part.to_local())
-    else:
-        parameter.copy_(whole)
+def _fill(
+    parameter: torch.Tensor, name: str, initial: Callable[[WeightPart], torch.Tensor]
+) -> None:
+    """Set a parameter, as tensor parallelism has split it, to its initial value."""
+    size = parameter.size()
+    if not isinstance(parameter, DTensor):
+        parameter.copy_(initial(WeightPart(name, size, size, (0,) * len(size))))
+        return
+    for chunk in parameter.__create_chunk_list__():  # type: ignore[no-untyped-call]
+        part = WeightPart(name, size, chunk.sizes, tuple(chunk.offsets))
+        parameter.to_local().copy_(initial(part))
 
 
 def _local(loss: torch.Tensor) -> torch.Tensor:

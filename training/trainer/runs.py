@@ -116,7 +116,7 @@ class RunConfig:
             if name in self.facts and self.facts[name] != value
         ]
         if changed:
-            remedy = "use the dataset that the run began with"
+            remedy = "use the dataset and the weights that the run began with"
             if changed[0].startswith(RANKS):
                 remedy = "submit with the same number of nodes"
             raise RunConfigError(

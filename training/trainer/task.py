@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.storage import Objects
+from training.storage import Objects, StorageAccess
 from trainium_catalogue.parameters.parameter import Value
 
 if TYPE_CHECKING:
     from training.backends.base import Backend
     from training.core.config import TrainConfig
     from training.core.device import Device
+    from training.core.ranks import Ranks
     from training.trainer.records import StepRecord
 
 Report = Callable[[str], None]
@@ -75,14 +76,23 @@ class WrongOutcome(ValueError):
 class Task(ABC):
     """One kind of training; every rank makes the same calls in the same order."""
 
-    first_lines: tuple[str, ...] = ()
-    """Text for the log, before the first step."""
+    @property
+    def first_lines(self) -> tuple[str, ...]:
+        """Text for the log, before the first step."""
+        return ()
+
     follows_ranks = False
     """True if a different number of ranks makes a different run, through batch or learning rate."""
 
     @abstractmethod
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
         """Raise ``ValueError`` for impossible parameters, before anything is downloaded."""
+
+    def begin_from(
+        self, values: Mapping[str, Value], storage: StorageAccess, ranks: Ranks, *, report: Report
+    ) -> Mapping[str, Any]:
+        """Open the weights that a new run begins with, if any are given; returns facts of them."""
+        return {}
 
     @abstractmethod
     def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:

@@ -7,11 +7,12 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.checkpoint import Checkpoints
+from training.checkpoint.folders import Folders
 from training.core.job import Stopped
 from training.core.ranks import Ranks
 from training.storage import StorageAccess
@@ -93,6 +94,10 @@ class Trainer:
         self.run_config = self.ranks.agree(self._resolve)
         values = self.run_config.values
         task.check(values, num_ranks)
+        begun_from: Mapping[str, Any] = {}
+        # A run that has a checkpoint needs them no more.
+        if values.get("init-from") and self.ranks.agree(self._is_new):
+            begun_from = task.begin_from(values, self.storage, self.ranks, report=self.report)
         self.dataset = task.open_data(self._staging(str(values["dataset"])), values)
         self.config = config = task.config(values, num_ranks, self.dataset)
         peak_flops = _peak_flops(job)
@@ -101,6 +106,7 @@ class Trainer:
             self.files = self._open_files()
             self.files.announce(max_steps=config.max_steps)
         facts = {**({RANKS: num_ranks} if task.follows_ranks else {}), **self.dataset.facts}
+        facts.update(begun_from)
         self.run_config = self.run_config.with_facts(run=self.context.run, facts=facts)
         self.ranks.agree(lambda: self.run_config.save(self.root))
         self.metrics = MetricsRecorder(
@@ -262,6 +268,12 @@ class Trainer:
                 "name that tokenize gave it"
             )
         return resolved
+
+    def _is_new(self) -> bool:
+        """Tell whether the run has no checkpoint to continue from."""
+        root = checkpoint_root(self.storage, self.bucket, self.context.run, self.run_config)
+        # Nothing is deleted or said here: ``resume`` looks again.
+        return not Folders(root, keep_last=1, keep_every=0, say=_say).complete_steps()
 
     def _staging(self, name: str) -> Staging:
         """Locate the dataset, and its folder on this node."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
+from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN, EXPORT_PREFIX
 from trainium_catalogue.models import BERT_POSITIONS, MODELS, ModelShape, Preset
 from trainium_catalogue.parameters.parameter import Parameter, Value
 
@@ -26,10 +26,11 @@ BERT_FIELDS = {name: field for name, field in SHAPE_FIELDS.items() if name != "n
 
 FIXED_IN_A_RUN = (
     "model", *DECODER_FIELDS, "dataset", "seed", "global-batch", "seq-len", "document-masks",
+    "init-from",
 )  # fmt: skip
 """Parameters that identify a run: a different value needs a different run name."""
 
-DEFAULTS_OF_OLDER_RUNS = {"document-masks": False}
+DEFAULTS_OF_OLDER_RUNS: Mapping[str, Value] = {"document-masks": False, "init-from": ""}
 """Values assumed for runs older than a parameter of ``FIXED_IN_A_RUN``."""
 
 GRAPH_PARAMETERS = (
@@ -45,6 +46,10 @@ GRAPH_PARAMETERS = (
 No workload has all of them.
 """
 
+_MODEL = (
+    rf"|({EXPORT_PREFIX})?{DATASET_NAME_PATTERN}"
+    r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[^\s]+|/[^\s]+"
+)
 _CHECKPOINT_URI = r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?|/[^\s]*"
 
 
@@ -79,6 +84,15 @@ def _llama(preset: Preset) -> tuple[Parameter, ...]:
             name="document-masks",
             default=False,
             help="a token attends to its own document only, not to the others of its sequence",
+        ),
+        Parameter(
+            name="init-from",
+            default="",
+            pattern=_MODEL,
+            pattern_help="a model of the bucket, export/RUN, s3://bucket/prefix or an absolute "
+            "path",
+            help="weights that a new run begins with, in Hugging Face's layout: what upload put "
+            "into models/, or export/RUN (empty: random ones, by the seed)",
         ),
         Parameter(
             name="eval-every",

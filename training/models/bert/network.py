@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from training.backends.base import WeightPart
     from training.core.config import TrainConfig
     from training.models.bert.data import Batch
 
@@ -119,6 +120,10 @@ class BertNetwork:
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
         """Make the initial value of one whole parameter."""
         return initial_weight(name, size, seed=self._config.seed)
+
+    def initial_part(self, part: WeightPart) -> torch.Tensor:
+        """Make the initial value of a part of a parameter."""
+        return part.of(self.initial_weight(part.name, part.whole))
 
     def restore(self, model: Any, device: torch.device) -> None:
         """Restore ties and buffers."""

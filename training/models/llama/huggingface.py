@@ -10,6 +10,7 @@ import torch
 from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
+from training.backends.base import WeightPart
 from training.models.initial import INITIAL_DEVIATION, normal_weight
 from trainium_catalogue.models import Family, ModelShape, Shape
 
@@ -77,6 +78,11 @@ def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
     if name.endswith("norm.weight"):
         return torch.ones(size)
     return normal_weight(name, size, seed=seed)
+
+
+def initial_part(part: WeightPart, *, seed: int) -> torch.Tensor:
+    """Make the initial value of a part of a parameter."""
+    return part.of(initial_weight(part.name, part.whole, seed=seed))
 
 
 def restore_buffers(model: Any, device: torch.device) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from training.backends.base import Batch
 from training.models.llama.data import model_inputs
 from training.models.llama.huggingface import (
+    initial_part,
     initial_weight,
     llama_config,
     meta_model,
@@ -22,15 +23,17 @@ from training.models.llama.parallel import parallelize
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from training.backends.base import WeightPart
     from training.core.config import TrainConfig
+    from training.models.llama.given import GivenModel
     from training.models.llama.nxd import NxdLlama
 
 
 class LlamaNetwork:
     """See ``Network``."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        self._config = config
+    def __init__(self, config: TrainConfig, given: GivenModel | None = None) -> None:
+        self._config, self._given = config, given
 
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
         """Build the model without storage, with tensor parallelism by DTensor."""
@@ -49,6 +52,12 @@ class LlamaNetwork:
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
         """Make the initial value of one whole parameter."""
         return initial_weight(name, size, seed=self._config.seed)
+
+    def initial_part(self, part: WeightPart) -> torch.Tensor:
+        """Read a part of a parameter, if weights are given, or make it."""
+        if self._given is not None:
+            return self._given.read(part)
+        return initial_part(part, seed=self._config.seed)
 
     def restore(self, model: Any, device: torch.device) -> None:
         """Recompute the rotary frequencies, and tie what is tied."""
@@ -73,7 +82,7 @@ class LlamaNetwork:
         """Return the same model built of neuronx_distributed's modules."""
         from training.models.llama.nxd import NxdLlama
 
-        return NxdLlama(self._config)
+        return NxdLlama(self._config, self.initial_part)
 
 
 def _cross_entropy(model: Any, batch: Batch, *, reduction: str) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,15 +15,14 @@ from training.models.llama.data import model_inputs
 from training.models.llama.head_norm import share_head_norms
 from training.models.llama.huggingface import (
     TIED,
-    initial_weight,
     llama_config,
     meta_model,
     restore_buffers,
     tie,
 )
+from training.models.llama.huggingface import initial_part as initial_part_of
 from training.models.llama.parallel import (
     Split,
-    part_of,
     split_dimension,
     split_modules,
     tensor_parallel_plan,
@@ -80,8 +81,13 @@ class NxdLlama:
     instead of 800 for 32 full copies.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        initial_part: Callable[[WeightPart], torch.Tensor] | None = None,
+    ) -> None:
         self._config = config
+        self._initial_part = initial_part or partial(initial_part_of, seed=config.seed)
         self._degree = config.plan.tensor_parallel
         self._names: dict[nn.Module, str] = {}
         self._whole: dict[str, torch.Size] = {}
@@ -115,11 +121,8 @@ class NxdLlama:
             name = f"{self._names[module]}.{leaf}"
             if self._is_shared(name):
                 continue
-            value = initial_weight(name, self._whole[name], seed=self._config.seed)
-            if name in self._splits:
-                value = part_of(value, self._splits[name], index=_tensor_rank(), parts=self._degree)
             with torch.no_grad():
-                parameter.copy_(value)
+                parameter.copy_(self._initial_part(self._piece(name, parameter.size())))
 
     def pieces(self) -> dict[torch.Tensor, WeightPart]:
         """Map the model's current parameters to this rank's parts."""

@@ -9,6 +9,7 @@ from training.backends import open_model_parallel
 from training.core.config import TrainConfig
 from training.datasets.samples.packed import open_dataset
 from training.models.llama.data import packed_batches, random_batches
+from training.models.llama.given import INIT_SHA256, GivenModel
 from training.models.llama.network import LlamaNetwork
 from training.trainer.task import Dataset, HeldOut, Report, Staging, Task
 from training.trainer.trainer import train
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from training.backends.base import ModelParallel
     from training.core.device import Device
     from training.core.job import Job
+    from training.core.ranks import Ranks
+    from training.storage import StorageAccess
 
 
 def run(job: Job) -> None:
@@ -29,9 +32,26 @@ def run(job: Job) -> None:
 class LlamaTask(Task):
     """See ``Task``."""
 
+    _given: GivenModel | None = None
+    """The weights to begin with, if they are given."""
+
+    @property
+    def first_lines(self) -> tuple[str, ...]:
+        """Say what was read to begin with."""
+        return () if self._given is None else (self._given.line,)
+
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
         """Check that batch, ranks and model fit together."""
         TrainingPlan.from_values(values, num_ranks)
+
+    def begin_from(
+        self, values: Mapping[str, Value], storage: StorageAccess, ranks: Ranks, *, report: Report
+    ) -> Mapping[str, Any]:
+        """Open the model of ``--init-from``."""
+        if not values["init-from"]:
+            return {}
+        self._given = GivenModel.open(values, storage, ranks, report=report)
+        return {INIT_SHA256: self._given.sha256}
 
     def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
         """Open a dataset made by tokenize."""
@@ -69,7 +89,7 @@ class LlamaTask(Task):
     ) -> ModelParallel:
         """Open a back-end with tensor parallelism."""
         return open_model_parallel(
-            config, device, LlamaNetwork(config), peak_flops=peak_flops, report=report
+            config, device, LlamaNetwork(config, self._given), peak_flops=peak_flops, report=report
         )
 
     def batches(

@@ -15,6 +15,7 @@ from trainium_catalogue.models import MlpShape
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from training.backends.base import WeightPart
     from training.core.config import TrainConfig
 
 SHAPE = MlpShape()
@@ -54,6 +55,10 @@ class MlpNetwork:
         bound = inputs[name.partition(".")[0]] ** -0.5
         numbers = generator(name, seed=self._config.seed)
         return torch.empty(size).uniform_(-bound, bound, generator=numbers)
+
+    def initial_part(self, part: WeightPart) -> torch.Tensor:
+        """Make the initial value of a part of a parameter."""
+        return part.of(self.initial_weight(part.name, part.whole))
 
     def restore(self, model: nn.Module, device: torch.device) -> None:
         """Do nothing: nothing is lost."""

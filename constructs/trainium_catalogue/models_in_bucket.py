@@ -1,0 +1,36 @@
+"""Models in the bucket, in Hugging Face's layout: what ``--init-from`` may name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainium_catalogue.contract import EXPORT_PREFIX, MODELS_PREFIX
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.training import DECODER_FIELDS
+
+MODEL_CONFIG = "config.json"
+"""Describes a model, beside its weights."""
+WEIGHTS = "model.safetensors"
+"""The weights of a model that is in one file."""
+WEIGHTS_INDEX = f"{WEIGHTS}.index.json"
+"""Says which file has which weight, if there are several."""
+
+
+def model_prefix(value: str) -> str | None:
+    """Key prefix in the bucket of ``--init-from``, with its final slash; None if elsewhere."""
+    if value.startswith(("s3://", "/")):
+        return None
+    return f"{value}/" if value.startswith(EXPORT_PREFIX) else f"{MODELS_PREFIX}{value}/"
+
+
+def differing_sizes(document: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, int]:
+    """List the sizes in a config.json that differ from a run's parameters, by parameter."""
+    found = dict(document)
+    # Models without grouped-query attention leave it out.
+    found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
+    return {
+        name: found[field]
+        for name, field in DECODER_FIELDS.items()
+        if name in values and isinstance(found.get(field), int) and found[field] != values[name]
+    }

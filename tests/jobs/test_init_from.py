@@ -1,0 +1,121 @@
+"""Models at the desk: uploaded, and looked at before a job begins with one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.conftest import Desk
+from tests.jobs.test_commands import checked
+from tests.jobs.test_refusals import assert_refused
+from tests.jobs.test_submit_training import existing_run, payloads
+from trainium_catalogue.models import LLAMA_PRESETS
+
+TRAIN = ("submit", "llama2-7b", "--nodes", "4", "--name", "my-run", "--yes", "--dataset", "wiki")
+SHAPE = LLAMA_PRESETS["llama2-7b"].shape
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": SHAPE.vocab_size,
+    "hidden_size": SHAPE.hidden_size,
+    "intermediate_size": SHAPE.intermediate_size,
+    "num_hidden_layers": SHAPE.num_hidden_layers,
+    # Llama-2-7B's own leaves the heads of keys and values out.
+    "num_attention_heads": SHAPE.num_attention_heads,
+}
+INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+
+
+@pytest.fixture
+def ready(desk: Desk) -> Desk:
+    """A dataset and a model are there."""
+    desk.put("datasets/wiki/manifest.json", {"vocab_size": 32000, "num_tokens": 1_000_000_000})
+    desk.put("models/llama/config.json", CONFIG)
+    desk.put("models/llama/model.safetensors.index.json", INDEX)
+    desk.put("models/llama/model-1.safetensors")
+    desk.put("models/llama/model-2.safetensors")
+    return desk
+
+
+def test_a_run_begins_with_a_model_of_the_bucket(ready: Desk) -> None:
+    (payload,) = payloads(ready.run(*TRAIN, "--init-from", "llama", "--dry-run", "--json"))
+
+    assert "--init-from" in json.dumps(payload)
+    assert ready.run(*TRAIN, "--init-from", "llama").exit_code == 0
+
+
+def test_what_is_not_there_is_refused_with_what_is(ready: Desk) -> None:
+    ready.put("export/first/config.json", CONFIG)
+
+    assert_refused(
+        ready.run(*TRAIN, "--init-from", "nothing"),
+        "there is no model 'nothing': models in the bucket: llama, export/first",
+        "python -m jobs upload FOLDER",
+    )
+    assert_refused(ready.run(*TRAIN, "--init-from", "lama"), "did you mean 'llama'?")
+
+
+@pytest.mark.parametrize("key", ["config.json", "model-2.safetensors"])
+def test_a_model_that_lacks_a_file_is_refused(ready: Desk, key: str) -> None:
+    ready.client("s3").delete_object(Bucket="bucket", Key=f"models/llama/{key}")
+
+    assert_refused(
+        ready.run(*TRAIN, "--init-from", "llama"),
+        f"model 'llama' lacks {key}; upload its folder again",
+    )
+
+
+def test_a_model_of_another_size_is_refused_with_the_words_to_submit(ready: Desk) -> None:
+    ready.put("models/llama/config.json", {**CONFIG, "num_hidden_layers": 16, "vocab_size": 32256})
+
+    assert_refused(
+        ready.run(*TRAIN, "--init-from", "llama"),
+        "model 'llama' is of another size: --vocab-size 32256 (the run has 32000), "
+        "--num-layers 16 (the run has 32)",
+    )
+
+
+def test_a_run_with_a_checkpoint_needs_its_first_weights_no_more(ready: Desk) -> None:
+    existing_run(ready, 100, values={"init-from": "gone"})
+    assert ready.run(*TRAIN).exit_code == 0
+
+    assert_refused(
+        ready.run(*TRAIN, "--init-from", "llama"),
+        "run my-run cannot continue with init-from=llama (the run has gone)",
+    )
+
+
+def write_model(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(b"\x08" + bytes(15))
+    (folder / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+    (folder / "pytorch_model.bin").write_bytes(b"the same once more")
+    return folder
+
+
+def test_the_folder_of_a_model_is_uploaded_as_one(desk: Desk, tmp_path: Path) -> None:
+    document = checked(
+        desk.run("upload", str(write_model(tmp_path / "Llama-2-7b-hf")), "--json"),
+        "upload",
+    )
+
+    assert (document["kind"], document["name"]) == ("model", "Llama-2-7b-hf")
+    assert document["left_out"] == ["pytorch_model.bin"]
+    assert sorted(file["key"] for file in document["files"]) == [
+        f"models/Llama-2-7b-hf/{name}"
+        for name in ("config.json", "model.safetensors", "tokenizer.json")
+    ]
+    said = desk.run("upload", str(tmp_path / "Llama-2-7b-hf"))
+    assert "--init-from Llama-2-7b-hf" in said.stderr
+    assert "left out, no part of a model: pytorch_model.bin" in said.stderr
+
+
+def test_a_model_without_its_weights_is_refused(desk: Desk, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert_refused(desk.run("upload", str(folder)), "is a Git LFS pointer; fetch the file itself")
+
+    (folder / "model.safetensors").unlink()
+    assert_refused(desk.run("upload", str(folder)), "has no *.safetensors; fetch the model's")

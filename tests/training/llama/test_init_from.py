@@ -1,0 +1,341 @@
+"""A run that begins with given weights: what it reads, computes, remembers and refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+from tests.training.conftest import Cluster
+from tests.training.llama import fake_nxd
+from tests.training.llama.conftest import TINY, LoneDevice, write_dataset
+from training.backends.base import WeightPart
+from training.backends.native import NativeBackend
+from training.backends.nxd import NxdBackend
+from training.checkpoint.given import GivenWeightsError
+from training.core.arguments import parse
+from training.core.config import TrainConfig
+from training.core.contract import DeviceKind
+from training.core.ranks import Ranks
+from training.models.llama.export import ExportOrder, export
+from training.models.llama.given import GivenModel
+from training.models.llama.huggingface import llama_config
+from training.models.llama.network import LlamaNetwork
+from training.storage import StorageAccess, open_objects
+from training.trainer.runs import RunConfigError
+
+if TYPE_CHECKING:
+    from tests.training.llama.conftest import Laptop
+
+WORDS = ("llama-tiny", *TINY, "--tensor-parallel=1", "--init-from=released")
+
+
+def values_of(*words: str) -> dict[str, Any]:
+    given = {word.partition("=")[0] for word in words}
+    defaults = [word for word in WORDS if word.partition("=")[0] not in given]
+    return dict(parse([*defaults, *words]).values)
+
+
+def config_of(*words: str, num_ranks: int = 1) -> TrainConfig:
+    return TrainConfig.from_values(values_of(*words), num_ranks)
+
+
+def released(seed: int = 3, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """A model as somebody else has trained it."""
+    torch.manual_seed(seed)
+    config = llama_config(config_of().shape, seq_len=16)
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def save(model: LlamaForCausalLM, folder: Path, *, size: str = "5GB") -> Path:
+    model.save_pretrained(folder, max_shard_size=size)
+    return folder
+
+
+def opened(root: Path, *words: str) -> GivenModel:
+    return GivenModel.open(values_of(*words), StorageAccess(root=str(root)), Ranks.open())
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A bucket with a model of several files and an index."""
+    save(released(), tmp_path / "models/released", size="20KB")
+    assert len(list((tmp_path / "models/released").glob("model-*"))) > 2
+    return tmp_path
+
+
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().float() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("size", ["20KB", "5GB"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_model_begins_with_exactly_these_weights(
+    tmp_path: Path, size: str, dtype: torch.dtype
+) -> None:
+    theirs = released(dtype=dtype)
+    save(theirs, tmp_path / "models/released", size=size)
+    config = config_of()
+    network = LlamaNetwork(config, opened(tmp_path))
+    backend = NativeBackend(config, LoneDevice(), network, peak_flops=None)
+    backend.build()
+
+    expected = weights_of(theirs)
+    found = weights_of(backend._model)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_each_rank_of_nxd_reads_its_part(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nxd.install(monkeypatch)
+    config = config_of()
+    given = opened(root)
+    network = LlamaNetwork(config, given)
+    backend = NxdBackend(
+        config, LoneDevice(DeviceKind.XLA), network, ranks=Ranks.open(), peak_flops=None
+    )
+    backend.build()
+
+    expected = weights_of(released())
+    masters = {shard.piece.name: shard.master for shard in backend._shards._shards}
+    assert masters.keys() == expected.keys()
+    for name, master in masters.items():
+        # NxD makes the master weights of the model's bf16 ones.
+        assert torch.equal(master, expected[name].bfloat16().float()), name
+    (size,) = {sum(p.numel() * 4 for p in released().parameters())}
+    assert given.bytes_read == size
+
+
+def laptop_of(cluster: Cluster, laptop: Laptop) -> Laptop:
+    return type(laptop)(cluster.folder / "build")
+
+
+@pytest.fixture
+def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
+    """One node of four processes, without a bucket."""
+    build = tmp_path / "build"
+    write_dataset(open_objects(str(build / "datasets/words"), region=None, endpoint_url=None))
+    save(released(), build / "models/released")
+    node = Cluster(tmp_path, num_nodes=1)
+    yield node
+    node.kill()
+
+
+def test_ranks_that_share_a_model_begin_with_it_and_read_only_their_rows(
+    four_ranks: Cluster, laptop: Laptop
+) -> None:
+    save(released(), laptop.folder / "models/released")
+    laptop.train("--init-from=released", "--max-steps=3", run="one")
+    four_ranks.start(
+        *(*TINY, "--tensor-parallel=2", "--dataset=words", "--init-from=released"),
+        "--max-steps=3",
+        workload="llama-tiny",
+        extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
+    )
+
+    assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
+    four = laptop_of(four_ranks, laptop)
+    assert four.losses("four") == pytest.approx(laptop.losses("one"), abs=1e-5)
+    sizes = {name: p.numel() * 4 for name, p in released().named_parameters()}
+    whole = ("norm", "o_proj", "down_proj")  # split by columns, or not at all
+    expected = sum(n if any(w in name for w in whole) else n // 2 for name, n in sizes.items())
+    assert f"this rank read {expected:,} of " in four_ranks.log(0)
+
+
+def test_a_run_goes_on_from_an_export_of_another(laptop: Laptop) -> None:
+    laptop.train("--max-steps=4", run="first")
+    access = StorageAccess(root=str(laptop.folder))
+    order = ExportOrder(run="first", step=0, dtype="float32")
+    export(order, access, report=lambda text: None)
+
+    laptop.train("--init-from=export/first", "--max-steps=1", "--lr=0", run="second")
+    laptop.train("--max-steps=5", run="first")
+
+    # The same weights on the data of the first step.
+    model = LlamaForCausalLM.from_pretrained(laptop.folder / "export/first")
+    assert laptop.losses("second")[0] < laptop.losses("first")[0]
+    record = json.loads(laptop.file("run.json", "second").read_text())
+    assert record["values"]["init-from"] == "export/first"
+    assert len(record["facts"]["init_sha256"]) == 64
+    assert model.config.max_position_embeddings == 16
+
+
+def test_what_a_run_begins_with_is_a_part_of_what_it_is(laptop: Laptop) -> None:
+    folder = save(released(), laptop.folder / "models/base")
+    laptop.train("--init-from=base", "--max-steps=4", "--steps-this-run=2", run="based")
+    whole = "based-whole"
+    laptop.train("--init-from=base", "--max-steps=4", run=whole)
+
+    with pytest.raises(RunConfigError, match=r"cannot continue with init-from=export/other"):
+        laptop.train("--init-from=export/other", run="based", tiny=False)
+    # A run that has a checkpoint needs its first weights no more.
+    shutil.rmtree(folder)
+    laptop.train(run="based", tiny=False)
+    assert laptop.losses("based") == laptop.losses(whole)
+
+
+def test_other_weights_of_the_same_name_are_refused(laptop: Laptop) -> None:
+    folder = save(released(), laptop.folder / "models/changes")
+    laptop.train("--init-from=changes", "--max-steps=4", "--steps-this-run=1", run="changing")
+    shutil.rmtree(laptop.file("checkpoints", "changing"))
+    save(released(seed=4), folder)
+
+    with pytest.raises(
+        RunConfigError, match=r"with init_sha256=.*use the dataset and the weights that the run"
+    ):
+        laptop.train(run="changing", tiny=False)
+
+
+def test_the_hash_follows_the_weights_and_not_their_files(tmp_path: Path) -> None:
+    first = save(released(), tmp_path / "a/models/released")
+    save(released(), tmp_path / "b/models/released", size="20KB")
+    save(released(seed=4), tmp_path / "c/models/released")
+    a, b, c = (opened(tmp_path / name).sha256 for name in "abc")
+
+    assert a == b != c
+    assert first.is_dir()
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "config.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def test_every_field_that_differs_is_named_with_the_words_to_submit(tmp_path: Path) -> None:
+    save(released(), tmp_path / "models/released")
+
+    with pytest.raises(
+        GivenWeightsError,
+        match=r"hidden_size=32 \(the run has 64\), head_dim=8 \(the run has 16\); submit with "
+        "--hidden-size 32$",
+    ):
+        opened(tmp_path, "--hidden-size=64")
+    with pytest.raises(
+        GivenWeightsError,
+        match=r"vocab_size=256 \(the run has 512\), num_hidden_layers=2 \(the run has 3\); "
+        r"submit with --vocab-size 256 --num-layers 2$",
+    ):
+        opened(tmp_path, "--vocab-size=512", "--num-layers=3")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"model_type": "mistral"}, "model_type=mistral (the run has llama)"),
+        ({"rope_theta": 500000.0}, "rope_theta=500000.0 (the run has 10000.0)"),
+        ({"rms_norm_eps": 1e-6}, "rms_norm_eps=1e-06 (the run has 1e-05)"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings=True (the run has False)"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "rope_scaling={'rope_type': 'linear', 'factor': 2.0} (the run has None)",
+        ),
+    ],
+)
+def test_a_model_that_computes_otherwise_is_refused(
+    root: Path, changed: dict[str, Any], named: str
+) -> None:
+    edit(root / "models/released", lambda document: document.update(changed))
+
+    with pytest.raises(GivenWeightsError) as refused:
+        opened(root)
+    assert named in str(refused.value)
+    assert "begin with another model, or submit the workload that is" in str(refused.value)
+
+
+def changed_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def test_missing_added_and_wrong_tensors_are_refused(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    changes: list[tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = [
+        (lambda t: t.pop(name), rf"has no tensor {name}, which the model needs"),
+        (
+            lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}),
+            r"has model.layers.0.self_attn.q_proj.bias, which the model would not use",
+        ),
+        (
+            lambda t: t.update({name: t[name].to(torch.int8)}),
+            rf"{name} is of type I8, and only F32, BF16, F16",
+        ),
+        (lambda t: t.update({name: t[name][:-1].clone()}), rf"{name} is \[63, 32\], and the model"),
+    ]
+    for number, (change, message) in enumerate(changes):
+        folder = save(released(), tmp_path / str(number) / "models/released")
+        changed_tensors(folder, change)
+        with pytest.raises(GivenWeightsError, match=message):
+            opened(tmp_path / str(number))
+
+
+def test_frequencies_that_old_files_hold_are_left_out(tmp_path: Path) -> None:
+    folder = save(released(), tmp_path / "models/released")
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    changed_tensors(folder, lambda tensors: tensors.update({name: torch.zeros(4)}))
+
+    assert opened(tmp_path).sha256
+
+
+def cut(path: Path, num_bytes: int) -> None:
+    path.write_bytes(path.read_bytes()[:num_bytes])
+
+
+def test_files_that_are_missing_or_broken_are_refused(root: Path) -> None:
+    folder = root / "models/released"
+    first, second = sorted(folder.glob("model-*"))[:2]
+    whole = first.read_bytes()
+
+    cut(first, len(whole) - 1)
+    with pytest.raises(GivenWeightsError, match=rf"{first.name} has \d+ bytes and its header"):
+        opened(root)
+    cut(first, 20)
+    with pytest.raises(GivenWeightsError, match=rf"{first.name} was cut short; upload it again"):
+        opened(root)
+    first.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(GivenWeightsError, match=r"is no safetensors file; .*git lfs pull"):
+        opened(root)
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(GivenWeightsError, match=r"its index names .*, which no file has"):
+        opened(root)
+    first.unlink()
+    with pytest.raises(GivenWeightsError, match=rf"lacks {first.name}, which its index names"):
+        opened(root)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(GivenWeightsError, match=r"names no weights; upload the folder anew"):
+        opened(root)
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(GivenWeightsError, match=r"has neither model.safetensors nor"):
+        opened(root)
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(GivenWeightsError, match=r"config.json is no JSON object"):
+        opened(root)
+    (folder / "config.json").unlink()
+    with pytest.raises(GivenWeightsError, match=r"has no config.json; upload a model's folder"):
+        opened(root)
+
+
+def test_a_refused_model_costs_nothing_but_a_look(laptop: Laptop) -> None:
+    with pytest.raises(GivenWeightsError, match=r"models/nothing has no config.json"):
+        laptop.train("--init-from=nothing", "--dataset=not-there-either", run="refused")
+
+    assert not laptop.file("run.json", "refused").exists()
+
+
+def test_ranges_of_columns_are_cut_from_their_rows(root: Path) -> None:
+    given = opened(root)
+    name = "model.layers.0.mlp.down_proj.weight"
+    whole = weights_of(released())[name]
+    part = WeightPart(name, whole.size(), torch.Size((32, 16)), (0, 16))
+
+    assert torch.equal(given.read(part), whole[:, 16:32])

@@ -272,6 +272,15 @@ def _check_fit(name: str, manifest: Mapping[str, Any], values: Mapping[str, Valu
             f"{values['vocab-size']}; submit with --vocab-size {vocab_size}, or tokenize with the "
             "model's own tokenizer",
         )
+    has_responses = manifest.get("kind", PACKED) == PACKED and bool(manifest.get("seq_len"))
+    if has_responses != bool(values.get("responses", False)):
+        raise Refusal(
+            "dataset-responses",
+            f"dataset {name} has prompts and responses; submit with --responses"
+            if has_responses
+            else f"dataset {name} is text, and --responses needs prompts and responses; tokenize "
+            "them with --response-seq-len, or submit without --responses",
+        )
     for parameter, fact in _SAME.items():
         # Packed tokens can be cut to any length; BERT's shards are made for one.
         if fact not in manifest and manifest.get("kind", PACKED) == PACKED:
@@ -285,7 +294,8 @@ def _check_fit(name: str, manifest: Mapping[str, Any], values: Mapping[str, Valu
             )
     if values.get("eval-every"):
         _check_validation(name, manifest, seq_len=int(values["seq-len"]))
-    if num_tokens <= int(values["seq-len"]):
+    # The last label of text begins the next sequence.
+    if num_tokens < int(values["seq-len"]) + (not has_responses):
         raise Refusal(
             "dataset-too-small",
             f"dataset {name} has {num_tokens:,} tokens, less than one sequence of "
@@ -296,7 +306,7 @@ def _check_fit(name: str, manifest: Mapping[str, Any], values: Mapping[str, Valu
 def _check_validation(name: str, manifest: Mapping[str, Any], *, seq_len: int) -> None:
     split = manifest.get("validation")
     held_out = _fact(name, split, "num_tokens") if isinstance(split, Mapping) else 0
-    if held_out <= seq_len:
+    if held_out < seq_len + (not manifest.get("seq_len")):
         raise Refusal(
             "dataset-no-validation",
             f"dataset {name} holds {held_out:,} tokens out, and --eval-every needs a sequence of "

@@ -119,3 +119,19 @@ def test_a_model_without_its_weights_is_refused(desk: Desk, tmp_path: Path) -> N
 
     (folder / "model.safetensors").unlink()
     assert_refused(desk.run("upload", str(folder)), "has no *.safetensors; fetch the model's")
+
+
+def test_what_is_learnt_is_said_by_run_and_dataset_alike(ready: Desk) -> None:
+    ready.put(
+        "datasets/chats/manifest.json",
+        {"vocab_size": 32000, "num_tokens": 4096 * 100, "seq_len": 4096, "response_tokens": 9},
+    )
+    chats = (*TRAIN[:-1], "chats")
+
+    assert_refused(ready.run(*TRAIN, "--responses"), "dataset wiki is text, and --responses needs")
+    assert_refused(ready.run(*chats), "dataset chats has prompts and responses; submit with --resp")
+    assert_refused(
+        ready.run(*chats, "--responses", "--seq-len", "2048"),
+        "dataset chats has sequences of 4096 and the run --seq-len 2048",
+    )
+    assert ready.run(*chats, "--responses").exit_code == 0

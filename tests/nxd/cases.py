@@ -62,6 +62,8 @@ class Case:
     """bf16 arithmetic with fp32 master weights; NxD's is always so."""
     defect: bool = False
     """NxD's default for the type in which input gradients are summed, which loses the sum."""
+    given: bool = False
+    """The same initial weights, read from a folder as Hugging Face's models have."""
     steps: int = STEPS
 
     @property
@@ -94,6 +96,7 @@ def _cases() -> list[Case]:
         # Enough to see that ranks 0, 2, 4 and 6 share a model; losses are judged on fewer ranks.
         Case(name="tp4dp2", tensor=4, data=2, steps=3),
         Case(name="tp2-defect", tensor=2, defect=True),
+        Case(name="tp2dp2-given", tensor=2, data=2, given=True, steps=3),
         Case(name="one-masks", words=masked, steps=3),
         Case(name="tp2-masks", words=masked, tensor=2, steps=3),
     ]
@@ -179,7 +182,7 @@ def train(case: Case, folder: Path) -> None:
         put_the_defect_back()
     kind = DeviceKind.CPU if case.backend == "native" else DeviceKind.XLA
     device = open_device(kind, timeout_s=60)
-    config, backend, batch = parts(case, device)
+    config, backend, batch = parts(case, device, folder)
     heard = asked.listen() if case.backend == "nxd" else []
     backend.build()
     torch.save(_held(backend), folder / f"held-{device.rank}.pt")
@@ -191,6 +194,9 @@ def train(case: Case, folder: Path) -> None:
     )
     backend.save(checkpoints, 0, {}, asynchronous=False)
     checkpoints.wait()
+    if case.given:
+        read = backend._network._initial_part.__self__._given.bytes_read
+        (folder / f"read-{device.rank}.txt").write_text(str(read))
     first_heard: list[str] = []
     losses, norms, calls = [], [], dict[str, list[gloo.Call]]()
     for step in range(1, case.steps + 1):
@@ -233,7 +239,35 @@ def micro_batches(config: Any, backend: Any, batch: Callable[[range], Any], step
     return loss
 
 
-def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
+def given_model(words: list[str], folder: Path) -> Any:
+    """Initial weights, which one rank writes and each reads a part of."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    from training.core.arguments import parse
+    from training.core.ranks import Ranks
+    from training.models.llama.given import GivenModel
+    from training.models.llama.huggingface import initial_weight, llama_config
+    from training.storage import StorageAccess
+    from trainium_catalogue.parameters.plan import shape_of
+
+    values = parse([*words, f"--init-from={folder / 'given'}"]).values
+
+    def write() -> None:
+        model = LlamaForCausalLM(llama_config(shape_of(values), seq_len=SEQ_LEN))
+        with torch.no_grad():
+            for name, weight in model.named_parameters():
+                weight.copy_(initial_weight(name, weight.size(), seed=int(values["seed"])))
+        model.save_pretrained(folder / "given", max_shard_size="100KB")
+
+    ranks = Ranks.open()
+    ranks.agree(write)
+    return GivenModel.open(values, StorageAccess(root=str(folder)), ranks)
+
+
+def parts(
+    case: Case, device: Any, folder: Path = Path()
+) -> tuple[Any, Any, Callable[[range], Any]]:
     """Configuration, back-end and data, as the workload's task makes them."""
     from types import SimpleNamespace
 
@@ -255,9 +289,10 @@ def parts(case: Case, device: Any) -> tuple[Any, Any, Callable[[range], Any]]:
         words = [*case.words, f"--tensor-parallel={case.tensor}"]
         config = TrainConfig.from_values(parse(words).values, device.num_ranks)
         batch = masked_tokens if case.is_masked else tokens
+        network = LlamaNetwork(config, given_model(words, folder) if case.given else None)
         return (
             config,
-            NxdBackend(config, device, LlamaNetwork(config), ranks=Ranks.open(), peak_flops=None),
+            NxdBackend(config, device, network, ranks=Ranks.open(), peak_flops=None),
             batch,
         )
     values = parse(list(case.words)).values

@@ -22,6 +22,20 @@ Batch = torch.Tensor | Mapping[str, torch.Tensor]
 """One micro-batch, as provided by the workload's data."""
 
 
+WEIGHTS = "weights"
+"""Key of a micro-batch whose tokens do not all count the same, fp32 ``[micro_batch, seq_len]``.
+
+Their mean over all sequences of a step is 1, so every mean of losses is one of weighted losses.
+"""
+
+
+def weighted(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Weigh the tokens' losses, ``[micro_batch, seq_len]``, where the micro-batch says how."""
+    if isinstance(batch, torch.Tensor) or WEIGHTS not in batch:
+        return losses
+    return losses * batch[WEIGHTS]
+
+
 class Network(Protocol):
     """A model whose weights a back-end creates, places, splits and trains."""
 

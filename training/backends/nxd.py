@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.backends.base import Batch, NxdNetwork, SequenceNetwork, place
+from training.backends.base import Batch, NxdNetwork, SequenceNetwork, place, weighted
 from training.backends.heartbeat import DeviceHeartbeat
 from training.backends.nxd_shards import Shards
 from training.backends.optimizers import TracedAdamW, adamw_settings, groups_by_decay
@@ -148,10 +148,11 @@ class NxdBackend:
         """Compute the loss of every token of a micro-batch, fp32 ``[micro_batch, seq_len]``."""
         from neuronx_distributed.parallel_layers import parallel_cross_entropy
 
-        inputs, labels = self._network.inputs(place(tokens, self._device))
+        placed = place(tokens, self._device)
+        inputs, labels = self._network.inputs(placed)
         logits = self._model(**inputs, use_cache=False).logits
         # fp32 for the sum over the vocabulary; also a copy, since NxD's function overwrites it.
-        return parallel_cross_entropy(logits.float(), labels)
+        return weighted(parallel_cross_entropy(logits.float(), labels), placed)
 
     @torch.no_grad()
     def losses_of(self, tokens: Batch) -> torch.Tensor:

@@ -54,6 +54,8 @@ class TrainConfig:
     log_every: int
     document_masks: bool = False
     """True if tokens attend to their own document only."""
+    responses: bool = False
+    """True if only responses count in the loss."""
     eval_every: int = 0
     """0: never evaluate."""
     eval_sequences: int = 0
@@ -91,6 +93,7 @@ class TrainConfig:
             checkpoint_uri=str(values["checkpoint-uri"]),
             log_every=int(values["log-every"]),
             document_masks=bool(values.get("document-masks", False)),
+            responses=bool(values.get("responses", False)),
             eval_every=int(values.get("eval-every", 0)),
             eval_sequences=int(values.get("eval-sequences", 0)),
             dropout=float(values.get("dropout", 0.0)),

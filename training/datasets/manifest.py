@@ -16,6 +16,10 @@ from trainium_catalogue.contract import DATASET_MANIFEST
 log = logging.getLogger(__name__)
 
 PACKED_SCHEMA = 2
+_OF_EXAMPLES = 3
+"""Schema of datasets of prompts and responses."""
+COUNTED = 1 << 31
+"""The bit of an id, in a dataset of prompts and responses, that counts in the loss."""
 _WITHOUT_VALIDATION = 1
 """Schema of datasets without a validation split, which earlier releases write and read."""
 TOKENIZER_FILE = "tokenizer.json"
@@ -86,6 +90,15 @@ class PackedManifest:
     shards: tuple[Shard, ...]
     validation: Validation | None = None
     """None: nothing was held out."""
+    seq_len: int = 0
+    """Of prompts and responses: tokens of the sequences that they are packed into; else 0."""
+    response_tokens: int = 0
+    """Of prompts and responses: tokens to train on that count in the loss."""
+
+    @property
+    def has_responses(self) -> bool:
+        """Tell whether only some tokens count in the loss."""
+        return self.seq_len > 0
 
     @property
     def files(self) -> tuple[Shard, ...]:
@@ -95,6 +108,9 @@ class PackedManifest:
     def to_json(self) -> bytes:
         """Encode as JSON; equal manifests give equal bytes."""
         document = {"schema": PACKED_SCHEMA, **asdict(self)}
+        if self.has_responses:
+            return f"{json.dumps({**document, 'schema': _OF_EXAMPLES}, indent=1)}\n".encode()
+        del document["seq_len"], document["response_tokens"]
         if self.validation is None:
             document["schema"] = _WITHOUT_VALIDATION
             del document["validation"]
@@ -106,12 +122,12 @@ class PackedManifest:
         try:
             document: dict[str, Any] = json.loads(data)
             schema = document.pop("schema")
-            if schema not in (_WITHOUT_VALIDATION, PACKED_SCHEMA):
+            if schema not in (_WITHOUT_VALIDATION, PACKED_SCHEMA, _OF_EXAMPLES):
                 raise DatasetError(
-                    f"{name} has schema {schema}, this release reads {PACKED_SCHEMA}; "
+                    f"{name} has schema {schema}, this release reads up to {_OF_EXAMPLES}; "
                     "tokenize it anew"
                 )
-            if schema == PACKED_SCHEMA:
+            if document.get("validation") is not None:
                 document["validation"] = Validation(**_with_shards(document["validation"]))
             return PackedManifest(
                 **{**_with_shards(document), "source": Source(**document["source"])}

@@ -78,6 +78,13 @@ TOKENIZE_PARAMETERS = (
         help="field of a JSONL line, or column of a Parquet file, that holds the text",
     ),
     Parameter(
+        name="response-seq-len",
+        default=0,
+        minimum=0,
+        help='tokens of a sequence, where a line is {"prompt": ..., "response": ...}: whole '
+        "examples are packed, and responses alone are learnt (0: text)",
+    ),
+    Parameter(
         name="validation-fraction",
         default=0.005,
         minimum=0,

@@ -26,16 +26,18 @@ BERT_FIELDS = {name: field for name, field in SHAPE_FIELDS.items() if name != "n
 
 FIXED_IN_A_RUN = (
     "model", *DECODER_FIELDS, "dataset", "seed", "global-batch", "seq-len", "document-masks",
-    "init-from",
+    "init-from", "responses",
 )  # fmt: skip
 """Parameters that identify a run: a different value needs a different run name."""
 
-DEFAULTS_OF_OLDER_RUNS: Mapping[str, Value] = {"document-masks": False, "init-from": ""}
+DEFAULTS_OF_OLDER_RUNS: Mapping[str, Value] = {
+    "document-masks": False, "init-from": "", "responses": False,
+}  # fmt: skip
 """Values assumed for runs older than a parameter of ``FIXED_IN_A_RUN``."""
 
 GRAPH_PARAMETERS = (
     "model", *DECODER_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
-    "activation-checkpointing", "document-masks", "max-predictions", "dropout",
+    "activation-checkpointing", "document-masks", "responses", "max-predictions", "dropout",
     # The values 0 and 1, and two equal values, compile to different graphs (ADR 6).
     "weight-decay", "max-grad-norm", "beta1", "beta2", "adam-eps",
     # It decides whether there is an evaluation graph; how often makes no difference.
@@ -84,6 +86,12 @@ def _llama(preset: Preset) -> tuple[Parameter, ...]:
             name="document-masks",
             default=False,
             help="a token attends to its own document only, not to the others of its sequence",
+        ),
+        Parameter(
+            name="responses",
+            default=False,
+            help="learn the responses of a dataset of prompts and responses (tokenize "
+            "--response-seq-len), and not the prompts",
         ),
         Parameter(
             name="init-from",

@@ -157,9 +157,9 @@ def test_a_manifest_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_manifest_of_a_later_release_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps({"schema": 3}))
+    (tmp_path / "manifest.json").write_text(json.dumps({"schema": 4}))
 
-    with pytest.raises(DatasetError, match="has schema 3, this release reads 2"):
+    with pytest.raises(DatasetError, match="has schema 4, this release reads up to 3"):
         opened(tmp_path, tmp_path / "cache")
 
 

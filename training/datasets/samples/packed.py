@@ -16,7 +16,11 @@ from training.storage import Objects
 class TokenStream:
     """The token ids in all shards of a split, cut into sequences of any length."""
 
-    def __init__(self, folder: Path, dtype: str, shards: Sequence[Shard]) -> None:
+    def __init__(
+        self, folder: Path, dtype: str, shards: Sequence[Shard], *, has_responses: bool = False
+    ) -> None:
+        self.has_responses = has_responses
+        """True if ids carry the bit that counts, and sequences end where they end."""
         kind = np.dtype(dtype).newbyteorder("<")
         self._shards = [
             np.memmap(folder / shard.name, dtype=kind, mode="r", shape=(shard.tokens,))
@@ -26,6 +30,8 @@ class TokenStream:
 
     def num_sequences(self, seq_len: int) -> int:
         """Count sequences of ``seq_len`` tokens; each one's last label begins the next one."""
+        if self.has_responses:
+            return int(self._starts[-1]) // seq_len
         return max(0, (int(self._starts[-1]) - 1) // seq_len)
 
     def sequence(self, index: int, seq_len: int) -> NDArray[np.int64]:
@@ -35,12 +41,14 @@ class TokenStream:
                 f"sequence {index} of {self.num_sequences(seq_len)} of {seq_len} tokens"
             )
         start, rest = index * seq_len, seq_len + 1
-        result = np.empty(rest, np.int64)
+        result = np.zeros(rest, np.int64)
+        if self.has_responses:
+            rest -= 1  # the label after the last token counts for nothing
         number = int(np.searchsorted(self._starts, start, side="right")) - 1
         while rest:
             offset = start - int(self._starts[number])
             found = self._shards[number][offset : offset + rest]
-            result[seq_len + 1 - rest :][: len(found)] = found
+            result[start - index * seq_len :][: len(found)] = found
             start, rest, number = start + len(found), rest - len(found), number + 1
         return result
 
@@ -49,15 +57,30 @@ class PackedDataset(TokenStream):
     """The tokens to train on, and the held-out ones."""
 
     def __init__(self, folder: Path, manifest: PackedManifest) -> None:
-        super().__init__(folder, manifest.dtype, manifest.shards)
+        of = manifest.has_responses
+        super().__init__(folder, manifest.dtype, manifest.shards, has_responses=of)
         self.manifest = manifest
         self.validation: TokenStream | None = None
         if manifest.validation is not None:
-            self.validation = TokenStream(folder, manifest.dtype, manifest.validation.shards)
+            self.validation = TokenStream(
+                folder, manifest.dtype, manifest.validation.shards, has_responses=of
+            )
 
-    def require(self, *, vocab_size: int, seq_len: int) -> None:
+    def require(self, *, vocab_size: int, seq_len: int, responses: bool = False) -> None:
         """Raise ``DatasetError`` for a model that this dataset does not fit."""
         manifest = self.manifest
+        if manifest.has_responses != responses:
+            raise DatasetError(
+                "the dataset has prompts and responses; train with --responses"
+                if manifest.has_responses
+                else "the dataset is text, and --responses needs prompts and responses (tokenize "
+                "--response-seq-len); train on another --dataset, or without --responses"
+            )
+        if responses and manifest.seq_len != seq_len:
+            raise DatasetError(
+                f"the dataset has sequences of {manifest.seq_len} tokens and the run --seq-len "
+                f"{seq_len}; train with --seq-len {manifest.seq_len}"
+            )
         if manifest.vocab_size > vocab_size:
             raise DatasetError(
                 f"the dataset has ids up to {manifest.vocab_size - 1} and the model's vocabulary "

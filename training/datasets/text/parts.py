@@ -20,6 +20,7 @@ from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.datasets.manifest import Shard
 from training.datasets.text.encoders import Encoder, ParityError, encoders
+from training.datasets.text.examples import Example, ExampleReader, Packer
 from training.datasets.text.readers import batches, read_ahead, read_documents
 from training.datasets.text.sources import Part
 from training.datasets.text.vocabulary import Vocabulary
@@ -128,6 +129,8 @@ class PartSettings:
     text_field: str
     shard_tokens: int
     validation_fraction: float
+    response_seq_len: int
+    """0: documents of text; else examples, packed into sequences of that length."""
     accelerate: bool
     vocabulary: Vocabulary
     fingerprint: str
@@ -145,6 +148,8 @@ class PartRecord:
     shards: tuple[Shard, ...]
     validation_documents: int = 0
     validation_shards: tuple[Shard, ...] = ()
+    response_tokens: int = 0
+    """Of examples: those to train on that count in the loss."""
 
     @property
     def files(self) -> tuple[Shard, ...]:
@@ -186,11 +191,16 @@ class PartMaker:
         self._task, self._count = task, count
         self._input = task.storage.open(task.input_uri)
         self._output = task.storage.open(task.dataset_uri)
-        self._encoders = encoders(task.vocabulary, accelerate=task.accelerate)
-        self._encoder = next(self._encoders)
+        if not task.response_seq_len:
+            self._encoders = encoders(task.vocabulary, accelerate=task.accelerate)
+            self._encoder = next(self._encoders)
 
     def make(self, part: Part) -> PartRecord:
         """Read, encode, pack and store a part; its record is written last."""
+        if self._task.response_seq_len:
+            record = self._make_of_examples(part)
+            self._output.put(part.marker, record.to_json())
+            return record
         while True:
             try:
                 record = self._make(part)
@@ -226,15 +236,43 @@ class PartMaker:
             validation.writer.abandon()
             raise
 
+    def _make_of_examples(self, part: Part) -> PartRecord:
+        task = self._task
+        reader = ExampleReader(task.vocabulary, seq_len=task.response_seq_len)
+        train, held_out = (
+            _ExampleSplit(self._writer(name, part), task, self._count)
+            for name in ("shard", "validation")
+        )
+        try:
+            for piece in part.pieces:
+                for example in reader.read(self._input, piece):
+                    is_held_out = _is_held_out(example.text, task.validation_fraction)
+                    (held_out if is_held_out else train).add(example)
+            return PartRecord(
+                fingerprint=task.fingerprint,
+                documents=train.documents,
+                empty_documents=0,
+                shards=train.close(),
+                validation_documents=held_out.documents,
+                validation_shards=held_out.close(),
+                response_tokens=train.packer.counted,
+            )
+        except BaseException:
+            train.writer.abandon()
+            held_out.writer.abandon()
+            raise
+
     def _split(self, name: str, part: Part) -> _Split:
-        writer = ShardWriter(
+        return _Split(self._encoder, self._writer(name, part), self._count)
+
+    def _writer(self, name: str, part: Part) -> ShardWriter:
+        return ShardWriter(
             self._output,
             self._task.scratch,
             name=f"{name}-{part.number:05d}",
             shard_tokens=self._task.shard_tokens,
             on_upload=lambda count: self._count(0, count),
         )
-        return _Split(self._encoder, writer, self._count)
 
     def _documents(self, part: Part) -> Iterator[str]:
         for piece in part.pieces:
@@ -256,6 +294,27 @@ class _Split:
             self.writer.add(ids)
             self._count(len(ids), 0)
             self.documents += len(texts)
+
+
+class _ExampleSplit:
+    """One of a part's two streams, of examples in whole sequences."""
+
+    def __init__(self, writer: ShardWriter, task: PartSettings, count: Count) -> None:
+        self.writer, self._count = writer, count
+        self.packer = Packer(seq_len=task.response_seq_len, eos_id=task.vocabulary.eos_id)
+        self.documents = 0
+
+    def add(self, example: Example) -> None:
+        """Write an example."""
+        ids = self.packer.add(example.ids)
+        self.writer.add(ids)
+        self._count(len(ids), 0)
+        self.documents += 1
+
+    def close(self) -> tuple[Shard, ...]:
+        """Fill the last sequence; returns all shards."""
+        self.writer.add(self.packer.close())
+        return self.writer.close()
 
 
 def make_parts(

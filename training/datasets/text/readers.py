@@ -7,7 +7,8 @@ import io
 import json
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from queue import Queue
 from typing import IO, TypeVar
 
@@ -34,13 +35,31 @@ def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[
             if piece.file.kind is TextFormat.TEXT:
                 yield _text(_opened(file, piece), name)
             else:
-                yield from _jsonl(_opened(file, piece), piece, text_field, name)
+                parse = partial(_field, text_field=text_field)
+                yield from _jsonl(_opened(file, piece), piece, parse, name)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             if not piece.file.compressed:
                 raise
-            raise DatasetError(
-                f"{name} is no whole gzip file ({error}); compress it again or drop .gz"
-            ) from None
+            raise _no_gzip(name, error) from None
+
+
+def read_lines(objects: Objects, piece: Piece, parse: Callable[[bytes], T]) -> Iterator[T]:
+    """Yield what ``parse`` makes of every line of a JSONL file's piece, in order.
+
+    Its ``ValueError`` becomes a ``DatasetError`` that names file and line.
+    """
+    name = f"{objects.uri}/{piece.file.key}"
+    with open_object(objects, piece.file.key, piece.file.size) as file:
+        try:
+            yield from _jsonl(_opened(file, piece), piece, parse, name)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            if not piece.file.compressed:
+                raise
+            raise _no_gzip(name, error) from None
+
+
+def _no_gzip(name: str, error: Exception) -> DatasetError:
+    return DatasetError(f"{name} is no whole gzip file ({error}); compress it again or drop .gz")
 
 
 def _opened(file: io.BufferedReader, piece: Piece) -> IO[bytes]:
@@ -60,8 +79,8 @@ def _text(file: IO[bytes], name: str) -> str:
         ) from None
 
 
-def _jsonl(file: IO[bytes], piece: Piece, text_field: str, name: str) -> Iterator[str]:
-    """Yield the documents of lines whose first byte is in the piece."""
+def _jsonl(file: IO[bytes], piece: Piece, parse: Callable[[bytes], T], name: str) -> Iterator[T]:
+    """Yield what is in the lines whose first byte is in the piece."""
     if piece.start:
         file.seek(piece.start - 1)
         file.readline()
@@ -74,14 +93,14 @@ def _jsonl(file: IO[bytes], piece: Piece, text_field: str, name: str) -> Iterato
         number += 1
         if not line.isspace():
             try:
-                text = _field(line, text_field)
+                found = parse(line)
             except ValueError as error:
                 before = 0
                 if piece.start:
                     file.seek(0)
                     before = _lines_until(file, place) - (number - 1)
                 raise DatasetError(f"{name}, line {before + number}: {error}") from None
-            yield text
+            yield found
         place += len(line)
 
 

@@ -223,6 +223,7 @@ class PartPlan:
         text_field: str,
         shard_tokens: int,
         validation_fraction: float,
+        response_seq_len: int = 0,
         row_groups: Callable[[InputFile], int],
     ) -> PartPlan:
         """Cut ``corpus``."""
@@ -233,6 +234,7 @@ class PartPlan:
             "shard-tokens": str(shard_tokens),
             # Omitted if 0, so that datasets of earlier releases have the same plan.
             **({"validation-fraction": str(validation_fraction)} if validation_fraction else {}),
+            **({"response-seq-len": str(response_seq_len)} if response_seq_len else {}),
             "content": _fingerprint(corpus),
         }
         parts = cut_into_parts(corpus, shard_tokens=shard_tokens, row_groups=row_groups)

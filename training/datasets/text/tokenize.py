@@ -19,6 +19,7 @@ from training.datasets.manifest import (
     Validation,
     refuse_other,
 )
+from training.datasets.text.examples import EXAMPLE_DTYPE
 from training.datasets.text.parts import PartRecord, PartSettings, make_parts
 from training.datasets.text.readers import open_parquet
 from training.datasets.text.sources import (
@@ -88,6 +89,7 @@ def finish_packed(
     *,
     text_field: str,
     validation_fraction: float,
+    response_seq_len: int,
 ) -> PackedManifest | None:
     """Write the manifest if every part is there; the last job does so, and twice is harmless."""
     plan.require_recorded(objects)
@@ -112,7 +114,7 @@ def finish_packed(
         )
     validation = _validation(records, validation_fraction)
     manifest = PackedManifest(
-        dtype=vocabulary.dtype,
+        dtype=EXAMPLE_DTYPE if response_seq_len else vocabulary.dtype,
         vocab_size=vocabulary.size,
         eos_id=vocabulary.eos_id,
         bos=False,
@@ -127,6 +129,8 @@ def finish_packed(
         ),
         shards=tuple(shard for record in records for shard in record.shards),
         validation=validation,
+        seq_len=response_seq_len,
+        response_tokens=sum(record.response_tokens for record in records),
     )
     _remove_strays(objects, plan, manifest)
     objects.put(TOKENIZER_FILE, vocabulary.json.encode())
@@ -184,6 +188,8 @@ class TokenizeOrder:
     storage: StorageAccess
     array_index: int
     array_size: int
+    response_seq_len: int = 0
+    """0: text; else prompts and responses, packed into sequences of that length."""
 
 
 def run(job: Job) -> None:
@@ -200,6 +206,7 @@ def run(job: Job) -> None:
             text_field=str(job.values["text-field"]),
             shard_tokens=int(job.values["shard-tokens"]),
             validation_fraction=float(job.values["validation-fraction"]),
+            response_seq_len=int(job.values["response-seq-len"]),
             processes=int(job.values["processes"]) or cores,
             accelerate=bool(job.values["accelerate"]),
             storage=StorageAccess.of(
@@ -236,6 +243,7 @@ def make_dataset(
         text_field=order.text_field,
         shard_tokens=order.shard_tokens,
         validation_fraction=order.validation_fraction,
+        response_seq_len=order.response_seq_len,
         row_groups=_row_group_counter(storage.open(corpus.uri), report),
     )
     sizes = {info.key: info.size for info in objects.list()}
@@ -254,6 +262,7 @@ def make_dataset(
         text_field=order.text_field,
         shard_tokens=order.shard_tokens,
         validation_fraction=order.validation_fraction,
+        response_seq_len=order.response_seq_len,
         accelerate=order.accelerate,
         vocabulary=vocabulary,
         fingerprint=plan.fingerprint,
@@ -270,6 +279,7 @@ def make_dataset(
         vocabulary,
         text_field=order.text_field,
         validation_fraction=order.validation_fraction,
+        response_seq_len=order.response_seq_len,
     )
 
 

@@ -8,19 +8,22 @@ which Hugging Face's Llama rounds to the type of the embeddings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.backends.base import Batch
+from training.backends.base import WEIGHTS, Batch
+from training.datasets.manifest import COUNTED
 from training.datasets.samples.order import sequence_indices
 from training.datasets.samples.packed import TokenStream
 
 TOKENS, DOCUMENTS = "tokens", "documents"
-"""Keys of a micro-batch with document masks; without masks it is just the tokens."""
+"""Keys of a micro-batch with document masks; of one with neither masks nor weights, which is just
+the tokens, none."""
 _MASKED = torch.finfo(torch.bfloat16).min
 """Added to the score of a masked pair; finite in bf16 and fp32."""
 Batches = Callable[[range], Batch]
@@ -28,26 +31,57 @@ Batches = Callable[[range], Batch]
 
 
 def packed_batches(
-    dataset: TokenStream, *, seed: int, seq_len: int, masked_by: int | None = None
+    dataset: TokenStream,
+    *,
+    seed: int,
+    seq_len: int,
+    masked_by: int | None = None,
+    group: int = 1,
 ) -> Batches:
     """Return a pure function of positions: there is no state to save, any rank may ask for any.
 
-    ``masked_by`` is the id that ends a document, if documents must not see each other.
+    ``masked_by`` is the id that ends a document, if documents must not see each other. Of prompts
+    and responses the tokens that count have the same weight in all of ``group`` positions: those
+    of a step, or of an evaluation.
     """
     num_sequences = dataset.num_sequences(seq_len)
 
-    def batch(positions: range) -> Batch:
+    def rows_at(positions: range) -> NDArray[np.int64]:
         indices = sequence_indices(
             seed=seed, positions=np.array(positions, np.uint64), num_sequences=num_sequences
         )
-        rows = np.stack([dataset.sequence(int(i), seq_len) for i in indices])
-        return _micro_batch(rows, masked_by)
+        return np.stack([dataset.sequence(int(i), seq_len) for i in indices])
+
+    @lru_cache(maxsize=1)
+    def weight(number: int) -> float:
+        """Weight of a token that counts, in a group."""
+        first = number * group
+        # Row by row: a step of all ranks together is large.
+        counted = sum(
+            int((rows_at(range(place, place + 1)) >= COUNTED).sum())
+            for place in range(first, first + group)
+        )
+        return group * seq_len / counted
+
+    def batch(positions: range) -> Batch:
+        rows = rows_at(positions)
+        if not dataset.has_responses:
+            return _micro_batch(rows, masked_by)
+        made = _micro_batch(rows & (COUNTED - 1), masked_by)
+        counts = torch.from_numpy((rows[:, 1:] >= COUNTED).astype(np.float32))
+        of_each = counts * weight(positions.start // group)
+        return {**(made if isinstance(made, Mapping) else {TOKENS: made}), WEIGHTS: of_each}
 
     return batch
 
 
 def random_batches(
-    *, vocab_size: int, seed: int, seq_len: int, masked_by: int | None = None
+    *,
+    vocab_size: int,
+    seed: int,
+    seq_len: int,
+    masked_by: int | None = None,
+    has_weights: bool = False,
 ) -> Batches:
     """Return random tokens, for compiling graphs and comparing models without a dataset."""
 
@@ -56,7 +90,11 @@ def random_batches(
             np.random.default_rng((seed, position)).integers(vocab_size, size=seq_len + 1)
             for position in positions
         ]
-        return _micro_batch(np.stack(rows).astype(np.int64), masked_by)
+        made = _micro_batch(np.stack(rows).astype(np.int64), masked_by)
+        if not has_weights:
+            return made
+        weights = torch.ones(len(positions), seq_len)
+        return {**(made if isinstance(made, Mapping) else {TOKENS: made}), WEIGHTS: weights}
 
     return batch
 
@@ -103,5 +141,7 @@ def model_inputs(batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Any], torc
     if isinstance(batch, torch.Tensor):
         return {"input_ids": batch[:, :-1]}, batch[:, 1:]
     tokens = batch[TOKENS]
+    if DOCUMENTS not in batch:
+        return {"input_ids": tokens[:, :-1]}, tokens[:, 1:]
     mask = attention_mask(batch[DOCUMENTS], dtype)
     return {"input_ids": tokens[:, :-1], "attention_mask": mask}, tokens[:, 1:]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from training.backends.base import Batch
+from training.backends.base import WEIGHTS, Batch, weighted
 from training.models.llama.data import model_inputs
 from training.models.llama.huggingface import (
     initial_part,
@@ -71,12 +72,16 @@ class LlamaNetwork:
 
     def loss(self, model: Any, batch: Batch) -> torch.Tensor:
         """Cross entropy of int64 ``[micro_batch, seq_len + 1]``: token i predicts i + 1."""
+        if not isinstance(batch, torch.Tensor) and WEIGHTS in batch:
+            return self.losses(model, batch).mean()
         return _cross_entropy(model, batch, reduction="mean")
 
     def losses(self, model: Any, batch: Batch) -> torch.Tensor:
         """Compute the cross entropy of each sequence, ``[micro_batch]``."""
         each = _cross_entropy(model, batch, reduction="none")
-        return each.reshape(self._config.plan.micro_batch, -1).mean(1)
+        # The ranks that share a model have the same losses, as DTensors.
+        each = each.to_local() if isinstance(each, DTensor) else each
+        return weighted(each.reshape(self._config.plan.micro_batch, -1), batch).mean(1)
 
     def for_nxd(self) -> NxdLlama:
         """Return the same model built of neuronx_distributed's modules."""

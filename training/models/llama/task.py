@@ -63,7 +63,11 @@ class LlamaTask(Task):
             wait=staging.wait,
             report=staging.report,
         )
-        packed.require(vocab_size=int(values["vocab-size"]), seq_len=seq_len)
+        packed.require(
+            vocab_size=int(values["vocab-size"]),
+            seq_len=seq_len,
+            responses=bool(values["responses"]),
+        )
         if int(values["eval-every"]):
             packed.require_validation(seq_len=seq_len)
         manifest = packed.manifest
@@ -101,6 +105,7 @@ class LlamaTask(Task):
             seed=config.seed,
             seq_len=config.plan.seq_len,
             masked_by=_masked_by(config, dataset),
+            group=config.plan.global_batch,
         )
 
     def held_out(self, config: TrainConfig, dataset: Dataset) -> HeldOut | None:
@@ -109,12 +114,17 @@ class LlamaTask(Task):
             return None
         seq_len = config.plan.seq_len
         split = dataset.content.require_validation(seq_len=seq_len)
+        num_sequences = min(config.eval_sequences, split.num_sequences(seq_len))
         return HeldOut(
-            # Not the run's seed, so that losses are comparable between runs with different seeds.
             batch=packed_batches(
-                split, seed=0, seq_len=seq_len, masked_by=_masked_by(config, dataset)
+                split,
+                # Not the run's, so that losses are comparable between runs with different seeds.
+                seed=0,
+                seq_len=seq_len,
+                masked_by=_masked_by(config, dataset),
+                group=num_sequences,
             ),
-            num_sequences=min(config.eval_sequences, split.num_sequences(seq_len)),
+            num_sequences=num_sequences,
         )
 
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
@@ -125,6 +135,7 @@ class LlamaTask(Task):
             seq_len=config.plan.seq_len,
             # Any id will do: none is in the graph.
             masked_by=0 if config.document_masks else None,
+            has_weights=config.responses,
         )
 
 

@@ -1,0 +1,198 @@
+"""Training on responses alone: transformers' own loss, on any ranks and micro-batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+from tests.training.conftest import Cluster
+from tests.training.llama import fake_nxd
+from tests.training.llama.conftest import TINY
+from training.backends.base import WEIGHTS
+from training.core.config import TrainConfig
+from training.core.contract import DeviceKind
+from training.datasets.manifest import COUNTED, PackedManifest, Shard, Source, Validation
+from training.datasets.samples.packed import PackedDataset
+from training.models.llama.data import packed_batches
+from training.models.llama.huggingface import initial_weight, llama_config
+from training.storage import Objects, open_objects
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tests.training.llama.conftest import Laptop
+
+SEQ_LEN, EOS = 16, 2
+SEQUENCES, HELD_OUT = 40, 13
+WORDS = ("--dataset=chats", "--responses", "--max-steps=3", "--eval-every=2", "--max-grad-norm=0")
+
+
+def examples(random: np.random.Generator, count: int) -> NDArray[np.uint32]:
+    """Sequences of two examples each, of which very different parts count."""
+    rows = random.integers(3, 256, (count, SEQ_LEN)).astype(np.uint32)
+    for number, row in enumerate(rows):
+        cut = 3 + number % 9
+        for first, end in ((0, cut), (cut, SEQ_LEN - number % 3)):
+            row[end - 1] = EOS
+            row[max(first + 1, end - 1 - number % 5) : end] |= COUNTED
+        row[SEQ_LEN - number % 3 :] = EOS
+    return rows
+
+
+def write_chats(objects: Objects) -> None:
+    """A dataset of prompts and responses, as tokenize leaves it."""
+    random = np.random.default_rng(0)
+
+    def put(name: str, count: int) -> tuple[Shard, int]:
+        rows = examples(random, count)
+        data = rows.astype("<u4").tobytes()
+        objects.put(name, data)
+        sha256 = hashlib.sha256(data).hexdigest()
+        shard = Shard(name=name, tokens=rows.size, bytes=len(data), sha256=sha256)
+        return shard, int((rows >= COUNTED).sum())
+
+    shard, counted = put("shard-00000-000.bin", SEQUENCES)
+    held_out, _ = put("validation-00000-000.bin", HELD_OUT)
+    manifest = PackedManifest(
+        dtype="uint32",
+        vocab_size=256,
+        eos_id=EOS,
+        bos=False,
+        tokenizer="tokenizer.json",
+        tokenizer_file_sha256="a" * 64,
+        tokenizer_sha256="b" * 64,
+        num_tokens=shard.tokens,
+        documents=2 * SEQUENCES,
+        empty_documents=0,
+        source=Source(uri="none", files=1, bytes=1, text_field="text"),
+        shards=(shard,),
+        validation=Validation(
+            fraction=0.2, num_tokens=held_out.tokens, documents=1, shards=(held_out,)
+        ),
+        seq_len=SEQ_LEN,
+        response_tokens=counted,
+    )
+    objects.put("manifest.json", manifest.to_json())
+
+
+@pytest.fixture(scope="module")
+def chats(laptop: Laptop) -> Laptop:
+    write_chats(laptop.objects.at("datasets/chats"))
+    laptop.train(*WORDS, run="chats")
+    return laptop
+
+
+def config_of(laptop: Laptop, run: str) -> TrainConfig:
+    record = json.loads(laptop.file("run.json", run).read_text())
+    return TrainConfig.from_values(record["values"], 1)
+
+
+def theirs(laptop: Laptop, positions: range, *, split: str = "train") -> Any:
+    """The loss of transformers, whose labels are -100 where nothing counts."""
+    config = config_of(laptop, "chats")
+    dataset = dataset_at(laptop)
+    stream = dataset if split == "train" else dataset.require_validation(seq_len=SEQ_LEN)
+    seed = config.seed if split == "train" else 0
+    batch: Any = packed_batches(stream, seed=seed, seq_len=SEQ_LEN, group=len(positions))(positions)
+    model = LlamaForCausalLM(llama_config(config.shape, seq_len=SEQ_LEN))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(initial_weight(name, parameter.size(), seed=config.seed))
+    tokens = batch["tokens"]
+    labels = tokens.clone()
+    labels[:, 1:][batch[WEIGHTS] == 0] = -100
+    return model(input_ids=tokens, labels=labels).loss, model
+
+
+def dataset_at(laptop: Laptop) -> PackedDataset:
+    folder = laptop.folder / "datasets/chats"
+    data = (folder / "manifest.json").read_bytes()
+    return PackedDataset(folder, PackedManifest.from_json(data, name="chats"))
+
+
+def test_loss_and_gradients_are_those_of_transformers(chats: Laptop) -> None:
+    loss, model = theirs(chats, range(8))
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+
+    first = chats.lines("chats", "step")[0]
+    assert first["loss"] == pytest.approx(loss.item(), abs=1e-6)
+    assert first["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_so_is_the_validation_loss(chats: Laptop) -> None:
+    words = ("--dataset=chats", "--responses", "--lr=0", "--max-steps=1", "--eval-every=1")
+    chats.train(*words, run="untrained")
+
+    loss, _ = theirs(chats, range(HELD_OUT), split="validation")
+    (line,) = chats.lines("untrained", "evaluation")
+    assert line["val_loss"] == pytest.approx(loss.item(), abs=1e-6)
+
+
+def figures(laptop: Laptop, run: str) -> list[float]:
+    steps = [value for line in laptop.lines(run, "step") for value in (line["loss"],)]
+    return steps + [line["val_loss"] for line in laptop.lines(run, "evaluation")]
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+def test_any_accumulation_gives_the_same(chats: Laptop, micro_batch: int) -> None:
+    run = f"chats-{micro_batch}"
+    chats.train(*WORDS, f"--micro-batch={micro_batch}", run=run)
+
+    assert figures(chats, run) == pytest.approx(figures(chats, "chats"), abs=1e-5)
+
+
+def test_documents_may_be_kept_apart_too(chats: Laptop) -> None:
+    chats.train(*WORDS, "--document-masks", run="apart")
+
+    assert figures(chats, "apart") != pytest.approx(figures(chats, "chats"), abs=1e-5)
+
+
+def test_nxd_computes_the_same(chats: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nxd.install(monkeypatch)
+    chats.train(*WORDS, run="chats-nxd", kind=DeviceKind.XLA)
+
+    assert figures(chats, "chats-nxd") == pytest.approx(figures(chats, "chats"), rel=4e-3)
+
+
+def test_its_graphs_are_compiled_without_a_dataset(chats: Laptop) -> None:
+    chats.train("--compile-only", "--responses", "--eval-every=2", run="compiles")
+
+    assert not chats.file("", "compiles").exists()
+
+
+@pytest.fixture
+def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
+    """One node of four processes, without a bucket."""
+    objects = open_objects(str(tmp_path / "build"), region=None, endpoint_url=None)
+    write_chats(objects.at("datasets/chats"))
+    node = Cluster(tmp_path, num_nodes=1)
+    yield node
+    node.kill()
+
+
+def test_ranks_that_have_different_counts_weigh_every_token_the_same(
+    four_ranks: Cluster, chats: Laptop
+) -> None:
+    four_ranks.start(
+        *(*TINY[:-3], "--micro-batch=2", "--warmup-steps=2", "--lr=0.01", "--tensor-parallel=2"),
+        *WORDS,
+        workload="llama-tiny",
+        extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
+    )
+
+    assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
+    four = type(chats)(four_ranks.folder / "build")
+    assert figures(four, "four") == pytest.approx(figures(chats, "chats"), abs=1e-5)
+    norms = [line["grad_norm"] for line in four.lines("four", "step")]
+    assert norms == pytest.approx(
+        [line["grad_norm"] for line in chats.lines("chats", "step")], rel=1e-4
+    )

@@ -19,7 +19,7 @@ from jobs.output.console import note
 from jobs.submit.check import check, check_arguments, check_no_requirements, check_order
 from jobs.submit.plan import ask, planned, show_plan
 from jobs.submit.program import named_program, packed, with_variables
-from jobs.submit.program_plan import check_syntax, keep
+from jobs.submit.program_plan import check_syntax, keep, remarks
 from jobs.submit.resolve import (
     OWN_OPTIONS,
     SubmitOptions,
@@ -257,6 +257,8 @@ def submit(
     if check_only:
         if order.program is not None:
             check_syntax(order.program, DEFAULT_RELEASE)
+            for remark in remarks(order.program, parameters):
+                note(remark)
         return EXIT_OK
     submission = resolve(
         order, Aws(given.region), given.deployment, processes_per_node=given.processes_per_node

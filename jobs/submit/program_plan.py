@@ -73,7 +73,7 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
             f"{', '.join(own)} after -- goes to the program, as every word there; an option of "
             "submit stands before --"
         )
-    for remark in _remarks(order.program, submission):
+    for remark in remarks(order.program, order.parameters):
         note(remark)
     document = {
         "program": {
@@ -92,16 +92,16 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
     return lines, document
 
 
-def _remarks(order: ProgramOrder, submission: Submission) -> Iterator[str]:
+def remarks(order: ProgramOrder, values: Mapping[str, Value]) -> Iterator[str]:
     """Say what will probably be otherwise on the nodes, or should not be sent."""
-    request, entry = submission.request, order.entry
-    for word in dict.fromkeys(secret_words(request.program_argv)):
+    entry, argv = order.entry, order.argv(values)
+    for word in dict.fromkeys(secret_words(argv)):
         yield (
             f"{word} looks like a key: arguments can be read in the job's description, in "
             "program.json and in logs; let the program read it from elsewhere"
         )
-    variables = split_variables(str(request.parameters.get(ENV) or ""))
-    yield from local_paths(request.program_argv, variables, entry.folder)
+    variables = split_variables(str(order.job_parameters(values).get(ENV) or ""))
+    yield from local_paths(argv, variables, entry.folder)
     if entry.file:
         required = "" if order.requirements is None else order.requirements.text
         yield from left_behind(entry, order.bundle.sources(entry.file), required)

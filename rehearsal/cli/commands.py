@@ -126,7 +126,8 @@ def run(
         ),
     )
     # What submit would refuse, it refuses before a minute is spent on deploying.
-    if program is not None and (why := own_program.refused(settings)) is not None:
+    remark = partial(typer.echo, err=True)
+    if program is not None and (why := own_program.refused(settings, remark)) is not None:
         _refuse(why)
     raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=True, stay=keep))
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from shlex import join, quote
@@ -83,12 +83,19 @@ def submission(
     return step(f"{WORKLOAD} {fault}", line)
 
 
-def refused(settings: Settings) -> str | None:
-    """Let submit check what needs no deployment; return why it refuses, if it does."""
+def refused(settings: Settings, note: Callable[[str], None] | None = None) -> str | None:
+    """Let submit check what needs no deployment; return why it refuses, if it does.
+
+    What it only remarks is passed on: nodes on this machine find what AWS's would not.
+    """
     (fault, *_), (orchestrator, *_) = fault_kinds(settings), settings.orchestrators
     wanted = submission(settings, orchestrator, fault, ending="--check-only")
     done = subprocess.run(wanted.command, cwd=ROOT, capture_output=True, text=True)
-    return None if done.returncode == 0 else _refusal(done.stderr) or done.stderr.strip()
+    if done.returncode != 0:
+        return _refusal(done.stderr) or done.stderr.strip()
+    if note is not None and done.stderr.strip():
+        note(done.stderr.strip())
+    return None
 
 
 def _refusal(said: str) -> str | None:

@@ -171,6 +171,21 @@ def test_a_key_is_refused_before_anything_is_deployed(tmp_path: Path) -> None:
     assert program.refused(settings(program=replace(mine, exclude=(".env",)))) is None
 
 
+def test_what_only_this_machine_has_is_remarked_before_anything_is_deployed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.py").write_text("import helpers\n")
+    (tmp_path / "helpers.py").write_text("x = 1\n")
+    argv = ("--data", str(tmp_path))
+    mine = Program(file=str(tmp_path / "mine" / "train.py"), argv=argv)
+    said: list[str] = []
+
+    assert program.refused(settings(program=mine), said.append) is None
+    assert f"argument {tmp_path}: a path of this machine" in said[0]
+    assert f"helpers is in {tmp_path} here, which does not go along" in said[0]
+
+
 def test_a_refusal_is_found_at_the_end_of_what_submit_says() -> None:
     assert program._refusal("left out: x\nrefused: too large; leave\ndata out\n") == (
         "too large; leave\ndata out"

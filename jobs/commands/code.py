@@ -174,8 +174,9 @@ def _show(
 ) -> None:
     for number, item in enumerate(submissions, 1):
         nodes = counted(item.num_nodes, "node")
+        back = "" if item.from_snapshot is None else f", from snapshot {item.from_snapshot}"
         typer.echo(
-            f"submission {number}, {item.submitted_at}, {nodes}, code {item.code[:12]}: "
+            f"submission {number}, {item.submitted_at}, {nodes}, code {item.code[:12]}{back}: "
             f"{item.shown} {shlex.join(item.argv)}".rstrip()
         )
     typer.echo(f"files of submission {submissions.index(chosen) + 1} of run {run}:")
@@ -208,6 +209,7 @@ def _document(
                 "parameters": dict(item.parameters),
                 "num_nodes": item.num_nodes,
                 "workload": item.workload,
+                "from_snapshot": item.from_snapshot,
             }
             for item in submissions
         ],

@@ -49,6 +49,8 @@ def test_the_chosen_snapshot_becomes_the_newest(run: Desk) -> None:
     document = {"format": 1, "submissions": record(run)}
     jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
 
+    shown = run.run("code", "x").stdout.splitlines()
+    assert ", from snapshot 7: train.py" in shown[1]
     ended(run)
     said = submitted(run, "./train.py", "--name", "x")
     assert "continues from snapshot 10 (that is 7 again), 2026-11-22T14:00:07" in said

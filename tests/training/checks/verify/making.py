@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from training.backends import native, open_data_parallel, open_model_parallel
+from training.backends.base import WeightPart
 from training.backends.native import NativeBackend
 from training.backends.optimizers import clip as clip_right
 from training.checks.verify import checks
@@ -131,13 +133,17 @@ def swap_ranks_of_a_model(patch: Patch) -> None:
     """Rank 0 of a model has the part of its rank 1, and the other way round."""
     fill = native._fill
 
-    def swapped(parameter: torch.Tensor, whole: torch.Tensor) -> None:
-        if isinstance(parameter, DTensor):
-            for placement in parameter.placements:
-                if placement.is_shard():
-                    parts = whole.chunk(2, dim=placement.dim)  # type: ignore[attr-defined]
-                    whole = torch.cat([parts[1], parts[0]], dim=placement.dim)  # type: ignore[attr-defined]
-        fill(parameter, whole)
+    def swapped(
+        parameter: torch.Tensor, name: str, initial: Callable[[WeightPart], torch.Tensor]
+    ) -> None:
+        def of_the_other(part: WeightPart) -> torch.Tensor:
+            sizes = zip(part.whole, part.size, part.offsets, strict=True)
+            # Of two equal parts; a dimension that is not divided stays at 0.
+            return initial(
+                replace(part, offsets=tuple(whole - size - offset for whole, size, offset in sizes))
+            )
+
+        fill(parameter, name, of_the_other)
 
     patch.setattr(native, "_fill", swapped)
 

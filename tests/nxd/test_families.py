@@ -6,12 +6,14 @@ Judged as ``test_gradients`` judges the Llama, by plain torch and transformers i
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import pytest
 
 from tests.nxd import reference
 from tests.nxd.cases import CASES, FAMILIES
 from tests.nxd.figures import Figures, distance
+from tests.nxd.jobs import STEPS, WORDS, Desk
 from tests.nxd.test_gradients import HELD_OUT_LOSS, LOSS, NORM
 
 JUDGED = [case.name for case in CASES.values() if case.family]
@@ -66,3 +68,53 @@ def test_each_rank_begins_with_its_part_of_one_weight_at_both_ends(
         assert "lm_head.weight" not in parts
         part = whole.chunk(2)[held["tensor_rank"]]
         assert torch.equal(parts["model.embed_tokens.weight"], part)
+
+
+CLOSE = 2e-3
+"""Of losses at another degree: bf16 keeps 8 bits."""
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """A folder with a dataset."""
+    from tests.training.llama.conftest import write_dataset
+    from training.storage import open_objects
+
+    desk = Desk(tmp_path_factory.mktemp("families"))
+    objects = open_objects(str(desk.root), region=None, endpoint_url=None)
+    write_dataset(objects.at("datasets/words"), validation_tokens=600)
+    yield desk
+    desk.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_job_goes_on_where_it_was_also_on_one_rank_and_is_exported(
+    family: str, desk: Desk
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    words = (*WORDS, f"--model={family}", "--head-dim=16", "--tensor-parallel=2")
+    whole, pieces, alone = (f"{family}-{name}" for name in ("whole", "pieces", "alone"))
+    desk.finish(whole, *words, workload="pretrain", processes=2)
+    half = f"--steps-this-run={STEPS // 2}"
+    desk.finish(pieces, *words, half, workload="pretrain", processes=2)
+    # All that the run is, it remembers.
+    desk.finish(pieces, workload="pretrain", processes=2)
+    desk.copy(whole, alone, up_to=STEPS // 2)
+    desk.finish(alone, "--tensor-parallel=1", workload="pretrain")
+
+    losses = desk.losses(whole)
+    assert losses[-1] < losses[0] - 1
+    assert desk.losses(pieces) == losses
+    assert desk.held_out(pieces) == desk.held_out(whole)
+    assert desk.losses(alone) == pytest.approx(losses, rel=CLOSE)
+
+    desk.finish(whole, f"--run={whole}", "--dtype=float32", workload="export", native=True)
+    folder = desk.root / "export" / whole
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.config.model_type == ("qwen3" if family == "qwen3-tiny" else "llama")
+    assert all(bool(torch.isfinite(one).all()) for one in model.parameters())

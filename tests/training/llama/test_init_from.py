@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -24,12 +26,14 @@ from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
 from training.core.ranks import Ranks
+from training.datasets.samples.order import sequence_indices
 from training.models.llama.export import ExportOrder, export
 from training.models.llama.given import GivenModel
-from training.models.llama.huggingface import llama_config
+from training.models.llama.huggingface import llama_config, whole_model
 from training.models.llama.network import LlamaNetwork
 from training.storage import StorageAccess, open_objects
 from training.trainer.runs import RunConfigError
+from trainium_catalogue.models import model_named
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -339,3 +343,31 @@ def test_ranges_of_columns_are_cut_from_their_rows(root: Path) -> None:
     part = WeightPart(name, whole.size(), torch.Size((32, 16)), (0, 16))
 
     assert torch.equal(given.read(part), whole[:, 16:32])
+
+
+@pytest.mark.parametrize("name", ["llama3-tiny", "qwen3-tiny"])
+def test_models_of_today_begin_with_their_weights_too(laptop: Laptop, name: str) -> None:
+    # Tied embeddings, scaled positions, norms of queries and keys.
+    config = llama_config(model_named(name).shape, seq_len=128)
+    torch.manual_seed(1)
+    model = whole_model(config)
+    folder = laptop.folder / "models" / name
+    model.save_pretrained(folder)
+    words = (f"--model={name}", "--vocab-size=32000", "--hidden-size=64", f"--init-from={name}")
+    own = {word.partition("=")[0] for word in words} | {"--intermediate-size", "--num-layers"}
+    tiny = [word for word in laptop.words if word.partition("=")[0] not in own]
+    pretrain = replace(laptop, workload="pretrain", words=(*words, *tiny))
+    pretrain.train("--max-steps=1", "--lr=0", "--seq-len=64", run=name)
+
+    record = json.loads(laptop.file("run.json", name).read_text())
+    seed, stream = (
+        record["values"]["seed"],
+        np.fromfile(laptop.folder / "datasets/words/shard-00000.bin", "<u2").astype(np.int64),
+    )
+    indices = sequence_indices(
+        seed=seed, positions=np.arange(8, dtype=np.uint64), num_sequences=(len(stream) - 1) // 64
+    )
+    rows = torch.from_numpy(np.stack([stream[i * 64 : i * 64 + 65] for i in indices]))
+    with torch.no_grad():
+        expected = model(input_ids=rows, labels=rows).loss.item()
+    assert laptop.losses(name) == [pytest.approx(expected, abs=1e-5)]

@@ -1,9 +1,10 @@
-"""Packed documents that do not see each other compute what each computes by itself."""
+"""Packed documents that do not see each other compute what each computes by itself.
+
+On several ranks they are in test_four_ranks.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from tests.training.conftest import Cluster
-from tests.training.llama.conftest import TINY, write_dataset
+from tests.training.llama.conftest import write_dataset
 from training.models.llama.data import DOCUMENTS, attention_mask, model_inputs, with_documents
 from training.models.llama.huggingface import (
     initial_weight,
@@ -22,7 +22,6 @@ from training.models.llama.huggingface import (
     meta_model,
     restore_buffers,
 )
-from training.storage import open_objects
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.models import ModelShape
 
@@ -139,30 +138,6 @@ def test_recomputed_activations_change_no_loss(laptop: Laptop, masked: list[floa
     laptop.train(MASKED, *RUN, "--activation-checkpointing=false", run="stored")
 
     assert laptop.losses("stored") == pytest.approx(masked, abs=1e-5)
-
-
-@pytest.fixture
-def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
-    """One node of four processes, without a bucket."""
-    objects = open_objects(str(tmp_path / "build"), region=None, endpoint_url=None)
-    write_dataset(objects.at("datasets/split"), validation_tokens=200)
-    node = Cluster(tmp_path, num_nodes=1)
-    yield node
-    node.kill()
-
-
-def test_four_ranks_have_the_losses_of_one(
-    four_ranks: Cluster, laptop: Laptop, masked: list[float]
-) -> None:
-    four_ranks.start(
-        *(*TINY, *RUN, MASKED, "--tensor-parallel=2"),
-        workload="llama-tiny",
-        extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
-    )
-    assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
-
-    found = type(laptop)(four_ranks.folder / "build")
-    assert found.losses("four") == pytest.approx(masked, abs=1e-5)
 
 
 def test_a_run_keeps_its_masks(laptop: Laptop, masked: list[float]) -> None:

@@ -1,4 +1,7 @@
-"""The validation loss: right, the same on any ranks, and without a trace in training."""
+"""The validation loss: right, the same on any micro-batch, and without a trace in training.
+
+On several ranks it is in test_killed_and_resumed.py, with document masks in test_four_ranks.py.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,6 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training.checks.test_allreduce import validator
-from tests.training.conftest import Cluster
-from tests.training.llama.conftest import TINY, write_dataset
+from tests.training.llama.conftest import write_dataset
 from training.backends.native import NativeBackend
 from training.core.config import TrainConfig
 from training.core.job import Stopped, StopSwitch
@@ -28,7 +28,6 @@ from training.models.llama.huggingface import (
     meta_model,
     restore_buffers,
 )
-from training.storage import open_objects
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -141,41 +140,6 @@ def test_a_part_of_the_split_is_one_choice_for_every_run(laptop: Laptop) -> None
     assert part["val_loss"] == pytest.approx(same["val_loss"], abs=1e-6)
 
 
-@pytest.fixture
-def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
-    """One node of four processes, without a bucket."""
-    objects = open_objects(str(tmp_path / "build"), region=None, endpoint_url=None)
-    write_dataset(objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
-    node = Cluster(tmp_path, num_nodes=1)
-    yield node
-    node.kill()
-
-
-def test_four_ranks_give_what_one_gives_and_save_their_own_part(
-    four_ranks: Cluster, laptop: Laptop, evaluated: list[dict[str, Any]]
-) -> None:
-    words = (*TINY, *EVALUATED, "--tensor-parallel=2", "--save-every=2")
-    for steps in (2, STEPS):
-        four_ranks.start(
-            *words,
-            f"--steps-this-run={steps}",
-            workload="llama-tiny",
-            extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
-        )
-        assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
-
-    four = laptop_at(four_ranks, laptop)
-    assert "tensor parallel 2 x data parallel 2" in four_ranks.log(0)
-    assert four.losses("four") == pytest.approx(laptop.losses("evaluated"), abs=1e-5)
-    found = val_losses(four.lines("four", "evaluation"))
-    assert found == pytest.approx(val_losses(evaluated), abs=1e-5)
-
-
-def laptop_at(cluster: Cluster, laptop: Laptop) -> Laptop:
-    """The files of a node, read as those of a laptop."""
-    return type(laptop)(cluster.folder / "build")
-
-
 def test_steps_made_again_are_evaluated_again(
     laptop: Laptop, evaluated: list[dict[str, Any]]
 ) -> None:
@@ -221,7 +185,7 @@ def test_no_step_takes_longer_for_it(laptop: Laptop, monkeypatch: pytest.MonkeyP
     original = NativeBackend.losses_of
 
     def slow(self: NativeBackend, tokens: Any) -> torch.Tensor:
-        time.sleep(0.2)
+        time.sleep(0.4)
         return original(self, tokens)
 
     monkeypatch.setattr(NativeBackend, "losses_of", slow)
@@ -229,8 +193,8 @@ def test_no_step_takes_longer_for_it(laptop: Laptop, monkeypatch: pytest.MonkeyP
 
     # A step is logged before it is evaluated: what it still computes is its own time.
     assert [line["step"] for line in laptop.lines("slow", "step")] == [1, 2, 4, STEPS]
-    assert all(line["evaluation_s"] > 0.8 for line in laptop.lines("slow", "evaluation"))
-    assert all(line["step_s"] < 0.5 for line in laptop.lines("slow", "step"))
+    assert all(line["evaluation_s"] > 1.6 for line in laptop.lines("slow", "evaluation"))
+    assert all(line["step_s"] < 1.6 for line in laptop.lines("slow", "step"))
 
 
 def test_the_graph_of_an_evaluation_is_compiled_beforehand(laptop: Laptop) -> None:

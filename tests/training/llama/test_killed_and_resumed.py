@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 STEPS = 24
 BUCKET = "training-bucket"
-WORDS = (*TINY, "--dataset=words", f"--max-steps={STEPS}", "--save-every=2")
+HALF = STEPS // 2
+LENGTH = ("--dataset=split", f"--max-steps={STEPS}", f"--eval-every={HALF}")
+WORDS = (*TINY, *LENGTH, "--save-every=2")
+VALIDATION_TOKENS = 13 * 16 + 1
+"""13 sequences: no multiple of what any number of ranks computes at once."""
 SEED = random.SystemRandom().randrange(1000)
 
 
@@ -47,8 +51,14 @@ def proxy() -> Iterator[FaultyProxy]:
 def bucket(proxy: FaultyProxy) -> Objects:
     """The bucket, with a dataset."""
     objects = open_objects(f"s3://{BUCKET}", region=REGION, endpoint_url=proxy.url)
-    write_dataset(objects.at("datasets/words"))
+    write_dataset(objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
     return objects
+
+
+@pytest.fixture(scope="module", autouse=True)
+def split(laptop: Laptop) -> None:
+    """The same dataset on the laptop."""
+    write_dataset(laptop.objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
 
 
 @dataclass
@@ -121,13 +131,25 @@ def make_run(
         cluster.kill()
 
 
+@dataclass(frozen=True)
+class Losses:
+    """Of a run: of its steps, and of its evaluations by step."""
+
+    steps: list[float]
+    evaluations: dict[int, float]
+
+
 @pytest.fixture(scope="module")
-def whole(make_run: Callable[..., Run]) -> list[float]:
+def whole(make_run: Callable[..., Run]) -> Losses:
     """Losses of a run of two nodes that nobody disturbs."""
     run = make_run("whole")
     run.start("--tensor-parallel=2", "--keep-every=4")
     assert run.end() == {0: 0, 1: 0}, run.cluster.all_logs()
-    return run.losses()
+    return Losses(run.losses(), val_losses(run.lines("evaluation")))
+
+
+def val_losses(lines: list[dict[str, Any]]) -> dict[int, float]:
+    return {line["step"]: line["val_loss"] for line in lines}
 
 
 def refuse_marker(folder: str, request: Request) -> Fault | None:
@@ -153,7 +175,7 @@ def bad_day(lost: str) -> Plan:
 
 
 def test_a_run_killed_in_every_way_has_exactly_the_losses_of_a_whole_one(
-    make_run: Callable[..., Run], whole: list[float]
+    make_run: Callable[..., Run], whole: Losses
 ) -> None:
     steps = random.Random(SEED)
     run = make_run("killed")
@@ -195,12 +217,13 @@ def test_a_run_killed_in_every_way_has_exactly_the_losses_of_a_whole_one(
     assert run.end() == {0: 0, 1: 0}, run.cluster.all_logs()
 
     assert torn in stopped  # passed over, by name
-    assert run.losses() == whole
+    assert run.losses() == whole.steps
+    assert val_losses(run.lines("evaluation")) == whole.evaluations
     assert len(run.lines("resume")) == 4
 
 
 def test_a_run_continues_on_other_ranks_and_loses_nothing(
-    make_run: Callable[..., Run], bucket: Objects, whole: list[float], laptop: Laptop
+    make_run: Callable[..., Run], bucket: Objects, whole: Losses, laptop: Laptop
 ) -> None:
     """From tensor parallel 2 to tensor parallel 2 x data parallel 2, and to one process.
 
@@ -220,8 +243,11 @@ def test_a_run_continues_on_other_ranks_and_loses_nothing(
     more.proxy.reset(lambda request: None)
     assert len(met) > 4, met
 
-    assert more.losses() == pytest.approx(whole, abs=1e-5)
-    assert laptop.losses("fewer") == pytest.approx(whole, abs=1e-5)
+    assert more.losses() == pytest.approx(whole.steps, abs=1e-5)
+    assert laptop.losses("fewer") == pytest.approx(whole.steps, abs=1e-5)
+    assert list(whole.evaluations) == [HALF, STEPS]
+    for lines in (more.lines("evaluation"), laptop.lines("fewer", "evaluation")):
+        assert val_losses(lines) == pytest.approx(whole.evaluations, abs=1e-5)
     (resume,) = more.lines("resume")
     assert resume["step"] == 12
     (failed,) = more.lines("save-failed")
@@ -233,7 +259,9 @@ def test_a_run_continues_on_other_ranks_and_loses_nothing(
     assert "tensor parallel 2 x data parallel 2" in more.cluster.log(0)
 
 
-def test_one_process_has_the_losses_of_several(laptop: Laptop, whole: list[float]) -> None:
-    laptop.train(f"--max-steps={STEPS}", run="alone")
+def test_one_process_has_the_losses_of_several(laptop: Laptop, whole: Losses) -> None:
+    laptop.train(*LENGTH, run="alone")
 
-    assert laptop.losses("alone") == pytest.approx(whole, abs=1e-5)
+    assert laptop.losses("alone") == pytest.approx(whole.steps, abs=1e-5)
+    found = val_losses(laptop.lines("alone", "evaluation"))
+    assert found == pytest.approx(whole.evaluations, abs=1e-5)

@@ -1,22 +1,17 @@
-"""Jobs that end early, within a micro-batch: whole steps are safe, and all ranks leave at once."""
+"""Jobs that end early, within a micro-batch: whole steps are safe.
+
+How the ranks of several nodes leave together is in test_four_ranks.py.
+"""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.training.conftest import Cluster
-from tests.training.llama.conftest import TINY, write_dataset
 from training.core.job import Stopped, StopSwitch
-from training.storage import open_objects
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -110,95 +105,3 @@ def test_a_step_that_is_saved_already_is_not_saved_again(laptop: Laptop) -> None
     stop_in(laptop, "saved", 3, 5, "--save-every=2")
 
     assert saved(laptop, "saved") == [2]
-
-
-PAIR = (
-    *(word for word in TINY if "batch" not in word),
-    *("--dataset=words", "--tensor-parallel=2", "--max-steps=2", "--peer-timeout-s=3"),
-    *("--global-batch=48", "--micro-batch=1", "--log-every=1"),
-)
-
-
-@dataclass
-class Pair:
-    """Attempts of a run on two nodes of two ranks.
-
-    Tensor parallel 2, with weights and moments sharded over two; 24 micro-batches a step.
-    """
-
-    cluster: Cluster
-
-    def start(self, attempt: int, *words: str) -> None:
-        given = [word.partition("=")[0] for word in words]
-        self.cluster.start(
-            *(word for word in PAIR if word.partition("=")[0] not in given),
-            *words,
-            workload="llama-tiny",
-            extra={
-                "TRAINIUM_PROCESSES_PER_NODE": "2",
-                "AWS_BATCH_JOB_ATTEMPT": str(attempt),
-            },
-        )
-
-    def end(self) -> dict[int, int]:
-        return self.cluster.end(within_s=120)
-
-    def file(self, key: str) -> str:
-        return (self.cluster.folder / "build/runs/test-run" / key).read_text()
-
-    def losses(self) -> dict[int, float]:
-        lines = map(json.loads, self.file("metrics/train.jsonl").splitlines())
-        steps = [line for line in lines if line["event"] == "step"]
-        assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
-        return {line["step"]: line["loss"] for line in steps}
-
-
-@pytest.fixture
-def pairs(tmp_path: Path) -> Iterator[list[Pair]]:
-    """Two runs that do not know of each other, with the same dataset."""
-    pairs = []
-    for name in ("whole", "stopped"):
-        folder = tmp_path / name
-        data = open_objects(str(folder / "build/datasets/words"), region=None, endpoint_url=None)
-        write_dataset(data)
-        pairs.append(Pair(Cluster(folder, num_nodes=2)))
-    yield pairs
-    for pair in pairs:
-        pair.cluster.kill()
-
-
-def test_ranks_of_two_nodes_leave_a_step_together_and_make_it_again(pairs: list[Pair]) -> None:
-    whole, stopped = pairs
-    whole.start(1)
-    assert whole.end() == {0: 0, 1: 0}, whole.cluster.all_logs()
-
-    stopped.start(1)
-    stopped.cluster.wait_for("training: step 1 of", node=0)
-    os.kill(stopped.cluster.launcher(0), signal.SIGTERM)
-    assert stopped.end() == {0: 143, 1: 143}, stopped.cluster.all_logs()
-    log = stopped.cluster.log(0)
-    found = re.search(r"asked to stop; (\d+) of 24 micro-batches of step 2 are lost", log)
-    assert found is not None and 0 < int(found[1]) < 24, log
-    status = json.loads(stopped.file("results/status.json"))
-    assert (status["state"], status["step"], status["last_checkpoint_step"]) == ("stopped", 1, 1)
-
-    stopped.start(2)
-    assert stopped.end() == {0: 0, 1: 0}, stopped.cluster.all_logs()
-    assert stopped.losses() == whole.losses()
-    assert len(whole.losses()) == 2
-
-
-def test_ranks_of_two_nodes_give_up_together_when_nothing_can_be_saved(pairs: list[Pair]) -> None:
-    pair, _ = pairs
-    place = pair.cluster.folder / "build/runs/test-run"
-    place.mkdir(parents=True)
-    (place / "checkpoints").write_text("a file where a folder is wanted")
-
-    pair.start(1, "--save-every=1", "--max-steps=20", "--global-batch=8")
-
-    assert pair.end() == {0: 75, 1: 75}, pair.cluster.all_logs()
-    for node in (0, 1):
-        log = pair.cluster.log(node)
-        assert "StorageUnavailable: 3 saves in a row have failed, the last one of step 3" in log
-    status = json.loads(pair.file("results/status.json"))
-    assert status["state"] == "failed" and status["step"] in (3, 4)

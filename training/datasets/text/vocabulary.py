@@ -17,8 +17,8 @@ from training.storage import ObjectMissing, StorageAccess
 from trainium_catalogue.contract import TOKENIZERS_PREFIX
 
 EOS_TOKENS = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>", "[SEP]")
-"""Names of the end-of-document token, in search order: Llama 2 and T5, Llama 3, GPT-2, Gemma,
-Qwen's chat models, BERT."""
+"""Names of the end-of-document token, in search order: Llama 2 and T5, Llama 3, GPT-2 and Qwen,
+Gemma, Qwen's older chat models, BERT."""
 _MAX_UINT16_VOCABULARY = 65_535
 
 
@@ -73,7 +73,9 @@ def read_vocabulary(path: Path) -> Vocabulary:
     ids = tokenizer.get_vocab(with_added_tokens=True)
     if not ids:
         raise DatasetError(f"{path.name} has an empty vocabulary; use a trained tokenizer")
-    eos = next((token for token in EOS_TOKENS if token in ids), None)
+    # Text may be split into a piece of that name too, so tokens that are none come first.
+    added = {token["content"] for token in json.loads(text)["added_tokens"]}
+    eos = next((token for known in (added, ids) for token in EOS_TOKENS if token in known), None)
     if eos is None:
         raise DatasetError(
             f"{path.name} has no token that ends a document; "

@@ -266,15 +266,26 @@ def _write_json(path: Path, document: Mapping[str, Any], finished: Finished) -> 
     finished(path)
 
 
+def _without_template(processor: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Remove what would prepend a BOS, which the model has never seen.
+
+    Llama 3 has it in a sequence, behind the offsets of bytes.
+    """
+    if processor is None or processor["type"] == "TemplateProcessing":
+        return None
+    if processor["type"] != "Sequence":
+        return processor
+    kept = [_without_template(one) for one in processor["processors"]]
+    return {**processor, "processors": [one for one in kept if one is not None]}
+
+
 def write_tokenizer(text: str, *, eos_id: int, bos: bool, folder: Path, finished: Finished) -> None:
     """Write a tokenizer that gives the same ids as in training; ``text`` is its tokenizer.json."""
     from transformers.tokenization_utils_fast import PreTrainedTokenizerFast
 
     document = json.loads(text)
-    processor = document.get("post_processor") or {}
-    if not bos and processor.get("type") == "TemplateProcessing":
-        # It would prepend a BOS, which the model has never seen.
-        document["post_processor"] = None
+    if not bos:
+        document["post_processor"] = _without_template(document.get("post_processor"))
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(document, ensure_ascii=False))
     names = {token["id"]: token["content"] for token in document["added_tokens"]}

@@ -122,6 +122,7 @@ class Follower:
     _trouble_rounds: int = 0
     _interval_s: float = 0.0
     _saw_it_live: bool = False
+    _is_gone: bool = False
     _ended_seen: float = 0.0
 
     def events(self) -> Iterator[Event]:
@@ -137,7 +138,8 @@ class Follower:
             answered = self.streams.read(troubles) + (job is not None)
             for line in self.streams.merger.end_round():
                 yield from self._printed(line)
-            yield from self._weigh(troubles, answered)
+            # The streams of a job that is gone answer for as long as one likes.
+            yield from self._weigh(troubles, 0 if self._is_gone else answered)
             if job is not None and self._is_quiet(job):
                 for line in self.streams.merger.flush():
                     yield from self._printed(line)
@@ -153,10 +155,16 @@ class Follower:
                 raise
             troubles.append(error)
             return None
+        self._is_gone = job is None
         if job is None:
             # DescribeJobs may briefly lag behind SubmitJob.
             troubles.append(
-                errors.Refusal("unknown-job", f"job {self.job_id} is not known (any more)")
+                errors.Refusal(
+                    "unknown-job",
+                    f"job {self.job_id} is not known (any more); if somebody has deleted it, or "
+                    "destroyed its cluster, what the run has kept is in the bucket, and the same "
+                    "name submitted again goes on from there",
+                )
             )
             return None
         self._shape = job.shape

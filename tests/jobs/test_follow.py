@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jobs.aws import BatchClient, LogsClient
 from jobs.batch.describe import describe_job
+from jobs.errors import Refusal
 from jobs.job import Explanation, Job
 from jobs.output.follow import (
     AttemptBegan,
@@ -403,6 +404,15 @@ def test_a_connection_that_stays_lost_ends_the_following() -> None:
 
     with pytest.raises(EndpointConnectionError):
         follow(clock, Unreachable(clock, scenes=batch.scenes), logs, pace=pace)
+
+
+def test_a_job_that_is_deleted_ends_the_following_with_what_is_left_of_it() -> None:
+    clock = FakeClock()
+    running = scene(parent("RUNNING"), child("RUNNING", stream="s0"))
+    batch = FakeBatch(clock, scenes=[(T0, running), (T0 + 20, {})])
+
+    with pytest.raises(Refusal, match=r"not known.*destroyed its cluster.*is in the bucket"):
+        follow(clock, batch, FakeLogs(clock), pace=Pace(give_up_s=10))
 
 
 def test_a_denied_call_ends_the_following_at_once() -> None:

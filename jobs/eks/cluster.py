@@ -192,7 +192,7 @@ def from_kubernetes(error: BaseException) -> Refusal | None:
             "cluster-unreachable",
             f"the cluster's API server does not answer: {_first_line(str(error))}; it is open to "
             "trainium:eks_endpoint_cidrs only (deploy again with this network's address in it), "
-            "and with trainium:eks_private=true to the VPC only; if it has been destroyed, what its "
+            "and with trainium:eks_private=true to the VPC only; if it was destroyed, what its "
             "runs have kept is in the bucket (`python -m jobs status <run>`)",
         )
     if not isinstance(error, ApiException):

@@ -60,8 +60,8 @@ def _snapshots(snapshots: list[Mapping[str, Any]], now: datetime) -> str:
     newest, *older = sorted(snapshots, key=lambda item: -int(item.get("number") or 0))
     age = _ago(newest.get("at"), now)
     text = f"newest snapshot: {newest.get('number')}"
-    if newest.get("chosen"):
-        text += f" (that is {newest['chosen']} again)"
+    if (chosen := newest.get("chosen")) is not None:
+        text += f" (that is {chosen} again)" if chosen else " (none of the older: to begin anew)"
     text += "" if age is None else f", {age} ago"
     text += f", {counted(int(newest.get('files') or 0), 'file')}"
     text += f", {human(int(newest.get('bytes') or 0))}"

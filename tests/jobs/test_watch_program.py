@@ -76,6 +76,20 @@ def test_a_status_has_the_last_line_the_pace_and_the_newest_snapshot() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [(2, "4 (that is 2 again), 40 s ago"), (0, "4 (none of the older: to begin anew), 40 s ago")],
+)
+def test_a_status_tells_that_a_submission_went_back(chosen: int, says: str) -> None:
+    document = status_document()
+    document["snapshots"][1]["chosen"] = chosen
+    check_schema("program-status", document)
+
+    text = describe_program(document, submitted_at_ms=None, now=NOW)
+
+    assert f"newest snapshot: {says}" in text
+
+
 def test_a_program_that_has_said_nothing_is_shown_so() -> None:
     silent = status_document(last_line=None, step=None, loss=None, steps_per_second=None)
 

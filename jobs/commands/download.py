@@ -29,7 +29,7 @@ from jobs.job import valid_run_name
 from jobs.output.console import note, print_document
 from jobs.output.documents import Document
 from jobs.output.program_status import ENDED, NOTHING_KEPT
-from jobs.program.snapshots import Snapshot, newest_snapshot, object_key
+from jobs.program.snapshots import Snapshot, find_snapshot, newest_snapshot, object_key
 from trainium_catalogue import contract
 from trainium_catalogue.suggest import did_you_mean
 
@@ -42,6 +42,15 @@ def download(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Run name.")],
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to download into.")],
+    snapshot: Annotated[
+        str | None,
+        typer.Option(
+            "--snapshot",
+            metavar="N",
+            help="Of a program of your own: an older snapshot, of those that `status` lists.",
+            show_default="the newest",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be downloaded, download nothing.")
     ] = False,
@@ -65,7 +74,7 @@ def download(
     valid_run_name(run)
     aws, target = opened(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
-    planned = planned_download(bucket, run, to)
+    planned = planned_download(bucket, run, to, snapshot)
     check_target(to, planned)
     outcome = None
     where = f"s3://{target.bucket}/{planned.prefix}"
@@ -121,8 +130,10 @@ class Download:
         return sum(item.size for item in self.items)
 
 
-def planned_download(bucket: Bucket, run: str, to: Path) -> Download:
+def planned_download(bucket: Bucket, run: str, to: Path, number: str | None = None) -> Download:
     """Plan the download; refuse an export that is missing or incomplete."""
+    if number is not None:
+        return _of_snapshot(run, find_snapshot(bucket, run, number, "--snapshot"), to)
     prefix = f"{contract.EXPORT_PREFIX}{run}/"
     found = list(bucket.objects(prefix))
     receipt = bucket.document(prefix + RECEIPT)

@@ -120,16 +120,23 @@ class Choice:
         return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def chosen_snapshot(bucket: Bucket, run: str, word: str) -> Choice:
-    """Find the snapshot that ``--from-snapshot`` names; refuse one that is not there."""
-    numbers = snapshot_numbers(bucket, run)
-    number = 0 if word == NONE else int(word) if word.isdecimal() else -1
-    found = read_snapshot(bucket, run, number) if number in numbers else None
-    if number and found is None:
+def find_snapshot(bucket: Bucket, run: str, word: str, option: str) -> Snapshot:
+    """Find the snapshot that an option names; refuse one that is not there."""
+    number = int(word) if word.isdecimal() else 0
+    found = read_snapshot(bucket, run, number)
+    if found is None:
         raise Refusal(
             "no-such-snapshot",
-            f"--from-snapshot {word}: run {run} has no such snapshot; {_listed(bucket, run)}",
+            f"{option} {word}: run {run} has no such snapshot; {_listed(bucket, run)}",
         )
+    return found
+
+
+def chosen_snapshot(bucket: Bucket, run: str, word: str) -> Choice:
+    """Find what ``--from-snapshot`` names."""
+    found = None if word == NONE else find_snapshot(bucket, run, word, "--from-snapshot")
+    number = 0 if found is None else found.number
+    numbers = snapshot_numbers(bucket, run)
     return Choice(
         number=number,
         newest=max(numbers, default=0),
@@ -170,9 +177,9 @@ def _listed(bucket: Bucket, run: str) -> str:
         if item is not None
     ]
     if not shown:
-        return f"it has none; leave it out, or give --from-snapshot {NONE} to begin anew"
+        return f"it has none; leave the option out, or submit with --from-snapshot {NONE}"
     more = f" and {len(numbers) - len(shown)} older" if len(numbers) > len(shown) else ""
-    return f"choose among {', '.join(shown)}{more}, or {NONE}"
+    return f"it has {', '.join(shown)}{more}; choose one of them"
 
 
 def object_key(run: str, sha256: str) -> str:

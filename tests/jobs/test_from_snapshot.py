@@ -92,8 +92,8 @@ def test_a_snapshot_that_is_not_there_is_refused_with_those_that_are(run: Desk, 
     assert_refused(
         run.run("submit", "./train.py", "--name", "x", "--yes", f"--from-snapshot={word}"),
         f"--from-snapshot {word}: run x has no such snapshot",
-        "choose among 9 (2026-11-22T14:00:09+00:00, 3 files, 3 kB), 8 (",
-        "1 file, 1 kB), or none",
+        "it has 9 (2026-11-22T14:00:09+00:00, 3 files, 3 kB), 8 (",
+        "1 file, 1 kB); choose one of them",
     )
     assert len(record(run)) == 1
 
@@ -102,7 +102,7 @@ def test_a_run_without_snapshots_has_none_to_choose(desk: Desk, program: Path) -
     words = ("submit", "./train.py", "--yes", "--from-snapshot")
 
     assert_refused(desk.run(*words, "3"), "a new run has no snapshots; name the run", "--name")
-    assert_refused(desk.run(*words, "3", "--name", "x"), "it has none; leave it out, or give")
+    assert_refused(desk.run(*words, "3", "--name", "x"), "it has none; leave the option out")
     assert desk.run(*words, "none", "--name", "x").exit_code == 0
     assert desk.keys("runs/x/snapshots/") == []
 

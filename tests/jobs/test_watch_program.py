@@ -277,6 +277,16 @@ def test_the_newest_snapshot_can_be_downloaded(desk: Desk, run: Path, tmp_path: 
     assert not list(to.rglob("*.neff"))
 
 
+def test_an_older_snapshot_can_be_downloaded(desk: Desk, run: Path, tmp_path: Path) -> None:
+    snapshot(desk, 1, ("latest.pt", b"old", [0, 1]))
+    snapshot(desk, 2, ("latest.pt", b"new", [0, 1]))
+    words = ("download", "x", "--to", str(tmp_path / "here"), "--snapshot")
+
+    assert_refused(desk.run(*words, "3"), "--snapshot 3: run x has no such snapshot; it has 2 (")
+    assert desk.run(*words, "1").exit_code == 0
+    assert (tmp_path / "here" / "latest.pt").read_bytes() == b"old"
+
+
 def test_a_snapshot_with_other_bytes_is_refused(desk: Desk, run: Path, tmp_path: Path) -> None:
     snapshot(desk, 1, ("latest.pt", b"new", [0, 1]))
     digest = hashlib.sha256(b"new").hexdigest()

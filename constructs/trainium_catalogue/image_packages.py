@@ -56,6 +56,11 @@ them: github.com/aws-neuron/deep-learning-containers, tag of the release,
 pytorch/training/2.9.0/Dockerfile.neuronx. It pins no numpy, torch-xla or libneuronxla."""
 
 
+IN_EVERY_IMAGE = frozenset({"torch", "numpy"})
+IN_PUBLISHED_IMAGES = IN_EVERY_IMAGE | {"torchvision", "torch-xla", "libneuronxla"}
+"""Packages of unknown version: torchvision is in the Dockerfiles, torch-neuronx needs the others."""
+
+
 def is_fixed(name: str) -> bool:
     """Tell whether requirements may not replace a package, by its canonical name."""
     return _FIXED.fullmatch(name) is not None

@@ -13,7 +13,11 @@ from jobs.errors import Refusal
 from jobs.program.grammar import python_of
 from jobs.program.requirements import Requirements
 from trainium_catalogue.contract import CONSTRAINT_MARK
-from trainium_catalogue.image_packages import IMAGE_PACKAGES, is_fixed
+from trainium_catalogue.image_packages import (
+    IMAGE_PACKAGES,
+    IN_EVERY_IMAGE,
+    IN_PUBLISHED_IMAGES,
+)
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -34,6 +38,7 @@ def check_image_packages(
 
     release = target.neuron_release
     versions = IMAGE_PACKAGES.get(release, {}) if _is_published(target) else {}
+    known = {*versions, *(IN_PUBLISHED_IMAGES if versions else IN_EVERY_IMAGE)}
     for line in requirements.named():
         try:
             plain = line.removeprefix(CONSTRAINT_MARK)
@@ -41,7 +46,8 @@ def check_image_packages(
         except InvalidRequirement:
             continue  # pip's own forms, such as an address alone
         name = canonicalize_name(wanted.name)
-        if not is_fixed(name) or not _is_for_nodes(wanted, release):
+        # Others of such names, as optimum-neuron, need not be there, and may be added then.
+        if name not in known or not _is_for_nodes(wanted, release):
             continue
         where = f"{requirements.place(line)}: {plain}"
         if wanted.url is not None:

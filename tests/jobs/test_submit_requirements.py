@@ -139,6 +139,8 @@ def test_what_stays_in_the_image_is_not_replaced(
         "torch==2.4 ; sys_platform == 'win32'",
         "torch==2.4 ; python_version < '3.12'",
         "torchmetrics==1.4",
+        "optimum-neuron==0.4.5",
+        "optimum-neuron @ https://example.com/optimum.whl",
     ],
 )
 def test_what_the_image_satisfies_is_taken(desk: Desk, program: Path, line: str) -> None:

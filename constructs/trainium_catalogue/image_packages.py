@@ -58,7 +58,7 @@ pytorch/training/2.9.0/Dockerfile.neuronx. It pins no numpy, torch-xla or libneu
 
 IN_EVERY_IMAGE = frozenset({"torch", "numpy"})
 IN_PUBLISHED_IMAGES = IN_EVERY_IMAGE | {"torchvision", "torch-xla", "libneuronxla"}
-"""Packages of unknown version: torchvision is in the Dockerfiles, torch-neuronx needs the others."""
+"""Of unknown version: the Dockerfiles name torchvision, and torch-neuronx needs the others."""
 
 
 def is_fixed(name: str) -> bool:

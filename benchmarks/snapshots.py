@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.pairs import Comparison
 from benchmarks.processes import ROOT, seconds_of
 from training.program.snapshots.process import SnapshotProcess, SnapshotSettings, open_snapshots
-from training.program.snapshots.restore import Target, restore
+from training.program.snapshots.restore import restore
 from training.storage import StorageAccess
 
 _FOLDER = ROOT / "build" / "bench" / "snapshots"
@@ -204,7 +204,7 @@ def _train(keeps: bool, small: bool) -> None:
     scratch = _FOLDER
     (scratch / "checkpoints").mkdir(exist_ok=True)
     settings = _settings(scratch, _SMALL_EVERY_S if small else _EVERY_S)
-    snapshots = SnapshotProcess.start(settings, os.environ) if keeps else None
+    snapshots = SnapshotProcess(settings, os.environ) if keeps else None
     torch.set_num_threads(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(768, 768) for _ in range(4)))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -244,7 +244,7 @@ def _keep(small: bool) -> None:
             for _ in range(1 if small else size):
                 file.write(os.urandom(_MB))
         client.upload_file(str(path), _BUCKET, f"plain/{path.name}")
-    snapshots = SnapshotProcess.start(settings, os.environ)
+    snapshots = SnapshotProcess(settings, os.environ)
     snapshots.final()
     while not snapshots.done:
         time.sleep(0.1)
@@ -255,9 +255,8 @@ def _keep(small: bool) -> None:
 def _restore() -> None:
     into = _FOLDER / "restored"
     settings = _settings(into, 3600.0)
-    target = Target(folders=settings.folders, scratch=into, node=0, main=0, num_nodes=1)
     storage = settings.storage.open(settings.storage.root)
-    found = restore(open_snapshots(storage, settings.run), target)
+    found = restore(open_snapshots(storage, settings.run), settings)
     assert found is not None and len(found.files) == len(_RESTORED)
 
 

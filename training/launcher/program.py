@@ -195,7 +195,7 @@ class ProgramNode(LocalNode):
             return self._snapshots
         if at_once or now_s - self._went_s > _SNAPSHOTS_AFTER_S:
             keeping = SnapshotSettings.of(self._node, self._settings, self._folders)
-            self._snapshots = SnapshotProcess.start(keeping, self._own_env)
+            self._snapshots = SnapshotProcess(keeping, self._own_env)
         return self._snapshots
 
     def _start(

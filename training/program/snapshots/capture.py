@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -201,12 +201,15 @@ class Capture:
                 path,
             )
 
-    def checksum(self, item: Held) -> Held:
-        """Compute an item's checksum; ``Changed`` if the program has written to it."""
+    def checksum(self, item: Held, check: Callable[[], None] = lambda: None) -> Held:
+        """Compute an item's checksum; ``Changed`` if the program has written to it.
+
+        ``check`` is called now and then, and may raise an exception to end it.
+        """
         if item.source is None:
             return item
         try:
-            digest = sha256_of(item.source, item.entry.bytes)
+            digest = sha256_of(item.source, item.entry.bytes, check)
         except FileNotFoundError:
             raise Changed(item.entry.path) from None
         item.check()
@@ -239,15 +242,14 @@ class Capture:
         shutil.rmtree(self._staging, ignore_errors=True)
 
 
-def sha256_of(path: Path, count: int | None = None) -> str:
-    """Checksum of a file, or of its first ``count`` bytes."""
+def sha256_of(path: Path, count: int, check: Callable[[], None] = lambda: None) -> str:
+    """Checksum of the first ``count`` bytes of a file."""
     digest = hashlib.sha256()
-    left = count if count is not None else -1
     with path.open("rb", buffering=0) as file:
-        while left and (block := file.read(_BLOCK if left < 0 else min(_BLOCK, left))):
+        while count and (block := file.read(min(_BLOCK, count))):
+            check()
             digest.update(block)
-            if left > 0:
-                left -= len(block)
+            count -= len(block)
     return digest.hexdigest()
 
 

@@ -126,11 +126,6 @@ class Coordinator:
                 self._unreadable = True
                 log.info("snapshots: %s is left alone: %s", snapshot_key(number), error)
 
-    @property
-    def newest(self) -> Snapshot | None:
-        """The newest complete snapshot."""
-        return self.snapshots[-1] if self.snapshots else None
-
     def gather(self, own: Sequence[Listing]) -> Snapshot | None:
         """Complete a snapshot if all nodes have listed one instant; returns a new one.
 
@@ -156,9 +151,7 @@ class Coordinator:
         if states == self._gathered:
             return None
         entries = union({listing.node: listing.entries for listing in listings}, self._main)
-        newest = self.newest
-        known = newest.entries if newest is not None else ()
-        if known == entries:
+        if entries == (self.snapshots[-1].entries if self.snapshots else ()):
             self._note(instant, states, newest_states)
             return None
         snapshot = Snapshot(
@@ -214,11 +207,6 @@ class Coordinator:
     def has_listings(self) -> bool:
         """True once some node has listed something."""
         return bool(self._listings)
-
-    @property
-    def all_final(self) -> bool:
-        """True once every node has listed its final state."""
-        return not self.not_final
 
     @property
     def not_final(self) -> list[int]:

@@ -57,24 +57,24 @@ def look(root: Path) -> dict[str, Seen]:
                 for entry in entries:
                     path = f"{below}/{entry.name}" if below else entry.name
                     try:
-                        seen = _seen(entry)
+                        now = seen(entry)
                     except FileNotFoundError:
                         continue
-                    if seen is not None:
-                        found[path] = seen
-                        if seen.kind is Kind.FOLDER:
+                    if now is not None:
+                        found[path] = now
+                        if now.kind is Kind.FOLDER:
                             waiting.append(path)
         except (FileNotFoundError, NotADirectoryError):
             continue  # deleted or replaced by the program
     return found
 
 
-def _seen(entry: os.DirEntry[str]) -> Seen | None:
+def seen(entry: os.DirEntry[str] | Path) -> Seen | None:
+    """Look at one entry; None for what is no file, folder or link."""
     status = entry.stat(follow_symlinks=False)
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
-        target = str(Path(entry.path).readlink())
-        return Seen(Kind.LINK, 0, 0, status.st_ino, 0, target)
+        return Seen(Kind.LINK, 0, 0, status.st_ino, 0, str(Path(entry).readlink()))
     if stat.S_ISDIR(status.st_mode):
         # Its times change with its entries, which are compared themselves.
         return Seen(Kind.FOLDER, 0, 0, 0, mode, "")

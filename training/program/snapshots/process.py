@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,12 +14,13 @@ from typing import Any
 
 from training.core.contract import NodeContract
 from training.core.files import write_whole
-from training.core.processes import die_with_parent, kill_marked, signal_quietly
+from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH, ENV_SNAPSHOTS
 from training.program.settings import Folders, ProgramSettings
 from training.program.snapshots.manifest import Root
 from training.storage import Objects, StorageAccess
 from trainium_catalogue.contract import run_prefix
+from trainium_catalogue.exit_codes import ExitCode
 
 MODULE = "training.program.snapshots.writer"
 SETTINGS_FILE = "snapshots-settings.json"
@@ -130,8 +130,6 @@ class SnapshotReport:
     """Complete snapshots, oldest first; known on the main node only."""
     problem: Problem | None = None
     """A reason to end the job now."""
-    done: bool = False
-    """True once the last snapshot has been taken, or given up: the process ends."""
     failure: Problem | None = None
     """The reason why there is no last snapshot, and the code for a job that was a success."""
 
@@ -181,20 +179,13 @@ class SnapshotProcess:
     """The launcher's handle on the process of its node; every method returns at once."""
 
     def __init__(self, settings: SnapshotSettings, env: Mapping[str, str]) -> None:
-        self._settings = settings
+        """Start it, to die with this process; ``env`` holds the job's credentials."""
         self._scratch = settings.scratch
         self._env = {name: value for name, value in env.items() if name != ENV_SCRATCH}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started_s = 0.0
-        self._ordered = False
-
-    @classmethod
-    def start(cls, settings: SnapshotSettings, env: Mapping[str, str]) -> SnapshotProcess:
-        """Start one, which dies with this process; ``env`` holds the job's credentials."""
-        snapshots = cls(settings, env)
+        self._killed = False
+        self._not_ordered: Problem | None = None
         settings.write()
-        snapshots._start()
-        return snapshots
+        self._start()
 
     def _start(self) -> None:
         launcher = os.getpid()
@@ -209,46 +200,39 @@ class SnapshotProcess:
         )
 
     def look(self) -> SnapshotReport:
-        """Read its newest report; starts another one if it has died, for example of a lack of
-        memory."""
-        report = SnapshotReport.read(self._scratch)
+        """Read its newest report; starts another process if this one has died, for example of a
+        lack of memory."""
         rested = time.monotonic() - self._started_s > _BETWEEN_STARTS_S
-        if not report.done and not self._is_running and rested:
+        if self._process.poll() and not self._killed and rested:
             self._start()
-        return report
+        return SnapshotReport.read(self._scratch)
 
     def final(
         self, *, take: bool = True, clean: bool = True, within_s: float | None = None
     ) -> None:
         """Order the last snapshot; ``done`` follows, after ``within_s`` at the latest."""
         until_s = None if within_s is None else time.monotonic() + within_s
-        FinalOrder(take=take, clean=clean, until_s=until_s).write(self._scratch)
-        self._ordered = True
+        try:
+            FinalOrder(take=take, clean=clean, until_s=until_s).write(self._scratch)
+        except OSError as error:
+            reason = f"no last snapshot: the order for it cannot be written: {error}"
+            self._not_ordered = Problem(code=ExitCode.HOST, reason=reason)
+            self.kill()
 
     @property
     def done(self) -> bool:
-        """True once it has ended after ``final``."""
-        report = self.look()
-        return report.done and not self._is_running
-
-    @property
-    def problem(self) -> Problem | None:
-        """A reason to end the job."""
-        return self.look().problem
+        """True once it has ended after ``final`` or ``kill``."""
+        self.look()
+        return self._killed or self._process.poll() == 0
 
     @property
     def failure(self) -> Problem | None:
         """The reason why there is no last snapshot, once it is done."""
-        return SnapshotReport.read(self._scratch).failure
+        return self._not_ordered or SnapshotReport.read(self._scratch).failure
 
     def kill(self) -> None:
         """End it at once, for example before workers are killed: it must not take what they
         leave for whole."""
-        if self._process is not None:
-            signal_quietly(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            kill_marked(ENV_SNAPSHOTS, str(self._scratch))
-
-    @property
-    def _is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        self._killed = True
+        self._process.kill()
+        self._process.wait()

@@ -9,15 +9,15 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from training.core.files import write_whole
+from training.core.threads import in_threads
 from training.program.settings import NotPrepared, Workspace
 from training.program.snapshots.capture import NOTHING, Place, Restored, sha256_of
-from training.program.snapshots.folder import Seen
+from training.program.snapshots.folder import Seen, seen
 from training.program.snapshots.graphs import usable
 from training.program.snapshots.manifest import (
     Entry,
@@ -30,7 +30,7 @@ from training.program.snapshots.manifest import (
     snapshot_key,
     snapshot_numbers,
 )
-from training.program.snapshots.process import open_snapshots
+from training.program.snapshots.process import SnapshotSettings, open_snapshots
 from training.program.snapshots.selection import select
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.exit_codes import ExitCode
@@ -38,7 +38,6 @@ from trainium_catalogue.exit_codes import ExitCode
 RECORD = "restored.json"
 _PART_BYTES = 16 * 1024 * 1024
 _AT_ONCE = 16
-_BETWEEN_REPORTS_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -51,40 +50,21 @@ class _Damaged(Exception):
     """A snapshot cannot be restored; the message says which file, and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where a node's snapshot goes."""
-
-    folders: Mapping[Root, Path]
-    scratch: Path
-    """Folder for the record of what was restored, which the snapshot process reads."""
-    node: int
-    main: int
-    num_nodes: int
-
-
 def give_back(workspace: Workspace) -> bool:
     """Restore the run's newest snapshot for a program; tell if its kept folder has files now."""
-    node, folders = workspace.node, workspace.folders
+    settings = SnapshotSettings.of(workspace.node, workspace.settings, workspace.folders)
     workspace.report("restoring checkpoints")
-    target = Target(
-        folders={Root.CHECKPOINTS: folders.checkpoints, Root.CACHE: folders.cache},
-        scratch=folders.scratch,
-        node=node.node_index,
-        main=node.main_index,
-        num_nodes=node.num_nodes,
-    )
     try:
-        objects = open_snapshots(workspace.bucket, node.run)
-        snapshot = restore(objects, target, report=workspace.report)
+        objects = open_snapshots(workspace.bucket, settings.run)
+        snapshot = restore(objects, settings, report=workspace.report)
     except NoRoom as error:
         raise NotPrepared(ExitCode.PREFLIGHT, f"no space left on the node: {error}") from None
-    entries = snapshot.for_node(node.node_index) if snapshot is not None else ()
+    entries = snapshot.for_node(settings.node) if snapshot is not None else ()
     return any(e.root is Root.CHECKPOINTS and e.kind is Kind.FILE for e in entries)
 
 
 def restore(
-    objects: Objects, target: Target, *, report: Callable[[str], None] = lambda text: None
+    objects: Objects, target: SnapshotSettings, *, report: Callable[[str], None] = lambda text: None
 ) -> Snapshot | None:
     """Restore the newest snapshot that is whole; None if there is none.
 
@@ -128,7 +108,7 @@ def _without_unusable_graphs(entries: Sequence[Entry]) -> list[Entry]:
 
 def _fetch(
     objects: Objects,
-    target: Target,
+    target: SnapshotSettings,
     snapshot: Snapshot,
     entries: Sequence[Entry],
     report: Callable[[str], None],
@@ -198,7 +178,7 @@ class _Arrival:
             self._left -= 1
             if self._left:
                 return length
-        if sha256_of(self.path) != self.entry.sha256:
+        if sha256_of(self.path, self.entry.bytes) != self.entry.sha256:
             raise _Damaged(f"{self.entry.path} is damaged in the bucket: its SHA-256 is another")
         return length
 
@@ -208,33 +188,19 @@ def _download(
 ) -> None:
     total, done = sum(entry.bytes for entry in entries), 0
     # The largest first, so that the last threads do not wait for one that began late.
-    arrivals = [
-        _Arrival(folder, entry) for entry in sorted(entries, key=lambda entry: -entry.bytes)
+    parts = [
+        partial(arrival.fetch, objects, start)
+        for arrival in (_Arrival(folder, e) for e in sorted(entries, key=lambda e: -e.bytes))
+        for start in arrival.starts
     ]
-    reported_s = float("-inf")
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="restore") as pool:
-        waiting = {
-            pool.submit(arrival.fetch, objects, start)
-            for arrival in arrivals
-            for start in arrival.starts
-        }
-        try:
-            while waiting:
-                ready, waiting = wait(
-                    waiting, timeout=_BETWEEN_REPORTS_S, return_when=FIRST_COMPLETED
-                )
-                done += sum(future.result() for future in ready)
-                if time.monotonic() - reported_s >= _BETWEEN_REPORTS_S or not waiting:
-                    reported_s = time.monotonic()
-                    report(f"restoring: {size_text(done)} of {size_text(total)}")
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    for count in in_threads(lambda fetch: fetch(), parts, at_once=_AT_ONCE, name="restore"):
+        done += count
+        report(f"restoring: {size_text(done)} of {size_text(total)}")
 
 
 def _place(
     arriving: Path,
-    target: Target,
+    target: SnapshotSettings,
     snapshot: Snapshot,
     entries: Sequence[Entry],
     report: Callable[[str], None],
@@ -288,36 +254,24 @@ def _move(source: Path, path: Path) -> None:
         shutil.copyfile(source, path)  # the folder is on another disk
 
 
-def _write_record(target: Target, snapshot: Snapshot, entries: Sequence[Entry]) -> None:
+def _write_record(target: SnapshotSettings, snapshot: Snapshot, entries: Sequence[Entry]) -> None:
     present = set(range(target.num_nodes))
     documents = []
     for entry in entries:
         owners = present.intersection(entry.nodes)
         # What belonged to nodes that this job does not have is the main node's from now on.
         own = target.node in owners or (not owners and target.node == target.main)
-        path = target.folders[entry.root] / entry.path
-        status = path.lstat()
-        seen = (entry.kind.value, *_look(entry, status))
         documents.append(
             {
-                "root": entry.root.value,
+                "root": entry.root,
                 "path": entry.path,
                 "sha256": entry.sha256,
-                "seen": seen,
+                "seen": seen(target.folders[entry.root] / entry.path),
                 "own": own or entry.root is Root.CACHE,
             }
         )
     record = {"number": snapshot.number, "entries": documents}
     write_whole(target.scratch / RECORD, json.dumps(record).encode())
-
-
-def _look(entry: Entry, status: os.stat_result) -> tuple[int, int, int, int, str]:
-    match entry.kind:
-        case Kind.LINK:
-            return 0, 0, status.st_ino, 0, entry.target
-        case Kind.FOLDER:
-            return 0, 0, 0, entry.mode, ""
-    return status.st_size, status.st_mtime_ns, status.st_ino, entry.mode, ""
 
 
 def read_record(scratch: Path) -> Restored:
@@ -326,15 +280,15 @@ def read_record(scratch: Path) -> Restored:
         record = json.loads((scratch / RECORD).read_text())
     except FileNotFoundError:
         return NOTHING
-    seen: dict[Place, Seen] = {}
+    found: dict[Place, Seen] = {}
     digests: dict[Place, str] = {}
     lent: set[Place] = set()
     for item in record["entries"]:
         place = Root(item["root"]), item["path"]
-        kind, size, mtime_ns, inode, mode, link = item["seen"]
-        seen[place] = Seen(Kind(kind), size, mtime_ns, inode, mode, link)
+        kind, *rest = item["seen"]
+        found[place] = Seen(Kind(kind), *rest)
         if item["sha256"]:
             digests[place] = item["sha256"]
         if not item["own"]:
             lent.add(place)
-    return Restored(seen=seen, digests=digests, lent=frozenset(lent))
+    return Restored(seen=found, digests=digests, lent=frozenset(lent))

@@ -1,23 +1,72 @@
-"""A node's thread that brings what was captured to the bucket, and lists it there."""
+"""The thread that brings what was captured to the bucket, each content once, and lists it there."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from training.core.failures import describe
+from training.core.threads import in_threads
 from training.program.snapshots.capture import Capture, Changed, Held
 from training.program.snapshots.coordinator import Messages
-from training.program.snapshots.manifest import HISTORY, Listing
-from training.program.snapshots.sending import Bandwidth, Cancelled, Sender
+from training.program.snapshots.manifest import HISTORY, OBJECTS, Listing, object_key
+from training.program.snapshots.process import SnapshotSettings
 from training.storage import Objects, StorageError, StorageRefused
 
+_BLOCK = 16 * 1024 * 1024
+_SMALL_FILES_AT_ONCE = 8
 _BETWEEN_COMPLAINTS_S = 60.0
 
 log = logging.getLogger(__name__)
+
+
+class Cancelled(Exception):
+    """There is no time left, or no use."""
+
+
+class Bandwidth:
+    """A bound on bytes per second, shared by threads, which can be lifted and cut off."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_at = 0.0
+        self._changed = threading.Condition()
+        self._lifted = self._cut = False
+
+    def take(self, count: int) -> None:
+        """Wait until ``count`` bytes may be sent; ``Cancelled`` when cut off."""
+        with self._changed:
+            now = time.monotonic()
+            begin = max(now, self._free_at)
+            self._free_at = begin + count / self._bytes_per_s
+            while not self._cut and not self._lifted and (left := begin - time.monotonic()) > 0:
+                self._changed.wait(left)
+        self.check()
+
+    def check(self) -> None:
+        """Raise ``Cancelled`` if nothing may be sent any more."""
+        if self._cut:
+            raise Cancelled
+
+    def lift(self) -> None:
+        """Let everything pass, also after a cut: nobody trains any more."""
+        self._set(lifted=True, cut=False)
+
+    def cut(self) -> None:
+        """Let nothing pass."""
+        self._set(lifted=self._lifted, cut=True)
+
+    def _set(self, *, lifted: bool, cut: bool) -> None:
+        with self._changed:
+            self._lifted, self._cut = lifted, cut
+            self._changed.notify_all()
 
 
 class Complaints:
@@ -34,52 +83,152 @@ class Complaints:
             log.info("snapshots: %s", text)
 
 
+class Refusal:
+    """How long a bucket has refused what a thread asks of it, without a success in between."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._since_s = 0.0
+
+    def note(self, reason: str) -> None:
+        """Note how a try has ended; an empty reason if it was not refused."""
+        if reason and not self.text:
+            self._since_s = time.monotonic()
+        self.text = reason
+
+    def lasts(self, at_least_s: float) -> bool:
+        """Tell if it goes on."""
+        return bool(self.text) and time.monotonic() - self._since_s >= at_least_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parcel:
-    """What a node held at one instant."""
+class Captured:
+    """What a node held from ``since`` to ``until``."""
 
     items: Sequence[Held]
     since: float
     until: float
     quiet_s: float
     final: bool = False
+    missing: str = ""
+    """The reason why a final state holds nothing."""
+
+
+class Contents:
+    """Uploads contents below the run's ``snapshots/objects/``."""
+
+    def __init__(self, objects: Objects, bandwidth: Bandwidth, *, first_share: float) -> None:
+        self._objects, self._bandwidth = objects, bandwidth
+        self._first_share = first_share
+        self._before = 0
+        self.sent = 0
+        """Bytes of the current upload that have been sent."""
+        self.total = 0
+        """Bytes of the current upload."""
+
+    @property
+    def progress(self) -> int:
+        """Bytes that have ever been sent; falls when an upload fails in the middle of a file."""
+        return self._before + self.sent
+
+    def upload(self, items: Sequence[Held]) -> None:
+        """Upload every content that the bucket lacks; ``Changed``, ``Cancelled``, StorageError."""
+        self._before += self.sent
+        self.sent, self.total = 0, sum(item.entry.bytes for item in items)
+        if not items:
+            return
+        there = {info.key: info.size for info in self._objects.list(OBJECTS)}
+        lacking = [i for i in items if there.get(object_key(i.entry.sha256)) != i.entry.bytes]
+        # Nodes that have the same files begin at different ones, and find what others have sent.
+        first = int(self._first_share * len(lacking))
+        lacking = lacking[first:] + lacking[:first]
+        self.total = sum(item.entry.bytes for item in lacking)
+        small = [item for item in lacking if item.entry.bytes <= _BLOCK]
+        arrived = 0
+        try:
+            for count in in_threads(
+                self._upload_small, small, at_once=_SMALL_FILES_AT_ONCE, name="upload"
+            ):
+                arrived += count
+                self.sent = arrived
+            for item in lacking:
+                if item.entry.bytes > _BLOCK:
+                    self._upload_large(item)
+                    arrived += item.entry.bytes
+        finally:
+            self.sent = arrived
+
+    def _upload_small(self, item: Held) -> int:
+        with _opened(item) as file:
+            data = file.read(item.entry.bytes)
+        _check(item, hashlib.sha256(data))
+        self._bandwidth.take(len(data))
+        self._objects.put(object_key(item.entry.sha256), data)
+        return len(data)
+
+    def _upload_large(self, item: Held) -> None:
+        digest, left = hashlib.sha256(), item.entry.bytes
+        with (
+            _opened(item) as file,
+            self._objects.create(object_key(item.entry.sha256), size=left) as stream,
+        ):
+            target: Any = stream
+            while left and (block := file.read(min(_BLOCK, left))):
+                self._bandwidth.take(len(block))
+                digest.update(block)
+                target.write(block)
+                left -= len(block)
+                self.sent += len(block)
+            _check(item, digest)
+
+
+def _opened(item: Held) -> Any:
+    assert item.source is not None
+    try:
+        return item.source.open("rb", buffering=0)
+    except FileNotFoundError:
+        raise Changed(item.entry.path) from None
+
+
+def _check(item: Held, digest: Any) -> None:
+    """An object is what its name says, or it does not come to be."""
+    if digest.hexdigest() != item.entry.sha256:
+        raise Changed(item.entry.path)
 
 
 class Uploader:
-    """Delivers one parcel at a time."""
+    """Uploads and lists one captured state at a time."""
 
     def __init__(
         self,
         objects: Objects,
         messages: Messages,
+        settings: SnapshotSettings,
         capture: Capture,
-        sender: Sender,
         bandwidth: Bandwidth,
+        complaints: Complaints,
         *,
-        node: int,
-        publishes: bool,
+        restored: Iterable[str],
     ) -> None:
-        self._objects, self._messages, self._node = objects, messages, node
-        self._capture, self._sender, self._bandwidth = capture, sender, bandwidth
-        self._publishes = publishes
-        self._complaints = Complaints()
-        self._lock = threading.Condition()
-        self._parcel: Parcel | None = None
-        self._busy = False
-        self._since = 0.0
-        self._held = 0.0, 0.0
-        """Start of the folder's present state, and the time up to which it has held."""
+        """Start the thread; ``restored`` are contents that the bucket has given this node."""
+        self._objects, self._messages, self._settings = objects, messages, settings
+        self._capture, self._bandwidth, self._complaints = capture, bandwidth, complaints
+        self.contents = Contents(objects, bandwidth, first_share=settings.node / settings.num_nodes)
+        self._recent: deque[set[str]] = deque([set(restored)], maxlen=2)
+        """Contents of the latest listings; the main node may not have heard of them yet."""
+        self._changed = threading.Condition()
+        self._captured: Captured | None = None
+        """The state that is under way."""
         self._history: tuple[Listing, ...] = ()
         self.error = ""
-        """The reason why the latest parcel was not delivered."""
-        self.refusal = ""
-        """The same, if it would not be delivered another time either."""
-        threading.Thread(target=self._run, name="delivery", daemon=True).start()
+        """The reason why the latest state was not uploaded."""
+        self.refusal = Refusal()
+        threading.Thread(target=self._run, name="uploader", daemon=True).start()
 
     @property
     def history(self) -> tuple[Listing, ...]:
-        """The node's latest listings, complete in the bucket, oldest first."""
-        with self._lock:
+        """The node's latest listings, whose contents are in the bucket, oldest first."""
+        with self._changed:
             return self._history
 
     @property
@@ -90,34 +239,26 @@ class Uploader:
 
     @property
     def busy(self) -> bool:
-        """True while a parcel is under way."""
-        with self._lock:
-            return self._busy or self._parcel is not None
+        """True while a state is under way."""
+        return self._captured is not None
 
-    @property
-    def since(self) -> float:
-        """Start of the state that is under way."""
-        return self._since
+    def has_other_than(self, since: float) -> bool:
+        """Tell if a state that began at another time than ``since`` is under way."""
+        captured = self._captured
+        return captured is not None and captured.since != since
 
-    def offer(self, parcel: Parcel) -> None:
-        """Deliver a parcel; nothing else is under way."""
-        with self._lock:
-            assert self._parcel is None and not self._busy
-            self.error, self._since = "", parcel.since
-            self._parcel = parcel
-            self._lock.notify_all()
-
-    def list_nothing(self, reason: str, at: float) -> None:
-        """Tell that this node has no final state."""
-        listing = Listing(
-            node=self._node, since=at, until=at, quiet_s=0.0, entries=(), final=True, missing=reason
-        )
-        self._publish(listing)
+    def offer(self, captured: Captured) -> None:
+        """Upload a state; nothing else is under way."""
+        with self._changed:
+            assert self._captured is None
+            self.error, self._captured = "", captured
+            self._changed.notify_all()
 
     def held_until(self, since: float, until: float) -> None:
-        """Note that what is listed has held for longer."""
-        with self._lock:
-            self._held = since, until
+        """Note that the state that began at ``since`` has held for longer."""
+        with self._changed:
+            if self._captured is not None and self._captured.since == since:
+                self._captured = replace(self._captured, until=max(until, self._captured.until))
             self._history = tuple(
                 listing.held_until(until)
                 if listing.since == since and until > listing.until
@@ -125,25 +266,20 @@ class Uploader:
                 for listing in self._history
             )
 
-    def forget(self, digests: set[str]) -> None:
-        """Send these contents once more with the next parcel."""
-        self._capture.forget(digests)
-        self._sender.forget(digests)
-
-    @property
-    def sent(self) -> tuple[int, int]:
-        """Bytes of the parcel that have been sent, and all of them."""
-        return self._sender.sent, self._sender.total
+    def forget(self, digests: Iterable[str]) -> None:
+        """Send these contents once more with the next state; nothing is under way."""
+        self._capture.forget(set(digests))
+        self._recent[-1] -= set(digests)
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                while self._parcel is None:
-                    self._lock.wait()
-                parcel, self._parcel, self._busy = self._parcel, None, True
+            with self._changed:
+                self._changed.wait_for(lambda: self._captured is not None)
+                captured = self._captured
+            assert captured is not None
             error = refusal = ""
             try:
-                self._deliver(parcel)
+                self._upload(captured)
             except Changed as changed:
                 # It is written to in place: from now on it is copied first.
                 self._capture.was_rewritten(str(changed))
@@ -158,35 +294,50 @@ class Uploader:
                 )
             except Exception as failed:
                 error = describe(failed)
-                log.exception("snapshots: a snapshot could not be sent, the program goes on")
+                log.exception("snapshots: one could not be sent, the program goes on")
             self._capture.release()
-            with self._lock:
-                self.error, self.refusal, self._busy = error, refusal, False
+            with self._changed:
+                self.refusal.note(refusal)
+                self.error, self._captured = error, None
 
-    def _deliver(self, parcel: Parcel) -> None:
-        items = [self._capture.checksum(item) for item in parcel.items]
-        self._sender.send(items)
-        with self._lock:
-            since, until = self._held
+    def _upload(self, captured: Captured) -> None:
+        items = [self._capture.checksum(item, self._bandwidth.check) for item in captured.items]
+        digests = {item.entry.sha256 for item in items} - {""}
+        fresh = {
+            item.entry.sha256: item
+            for item in items
+            if item.source is not None and item.entry.sha256 not in self._recent[-1]
+        }
+        if fresh:
+            # First of all, so that nobody clears away what this upload finds there and relies on.
+            intent = {"digests": sorted(digests.union(*self._recent))}
+            key = self._messages.intent(self._settings.node)
+            self._objects.put(key, json.dumps(intent).encode())
+        self.contents.upload([fresh[digest] for digest in sorted(fresh)])
+        with self._changed:
+            assert self._captured is not None
+            until = self._captured.until
         listing = Listing(
-            node=self._node,
-            since=parcel.since,
-            until=max(parcel.until, until) if since == parcel.since else parcel.until,
-            quiet_s=parcel.quiet_s,
+            node=self._settings.node,
+            since=captured.since,
+            until=until,
+            quiet_s=captured.quiet_s,
             entries=tuple(item.entry for item in items),
-            final=parcel.final,
+            final=captured.final,
+            missing=captured.missing,
         )
         self._publish(listing)
         self._capture.remember(items)
-        self._sender.protect(entry.sha256 for entry in listing.entries if entry.sha256)
+        self._recent.append(digests)
 
     def _publish(self, listing: Listing) -> None:
-        if self._publishes:
-            key = self._messages.listing(self._node, listing.name)
-            self._objects.put(key, listing.encode())
-        with self._lock:
+        """Put the listing up for the main node, which hears of its own directly."""
+        key, node = self._messages.listing, self._settings.node
+        if not self._settings.is_main:
+            self._objects.put(key(node, listing.name), listing.encode())
+        with self._changed:
             others = [other for other in self._history if other.name != listing.name]
-            forgotten = others[: -(HISTORY - 1)]
-            self._history = (*others[-(HISTORY - 1) :], listing)
-        if self._publishes and forgotten:
-            self._objects.delete([self._messages.listing(self._node, x.name) for x in forgotten])
+            forgotten, kept = others[: 1 - HISTORY], others[1 - HISTORY :]
+            self._history = (*kept, listing)
+        if forgotten and not self._settings.is_main:
+            self._objects.delete([key(node, old.name) for old in forgotten])

@@ -3,13 +3,14 @@
     python -m training.program.snapshots.writer <settings file>
 
 It looks at the folder again and again, and at the same instants on every node takes hold of what
-is there, as soon as the folder is in one piece. One thread looks, one sends (``delivery.py``), one
-talks to the other nodes and keeps the run's status (``telling.py``). Nothing that goes wrong here
+is there, as soon as the folder is in one piece. One thread looks, one sends (``uploader.py``), one
+talks to the other nodes and keeps the run's status (``exchange.py``). Nothing that goes wrong here
 ends the program, except a folder beyond its limit.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -20,8 +21,8 @@ from pathlib import Path
 from training.core.logs import set_up_logging
 from training.core.processes import is_gone, marked, name_process
 from training.core.progress import ENV_SCRATCH, read_failures, read_states
-from training.program.snapshots.capture import Capture, Changed, Held
-from training.program.snapshots.coordinator import Coordinator, Messages
+from training.program.snapshots.capture import Capture, Changed
+from training.program.snapshots.coordinator import Messages
 from training.program.snapshots.exchange import Exchange
 from training.program.snapshots.folder import Clock, State, Watch, look, open_for_writing
 from training.program.snapshots.graphs import usable
@@ -34,8 +35,7 @@ from training.program.snapshots.process import (
     open_snapshots,
 )
 from training.program.snapshots.restore import read_record
-from training.program.snapshots.sending import Bandwidth, Sender
-from training.program.snapshots.uploader import Complaints, Parcel, Uploader
+from training.program.snapshots.uploader import Bandwidth, Captured, Complaints, Uploader
 from training.storage import RetryPolicy
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -54,7 +54,7 @@ _REFUSED_S = 10.0
 _RETRIES = RetryPolicy(total_s=60.0)
 _LARGEST = 5
 
-log = logging.getLogger("training.program.snapshots.writer")
+log = logging.getLogger("training.program.snapshots")
 
 
 class SnapshotWriter:
@@ -69,40 +69,25 @@ class SnapshotWriter:
             longest_quiet_s=min(60.0, settings.every_s / 2),
         )
         bucket = settings.storage.open(settings.storage.root, retry_policy=_RETRIES)
-        objects = open_snapshots(bucket, settings.run)
         messages = Messages(settings.attempt, settings.job_id)
         restored = read_record(settings.scratch)
+        self._complaints = Complaints()
         self._bandwidth = Bandwidth(settings.mib_per_s * _MIB)
         self._capture = Capture(settings.scratch / "staging", restored)
-        self._sender = Sender(
-            objects,
-            intent_key=messages.intent(settings.node),
-            first_share=settings.node / settings.num_nodes,
-            bandwidth=self._bandwidth,
-        )
-        self._sender.protect(restored.digests.values())
-        self._delivery = Uploader(
-            objects,
+        self._uploader = Uploader(
+            open_snapshots(bucket, settings.run),
             messages,
+            settings,
             self._capture,
-            self._sender,
             self._bandwidth,
-            node=settings.node,
-            publishes=not settings.is_main,
+            self._complaints,
+            restored=restored.digests.values(),
         )
-        gatherer = None
-        if settings.is_main:
-            gatherer = Coordinator(
-                objects,
-                messages,
-                num_nodes=settings.num_nodes,
-                main=settings.main,
-                keep=settings.keep,
-            )
-        self._teller = Exchange(settings, bucket, messages, self._delivery, gatherer)
-        self._complaints = Complaints()
+        self._exchange = Exchange(settings, bucket, messages, self._uploader, self._complaints)
         self._offered: object = None
-        """What the latest parcel was made of, to send nothing twice."""
+        """What the latest upload was made of, to send nothing twice."""
+        self._lost = self._exchange.lost
+        """What the bucket has lost, as far as it has been sent again."""
         self._whole: float | None = None
         """Start of a state that was quiet, with no file open and every worker alive."""
         self._busy: list[str] = []
@@ -130,12 +115,12 @@ class SnapshotWriter:
             time.sleep(max(pause_s, looked_s / _SHARE_OF_LOOKING))
         if order.take and self._problem is None:
             self._failure = self._finish(order)
-        self._teller.end(order)
-        self._report(done=True)
+        self._exchange.end(order)
+        self._write_report()
 
     def _turn(self) -> None:
         self._watch.look(self._clock)
-        self._delivery.held_until(self._watch.since, self._watch.until)
+        self._uploader.held_until(self._watch.since, self._watch.until)
         self._refuse_too_much()
         self._broken = self._broken or self._has_lost_workers()
         if self._broken or self._problem is not None:
@@ -143,9 +128,7 @@ class SnapshotWriter:
         if self._watch.is_quiet and self._whole != self._watch.since and not self._open_files():
             self._whole = self._watch.since
         now = self._clock.now()
-        if now < self._next_at and not self._teller.take_again:
-            return
-        if self._delivery.busy:
+        if self._uploader.busy or (now < self._next_at and not self._has_lost_contents):
             return
         if self._whole == self._watch.since:
             self._take(quiet_s=self._watch.quiet_s)
@@ -157,7 +140,7 @@ class SnapshotWriter:
                 what = f"the program has {self._busy[0]} open for writing"
             self._complaints.say(
                 "busy",
-                f"no snapshot since {self._teller.newest_text}: {what}; a snapshot needs "
+                f"no snapshot since {self._exchange.newest_text}: {what}; a snapshot needs "
                 f"{self._watch.quiet_s:.3g} s in which no file is written",
             )
             if not self._watch.is_quiet:
@@ -172,6 +155,17 @@ class SnapshotWriter:
         """The next multiple of the interval, which is the same on every node."""
         every_s = self._settings.every_s
         return (math.floor(self._clock.now() / every_s) + 1) * every_s
+
+    @property
+    def _has_lost_contents(self) -> bool:
+        """True if the bucket has lost something that is not yet sent again."""
+        return self._exchange.lost is not self._lost
+
+    def _forget_lost(self) -> None:
+        """Have what is lost sent again; nothing is under way, which would list it once more."""
+        if self._has_lost_contents:
+            self._lost, self._offered = self._exchange.lost, None
+            self._uploader.forget(self._lost)
 
     def _has_lost_workers(self) -> bool:
         """Tell if a worker has died: it may have left part of a file."""
@@ -200,30 +194,30 @@ class SnapshotWriter:
         since, state = self._watch.since, self._watch.state
         logs = frozenset(path for path in state if self._watch.is_log(path))
         cache = self._cache(final=final)
+        self._forget_lost()
         made_of = (dict(state), dict(cache), since, final)
-        if made_of == self._offered and not self._delivery.error and not self._teller.take_again:
+        if made_of == self._offered and not self._uploader.error:
             self._next_at = self._next_instant()
             return True
-        self._teller.take_again = False
         try:
-            items: list[Held] = [
+            items = [
                 *self._capture.hold(Root.CHECKPOINTS, self._watch.root, state, logs),
                 *self._capture.hold(Root.CACHE, self._settings.cache, cache, frozenset()),
             ]
             self._watch.look(self._clock)
+            if self._watch.since != since:
+                raise Changed(self._watch.last_changed)
         except Changed:
             self._capture.release()
             return False
         except OSError:
             self._capture.release()
             raise
-        if self._watch.since != since:
-            self._capture.release()
-            return False
-        parcel = Parcel(
-            items=items, since=since, until=self._watch.until, quiet_s=quiet_s, final=final
+        self._uploader.offer(
+            Captured(
+                items=items, since=since, until=self._watch.until, quiet_s=quiet_s, final=final
+            )
         )
-        self._delivery.offer(parcel)
         self._offered = made_of
         self._next_at = self._next_instant()
         return True
@@ -264,67 +258,72 @@ class SnapshotWriter:
 
     def _finish(self, order: FinalOrder) -> Problem | None:
         """Take the last snapshot; returns the reason if there is none."""
-        began_s = time.monotonic()
-        self._watch.look(self._clock)
-        if self._delivery.busy and self._delivery.since != self._watch.since:
+        uploader, exchange = self._uploader, self._exchange
+        began_s = said_s = acted_s = time.monotonic()
+        next_trial_s, error = began_s, ""
+        offered, most_sent, news = False, 0, -1
+        with contextlib.suppress(OSError):
+            self._watch.look(self._clock)
+        if uploader.has_other_than(self._watch.since):
             self._bandwidth.cut()  # the last snapshot would have to wait for an older one
-            while self._delivery.busy:
-                time.sleep(0.05)
-            self._bandwidth.resume()
-        self._bandwidth.lift()
-        self._teller.hurry()
-        said_s = acted_s = began_s
-        refused_s = float("inf")
-        seen: object = None
-        offered = False
+        else:
+            self._bandwidth.lift()
+        exchange.hurry()
         while True:
             now_s = time.monotonic()
-            if not offered and not self._delivery.busy:
-                offered = self._offer_final(order)
-            elif not self._delivery.busy and (self._delivery.error or self._teller.take_again):
-                offered = False  # once more, until there is no time left
-                time.sleep(_BETWEEN_TRIALS_S)
-            if self._teller.ended is not None and offered and not self._delivery.busy:
-                break
-            doing = (self._delivery.sent, self._teller.news)
-            if doing != seen:
-                seen, acted_s = doing, now_s
-                self._acted_at = self._clock.now()
-            sent, total = self._delivery.sent
-            waits = "" if sent < total else self._teller.waits_for
-            what = waits or f"{size_text(sent)} of {size_text(total)} sent"
+            again = not offered or uploader.error or self._has_lost_contents
+            if again and not uploader.busy and now_s >= next_trial_s:
+                next_trial_s = now_s + _BETWEEN_TRIALS_S
+                try:
+                    offered, error = self._offer_final(order), ""
+                except OSError as failed:
+                    error = f"the folder could not be read: {failed}"
+            if offered and not uploader.busy and not uploader.error and exchange.ended is not None:
+                return self._incomplete(f": {exchange.ended}") if exchange.ended else None
+            contents = uploader.contents
+            if contents.progress > most_sent or exchange.news != news:
+                most_sent, news = max(most_sent, contents.progress), exchange.news
+                acted_s, self._acted_at = now_s, self._clock.now()
+            what = exchange.waits_for if contents.sent >= contents.total else ""
+            what = what or f"{size_text(contents.sent)} of {size_text(contents.total)} sent"
             if now_s - said_s >= _PROGRESS_S:
                 said_s = now_s
                 log.info("snapshots: last snapshot: %s", what)
             if order.until_s is not None and now_s >= order.until_s:
                 self._bandwidth.cut()
                 return self._incomplete(f" after {now_s - began_s:.0f} s: {what}")
-            refusal = self._delivery.refusal or self._teller.refusal
-            refused_s = min(refused_s, now_s) if refusal else float("inf")
-            if now_s - refused_s >= _REFUSED_S:
-                return self._incomplete(f": {refusal}", ExitCode.CONFIGURATION)
+            for refusal in (uploader.refusal, exchange.refusal):
+                if offered and not uploader.busy and refusal.lasts(_REFUSED_S):
+                    return self._incomplete(f": {refusal.text}", ExitCode.CONFIGURATION)
             if now_s - acted_s >= _SILENCE_S:
                 return self._incomplete(
                     f": {what}, and nothing has happened for {_SILENCE_S:g} s "
-                    f"{self._delivery.error}".rstrip()
+                    f"{error or uploader.error}".rstrip()
                 )
             self._report()
             time.sleep(0.05)
-        if self._teller.ended:
-            return self._incomplete(f": {self._teller.ended}")
-        return None
 
     def _offer_final(self, order: FinalOrder) -> bool:
+        """Have the final state uploaded; returns False if the folder still changes."""
+        self._bandwidth.lift()
         self._watch.look(self._clock)
         self._watch.look(self._clock)
         untouched = self._capture.is_as_restored(Root.CHECKPOINTS, self._watch.state)
         clean = order.clean and (order.until_s is None or self._ended_by_themselves())
         if clean or untouched or self._whole == self._watch.since:
             return self._take(quiet_s=0.0, final=True)
-        self._delivery.list_nothing(
-            f"node {self._settings.node}: the program was writing {self._watch.last_changed} "
-            "when it was ended",
-            self._clock.now(),
+        self._forget_lost()
+        now = self._clock.now()
+        reason = f"the program was writing {self._watch.last_changed} when it was ended"
+        self._uploader.offer(
+            Captured(
+                items=(),
+                since=now,
+                until=now,
+                quiet_s=0.0,
+                final=True,
+                missing=f"node {self._settings.node}: {reason}",
+            )
         )
         return True
 
@@ -337,24 +336,29 @@ class SnapshotWriter:
         return all(state.done or state.rank in failed for state in states)
 
     def _incomplete(self, why: str, code: ExitCode = ExitCode.HOST) -> Problem:
-        reason = f"last snapshot incomplete{why}; {self._teller.newest_stays}"
+        reason = f"last snapshot incomplete{why}; {self._exchange.newest_stays}"
         log.info("snapshots: %s", reason)
         return Problem(code=code, reason=reason)
 
-    def _report(self, *, done: bool = False) -> None:
+    def _report(self) -> None:
+        """Write the report if it is due."""
         now_s = time.monotonic()
-        if not done and now_s - self._written_s < _REPORT_S and self._problem is None:
+        if now_s - self._written_s < _REPORT_S and self._problem is None:
             return
         self._written_s = now_s
-        report = SnapshotReport(
+        try:
+            self._write_report()
+        except OSError as error:
+            self._complaints.say("report", f"the report could not be written: {error}")
+
+    def _write_report(self) -> None:
+        SnapshotReport(
             last_change_at=self._acted_at or self._watch.changed_at,
             bytes=self._watch.bytes,
-            snapshots=self._teller.snapshots,
+            snapshots=self._exchange.snapshots,
             problem=self._problem,
-            done=done,
             failure=self._failure,
-        )
-        report.write(self._settings.scratch)
+        ).write(self._settings.scratch)
 
 
 def main(path: Path) -> None:

@@ -19,7 +19,7 @@ from training.program.snapshots.process import (
     SnapshotSettings,
     open_snapshots,
 )
-from training.program.snapshots.restore import Target, restore
+from training.program.snapshots.restore import restore
 from training.storage import Objects, StorageAccess
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -46,7 +46,7 @@ class Node:
         return self.settings.checkpoints
 
     def start_snapshots(self) -> SnapshotProcess:
-        self.process = SnapshotProcess.start(self.settings, {**os.environ, "PYTHONPATH": _PATH})
+        self.process = SnapshotProcess(self.settings, {**os.environ, "PYTHONPATH": _PATH})
         return self.process
 
     def run(self, code: str, *args: object) -> subprocess.Popen[str]:
@@ -63,16 +63,7 @@ class Node:
         return program
 
     def restore(self, snapshots: Objects) -> Snapshot | None:
-        return restore(
-            snapshots,
-            Target(
-                folders=self.settings.folders,
-                scratch=self.settings.scratch,
-                node=self.settings.node,
-                main=self.settings.main,
-                num_nodes=self.settings.num_nodes,
-            ),
-        )
+        return restore(snapshots, self.settings)
 
     def report(self) -> SnapshotReport:
         return SnapshotReport.read(self.settings.scratch)

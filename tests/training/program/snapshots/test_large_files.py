@@ -10,7 +10,7 @@ from tests.training.program.snapshots.kept_nodes import Job
 from training.program.snapshots.capture import Held
 from training.program.snapshots.folder import look
 from training.program.snapshots.manifest import Entry, Root, object_key
-from training.program.snapshots.sending import Bandwidth, Sender
+from training.program.snapshots.uploader import Bandwidth, Contents
 from training.storage import s3
 
 
@@ -25,8 +25,7 @@ def test_parts_grow_with_the_file_so_that_s3_takes_all_of_them(
     digest = hashlib.sha256(content).hexdigest()
     entry = Entry(root=Root.CHECKPOINTS, path="model.bin", bytes=len(content), sha256=digest)
     held = Held(entry=entry, seen=look(node.folder)["model.bin"], source=path)
-    sender = Sender(job.snapshots, intent_key="sends", first_share=0, bandwidth=Bandwidth(1e12))
-    sender.send([held])
+    Contents(job.snapshots, Bandwidth(1e12), first_share=0).upload([held])
     job.snapshots.put_file("file", path)
 
     for key in (object_key(digest), "file"):

@@ -21,12 +21,14 @@ from rehearsal.cli.options import (
     AsJson,
     CheckpointDir,
     Containers,
+    Env,
     Exclude,
     Faults,
     FolderPath,
     Include,
     InstanceType,
     Keep,
+    Module,
     Nodes,
     Orchestrators,
     Parameters,
@@ -78,6 +80,8 @@ def run(
     context: typer.Context,
     quick: Quick = False,
     program: ProgramFile = None,
+    module: Module = None,
+    env: Env = None,
     checkpoint_dir: CheckpointDir = None,
     requirements: Requirements = None,
     workdir: Workdir = None,
@@ -118,6 +122,8 @@ def run(
         program=_program(
             context.args,
             program,
+            module=module,
+            env=env or (),
             checkpoint_dir=checkpoint_dir,
             requirements=requirements,
             workdir=workdir,
@@ -127,7 +133,7 @@ def run(
     )
     # What submit would refuse, it refuses before a minute is spent on deploying.
     remark = partial(typer.echo, err=True)
-    if program is not None and (why := own_program.refused(settings, remark)) is not None:
+    if (program or module) and (why := own_program.refused(settings, remark)) is not None:
         _refuse(why)
     raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=True, stay=keep))
 

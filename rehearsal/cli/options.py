@@ -75,6 +75,14 @@ ProgramFile = Annotated[
         "see it continue. Its own arguments come after --.",
     ),
 ]
+Module = Annotated[
+    str | None,
+    typer.Option("--module", "-m", help="A module instead of a file, as with `python -m`."),
+]
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="Environment variable of it; repeatable."),
+]
 CheckpointDir = Annotated[
     str | None,
     typer.Option("--checkpoint-dir", help="Folder that the program itself saves to."),
@@ -176,6 +184,8 @@ def program_of(
     file: Path | None,
     argv: list[str],
     *,
+    module: str | None = None,
+    env: Sequence[str] = (),
     checkpoint_dir: str | None = None,
     requirements: Path | None = None,
     workdir: Path | None = None,
@@ -183,10 +193,16 @@ def program_of(
     exclude: Sequence[str] = (),
 ) -> Program | None:
     """Return the program that was named; refuse what is given for one that was not."""
-    if file is not None:
+    if file is not None and module is not None:
+        raise Refused(f"--program {file} and -m {module} are two programs; give one of them")
+    if file is not None or module is not None:
+        if module is not None and workdir is None:
+            workdir = Path()
         return Program(
-            file=str(file.resolve()),
+            file=str(file.resolve()) if file is not None else "",
+            module=module,
             argv=tuple(argv),
+            env=tuple(env),
             checkpoint_dir=checkpoint_dir,
             requirements=str(requirements.resolve()) if requirements is not None else None,
             workdir=str(workdir.resolve()) if workdir is not None else None,
@@ -194,6 +210,7 @@ def program_of(
             exclude=tuple(exclude),
         )
     given = {
+        "--env": bool(env),
         "--checkpoint-dir": checkpoint_dir is not None,
         "--requirements": requirements is not None,
         "--workdir": workdir is not None,
@@ -218,7 +235,7 @@ def _check_program(program: Program, faults: Sequence[str], *, alone: bool) -> N
                 f"--fault {name} is not for programs; with --program give {', '.join(OF_NODES)}"
             )
     for path in (program.file, program.requirements):
-        if path is not None and not Path(path).exists():
+        if path and not Path(path).exists():
             raise Refused(f"{path} does not exist; name a file that does")
 
 

@@ -23,8 +23,11 @@ class Refused(ValueError):
 class Program:
     """A user's own program, as `jobs submit` is told of it."""
 
-    file: str
+    file: str = ""
+    module: str | None = None
+    """Run instead of a file, from the working folder or a package that the nodes have."""
     argv: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
     checkpoint_dir: str | None = None
     requirements: str | None = None
     workdir: str | None = None

@@ -67,7 +67,8 @@ def submission(
         given["checkpoint-dir"] = program.checkpoint_dir
     if program.requirements is not None:
         given["requirements"] = program.requirements
-    line = f"jobs submit {quote(program.file)} --nodes {num_nodes(settings)}"
+    entry = f"-m {program.module}" if program.module else quote(program.file)
+    line = f"jobs submit {entry} --nodes {num_nodes(settings)}"
     if orchestrator == Orchestrator.EKS:
         line += " --on eks --scale"
     elif "eks" in settings.orchestrators:
@@ -75,8 +76,9 @@ def submission(
     line += f" --name {run_name(orchestrator, fault)} {flags(given)}"
     if program.workdir is not None:
         line += f" --workdir {quote(program.workdir)}"
-    for option, globs in (("--include", program.include), ("--exclude", program.exclude)):
-        line += "".join(f" {option} {quote(glob)}" for glob in globs)
+    repeated = {"--include": program.include, "--exclude": program.exclude, "--env": program.env}
+    for option, values in repeated.items():
+        line += "".join(f" {option} {quote(value)}" for value in values)
     line += f" {ending}"
     if program.argv:
         line += f" {contract.ARGV_MARK} {join(program.argv)}"

@@ -213,4 +213,8 @@ def step(name: str, line: str, **more: Any) -> Step:
 
 def flags(parameters: Mapping[str, str]) -> str:
     """Format the options of a command, as a user types them."""
-    return shlex.join(word for name, value in parameters.items() for word in (f"--{name}", value))
+    words: list[str] = []
+    for name, value in parameters.items():
+        # A value that looks like an option itself, such as arguments of a program.
+        words += [f"--{name}={value}"] if value.startswith("-") else [f"--{name}", value]
+    return shlex.join(words)

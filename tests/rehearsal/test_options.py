@@ -85,9 +85,28 @@ def test_a_program_is_named_by_its_whole_path(
     )
 
 
+def test_a_module_is_looked_for_in_the_folder_one_is_in(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    program = program_of(None, ["--lr", "1"], module="mypkg.train", env=["A=1"])
+
+    assert program == Program(
+        module="mypkg.train", workdir=str(tmp_path), argv=("--lr", "1"), env=("A=1",)
+    )
+    assert checked(program=program, orchestrators=None, nodes=None).program == program
+
+
+def test_a_file_and_a_module_are_refused_together() -> None:
+    with pytest.raises(Refused, match=r"train\.py and -m mypkg\.train are two programs"):
+        program_of(Path("train.py"), [], module="mypkg.train")
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
+        ({"argv": [], "env": ["A=1"]}, "--env: for a program"),
         ({"argv": ["--epochs", "3"]}, "--epochs 3: for a program of yours"),
         ({"argv": [], "checkpoint_dir": "out"}, "--checkpoint-dir: for a program"),
         ({"argv": [], "requirements": Path("x")}, "--requirements: for a program"),

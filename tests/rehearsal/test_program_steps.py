@@ -147,6 +147,30 @@ def test_what_goes_along_is_told_to_submit() -> None:
     )
 
 
+def test_a_module_is_submitted_with_its_environment_and_how_it_resumes() -> None:
+    mine = Program(module="trl.scripts.sft", workdir="/my work", env=("HF_HUB_OFFLINE=1",))
+    resume = "--resume_from_checkpoint out/checkpoint-*"
+    given = settings(program=mine, parameters=(f"resume-arguments={resume}",))
+
+    argv = program.submission(given, "batch", "kill-child").argv
+
+    assert argv[:5] == ("submit", "-m", "trl.scripts.sft", "--nodes", "2")
+    assert f"--resume-arguments={resume}" in argv
+    start = argv.index("--workdir")
+    assert argv[start : argv.index("--yes")] == (
+        *("--workdir", "/my work", "--env", "HF_HUB_OFFLINE=1"),
+    )
+
+
+def test_submit_checks_a_module_without_a_deployment(tmp_path: Path) -> None:
+    (tmp_path / "mypkg").mkdir()
+    (tmp_path / "mypkg" / "train.py").write_text("print(1)\n")
+    mine = Program(module="mypkg.train", workdir=str(tmp_path))
+
+    assert program.refused(settings(program=mine)) is None
+    assert "mypkg" in str(program.refused(settings(program=replace(mine, module="mypkg.other"))))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("print(1)\n", None), ("def f(:\n", "train.py, line 1"), ("# nothing\n", "has no statement")],

@@ -105,7 +105,14 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         log.error("%s", traceback.format_exc().rstrip())
         decision = launcher_failed(error)
     finally:
+        home = None
+        if request.workload.runs_program:
+            from training.launcher.home import home_of
+
+            home = home_of(scratch)  # asked first: the guardian removes the scratch folder as well
         guardian.release()
+        if home is not None:
+            shutil.rmtree(home, ignore_errors=True)
         shutil.rmtree(scratch, ignore_errors=True)
         # The code is decided. Batch stops children once the main node has ended, and Python removes
         # handlers while it shuts down: the node would end with 143 instead.
@@ -146,8 +153,11 @@ def run_node(
     node.write(scratch)
     program = None
     if request.workload.runs_program:
+        from training.launcher.home import take_home
         from training.launcher.program import ProgramNode  # other workloads start without it
 
+        shares = ENV_NODE_ADDRESS in env
+        take_home(scratch, node, shares_machine=shares, heartbeat=guardian.heartbeat)
         program = ProgramNode.of(request, node, env, scratch)
         log.info("launch: program: %s", program.shown)
         if found is None:

@@ -22,6 +22,9 @@ from trainium_catalogue.variables import split_variables
 if TYPE_CHECKING:
     from training.storage import Objects
 
+HOME_LINK = "home"
+"""Link in a launch's scratch folder to the folder that its program lives in."""
+
 _GIB = 1024**3
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -110,7 +113,7 @@ def check(values: Mapping[str, Value], num_ranks: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """The folders of one launch on one node, all below its scratch folder.
+    """The folders of one launch on one node: below its home if it has one, or its scratch folder.
 
     Inputs alone are elsewhere if the node has Lustre, which all nodes share.
     """
@@ -136,18 +139,19 @@ class Folders:
     @staticmethod
     def of(scratch: Path, settings: ProgramSettings, node: NodeContract) -> Folders:
         """Locate the folders; nothing is made yet."""
-        code = scratch / "code"
+        home = (scratch / HOME_LINK).resolve() if (scratch / HOME_LINK).is_symlink() else scratch
+        code = home / "code"
         chosen = settings.checkpoint_dir
-        data = Path(node.lustre) / CACHE_PREFIX if node.lustre else scratch
+        data = Path(node.lustre) / CACHE_PREFIX if node.lustre else home
         return Folders(
             scratch=scratch,
             code=code,
-            checkpoints=code / chosen if chosen else scratch / "checkpoints",
-            output=scratch / "output",
+            checkpoints=code / chosen if chosen else home / "checkpoints",
+            output=home / "output",
             dataset=data / "dataset" / settings.dataset,
             input=data / "input" / settings.input.removeprefix("s3://").strip("/"),
-            site=scratch / "site",
-            cache=scratch / "cache",
+            site=home / "site",
+            cache=home / "cache",
         )
 
 

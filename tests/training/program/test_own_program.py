@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.limits import scaled
-from tests.training.program.bundles import SAMPLE, bundle, program, upload
+from tests.training.program.bundles import SAMPLE, bundle, leave, program, upload
 from tests.training.s3_server import REGION, s3_server
 
 if TYPE_CHECKING:
@@ -63,6 +65,25 @@ def test_the_sample_continues_after_a_lost_node(cluster: Cluster) -> None:
     assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
     assert "continues after epoch " in cluster.log(0)
     assert "epoch 40: loss " in cluster.log(0)
+
+
+def test_an_absolute_path_in_a_checkpoint_holds_in_the_next_attempt(cluster: Cluster) -> None:
+    """Litdata, for one, refuses to go on with data that are elsewhere than they were."""
+    script = """
+import os, pathlib
+kept = pathlib.Path(os.environ["TRAINIUM_CHECKPOINT_DIR"], "where-" + os.environ["RANK"])
+print("found", kept.exists() and kept.read_text() == f"{os.getcwd()} {kept}", flush=True)
+kept.write_text(f"{os.getcwd()} {kept}")
+"""
+    run = f"paths-{cluster.mark}"  # of its own, because other tests run beside this one
+    code = leave(cluster.folder, bundle({"train.py": script}), run=run)
+    flags = (f"--code={code}", "--script=train.py")
+    for attempt, found in (("1", False), ("2", True)):
+        extra = {"TRAINIUM_RUN": run, "AWS_BATCH_JOB_ATTEMPT": attempt}
+        cluster.start(*flags, workload="program", extra=extra)
+        assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
+        assert [f"found {found}" in cluster.log(node) for node in (0, 1)] == [True, True]
+    assert list(Path(tempfile.gettempdir()).glob(f"trainium-{run}*")) == []
 
 
 def test_the_output_folder_of_every_node_ends_in_the_results(cluster: Cluster) -> None:

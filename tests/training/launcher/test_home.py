@@ -1,0 +1,149 @@
+"""A program's folder: the same path in every attempt, and never one that is in use."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.training.nodes import CPU_NODE
+from training.core.progress import ENV_SCRATCH
+from training.launcher.home import home_of, take_home
+
+NODE = replace(CPU_NODE, run="my-run", node_index=1, num_nodes=2)
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine's folder for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def launch(machine: Path, *, shares_machine: bool = False) -> tuple[Path, Path]:
+    """Begin a launch; returns its scratch folder and its home."""
+    scratch = Path(tempfile.mkdtemp(dir=machine))
+    beats: list[int] = []
+    home = take_home(
+        scratch, NODE, shares_machine=shares_machine, heartbeat=lambda: beats.append(1)
+    )
+    return scratch, home
+
+
+def end(scratch: Path) -> None:
+    """End a launch in good order."""
+    home = home_of(scratch)
+    assert home is not None
+    shutil.rmtree(home)
+
+
+def belongs_to(home: Path, pid: int, scratch: Path) -> None:
+    """Say that another process's launch made the folder, and that this one has long ended."""
+    owner = {"pid": pid, "started": "1", "scratch": str(scratch)}
+    (home / "launch.json").write_text(json.dumps(owner))
+
+
+@pytest.fixture
+def sleeper(machine: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker that outlives its launcher."""
+    former = str(machine / "former")
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
+        env={**os.environ, ENV_SCRATCH: former},
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def test_the_folder_is_named_after_the_run_on_every_node(machine: Path) -> None:
+    _, home = launch(machine)
+
+    assert home == machine / "trainium-my-run"
+    assert home.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_next_attempt_has_the_same_path_and_none_of_the_files(machine: Path) -> None:
+    scratch, home = launch(machine)
+    (home / "code").mkdir()
+    end(scratch)
+
+    _, again = launch(machine)
+
+    assert again == home
+    assert not (again / "code").exists()
+
+
+def test_what_a_killed_launcher_left_is_moved_away(machine: Path) -> None:
+    _, home = launch(machine)
+    (home / "code").mkdir()
+    belongs_to(home, os.getpid(), machine / "former")  # a process of this number, but a later one
+
+    _, again = launch(machine)
+
+    assert again == home
+    assert not (again / "code").exists()
+
+
+def test_it_is_not_taken_before_the_workers_of_a_killed_launcher_have_ended(
+    machine: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    _, home = launch(machine)
+    belongs_to(home, os.getpid(), machine / "former")
+    scratch = Path(tempfile.mkdtemp(dir=machine))
+
+    again = take_home(scratch, NODE, shares_machine=False, heartbeat=sleeper.kill)
+
+    assert again == home
+    assert sleeper.poll() is not None
+
+
+def test_two_launches_at_a_time_have_two_folders(machine: Path) -> None:
+    _, first = launch(machine)
+    scratch, second = launch(machine)
+    end(scratch)
+    _, third = launch(machine)
+
+    assert (first.name, second.name, third.name) == (
+        *("trainium-my-run", "trainium-my-run-2", "trainium-my-run-2"),
+    )
+
+
+def test_nodes_that_share_a_machine_have_folders_of_their_own(machine: Path) -> None:
+    _, home = launch(machine, shares_machine=True)
+
+    assert home.name == "trainium-my-run-node-1"
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+def test_what_is_not_a_launchs_is_left_alone(machine: Path, kind: str) -> None:
+    (machine / "theirs").mkdir()
+    (machine / "theirs" / "file").touch()
+    taken = machine / "trainium-my-run"
+    if kind == "file":
+        taken.touch()
+    elif kind == "link":
+        taken.symlink_to(machine / "theirs")
+    else:
+        taken.mkdir()
+        (taken / "file").touch()
+
+    _, home = launch(machine)
+
+    assert home.name == "trainium-my-run-2"
+    assert (machine / "theirs" / "file").exists()
+    assert taken.exists()
+
+
+def test_other_workloads_have_none(machine: Path) -> None:
+    assert home_of(machine) is None

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from training.core.contract import NodeContract
 from training.core.processes import is_gone, marked
-from training.core.progress import ENV_KEEPER, ENV_SCRATCH
+from training.core.progress import ENV_SNAPSHOTS, ENV_SCRATCH
 from training.program.settings import HOME_LINK
 
 _OWNER = "launch.json"
@@ -82,7 +82,7 @@ def _clear(home: Path, scratch: Path, heartbeat: Callable[[], None]) -> None:
 
 
 def _left(former: str) -> list[int]:
-    return [*marked(ENV_SCRATCH, former), *marked(ENV_KEEPER, former)]
+    return [*marked(ENV_SCRATCH, former), *marked(ENV_SNAPSHOTS, former)]
 
 
 def _started(pid: int) -> str | None:

@@ -84,18 +84,39 @@ class Case:
 
 def _cases() -> list[Case]:
     kept = (*LLAMA, "--activation-checkpointing=false")
+    layers = (*LLAMA, "--recompute=layers")
     masked = (*LLAMA, "--document-masks")
+    whole, apart = "--sequence-parallel=false", "--fused-projections=false"
     llama = [
         Case(name="one"),
         Case(name="one-kept", words=kept),
+        Case(name="one-layers", words=layers),
         Case(name="tp2", tensor=2),
         Case(name="tp4", tensor=4),
         Case(name="dp2", data=2),
         Case(name="tp2dp2", tensor=2, data=2),
         Case(name="tp2dp2-kept", tensor=2, data=2, words=kept),
+        Case(name="tp2dp2-layers", tensor=2, data=2, words=layers),
         # Enough to see that ranks 0, 2, 4 and 6 share a model; losses are judged on fewer ranks.
         Case(name="tp4dp2", tensor=4, data=2, steps=3),
-        Case(name="tp2-defect", tensor=2, defect=True),
+        # Sequences are divided and projections fused unless a run says otherwise.
+        *(
+            Case(
+                name=f"tp2{'dp2' if data == 2 else ''}-{name}",
+                tensor=2,
+                data=data,
+                words=(*LLAMA, *words),
+                steps=STEPS if data == 1 else 3,
+            )
+            for data in (1, 2)
+            for name, words in (
+                ("whole", (whole,)),
+                ("apart", (apart,)),
+                ("whole-apart", (whole, apart)),
+            )
+        ),
+        # It is in a sum that divided sequences do not need.
+        Case(name="tp2-defect", words=(*LLAMA, whole), tensor=2, defect=True),
         Case(name="tp2dp2-given", tensor=2, data=2, given=True, steps=3),
         Case(name="one-masks", words=masked, steps=3),
         Case(name="tp2-masks", words=masked, tensor=2, steps=3),
@@ -324,18 +345,24 @@ def _version() -> str:
 def _held(backend: Any) -> dict[str, Any]:
     """What this rank computes with, and which part of the model it has."""
     tensor_rank = 0
+    parameters = {name: _local(p.detach()) for name, p in backend._model.named_parameters()}
     if backend.name == "nxd":
         from neuronx_distributed.parallel_layers import parallel_state
 
         tensor_rank = parallel_state.get_tensor_model_parallel_rank()
+        parameters = {
+            piece.name: part.clone()
+            for parameter, held in backend._network.pieces().items()
+            for piece, part in zip(
+                held,
+                parameter.detach().split([piece.size[0] for piece in held]),
+                strict=True,
+            )
+        }
     return {
         "tensor_rank": tensor_rank,
         "data_rank": backend.data_rank,
-        "parameters": {
-            # NxD's wrapper of what is recomputed, where it shows.
-            name.replace("_checkpoint_wrapped_module.", ""): _local(parameter.detach())
-            for name, parameter in backend._model.named_parameters()
-        },
+        "parameters": parameters,
     }
 
 

@@ -73,6 +73,18 @@ class WithReplicaGroups:
         return call
 
 
+def noted_reduce_scatter(function: Any) -> Any:
+    """NxD's own, of its other collectives, which gloo does not have."""
+
+    def noted(*, input: Any, groups: Any, **settings: Any) -> Any:
+
+        group = group_of(groups) if isinstance(groups, list) else groups
+        _note("reduce-scatter", input, input.numel(), group)
+        return function(input=input, groups=groups, **settings)
+
+    return noted
+
+
 def replace_collectives(xm: Any) -> None:
     """Give ``torch_xla.core.xla_model`` those below, and torch.distributed the back-end ``xla``."""
     import torch

@@ -215,6 +215,7 @@ def _patch_zero1(module: Any) -> None:
 
 def _patch_comm(comm: Any) -> None:
     comm.dist = gloo.WithReplicaGroups()
+    comm.cpu_reduce_scatter = gloo.noted_reduce_scatter(comm.cpu_reduce_scatter)
 
 
 def _patch_parallel_utils(utils: Any) -> None:

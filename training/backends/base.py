@@ -91,17 +91,35 @@ class WeightPart:
 class NxdNetwork(Protocol):
     """A rank's part of a model, built of neuronx_distributed's parallel modules."""
 
+    def describe(self) -> str:
+        """Tell how the model is divided, for the log."""
+
+    @property
+    def recomputed(self) -> Any:
+        """NxD's ``activation_checkpoint_config``: what the backward pass computes again."""
+
     def model(self) -> nn.Module:
         """Build the model on the meta device: NxD's ``model_fn``."""
 
     def fill(self, module: nn.Module, device: torch.device) -> None:
         """Initialize a module's own parameters: NxD's ``param_init_fn``."""
 
-    def pieces(self) -> dict[torch.Tensor, WeightPart]:
-        """Map the model's current parameters to this rank's parts."""
+    def pieces(self) -> dict[torch.Tensor, tuple[WeightPart, ...]]:
+        """Map the model's current parameters to this rank's parts, from top to bottom.
+
+        A fused parameter holds parts of several weights of the whole model.
+        """
 
     def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:
         """Turn a micro-batch on the device into the model's keyword arguments and labels."""
+
+    @property
+    def divides_sequences(self) -> bool:
+        """Tell whether norms see parts of the sequences.
+
+        Gradients of their weights, which are marked for NxD, are then still to be summed over the
+        ranks of a model, and logits and labels are ``[sequence, batch]``, not the other way.
+        """
 
 
 Score = Callable[[Any, Any], torch.Tensor]

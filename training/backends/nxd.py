@@ -6,6 +6,7 @@ the modules of the tensor-parallel plan replaced by NxD's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
     from training.core.config import TrainConfig
     from training.core.device import Device
+
+log = logging.getLogger(__name__)
 
 _NO_CLIPPING = 1e30
 """A limit that no norm reaches, because the norm is needed even without clipping."""
@@ -46,7 +49,9 @@ def nxd_config(config: TrainConfig, network: NxdNetwork) -> dict[str, Any]:
             # For NxD's own checkpoints, which are not used; False would cause a warning.
             "use_master_weights_in_ckpt": True,
         },
-        activation_checkpoint_config="full" if config.activation_checkpointing else None,
+        activation_checkpoint_config=network.recomputed,
+        # Read by NxD's optimizer alone.
+        sequence_parallel=network.divides_sequences,
         model_init_config={
             "meta_device_init": True,
             "param_init_fn": network.fill,
@@ -97,6 +102,8 @@ class NxdBackend:
         from neuronx_distributed.parallel_layers import parallel_state
 
         config, network = self._config, self._network
+        if self.rank == 0:
+            log.info("training: NeuronX Distributed with %s", network.describe())
         settings = nxd_config(config, network)
         self.data_rank = parallel_state.get_data_parallel_rank()
         self._device = xm.xla_device()
@@ -105,7 +112,8 @@ class NxdBackend:
         self._optimizer = nxd.initialize_parallel_optimizer(
             settings,
             TracedAdamW,
-            groups_by_decay(((piece.name, weight) for weight, piece in pieces.items()), config),
+            # A fused parameter's weights are all matrices.
+            groups_by_decay(((held[0].name, weight) for weight, held in pieces.items()), config),
             **adamw_settings(config),
             # NxD does not pass on its max_grad_norm (trainer.py, initialize_optimizer_from_class);
             # torch_xla's ZeroRedundancyOptimizer uses this one, and would default to 1.0.
@@ -152,7 +160,8 @@ class NxdBackend:
         inputs, labels = self._network.inputs(placed)
         logits = self._model(**inputs, use_cache=False).logits
         # fp32 for the sum over the vocabulary; also a copy, since NxD's function overwrites it.
-        return weighted(parallel_cross_entropy(logits.float(), labels), placed)
+        losses = parallel_cross_entropy(logits.float(), labels)
+        return weighted(losses.t() if self._network.divides_sequences else losses, placed)
 
     @torch.no_grad()
     def losses_of(self, tokens: Batch) -> torch.Tensor:

@@ -80,30 +80,33 @@ class Chunk(torch.Tensor):
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """This rank's rows of one weight."""
+    """This rank's rows of one parameter, which holds a weight's part or several, fused."""
 
-    piece: WeightPart
+    pieces: tuple[WeightPart, ...]
+    """From top to bottom."""
     master: torch.Tensor
     """``[rows, ...]``, padding included."""
     first_row: int
     """Position in this rank's tensor-parallel part."""
 
-    @property
-    def rows(self) -> int:
-        """Number of rows without padding; 0 if other ranks have them all."""
-        return max(0, min(self.master.size(0), self.piece.size[0] - self.first_row))
+    def chunks(self, padded: torch.Tensor) -> Iterator[tuple[str, Chunk]]:
+        """Place the rows of ``padded``, on the host and shaped like ``master``, in the weights.
 
-    def chunk(self, padded: torch.Tensor) -> Chunk:
-        """Place the rows of ``padded``, on the host and shaped like ``master``, in the weight."""
-        offsets = list(self.piece.offsets)
-        offsets[0] += self.first_row
-        return Chunk.of(padded[: self.rows], offsets=offsets, whole=self.piece.whole)
+        Every weight is named; of one that only other ranks have rows of, the chunk is empty.
+        """
+        top = -self.first_row
+        for piece in self.pieces:
+            begin, end = (max(0, min(row, padded.size(0))) for row in (top, top + piece.size[0]))
+            offsets = list(piece.offsets)
+            offsets[0] += begin - top if begin < end else 0
+            yield piece.name, Chunk.of(padded[begin:end], offsets=offsets, whole=piece.whole)
+            top += piece.size[0]
 
 
 class Shards:
     """A rank's shards by weight name, to save and restore."""
 
-    def __init__(self, zero1: Any, pieces: Mapping[torch.Tensor, WeightPart]) -> None:
+    def __init__(self, zero1: Any, pieces: Mapping[torch.Tensor, tuple[WeightPart, ...]]) -> None:
         self._zero1 = zero1
         self._optimizer: TracedAdamW = zero1.base_optimizer
         self._shards = [
@@ -142,12 +145,15 @@ class Shards:
         states = self._optimizer.state
         return {
             "model": {
-                shard.piece.name: shard.chunk(convert(shard.master)) for shard in self._shards
+                name: chunk
+                for shard in self._shards
+                for name, chunk in shard.chunks(convert(shard.master))
             },
             "optimizer": {
                 moment: {
-                    shard.piece.name: shard.chunk(convert(states[shard.master][moment]))
+                    name: chunk
                     for shard in self._shards
+                    for name, chunk in shard.chunks(convert(states[shard.master][moment]))
                 }
                 for moment in MOMENTS
             },
@@ -157,15 +163,16 @@ class Shards:
     def restore(self, state: Mapping[str, Any], *, step: int) -> None:
         """Adopt a filled ``empty`` state, that after ``step`` updates."""
         for shard in self._shards:
-            _fill(shard.master, state["model"][shard.piece.name])
+            _fill(shard, shard.master, state["model"])
             for moment in MOMENTS:
                 kept = self._optimizer.state[shard.master][moment]
-                _fill(kept, state["optimizer"][moment][shard.piece.name])
+                _fill(shard, kept, state["optimizer"][moment])
         self._optimizer.updates = step
 
 
-def _fill(tensor: torch.Tensor, chunk: Chunk) -> None:
+def _fill(shard: _Shard, tensor: torch.Tensor, chunks: Mapping[str, Chunk]) -> None:
     """Copy without slicing on the device, which would add a graph."""
     padded = torch.zeros(tensor.size())
-    padded[: chunk.part.size(0)] = chunk.part
+    for name, place in shard.chunks(padded):
+        place.part.copy_(chunks[name].part)
     tensor.copy_(padded)

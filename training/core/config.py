@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from trainium_catalogue.models import Shape
+from trainium_catalogue.parameters.layout import Layout
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
 
@@ -52,6 +53,8 @@ class TrainConfig:
     checkpoint_uri: str
     """Empty: the run's default location."""
     log_every: int
+    layout: Layout | None = None
+    """How NxD divides the model, if it is one that ranks can share."""
     document_masks: bool = False
     """True if tokens attend to their own document only."""
     responses: bool = False
@@ -73,8 +76,9 @@ class TrainConfig:
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> TrainConfig:
         """Read a workload's parameters; ``ValueError`` if they conflict."""
+        plan = TrainingPlan.from_values(values, num_ranks)
         return TrainConfig(
-            plan=TrainingPlan.from_values(values, num_ranks),
+            plan=plan,
             max_steps=int(values["max-steps"]),
             steps_this_run=int(values["steps-this-run"]),
             learning_rate=float(values["lr"]),
@@ -92,6 +96,7 @@ class TrainConfig:
             async_save=bool(values["async-save"]),
             checkpoint_uri=str(values["checkpoint-uri"]),
             log_every=int(values["log-every"]),
+            layout=Layout.choose(values, plan) if "sequence-parallel" in values else None,
             document_masks=bool(values.get("document-masks", False)),
             responses=bool(values.get("responses", False)),
             eval_every=int(values.get("eval-every", 0)),

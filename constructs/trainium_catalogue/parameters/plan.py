@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trainium_catalogue.models import BertShape, ModelShape, Shape, model_named
+from trainium_catalogue.parameters.attention import uses_flash
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import BERT_FIELDS, DECODER_FIELDS, SHAPE_FIELDS
 
@@ -47,8 +48,11 @@ class TrainingPlan:
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> "TrainingPlan":
         """Check a training workload's parameters against each other and the number of ranks."""
+        shape = shape_of(values)
+        if isinstance(shape, ModelShape):
+            uses_flash(values, shape)
         return TrainingPlan(
-            shape=shape_of(values),
+            shape=shape,
             num_ranks=num_ranks,
             # A BERT is whole on every rank.
             tensor_parallel=int(values.get("tensor-parallel", 1)),

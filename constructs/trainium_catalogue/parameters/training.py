@@ -37,6 +37,7 @@ DEFAULTS_OF_OLDER_RUNS: Mapping[str, Value] = {
 
 GRAPH_PARAMETERS = (
     "model", *DECODER_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
+    "sequence-parallel", "fused-projections", "attention", "recompute",
     "activation-checkpointing", "document-masks", "responses", "max-predictions", "dropout",
     # The values 0 and 1, and two equal values, compile to different graphs (ADR 6).
     "weight-decay", "max-grad-norm", "beta1", "beta2", "adam-eps",
@@ -78,9 +79,38 @@ def _llama(preset: Preset) -> tuple[Parameter, ...]:
             help="ranks that share each layer",
         ),
         Parameter(
+            name="sequence-parallel",
+            default=True,
+            help="with NeuronX Distributed, norms and residual sums are divided over the ranks "
+            "that share a layer, if seq-len is a multiple of them",
+        ),
+        Parameter(
+            name="fused-projections",
+            default=True,
+            help="with NeuronX Distributed, projections of the same input are one product; "
+            "checkpoints are the same",
+        ),
+        Parameter(
+            name="attention",
+            default="auto",
+            pattern="auto|flash|eager",
+            pattern_help="auto, flash or eager",
+            help="with NeuronX Distributed: Neuron's flash-attention kernel, or matrix products "
+            "and a softmax; auto takes the kernel where shape and mask allow it",
+        ),
+        Parameter(
             name="activation-checkpointing",
             default=True,
             help="recompute activations in the backward pass: less memory, more time",
+        ),
+        Parameter(
+            name="recompute",
+            default="auto",
+            pattern="auto|attention|layers",
+            pattern_help="auto, attention or layers",
+            help="with NeuronX Distributed, what activation-checkpointing computes again: "
+            "attention and gated activations, or whole layers, which takes less memory; auto "
+            "takes the first where the plan's arithmetic says that it fits",
         ),
         Parameter(
             name="document-masks",

@@ -116,6 +116,7 @@ class ParallelEmbedding(nn.Embedding):
         collect_output: bool = True,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, device=device, dtype=dtype)
+        self.sequence_parallel = sequence_parallel_enabled
 
 
 class ColumnParallelLinear(nn.Linear):
@@ -142,6 +143,7 @@ class ColumnParallelLinear(nn.Linear):
     ) -> None:
         super().__init__(input_size, output_size, bias=bias, device=device, dtype=dtype)
         self.gather_output = gather_output
+        self.sequence_parallel = sequence_parallel_enabled
         self.reduce_dtype = reduce_dtype
 
 
@@ -169,6 +171,9 @@ class RowParallelLinear(nn.Linear):
     ) -> None:
         super().__init__(input_size, output_size, bias=bias, device=device, dtype=dtype)
         self.input_is_parallel = input_is_parallel
+        self.sequence_parallel = sequence_parallel_enabled
+        if sequence_parallel_enabled:
+            assert sequence_dimension == 0, "the embedding exchanges sequence and batch"
 
 
 def parallel_cross_entropy(

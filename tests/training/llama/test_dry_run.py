@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,12 +13,12 @@ from training.models.llama.dry_run import (
     DoesNotFit,
     DryRun,
     Memory,
-    activation_bytes,
     dry_run,
     main,
 )
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models import PRESETS
+from trainium_catalogue.parameters.layout import Recompute, activation_bytes
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB
 from trainium_catalogue.workloads import find_workload
@@ -74,16 +75,19 @@ def test_each_matrix_is_split_along_the_dimension_of_the_plan(full_size: DryRun)
 def test_llama2_7b_fits_the_memory_of_a_trn1_core(full_size: DryRun) -> None:
     assert full_size.memory.available == 16 * GIB
     assert full_size.memory.total < 10 * GIB
-    full_size.memory.refuse_too_much(full_size.plan, activation_checkpointing=True)
+    full_size.memory.refuse_too_much(full_size.plan, full_size.layout)
 
 
 def test_the_estimate_of_activations_is_above_what_was_measured(full_size: DryRun) -> None:
     # torch.distributed._tools.mem_tracker under FakeTensorMode saw 3.8 to 4.1 GiB of weights and
-    # activations with checkpointing, and 13.6 GiB without, where no attention scores were kept.
-    memory = full_size.memory
-    assert 3.8 * GIB <= memory.weights + memory.activations < 5 * GIB
-    rest = activation_bytes(full_size.plan, activation_checkpointing=False)
-    assert memory.weights + rest >= 13.6 * GIB
+    # activations with checkpointing, and 13.6 GiB without, where no attention scores were kept and
+    # no sequence was divided.
+    plan, weights = full_size.plan, full_size.memory.weights
+    whole = replace(full_size.layout, sequence_parallel=False, flash=False)
+    some = activation_bytes(plan, replace(whole, recompute=Recompute.LAYERS))
+    assert 3.8 * GIB <= weights + some < 5.2 * GIB
+    everything = replace(whole, recompute=Recompute.NOTHING)
+    assert weights + activation_bytes(plan, everything) >= 13.6 * GIB
 
 
 def test_it_takes_seconds(full_size: DryRun) -> None:
@@ -93,8 +97,12 @@ def test_it_takes_seconds(full_size: DryRun) -> None:
 @pytest.mark.parametrize(
     ("changed", "remedy"),
     [
-        ({"activation_checkpointing": False}, "activation-checkpointing=true"),
-        ({"micro_batch": 8}, "lower micro-batch"),
+        (
+            {"activation_checkpointing": False, "attention": "eager"},
+            "activation-checkpointing=true",
+        ),
+        ({"micro_batch": 8, "recompute": "attention"}, "recompute=auto"),
+        ({"micro_batch": 16, "attention": "eager"}, "lower micro-batch"),
         ({"num_layers": 128, "global_batch": 1024}, "raise tensor-parallel"),
     ],
 )
@@ -104,15 +112,12 @@ def test_a_run_that_does_not_fit_is_refused_with_a_remedy(
     values = defaults("llama2-7b", **changed)
     outcome = dry_run("llama2-7b", values, num_nodes=4, instance_type=TRN1)
     with pytest.raises(DoesNotFit, match=remedy):
-        outcome.memory.refuse_too_much(
-            outcome.plan,
-            activation_checkpointing=bool(values["activation-checkpointing"]),
-        )
+        outcome.memory.refuse_too_much(outcome.plan, outcome.layout)
 
 
 def test_what_fits_exactly_is_not_refused(full_size: DryRun) -> None:
     exact = Memory(weights=1, gradients=2, optimizer=3, activations=4, available=10)
-    exact.refuse_too_much(full_size.plan, activation_checkpointing=True)
+    exact.refuse_too_much(full_size.plan, full_size.layout)
 
 
 def test_the_small_presets_fit_their_default_number_of_nodes() -> None:
@@ -120,7 +125,7 @@ def test_the_small_presets_fit_their_default_number_of_nodes() -> None:
         outcome = dry_run(
             name, defaults(name), num_nodes=PRESETS[name].default_nodes, instance_type=TRN1
         )
-        outcome.memory.refuse_too_much(outcome.plan, activation_checkpointing=True)
+        outcome.memory.refuse_too_much(outcome.plan, outcome.layout)
         assert outcome.agrees
 
 
@@ -139,7 +144,7 @@ def test_the_command_refuses_ranks_that_cannot_share_a_layer(
 
 
 def test_the_command_ends_with_2_when_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["llama-small", "--seq-len", "32768", "--nodes", "1"]) == 2
+    assert main(["llama-small", "--seq-len", "32768", "--attention=eager"]) == 2
     assert "a rank needs" in capsys.readouterr().err
 
 

@@ -64,16 +64,19 @@ def test_the_backend_asks_for_the_same_in_the_same_order(figures: dict[str, Any]
     assert figures["asked"] == GOLDEN["asked"]
 
 
-def test_every_gradient_of_an_input_is_summed_by_the_real_package() -> None:
-    # Of q, k, v, gate and up in both layers and of the last projection: those that NxD loses where
-    # it sums in another type than the activations'. bf16, as the sums of the forward pass are not
-    # all: theirs are counted in test_graph.py of the suite.
+def test_what_divided_sequences_take_is_gathered_and_summed_by_the_real_package() -> None:
     config, _, _ = parts(CASES["one"], LoneDevice(DeviceKind.XLA))
     calls = GOLDEN["cases"]["tp2"]["collectives"]["micro-batch"]
     activations = config.plan.micro_batch * config.plan.seq_len * config.shape.hidden_size
-    backward = [call for call in calls if call == ["all-reduce", "bfloat16", activations, 2]]
+    counts = Counter(name for name, *rest in calls if rest == ["bfloat16", activations, 2])
 
-    assert len(backward) >= 5 * 2 + 1
+    # Sums: of the embedding, and in each layer of attention and MLP; backward of the inputs of
+    # their projections, and of the last one's.
+    assert counts["reduce-scatter"] >= 1 + 2 * 2 + 2 * 2 + 1
+    # Parts: for each of these projections, again in the backward pass, and of each sum's gradient.
+    assert counts["all-gather"] >= 2 * (2 * 2 + 1) + 1 + 2 * 2
+    # In the order of the sequence, which the loss needs whole.
+    assert not [call for call in calls if call[0] == "all-reduce" and call[2] >= activations]
 
 
 @pytest.mark.parametrize(("case", "ranks"), [("tp2", 1), ("tp2dp2", 2)])

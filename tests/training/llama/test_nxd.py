@@ -30,6 +30,7 @@ from training.core.ranks import Ranks
 from training.models.llama.huggingface import initial_weight
 from training.models.llama.network import LlamaNetwork
 from training.models.llama.nxd import NxdLlama
+from training.models.llama.nxd_layers import AttentionCore, Gate
 from training.models.llama.parallel import Split, part_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def test_nxd_is_configured_as_the_run_says() -> None:
 
     settings = call("neuronx_distributed_config")
     assert settings["tensor_parallel_size"] == 1
-    assert settings["activation_checkpoint_config"] == "full"
+    assert settings["activation_checkpoint_config"] == [Gate, AttentionCore]
     assert settings["optimizer_config"] == {
         "zero_one_enabled": True,
         "grad_clipping": True,
@@ -126,6 +127,12 @@ def test_nxd_is_configured_as_the_run_says() -> None:
     optimizer = call("initialize_parallel_optimizer")
     assert optimizer["optimizer_class"] is TracedAdamW
     assert (optimizer["max_norm"], optimizer["betas"]) == (0.7, (0.9, 0.95))
+
+
+def test_whole_layers_are_recomputed_on_request() -> None:
+    backend_of(config_of("--recompute=layers")).build()
+
+    assert call("neuronx_distributed_config")["activation_checkpoint_config"] == "full"
 
 
 def test_without_clipping_the_norm_is_measured_all_the_same() -> None:
@@ -149,9 +156,7 @@ def test_every_module_of_the_plan_is_replaced() -> None:
     model = NxdLlama(config_of()).model()
     kinds = {name: type(module) for name, module in model.named_modules()}
     layer = "model.layers.1"
-    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"):
-        assert kinds[f"{layer}.{name}"] is fake_nxd.ColumnParallelLinear
-    for name in ("mlp.gate_proj", "mlp.up_proj"):
+    for name in ("self_attn.qkv_proj.fused", "mlp.gate_up_proj.fused"):
         assert kinds[f"{layer}.{name}"] is fake_nxd.ColumnParallelLinear
     for name in ("self_attn.o_proj", "mlp.down_proj"):
         module = model.get_submodule(f"{layer}.{name}")
@@ -162,6 +167,37 @@ def test_every_module_of_the_plan_is_replaced() -> None:
     assert not model.lm_head.gather_output
     left = [n for n, kind in kinds.items() if kind in (torch.nn.Linear, torch.nn.Embedding)]
     assert left == []
+
+
+def test_projections_stay_apart_on_request() -> None:
+    model = NxdLlama(config_of("--fused-projections=false")).model()
+
+    columns = [m for m in model.modules() if isinstance(m, fake_nxd.ColumnParallelLinear)]
+    assert len(columns) == 5 * len(model.model.layers) + 1
+
+
+def _are_divided(*words: str) -> bool:
+    """Whether every rank has its part of the sequences, on two that share a model."""
+    network = NxdLlama(config_of("--tensor-parallel=2", *words, num_ranks=4))
+    model = network.model()
+    parallel = [m for m in model.modules() if type(m).__module__ == fake_nxd.__name__]
+    (divided,) = {module.sequence_parallel for module in parallel}
+    marked = {
+        name
+        for name, parameter in model.named_parameters()
+        if getattr(parameter, "sequence_parallel_enabled", False)
+    }
+    norms = {name for name, _ in model.named_parameters() if name.endswith("norm.weight")}
+    assert marked == (norms if divided else set())
+    assert network.divides_sequences == divided
+    return bool(divided)
+
+
+def test_sequences_are_divided_where_they_can_be() -> None:
+    assert _are_divided()
+    assert not _are_divided("--sequence-parallel=false")
+    # Ranks would have parts of different sizes.
+    assert not _are_divided("--seq-len=15")
 
 
 def test_gradients_of_inputs_are_summed_in_the_dtype_of_the_activations() -> None:
@@ -195,15 +231,23 @@ def test_a_rank_keeps_its_part_of_the_weights_that_one_rank_would_have(
     model = builder.model()
     attention = model.model.layers[0].self_attn
     # As NxD leaves them: this rank's part, bf16, not yet filled.
-    attention.q_proj.weight = torch.nn.Parameter(torch.empty(16, 32, dtype=torch.bfloat16))
+    fused = attention.qkv_proj.fused
+    fused.weight = torch.nn.Parameter(torch.empty(16 + 2 * 8, 32, dtype=torch.bfloat16))
     attention.o_proj.weight = torch.nn.Parameter(torch.empty(32, 16, dtype=torch.bfloat16))
-    for name, how in (("q_proj", Split.COLWISE), ("o_proj", Split.ROWWISE)):
-        module = attention.get_submodule(name)
-        builder.fill(module, torch.device("cpu"))
+
+    def part(name: str, rows: int, how: Split) -> torch.Tensor:
         full = f"model.layers.0.self_attn.{name}.weight"
-        whole = initial_weight(full, torch.Size((32, 32)), seed=12349)
-        part = part_of(whole, how, index=1, parts=2)
-        assert torch.equal(module.weight, part.to(torch.bfloat16))
+        whole = initial_weight(full, torch.Size((rows, 32)), seed=12349)
+        return part_of(whole, how, index=1, parts=2)
+
+    for module in (fused, attention.o_proj):
+        builder.fill(module, torch.device("cpu"))
+    # Two key-value heads for four of queries.
+    rows = {"q_proj": 32, "k_proj": 16, "v_proj": 16}
+    parts = [part(name, number, Split.COLWISE) for name, number in rows.items()]
+    assert torch.equal(fused.weight, torch.cat(parts).to(torch.bfloat16))
+    o_proj = part("o_proj", 32, Split.ROWWISE)
+    assert torch.equal(attention.o_proj.weight, o_proj.to(torch.bfloat16))
 
 
 def test_the_losses_are_those_of_the_native_backend(laptop: Laptop) -> None:
@@ -291,16 +335,45 @@ def test_new_runs_gather_weights_as_resumed_ones_do(
     assert fake_nxd.names()[: first.index(gather) + 4].count(gather) == 2
 
 
+def _places(shard: _Shard, padded: torch.Tensor) -> dict[str, list[Any]]:
+    """By weight: the first row, column and sizes of what is saved, if anything, and its numbers."""
+    return {
+        name: [
+            (*(number for number in lies.offsets), *lies.sizes, chunk.part[:, 0].tolist())
+            for lies in chunk.__create_chunk_list__()
+        ]
+        for name, chunk in shard.chunks(padded)
+    }
+
+
 def test_the_rows_of_padding_are_saved_by_nobody() -> None:
     # 5 rows for 2 ranks are padded to 6: the second rank has 2 of its 3.
     part = WeightPart("w", torch.Size((10, 4)), torch.Size((5, 4)), (5, 0))
-    shard = _Shard(part, torch.zeros(3, 4), first_row=3)
-    (lies,) = shard.chunk(torch.zeros(3, 4)).__create_chunk_list__()
-    assert (lies.offsets, lies.sizes) == (torch.Size((8, 0)), torch.Size((2, 4)))
+    shard = _Shard((part,), torch.zeros(3, 4), first_row=3)
+    assert _places(shard, torch.zeros(3, 4)) == {"w": [(8, 0, 2, 4, [0.0, 0.0])]}
 
     # And of 5 rows for 4 ranks, 2 each, the last has none.
-    empty = _Shard(part, torch.zeros(2, 4), first_row=6)
-    assert empty.chunk(torch.zeros(2, 4)).__create_chunk_list__() == []
+    empty = _Shard((part,), torch.zeros(2, 4), first_row=6)
+    assert _places(empty, torch.zeros(2, 4)) == {"w": []}
+
+
+def test_rows_of_fused_weights_are_saved_as_those_of_the_whole_models() -> None:
+    # Two ranks share the model: the second has the lower half of each of three weights, 4 + 2 + 2
+    # rows. Three ranks share the optimizer: 3 rows each, the last one of padding.
+    sizes = {"q": (8, 4), "k": (4, 4), "v": (4, 4)}
+    held = tuple(
+        WeightPart(name, torch.Size((rows, 4)), torch.Size((rows // 2, 4)), (rows // 2, 0))
+        for name, (rows, _) in sizes.items()
+    )
+    rows = torch.arange(9.0)[:, None].expand(9, 4)
+    shards = [_Shard(held, torch.zeros(3, 4), first_row=first) for first in (0, 3, 6)]
+    found = [_places(shard, part) for shard, part in zip(shards, rows.chunk(3), strict=True)]
+
+    assert found == [
+        {"q": [(4, 0, 3, 4, [0, 1, 2])], "k": [], "v": []},
+        {"q": [(7, 0, 1, 4, [3])], "k": [(2, 0, 2, 4, [4, 5])], "v": []},
+        {"q": [], "k": [], "v": [(2, 0, 2, 4, [6, 7])]},
+    ]
 
 
 def test_compiling_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:

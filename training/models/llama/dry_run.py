@@ -31,6 +31,7 @@ from training.models.llama.huggingface import llama_config, meta_model
 from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.models import DECODERS
+from trainium_catalogue.parameters.layout import Layout, Recompute, activation_bytes
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 
@@ -72,15 +73,17 @@ class Memory:
         """Sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
-    def refuse_too_much(self, plan: TrainingPlan, *, activation_checkpointing: bool) -> None:
+    def refuse_too_much(self, plan: TrainingPlan, layout: Layout) -> None:
         """Raise ``DoesNotFit``, with the remedy, unless the rank has enough memory."""
         if self.total <= self.available:
             return
         state = self.total - self.activations
         if state > self.available:
             remedy = "raise tensor-parallel, or take more nodes so that the optimizer is split more"
-        elif not activation_checkpointing:
+        elif layout.recompute is Recompute.NOTHING:
             remedy = "set activation-checkpointing=true"
+        elif layout.recompute is Recompute.ATTENTION:
+            remedy = "set recompute=auto"
         else:
             remedy = "lower micro-batch or seq-len, or raise tensor-parallel"
         raise DoesNotFit(
@@ -123,38 +126,11 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def activation_bytes(plan: TrainingPlan, *, activation_checkpointing: bool) -> int:
-    """Estimate an upper bound on one micro-batch's peak on one rank, beside the weights.
-
-    With checkpointing the inputs of all layers stay and one layer is recomputed at a time; without
-    it every layer's intermediate results stay. Attention scores stay in bf16 and, as the softmax's
-    result, in fp32, since the code that NxD runs fuses nothing; kernels that keep no scores need
-    less.
-    """
-    shape, degree = plan.shape, plan.tensor_parallel
-    tokens = plan.micro_batch * plan.seq_len
-    hidden = tokens * shape.hidden_size * _BF16
-    heads = shape.num_attention_heads // degree
-    scores = plan.micro_batch * heads * plan.seq_len**2
-    local = tokens * shape.attention_size // degree * _BF16
-    wide = tokens * shape.intermediate_size // degree * _BF16
-    # Two norms (fp32 inside) and two residual sums; queries, keys, values and the attention's
-    # result; gate, activation, up and product; scores before and after the softmax.
-    layer = 2 * (hidden + 2 * hidden) + 2 * hidden + 4 * local + 4 * wide
-    layer += scores * (_BF16 + _FP32)
-    # Logits, their softmax and their gradient.
-    head = tokens * shape.vocab_size // degree * (_BF16 + 2 * _FP32)
-    kept = shape.num_hidden_layers * (hidden if activation_checkpointing else layer)
-    # A layer's backward pass needs about as much again as its forward pass has kept.
-    return kept + max(layer * (2 if activation_checkpointing else 1), head)
-
-
 def rank_memory(
     plan: TrainingPlan,
     shards: Shards,
     instance_type: InstanceType,
-    *,
-    activation_checkpointing: bool,
+    layout: Layout,
 ) -> Memory:
     """Compute the memory that a rank needs and has."""
     hbm_gib = instance_type.hbm_gib_per_device * instance_type.num_neuron_devices
@@ -162,7 +138,7 @@ def rank_memory(
         weights=_BF16 * shards.tensor_parallel,
         gradients=_FP32 * shards.tensor_parallel,
         optimizer=3 * _FP32 * shards.data_parallel,
-        activations=activation_bytes(plan, activation_checkpointing=activation_checkpointing),
+        activations=activation_bytes(plan, layout),
         available=hbm_gib * GIB // instance_type.num_logical_cores,
     )
 
@@ -175,6 +151,8 @@ class DryRun:
     num_nodes: int
     instance_type: str
     plan: TrainingPlan
+    layout: Layout
+    """As NxD would compute it."""
     shards: Shards
     memory: Memory
     seconds: float
@@ -206,6 +184,7 @@ class DryRun:
             ("master weights, moments", _gib(memory.optimizer)),
             ("activations (estimate)", _gib(memory.activations)),
             ("sum", f"{_gib(memory.total)} of {memory.available / GIB:.0f} GiB"),
+            ("with NeuronX Distributed", self.layout.describe()),
             ("checkpoint", f"{plan.checkpoint_bytes / 1e9:.1f} GB"),
             ("arithmetic of the plan", "the same" if self.agrees else "rounded differently"),
         ]
@@ -241,17 +220,14 @@ def dry_run(
     began = time.perf_counter()
     plan = TrainingPlan.from_values(values, num_nodes * instance_type.processes_per_node)
     shards = measure_shards(plan)
-    memory = rank_memory(
-        plan,
-        shards,
-        instance_type,
-        activation_checkpointing=bool(values["activation-checkpointing"]),
-    )
+    layout = Layout.choose(values, plan)
+    memory = rank_memory(plan, shards, instance_type, layout)
     return DryRun(
         workload=workload,
         num_nodes=num_nodes,
         instance_type=instance_type.name,
         plan=plan,
+        layout=layout,
         shards=shards,
         memory=memory,
         seconds=time.perf_counter() - began,
@@ -283,9 +259,7 @@ def main(words: Sequence[str]) -> int:
         else:
             width = max(len(what) for what, _ in outcome.rows())
             print("\n".join(f"{what:<{width}}  {much}" for what, much in outcome.rows()))
-        outcome.memory.refuse_too_much(
-            outcome.plan, activation_checkpointing=bool(request.values["activation-checkpointing"])
-        )
+        outcome.memory.refuse_too_much(outcome.plan, outcome.layout)
     except ValueError as error:
         print(f"dry run: {error}", file=sys.stderr)
         return 2

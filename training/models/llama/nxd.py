@@ -1,4 +1,4 @@
-"""Hugging Face's decoders with the modules of the tensor-parallel plan replaced by NxD's."""
+"""Hugging Face's decoders with their layers divided over ranks by NxD's modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
 from training.backends.base import Batch, WeightPart
-from training.models.llama.data import model_inputs
+from training.models.llama.data import DOCUMENTS, TOKENS, attention_mask
 from training.models.llama.head_norm import share_head_norms
 from training.models.llama.huggingface import (
     TIED,
@@ -21,56 +21,27 @@ from training.models.llama.huggingface import (
     tie,
 )
 from training.models.llama.huggingface import initial_part as initial_part_of
+from training.models.llama.nxd_attention import FLASH, register_flash
+from training.models.llama.nxd_layers import (
+    AttentionCore,
+    Gate,
+    Projections,
+    divide_layers,
+)
 from training.models.llama.parallel import (
     Split,
     split_dimension,
     split_modules,
     tensor_parallel_plan,
 )
+from trainium_catalogue.parameters.layout import Recompute
 
 if TYPE_CHECKING:
     from training.core.config import TrainConfig
 
-_META = torch.device("meta")
 _HOST = torch.device("cpu")
-
-
-def parallel_module(module: nn.Module, how: Split) -> nn.Module:
-    """Build NxD's counterpart of a module, in bf16 on the meta device."""
-    from neuronx_distributed.parallel_layers import (
-        ColumnParallelLinear,
-        ParallelEmbedding,
-        RowParallelLinear,
-    )
-
-    if how is Split.VOCAB_IN:
-        assert isinstance(module, nn.Embedding)
-        return ParallelEmbedding(
-            module.num_embeddings, module.embedding_dim, device=_META, dtype=torch.bfloat16
-        )
-    assert isinstance(module, nn.Linear) and module.bias is None
-    if how is Split.ROWWISE:
-        return RowParallelLinear(
-            module.in_features,
-            module.out_features,
-            bias=False,
-            input_is_parallel=True,
-            dtype=torch.bfloat16,
-            device=_META,
-        )
-    # The logits stay split too, as parallel_cross_entropy expects.
-    return ColumnParallelLinear(
-        module.in_features,
-        module.out_features,
-        bias=False,
-        gather_output=False,
-        dtype=torch.bfloat16,
-        device=_META,
-        # The default, fp32, loses the sum of the input's gradient over the ranks of a model: if
-        # the dtype differs from the activations', NxD sums a converted copy and drops it (0.17.0
-        # and 0.18.0, parallel_layers/layers_utils.py, _linear_autograd_bwd_grad_reduce).
-        reduce_dtype=torch.bfloat16,
-    )
+_NORM = "norm.weight"
+_NORMS_OF_HEADS = ("q_norm.weight", "k_norm.weight")
 
 
 class NxdLlama:
@@ -86,26 +57,54 @@ class NxdLlama:
         config: TrainConfig,
         initial_part: Callable[[WeightPart], torch.Tensor] | None = None,
     ) -> None:
-        self._config = config
+        assert config.layout is not None, "a decoder's workload has all parameters of a layout"
+        self._config, self._layout = config, config.layout
         self._initial_part = initial_part or partial(initial_part_of, seed=config.seed)
         self._degree = config.plan.tensor_parallel
         self._names: dict[nn.Module, str] = {}
+        self._fused: dict[str, tuple[str, ...]] = {}
+        """By parameter of ``Projections``: the weights that it holds, from top to bottom."""
         self._whole: dict[str, torch.Size] = {}
         self._splits: dict[str, Split] = {}
+
+    @property
+    def divides_sequences(self) -> bool:
+        """See ``NxdNetwork``."""
+        return self._layout.sequence_parallel
+
+    @property
+    def recomputed(self) -> Any:
+        """See ``NxdNetwork``."""
+        match self._layout.recompute:
+            case Recompute.NOTHING:
+                return None
+            case Recompute.LAYERS:
+                return "full"
+            case Recompute.ATTENTION:
+                # The kernel computes its scores again by itself.
+                return [Gate] if self._layout.flash else [Gate, AttentionCore]
+
+    def describe(self) -> str:
+        """See ``NxdNetwork``."""
+        return self._layout.describe()
 
     def model(self) -> PreTrainedModel:
         """Build the model on the meta device: NxD's ``model_fn``."""
         config = self._config
+        if self._layout.flash:
+            register_flash()
         # Eager attention computes the softmax in fp32, as AWS's own Llama does.
+        attention = FLASH if self._layout.flash else "eager"
         model = meta_model(
-            llama_config(config.shape, seq_len=config.plan.seq_len, attention="eager")
+            llama_config(config.shape, seq_len=config.plan.seq_len, attention=attention)
         )
         model.to(torch.bfloat16)
         self._whole = {name: parameter.size() for name, parameter in model.named_parameters()}
-        for name, module, how in list(split_modules(model, tensor_parallel_plan(model.config))):
-            parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, parallel_module(module, how))
-            self._splits[f"{name}.weight"] = how
+        self._splits = {
+            f"{name}.weight": how
+            for name, _, how in split_modules(model, tensor_parallel_plan(model.config))
+        }
+        divide_layers(model, self._layout)
         # NxD keeps shared weights shared as it fills and moves them (utils/model_utils.py,
         # preserve_shared_weights).
         tie(model)
@@ -113,6 +112,18 @@ class NxdLlama:
             share_head_norms(model, _sum_over_ranks)
         restore_buffers(model, _HOST)
         self._names = {module: name for name, module in model.named_modules()}
+        self._fused = {
+            f"{name}.{parameter}": tuple(f"{name.rpartition('.')[0]}.{each}" for each in held)
+            for name, module in model.named_modules()
+            if isinstance(module, Projections)
+            for parameter, held in module.sources.items()
+        }
+        for name, parameter in model.named_parameters():
+            if name.endswith(_NORM) and not name.endswith(_NORMS_OF_HEADS):
+                # Each rank has the gradient of its part of the sequences: NxD sums them before the
+                # update (parallel_layers/grads.py, allreduce_sequence_parallel_gradients).
+                marked: Any = parameter
+                marked.sequence_parallel_enabled = self.divides_sequences
         return model
 
     def fill(self, module: nn.Module, device: torch.device) -> None:
@@ -121,14 +132,15 @@ class NxdLlama:
             name = f"{self._names[module]}.{leaf}"
             if self._is_shared(name):
                 continue
+            value = torch.cat([self._initial_part(self._piece(held)) for held in self._held(name)])
             with torch.no_grad():
-                parameter.copy_(self._initial_part(self._piece(name, parameter.size())))
+                parameter.copy_(value)
 
-    def pieces(self) -> dict[torch.Tensor, WeightPart]:
-        """Map the model's current parameters to this rank's parts."""
+    def pieces(self) -> dict[torch.Tensor, tuple[WeightPart, ...]]:
+        """Map the model's current parameters to this rank's parts, from top to bottom."""
         # By module, because NxD replaces parameters and wraps modules, which changes names.
         return {
-            parameter: self._piece(f"{name}.{leaf}", parameter.size())
+            parameter: tuple(self._piece(weight) for weight in self._held(f"{name}.{leaf}"))
             for module, name in self._names.items()
             for leaf, parameter in module.named_parameters(recurse=False)
             if not self._is_shared(f"{name}.{leaf}")
@@ -136,18 +148,39 @@ class NxdLlama:
 
     def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:
         """Turn a micro-batch on the device into the model's keyword arguments and labels."""
-        return model_inputs(batch, torch.bfloat16)
+        tokens = batch if isinstance(batch, torch.Tensor) else batch[TOKENS]
+        ids, labels = tokens[:, :-1], tokens[:, 1:]
+        places = torch.arange(ids.size(1), device=ids.device)[None]
+        mask = None
+        if not self._layout.flash:
+            documents = places * 0
+            if not isinstance(batch, torch.Tensor):
+                documents = batch.get(DOCUMENTS, documents)
+            mask = attention_mask(documents, torch.bfloat16)
+        return {
+            "input_ids": ids,
+            # Hugging Face's model would take them, and the size of a mask, from hidden states,
+            # whose first two dimensions may be exchanged and divided.
+            "cache_position": places[0],
+            "position_ids": places,
+            "attention_mask": mask,
+        }, labels.t().contiguous() if self.divides_sequences else labels
 
     def _is_shared(self, name: str) -> bool:
         """Tell whether a parameter is another name of the input embedding."""
         return name == TIED and name not in self._whole
 
-    def _piece(self, name: str, size: torch.Size) -> WeightPart:
-        offsets = [0] * len(size)
+    def _held(self, name: str) -> tuple[str, ...]:
+        return self._fused.get(name, (name,))
+
+    def _piece(self, name: str) -> WeightPart:
+        whole = self._whole[name]
+        size, offsets = list(whole), [0] * len(whole)
         if name in self._splits:
             dimension = split_dimension(self._splits[name])
+            size[dimension] //= self._degree
             offsets[dimension] = _tensor_rank() * size[dimension]
-        return WeightPart(name, self._whole[name], size, tuple(offsets))
+        return WeightPart(name, whole, torch.Size(size), tuple(offsets))
 
 
 def _sum_over_ranks(weight: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,133 @@
+"""How NeuronX Distributed divides a Llama's layers, and what it computes a second time.
+
+Both are decided by a run's parameters and the arithmetic of its plan, so the graphs that
+``--compile`` makes are those of the run, on any type of instance.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.models import ModelShape
+from trainium_catalogue.parameters.attention import uses_flash
+from trainium_catalogue.parameters.parameter import Value
+from trainium_catalogue.parameters.plan import GIB, TrainingPlan
+
+_BF16, _FP32 = 2, 4
+_RANK_BYTES = min(
+    GIB * kind.hbm_gib_per_device * kind.num_neuron_devices // kind.num_logical_cores
+    for kind in INSTANCE_TYPES.values()
+)
+"""Memory of a rank, of the type that has least."""
+_FILLED = 0.75
+"""Part of it that a plan may fill: the rest is the compiler's, for its copies and collectives."""
+
+
+class Recompute(StrEnum):
+    """What the backward pass computes again; the first two are values of ``recompute``."""
+
+    ATTENTION = "attention"
+    """Attention's core, if it keeps its scores, and the gated activation."""
+    LAYERS = "layers"
+    """All of a layer."""
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the ranks of a model share and compute its layers."""
+
+    degree: int
+    """Ranks that share a layer."""
+    sequence_parallel: bool
+    """Norms and residual sums are divided too, by the sequence."""
+    fused: bool
+    """Projections of the same input are one product, and share its collectives."""
+    flash: bool
+    """Attention is Neuron's kernel."""
+    obstacle: str | None = None
+    """Why it is not, unless that was asked for."""
+    recompute: Recompute
+
+    @staticmethod
+    def choose(values: Mapping[str, Value], plan: TrainingPlan) -> "Layout":
+        """Decide by the parameters of a Llama's workload, and by memory where they leave it."""
+        degree = plan.tensor_parallel
+        assert isinstance(plan.shape, ModelShape), plan.shape
+        flash, obstacle = uses_flash(values, plan.shape)
+        layout = Layout(
+            degree=degree,
+            sequence_parallel=bool(values["sequence-parallel"])
+            and degree > 1
+            and plan.seq_len % degree == 0,
+            fused=bool(values["fused-projections"]),
+            flash=flash,
+            obstacle=obstacle,
+            recompute=Recompute.NOTHING,
+        )
+        if not values["activation-checkpointing"]:
+            return layout
+        layout = replace(layout, recompute=Recompute.ATTENTION)
+        wanted = str(values["recompute"])
+        if wanted == "auto":
+            needed = plan.state_bytes_per_rank + activation_bytes(plan, layout)
+            wanted = "attention" if needed <= _FILLED * _RANK_BYTES else "layers"
+        return replace(layout, recompute=Recompute(wanted))
+
+    def describe(self) -> str:
+        """List what was decided, for the log."""
+        again = {
+            Recompute.LAYERS: "whole layers are computed again",
+            Recompute.ATTENTION: "gated activations are computed again"
+            if self.flash
+            else "attention and gated activations are computed again",
+            Recompute.NOTHING: "nothing is computed again",
+        }[self.recompute]
+        reason = f" ({self.obstacle})" if self.obstacle and not self.flash else ""
+        return ", ".join(
+            (
+                "sequences divided" if self.sequence_parallel else "sequences whole",
+                f"projections {'fused' if self.fused else 'apart'}",
+                f"{'flash' if self.flash else 'eager'} attention{reason}",
+                again,
+            )
+        )
+
+
+def activation_bytes(plan: TrainingPlan, layout: Layout) -> int:
+    """Estimate an upper bound on one micro-batch's peak on one rank, beside the weights.
+
+    What is not computed again stays: of whole layers their inputs, otherwise the results in a
+    layer. Eager attention has its scores in bf16 and, as the softmax's result, in fp32, since
+    nothing is known to be fused; the kernel keeps none.
+    """
+    shape, degree = plan.shape, plan.tensor_parallel
+    tokens = plan.micro_batch * plan.seq_len
+    whole = tokens * shape.hidden_size * _BF16
+    hidden = whole // degree if layout.sequence_parallel else whole
+    local = tokens * shape.attention_size // degree * _BF16
+    wide = tokens * shape.intermediate_size // degree * _BF16
+    heads = shape.num_attention_heads // degree
+    scores = plan.micro_batch * heads * plan.seq_len**2 * (_BF16 + _FP32)
+    # Two norms (fp32 inside) and two residual sums; queries, keys and values before and after the
+    # rotation, and the attention's result; gate, up and their product.
+    layer = 2 * (hidden + 2 * hidden) + 2 * hidden + 6 * local + 3 * wide
+    # The activation, and what attention has made.
+    again = wide + (0 if layout.flash else scores)
+    # An input and an output of projections with all of the sequence, where it is divided.
+    gathered = 2 * whole if layout.sequence_parallel else 0
+    # Logits, their softmax and their gradient.
+    head = tokens * shape.vocab_size // degree * (_BF16 + 2 * _FP32)
+    kept = {
+        Recompute.LAYERS: hidden,
+        Recompute.ATTENTION: layer,
+        Recompute.NOTHING: layer + again,
+    }[layout.recompute]
+    # A layer's backward pass needs about as much again as its forward pass has made.
+    passing = {
+        Recompute.LAYERS: 2 * (layer + again),
+        Recompute.ATTENTION: layer + 2 * again,
+        Recompute.NOTHING: layer + again,
+    }[layout.recompute]
+    return shape.num_hidden_layers * kept + max(passing + gathered, head)

@@ -1,0 +1,121 @@
+"""`jobs submit pretrain --model`: whose defaults, what is refused, what a run remembers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.jobs.conftest import Desk
+from tests.jobs.test_commands import checked
+from tests.jobs.test_refusals import assert_refused
+from trainium_catalogue.models import MODELS
+from trainium_catalogue.workloads import WORKLOADS
+
+TRAIN = ("submit", "pretrain", "--name", "my-run", "--yes")
+QWEN = (*TRAIN, "--model", "qwen3-4b")
+
+
+@pytest.fixture(name="ready")
+def _ready(desk: Desk) -> Desk:
+    """The dataset `wiki` is there, with the ids of Qwen's tokenizer."""
+    desk.put("datasets/wiki/manifest.json", {"vocab_size": 151669, "num_tokens": 10**9})
+    return desk
+
+
+def words_of(payload: dict[str, Any]) -> list[str]:
+    (node_range,) = payload["nodeOverrides"]["nodePropertyOverrides"]
+    words: list[str] = node_range["containerOverrides"]["command"]
+    return words
+
+
+def existing_run(desk: Desk, model: str) -> None:
+    workload = WORKLOADS["pretrain"].of_model({"model": model})
+    values = {item.name: item.default for item in workload.parameters}
+    stored = {**values, "dataset": "wiki", "lr": 0.002}
+    desk.put("runs/my-run/run.json", {"schema": 1, "workload": "pretrain", "values": stored})
+    desk.put("runs/my-run/checkpoints/step-00000100/complete.json")
+
+
+def test_a_model_brings_its_nodes_degree_and_plan(ready: Desk) -> None:
+    result = ready.run(*QWEN, "--dataset", "wiki")
+
+    assert result.exit_code == 0, result.stderr
+    assert "model: qwen3-4b, 4,022,468,096 parameters; a checkpoint takes 48.3 GB" in result.stderr
+    assert "ranks: 64 = tensor parallel 4 x data parallel 16" in result.stderr
+    assert "1,024 sequences of 4,096" in result.stderr
+
+
+def test_the_nodes_get_the_model_and_what_was_given(ready: Desk) -> None:
+    result = ready.run(*QWEN, "--dataset", "wiki", "--lr", "1e-3", "--dry-run")
+
+    payload = json.loads(result.stdout)
+    assert payload["nodeOverrides"]["numNodes"] == MODELS["qwen3-4b"].default_nodes == 2
+    assert words_of(payload)[3:] == [
+        "pretrain", "--model", "qwen3-4b", "--dataset", "wiki", "--lr", "0.001",
+    ]  # fmt: skip
+
+
+def test_a_new_run_without_a_model_is_refused(ready: Desk) -> None:
+    result = ready.run(*TRAIN, "--dataset", "wiki")
+
+    assert_refused(result, "run my-run is new and needs --model, one of llama3.1-8b", "qwen3-8b")
+    assert ready.jobs("my-run") == []
+
+
+@pytest.mark.parametrize("model", ["qwen3-5b", "llama2-7b"])
+def test_an_unknown_model_is_refused(ready: Desk, model: str) -> None:
+    result = ready.run(*TRAIN, "--model", model, "--dataset", "wiki")
+
+    assert_refused(result, f"--model={model} cannot be; it takes one of llama3.1-8b, llama3.2-1b")
+
+
+def test_a_run_remembers_its_model_and_parameters(ready: Desk) -> None:
+    existing_run(ready, "qwen3-4b")
+    result = ready.run(*TRAIN, "--nodes", "2", "--compile", "--dry-run", "--json")
+
+    document = checked(result, "submit")
+    assert document["plan"]["num_parameters"] == 4_022_468_096
+    assert document["plan"]["continues_from_step"] == 100
+    result = ready.run(*TRAIN, "--nodes", "2", "--compile", "--dry-run")
+    first, second = json.loads(result.stdout)
+    compiled = words_of(first)
+    assert compiled[compiled.index("--model") + 1] == "qwen3-4b"
+    assert compiled[compiled.index("--head-dim") + 1] == "128"
+    assert "--model" not in words_of(second)
+
+
+def test_a_run_keeps_its_model(ready: Desk) -> None:
+    existing_run(ready, "qwen3-8b")
+
+    assert_refused(ready.run(*QWEN), "cannot continue with model=qwen3-4b (the run has qwen3-8b)")
+
+
+def test_a_dataset_of_more_ids_than_the_model_is_refused(ready: Desk) -> None:
+    result = ready.run(*TRAIN, "--model", "llama3.2-1b", "--dataset", "wiki")
+
+    assert_refused(result, "wiki has ids up to 151668 and the model's vocabulary only 128256")
+
+
+def test_a_sequence_longer_than_the_models_positions_is_refused(ready: Desk) -> None:
+    result = ready.run(*QWEN, "--dataset", "wiki", "--seq-len", "65536")
+
+    assert_refused(result, "--seq-len=65536 is more than the 32768 positions of the model")
+
+
+def test_help_shows_the_models_defaults(desk: Desk) -> None:
+    general = desk.run("submit", "pretrain", "--help").stdout
+    of_model = desk.run("submit", "pretrain", "--model", "qwen3-4b", "--help").stdout
+
+    assert "the model's" in general
+    assert "the model's" not in of_model and "9728" in of_model
+
+
+def test_the_catalogue_lists_the_models(desk: Desk) -> None:
+    document = checked(desk.run("catalogue", "--json"), "catalogue")
+
+    assert [item["name"] for item in document["models"]] == list(MODELS)
+    shown = desk.run("catalogue").stdout
+    assert "Models of pretrain: --model" in shown
+    assert "8,190,735,360" in shown

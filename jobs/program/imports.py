@@ -96,21 +96,22 @@ def _found_here(folder: Path, name: str) -> Path | None:
         here = place.resolve()
         if _CLONE in (here, *here.parents) or real in (here, *here.parents):
             continue
-        if (here / f"{name}.py").is_file() or any((here / name).glob("*.py")):
+        # A folder without that file may be a clone, or what a package such as wandb leaves.
+        if (here / f"{name}.py").is_file() or (here / name / "__init__.py").is_file():
             return here
     try:
         # In PYTHONPATH, or installed for development.
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
-    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
-    for word in places:
-        source = Path(word or "/").resolve()
-        installed = {"site-packages", "dist-packages"} & {*source.parts}
-        if source.exists() and source != Path("/") and not installed:
-            outside = (_CLONE, Path(sys.base_prefix).resolve(), real)
-            return None if any(source.is_relative_to(base) for base in outside) else source.parent
-    return None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        return None
+    source = Path(spec.origin).resolve()
+    is_installed = bool({"site-packages", "dist-packages"} & {*source.parts})
+    elsewhere = (_CLONE, Path(sys.base_prefix).resolve(), real)
+    if is_installed or any(source.is_relative_to(base) for base in elsewhere):
+        return None
+    return source.parent
 
 
 def _plain(name: str) -> str:

@@ -106,12 +106,18 @@ def test_a_module_beside_the_folder_of_the_script_is_found_with_a_module(folder:
         "from . import helpers",
         "import jobs, rehearsal, training",
         "import help_ers",
+        "import wandb, diffusers",
     ],
 )
 def test_what_is_installed_optional_or_unknown_is_not_remarked(
-    folder: Path, tmp_path: Path, text: str
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     (tmp_path / "helpers.py").write_text("")
     (tmp_path / "help_ers.py").write_text("")
+    (tmp_path / "wandb" / "run-1").mkdir(parents=True)
+    (tmp_path / "diffusers").mkdir()
+    (tmp_path / "diffusers" / "setup.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
 
     assert remarked(folder, f"{text}\n", required="help-ers>=1\n") == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainium_catalogue import contract
 
-_THERE_TOO = ("/dev", "/proc", "/sys", "/usr", "/etc", "/bin", "/lib", contract.LUSTRE_MOUNT)
+_THERE_TOO = ("dev", "proc", "sys", "usr", "etc", "bin", "lib", contract.LUSTRE_MOUNT.strip("/"))
 """Folders of the nodes as well; whoever names something in them does not mean this machine."""
 
 
@@ -36,7 +36,7 @@ def _existing(word: str) -> Path | None:
     if not word.startswith(("/", "~/")) or len(word) > 4096:
         return None
     path = Path(word).expanduser()
-    if len(path.parts) < 2 or str(path) == "/tmp" or str(path).startswith(_THERE_TOO):
+    if len(path.parts) < 2 or path.parts[1] in _THERE_TOO or path == Path("/tmp"):
         return None
     try:
         return path if path.exists() else None

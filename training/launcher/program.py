@@ -103,7 +103,7 @@ class ProgramNode(LocalNode):
         self._is_prepared = False
         self._went_s: float | None = None
         self._signs: tuple[object, ...] = ()
-        self._cache = CacheWatch(folders.cache)
+        self._cache = CacheWatch(folders.cache, folders.scratch)
         self._looked_for_signs_s = float("-inf")
         self._first_failure_s: float | None = None
         self._gone_s: float | None = None

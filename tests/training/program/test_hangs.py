@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.training.nodes import CPU_NODE
-from training.core.progress import COMPILES_AT_MOST_S
+from training.core.progress import COMPILES_AT_MOST_S, ENV_SCRATCH
 from training.launcher.compiling import CacheWatch
 from training.launcher.hangs import AT_ONCE_S, LEFT_LIMIT_S, JobWatch, Left
 from training.launcher.verdict import Verdict
@@ -110,7 +113,7 @@ def test_after_a_compilation_the_hang_limit_counts_again() -> None:
 
 
 def test_files_of_the_compile_cache_are_a_sign_of_life(tmp_path: Path) -> None:
-    cache, now_s = CacheWatch(tmp_path / "cache"), 0.0
+    cache, now_s = CacheWatch(tmp_path / "cache", tmp_path), 0.0
     assert not cache.moved(now_s)  # there is none yet
     graph = tmp_path / "cache" / "neuronxcc-2.21" / "MODULE_1"
     graph.mkdir(parents=True)
@@ -124,6 +127,30 @@ def test_files_of_the_compile_cache_are_a_sign_of_life(tmp_path: Path) -> None:
     lock.unlink()
     (graph / "model.neff").write_bytes(b"neff")
     assert cache.moved(now_s + 3000)
+    assert not cache.compiling
+
+
+def test_a_lock_whose_compiler_is_gone_is_no_compilation(tmp_path: Path) -> None:
+    compiler = tmp_path / "bin" / "neuronx-cc"
+    compiler.parent.mkdir()
+    compiler.write_text(f"#!{sys.executable} -s\nprint('compiles', flush=True); input()\n")
+    compiler.chmod(0o755)
+    (tmp_path / "model.hlo_module.pb.lock").touch()
+    cache = CacheWatch(tmp_path, tmp_path)
+    cache.moved(0.0)
+    assert cache.compiling  # nobody knows who compiles
+
+    with subprocess.Popen(
+        [compiler, "compile"],
+        env={**os.environ, ENV_SCRATCH: str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"compiles\n"
+        cache.moved(1000.0)
+        assert cache.compiling
+        process.kill()
+    cache.moved(2000.0)
     assert not cache.compiling
 
 

@@ -314,7 +314,8 @@ class SnapshotWriter:
             return self._take(quiet_s=0.0, final=True)
         self._forget_lost()
         now = self._clock.now()
-        reason = f"the program was writing {self._watch.last_changed} when it was ended"
+        what = self._watch.last_changed or "to its folder"
+        reason = f"the program was writing {what} when it was ended"
         self._uploader.offer(
             Captured(
                 items=(),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.training.checkpoint.faulty import FaultyProxy, faulty_proxy
 from tests.training.program.snapshots.kept_nodes import Job
 from tests.training.s3_server import REGION, s3_server
 from training.storage import StorageAccess
@@ -31,6 +33,14 @@ def job(tmp_path: Path, snapshots_endpoint: str) -> Iterator[Job]:
     run = Job(tmp_path, storage)
     yield run
     run.kill()
+
+
+@pytest.fixture
+def proxied(job: Job, snapshots_endpoint: str) -> Iterator[tuple[Job, FaultyProxy]]:
+    """A run whose bucket is reached through a proxy."""
+    with faulty_proxy(snapshots_endpoint) as proxy:
+        job.storage = replace(job.storage, endpoint_url=proxy.url)
+        yield job, proxy
 
 
 @pytest.fixture

@@ -8,13 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
 from tests.support.limits import scaled
-from tests.training.checkpoint.faulty import Fault, FaultyProxy, faulty_proxy
+from tests.training.checkpoint.faulty import Fault, FaultyProxy
 from tests.training.program.snapshots.kept_nodes import (
     ROOT,
     Job,
@@ -29,14 +27,6 @@ from training.program.snapshots.restore import NoRoom
 from training.storage import Objects, StorageUnavailable
 
 _MB = 1_000_000
-
-
-@pytest.fixture
-def proxied(job: Job, snapshots_endpoint: str) -> Iterator[tuple[Job, FaultyProxy]]:
-    """A run whose bucket is reached through a proxy."""
-    with faulty_proxy(snapshots_endpoint) as proxy:
-        job.storage = replace(job.storage, endpoint_url=proxy.url)
-        yield job, proxy
 
 
 def _sends(objects: Objects) -> bool:

@@ -1,0 +1,205 @@
+"""What goes wrong around the end of a job, and between the threads that take snapshots."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.limits import scaled
+from tests.training.checkpoint.faulty import Fault, FaultyProxy
+from tests.training.program.snapshots.kept_nodes import ROOT, Job, paths, wait_until
+from training.core.progress import Progress
+from training.program.snapshots import process
+from training.program.snapshots.coordinator import Messages
+from training.program.snapshots.manifest import object_key
+
+_MB = 1_000_000
+
+
+def test_a_content_that_is_lost_while_another_is_sent_is_sent_again(local_job: Job) -> None:
+    job = local_job
+    (node,) = job.attempt(mib_per_s=8.0)
+    node.start_snapshots()
+    (node.folder / "a").write_text("kept")
+    first = job.wait_for(lambda found: paths(found) == {"a"})
+    lost = first.files[0].sha256
+    content = os.urandom(60 * _MB)
+    (node.folder / "b").write_bytes(content)
+    messages = Messages(1, "job")
+    wait_until(lambda: len(_digests(job, messages.intent(0))) > 1)
+    job.snapshots.delete([object_key(lost)])
+    job.snapshots.put(messages.missing, json.dumps({"digests": [lost]}).encode())
+
+    job.wait_for(lambda found: paths(found) == {"a", "b"}, 60)
+    assert job.snapshots.get(object_key(lost)) == b"kept"
+
+
+def _digests(job: Job, key: str) -> list[str]:
+    try:
+        return list(json.loads(job.snapshots.get(key))["digests"])
+    except LookupError:
+        return []
+
+
+@pytest.mark.timeout(200)
+def test_a_bucket_that_refused_before_the_end_is_given_the_time_that_the_last_upload_takes(
+    proxied: tuple[Job, FaultyProxy],
+) -> None:
+    job, proxy = proxied
+    (node,) = job.attempt()
+    proxy.reset(lambda request: Fault.ACCESS_DENIED if "/objects/" in request.path else None)
+    node.start_snapshots()
+    (node.folder / "latest.pt").write_text("x")
+    wait_until(lambda: len([r for _, r in proxy.injected if r.method == "PUT"]) > 1, 60)
+    proxy.slow_s = 13.0  # longer than a refusal is borne
+    proxy.reset(lambda r: Fault.SLOW if r.method == "PUT" and "/objects/" in r.path else None)
+    node.end()
+
+    assert node.wait().failure is None
+    assert paths(job.newest()) == {"latest.pt"}
+
+
+@pytest.mark.timeout(200)
+def test_a_manifest_that_the_bucket_refuses_ends_the_wait_for_it(
+    proxied: tuple[Job, FaultyProxy],
+) -> None:
+    job, proxy = proxied
+    (node,) = job.attempt(every_s=3600)
+    proxy.reset(lambda r: Fault.ACCESS_DENIED if r.method == "PUT" and "/0000" in r.path else None)
+    node.start_snapshots()
+    (node.folder / "latest.pt").write_text("x")
+    node.end()
+
+    failure = node.wait().failure
+    assert failure is not None and failure.code == 64
+    assert "AccessDenied" in failure.reason
+
+
+def test_an_upload_under_way_does_not_hold_up_the_end(proxied: tuple[Job, FaultyProxy]) -> None:
+    job, proxy = proxied
+    (node,) = job.attempt()
+    proxy.slow_s = scaled(40)
+    proxy.reset(lambda r: Fault.SLOW if r.method == "PUT" and "/objects/" in r.path else None)
+    node.start_snapshots()
+    (node.folder / "latest.pt").write_text("first")
+    wait_until(lambda: any(fault is Fault.SLOW for fault, _ in proxy.injected))
+    (node.folder / "latest.pt").write_text("second")
+    began_s = time.monotonic()
+    node.end(within_s=2.0)
+    report = node.wait()
+
+    assert time.monotonic() - began_s < scaled(20)
+    assert report.failure is not None
+    assert "last snapshot incomplete after 2 s" in report.failure.reason
+
+
+def test_a_node_that_was_writing_says_so_once_the_bucket_answers(
+    proxied: tuple[Job, FaultyProxy],
+) -> None:
+    job, proxy = proxied
+    node = job.attempt(2, every_s=3600)[1]
+    node.start_snapshots()
+    Progress(node.settings.scratch, local_rank=0, rank=1).report("running")
+    wait_until((node.settings.scratch / process.REPORT_FILE).exists)
+    (node.folder / "latest.pt").write_text("torn")
+    wait_until(lambda: node.report().bytes)
+    proxy.reset(lambda request: Fault.ACCESS_DENIED if request.method == "PUT" else None)
+    node.end(clean=False, within_s=scaled(8))
+    time.sleep(2)
+    proxy.reset(lambda request: None)
+    report = node.wait()
+
+    assert report.failure is not None
+    assert "node 1: the program was writing latest.pt when it was ended" in report.failure.reason
+
+
+def test_a_process_that_is_killed_on_purpose_is_not_replaced(
+    local_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_BETWEEN_STARTS_S", 0.0)
+    (node,) = local_job.attempt()
+    handle = node.start_snapshots()
+    handle.kill()
+    before = handle._process.pid
+
+    assert handle.done
+    assert handle._process.pid == before
+    assert handle._process.returncode == -signal.SIGKILL
+
+
+_FULL_DISK = """
+import os, sys, time
+from pathlib import Path
+from training.program.snapshots.process import SnapshotProcess, SnapshotSettings
+
+settings = SnapshotSettings.read(Path(sys.argv[1]))
+scratch, folder = settings.scratch, settings.checkpoints
+folder.mkdir(parents=True)
+handle = SnapshotProcess(settings, os.environ)
+
+
+def wait_for(names):
+    deadline = time.monotonic() + float(sys.argv[2])
+    while not any(names in path.read_text() for path in Path(sys.argv[3]).rglob("0*.json")):
+        assert handle._process.poll() is None, "it has died"
+        assert time.monotonic() < deadline, names
+        time.sleep(0.1)
+
+
+(folder / "before").write_text("x")
+wait_for('"before"')
+handle.look()
+try:
+    with (scratch / "full").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+except OSError as error:
+    print(error.strerror)
+(folder / "before").rename(folder / "after")
+wait_for('"after"')
+handle.final()
+print(handle.done, handle.failure.code, handle.failure.reason)
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
+    reason="needs a file system of its own",
+)
+def test_a_full_disk_ends_no_snapshots_and_the_last_one_is_not_taken_for_done(
+    local_job: Job, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (node,) = local_job.attempt()
+    scratch = disk / "scratch"
+    settings = replace(
+        node.settings, scratch=scratch, checkpoints=scratch / "kept", cache=scratch / "cache"
+    )
+    (tmp_path / "settings").mkdir()
+    told = replace(settings, scratch=tmp_path / "settings").write()
+    told.write_text(told.read_text().replace(str(tmp_path / "settings"), str(scratch)))
+    done = subprocess.run(
+        [
+            *("unshare", "-rm", "sh", "-c"),
+            'mount -t tmpfs -o size=2m none "$1" && shift && exec "$@"',
+            *("sh", str(disk), sys.executable, "-c", _FULL_DISK),
+            *(str(told), str(scaled(20)), local_job.storage.root),
+        ],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the report could not be written" in done.stdout
+    lines = done.stdout.splitlines()
+    assert "No space left on device" in lines
+    assert lines[-1].startswith("True 75 no last snapshot: the order for it cannot be written")

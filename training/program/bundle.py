@@ -12,7 +12,6 @@ from training.storage import ObjectMissing
 from trainium_catalogue.contract import bundle_key
 from trainium_catalogue.exit_codes import ExitCode
 
-_BLOCK_BYTES = 4 * 1024 * 1024
 _AGAIN = "submit the program again, which uploads its files again"
 
 
@@ -73,11 +72,8 @@ def _extract(archive: Path, target: Path) -> None:
 
 
 def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _refused(reason: str) -> NotPrepared:

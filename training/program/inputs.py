@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from training.core.files import write_whole
+from training.core.threads import in_threads
 from training.program.settings import NotPrepared, Workspace, is_full, no_space, refuse_if_full
 from training.storage import ObjectInfo, ObjectMissing, Objects
 from trainium_catalogue.contract import DATASETS_PREFIX
@@ -98,16 +98,8 @@ def _fetch(
         path.parent.mkdir(parents=True, exist_ok=True)
         objects.get_file(info.key, path, on_bytes=count)
 
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="inputs") as pool:
-        waiting: set[Future[None]] = {pool.submit(fetch, info) for info in files}
-        try:
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    for _ in in_threads(fetch, files, at_once=_AT_ONCE, name="inputs"):
+        pass
 
 
 def _recorded(folder: Path) -> dict[str, str]:

@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from training.core.arguments import parse
@@ -20,6 +19,7 @@ from training.core.files import write_whole
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
+from training.core.threads import in_threads
 from training.program.reports import RESULTS, RESULTS_FAILURE_FILE, RESULTS_MOVED_FILE
 from training.program.settings import Folders, ProgramSettings, files_below
 from training.storage import Objects, StorageAccess, StorageError
@@ -57,26 +57,12 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 def upload(folder: Path, target: Objects, moved: Callable[[], None]) -> int:
     """Upload every file; returns their number."""
-    paths = list(files_below(folder))
-    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="results") as pool:
-        waiting: set[Future[None]] = {
-            pool.submit(
-                target.put_file,
-                path.relative_to(folder).as_posix(),
-                path,
-                on_bytes=lambda _: moved(),
-            )
-            for path in paths
-        }
-        try:
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return len(paths)
+
+    def put(path: Path) -> None:
+        key = path.relative_to(folder).as_posix()
+        target.put_file(key, path, on_bytes=lambda _: moved())
+
+    return sum(1 for _ in in_threads(put, files_below(folder), at_once=_AT_ONCE, name="results"))
 
 
 if __name__ == "__main__":

@@ -18,11 +18,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from training.core.heartbeat import heartbeat
+from training.core.threads import in_threads
 from training.program.settings import Workspace, refuse_if_full
 from training.program.wheels import packages
 from training.storage import ObjectMissing, Objects
@@ -127,8 +127,8 @@ def _fetch(wheels: Objects, document: Mapping[str, Any], folder: Path) -> Path:
                 raise _changed(wheels, file["name"])
 
     lock = {"name": WHEELS_LOCK, "sha256": document["lock_sha256"]}
-    with ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="wheels") as pool:
-        list(pool.map(one, [lock, *document["wheels"]]))
+    for _ in in_threads(one, [lock, *document["wheels"]], at_once=_DOWNLOADS, name="wheels"):
+        pass
     return folder / WHEELS_LOCK
 
 

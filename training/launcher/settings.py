@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from training.core.contract import DeviceKind, NodeContract
 from training.core.progress import COMPILES_AT_MOST_S
@@ -139,14 +140,15 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="ALL_GATHER_REDUCE_SCATTER_BUCKET_CAP_MB",
         value=_model("65"),
-        reason="what NxD takes by itself for parameters in bf16 when XLA_DOWNCAST_BF16=0 says so; "
-        "buckets of more than 140 MB of fp32 gave NaN (trainer.py)",
+        reason="of ZeRO-1's gathers and scatters; what NxD takes by itself for parameters in bf16 "
+        "when XLA_DOWNCAST_BF16=0 says so, and half of what AWS's script gets, which says nothing: "
+        "buckets of more than 140 MB gave NaN (trainer.py), counted in a type that it does not say",
     ),
     Setting(
         name="NEURON_CC_FLAGS",
         value=_compiler_flags,
         reason="the compiler's optimizations for transformers, and for those that are split over "
-        "cores (neuronx-cc's reference; NxD's tp_zero1_llama2_7B_hf_pretrain.sh; of BERT "
+        "cores (neuronx-cc's reference; tp_zero1_llama2_7B_hf_pretrain.sh names the first; of BERT "
         "dp_bert_large_hf_pretrain_hdf5.py names the first alone, mnist_mlp none)",
     ),
     Setting(
@@ -216,6 +218,28 @@ SETTINGS: tuple[Setting, ...] = (
 )
 """``NEURON_RT_ROOT_COMM_ID`` is absent on purpose: torch_xla derives it from the main node's
 address; a preset one, above all ``localhost``, would make every node its own root."""
+
+LEFT_OUT: Mapping[str, str] = MappingProxyType(
+    {
+        "NUM_NEURONCORES": "only the script itself reads it, for the number of its processes",
+        "NEURON_RT_NUM_CORES": "torch_xla gives each process the core of its LOCAL_RANK, by "
+        "NEURON_RT_VISIBLE_CORES (2.9, _internal/neuron.py, configure_pjrt_environment)",
+        "TPU_NUM_DEVICES": "of torch_xla's older runtime; nothing of 2.9 reads it",
+        "TPU_CHIPS_PER_HOST_BOUNDS": "of torch_xla's older runtime; nothing of 2.9 reads it",
+        "XLA_DOWNCAST_BF16": "weights are bf16 as they are made; the script sets it only without "
+        "use_gpu_compatible_precision, which is its default",
+        "XLA_USE_BF16": "the same, for training without fp32 master weights",
+        "EXPLICIT_LOGDIR": "of AWS's own test clusters",
+    }
+)
+"""What AWS's recipe sets and the launcher does not, each with its reason.
+
+The recipe is ``tp_zero1_llama2_7B_hf_pretrain.sh`` with ``tp_zero1_llama_hf_pretrain.py``
+(neuronx-distributed 0.18.0, examples/training/llama). Of its NEURON_CC_FLAGS ``--cache_dir`` is
+left out for the bucket's cache, and ``--distribution-strategy`` is added. Besides, it raises the
+limit of open files, which the launcher checks (preflight.py), and reserves ports of the host, 44000
+for its torchrun, which gets its port from the launcher here.
+"""
 
 
 def worker_environment(

@@ -13,6 +13,7 @@ from training.core import ranks
 from training.core.progress import COMPILES_AT_MOST_S
 from training.launcher.settings import (
     ROOT_COMM_ID,
+    LEFT_OUT,
     SETTINGS,
     System,
     worker_environment,
@@ -148,3 +149,5 @@ def test_a_root_communicator_that_peers_can_reach_is_kept() -> None:
 
 def test_every_setting_has_a_reason() -> None:
     assert [s.name for s in SETTINGS if len(s.reason) < 20] == []
+    assert [name for name, reason in LEFT_OUT.items() if len(reason) < 20] == []
+    assert not LEFT_OUT.keys() & {s.name for s in SETTINGS}

@@ -9,6 +9,7 @@ from jobs.verify.claims import Claim, read_claims
 from stacks.config.table import context_table
 from trainium_catalogue.exit_codes import EXIT_CODES
 from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.models import MODELS
 from trainium_catalogue.parameters.data import CORPORA, DATASETS
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 
@@ -90,6 +91,24 @@ def corpora_table() -> str:
     )
 
 
+def models_table() -> str:
+    """Compare the models of ``pretrain``."""
+    return table(
+        ("`--model`", "parameters", "tokens of a sequence", "tensor parallel", "nodes", "shape of"),
+        *(
+            (
+                f"`{name}`",
+                f"{preset.shape.num_parameters:,}",
+                f"{preset.seq_len:,}",
+                str(preset.tensor_parallel),
+                str(preset.default_nodes),
+                preset.summary.removeprefix("the shape of "),
+            )
+            for name, preset in MODELS.items()
+        ),
+    )
+
+
 def claims_table(section: str) -> str:
     """Tabulate the claims of one section, with what is open and what would settle it."""
     return table(
@@ -117,6 +136,7 @@ def tables() -> Mapping[Path, Mapping[str, str]]:
             "releases": releases_table(),
         },
         DOCS / "data.md": {"corpora": corpora_table()},
+        DOCS / "llama.md": {"models": models_table()},
         DOCS / "troubleshooting.md": {
             "exit codes": exit_codes_table(),
             "reasons": reasons_table(),

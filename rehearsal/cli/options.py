@@ -16,7 +16,7 @@ from rehearsal.steps import batch, cluster
 from rehearsal.steps import program as own
 from rehearsal.steps.jobs import ALL_REDUCE, own_parameters
 from trainium_catalogue.instances import find_instance_type
-from trainium_catalogue.models import PRESETS
+from trainium_catalogue.models import PRESETS, PRETRAIN
 from trainium_catalogue.suggest import did_you_mean
 
 Orchestrators = Annotated[
@@ -253,7 +253,7 @@ def usual_time(settings: Settings) -> str:
 
 def processes_of(program: Program | None = None) -> dict[str, int]:
     """Return the processes per node of the workloads that demonstrate more than one."""
-    models = dict.fromkeys(PRESETS, batch.PROCESSES_PER_NODE)
+    models = dict.fromkeys((*PRESETS, PRETRAIN), batch.PROCESSES_PER_NODE)
     # The example runs beside everything else, and shows nothing more on more of them.
     of_program = {own.WORKLOAD: own.PROCESSES_PER_NODE if program is not None else 1}
     return {**models, **cluster.PROCESSES_OF, **of_program}

@@ -79,8 +79,10 @@ readme: setup ## renew the generated tables of the pages below docs
 clean: ## remove what was built, keep .venv
 	rm -rf build cdk.out
 
-lock: setup-tests setup-benchmarks ## write constraints.txt from what is installed, after a version was raised
+lock: setup-programs setup-benchmarks ## write constraints.txt from what is installed, after a version was raised
 	{ echo "# Every transitive version; regenerate with: make lock"; \
-	  for folder in .venv build/baselines; do \
-	    python -m pip --python $$folder/bin/python freeze --all --exclude-editable; \
-	  done | sed 's/^\(torch==[0-9.]*\)+cpu/\1/; /^pip==/d' | sort -f -t= -k1,1 | uniq; } > constraints.txt
+	  { for folder in .venv build/baselines; do \
+	      python -m pip --python $$folder/bin/python freeze --all --exclude-editable; \
+	    done; \
+	    python -m pip freeze --path build/programs/site; \
+	  } | sed 's/^\(torch==[0-9.]*\)+cpu/\1/; /^pip==/d; /^torchvision==/d' | sort -f -t= -k1,1 | uniq; } > constraints.txt

@@ -1,13 +1,17 @@
-"""Run the public programs of tests/programs on local nodes, and print what came of them.
+"""Run the public programs of tests/programs, and record what came of them.
 
     python tools/programs.py [NAME]...
+    python tools/programs.py --rehearse batch,eks NAME...
 
-Each is run twice through the launcher: undisturbed, and with a node that is killed after the first
-complete snapshot. Needs `python tools/setup.py tests` and `programs`; what else is missing on this
-machine is said in the table.
+The first runs each twice through the launcher: undisturbed, and with a node that is killed after
+the first snapshot of a checkpoint. The second takes it through a whole rehearsal, which deploys,
+kills a node of its job and destroys. Both keep what they find in tests/programs/results.json, of
+which the tables of docs/programs.md are made.
+
+Needs `python tools/setup.py tests` and `programs`; what else is missing here is said.
 """
 
-import json
+import argparse
 import logging
 import shutil
 import sys
@@ -19,39 +23,84 @@ sys.path[:0] = [str(ROOT), str(ROOT / "constructs"), str(ROOT / "emulators")]
 
 import pytest  # noqa: E402
 
-from tests.programs.catalogue import public_programs  # noqa: E402
-from tests.programs.trial import judgement, try_program  # noqa: E402
+from tests.programs import page  # noqa: E402
+from tests.programs.catalogue import PublicProgram, public_programs  # noqa: E402
+from tests.programs.rehearsed import rehearse  # noqa: E402
+from tests.programs.trial import try_program  # noqa: E402
 
-RESULTS = ROOT / "build" / "programs" / "results.json"
+ORCHESTRATORS = ("batch", "eks")
 
 
-def main(names: list[str]) -> int:
-    """Run the programs that are named, or all."""
+def main(words: list[str]) -> int:
+    """Run the programs that are named, or all; returns how many failed."""
+    options = arguments(words)
     programs = public_programs()
-    if unknown := [name for name in names if name not in programs]:
+    if unknown := [name for name in options.names if name not in programs]:
         sys.exit(f"programs: there is no program {unknown[0]}; give some of {', '.join(programs)}")
-    failed = 0
     # The server of the emulated bucket would say every request.
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    for name in names or programs:
+    failed = 0
+    for name in options.names or programs:
         program = programs[name]
-        row: dict[str, str] = {"program": name}
         if missing := program.missing():
-            row["missing"] = missing
-        else:
-            folder = Path(tempfile.mkdtemp(prefix="programs-"))
-            try:
-                row |= judgement(program, try_program(program, folder))
-            # What pytest.fail raises is no Exception.
-            except (Exception, pytest.fail.Exception) as error:
-                failed += 1
-                row["failed"] = str(error)
-                print(str(error), file=sys.stderr)
-            shutil.rmtree(folder, ignore_errors=True)
-        print(" | ".join(text.partition("\n")[0] for text in row.values()), flush=True)
-        rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        rows[name] = row
-        RESULTS.write_text(json.dumps(rows, indent=1))
+            print(f"{name} | {missing}", flush=True)
+            continue
+        folder = Path(tempfile.mkdtemp(prefix="programs-"))
+        try:
+            if options.rehearse:
+                failed += rehearsed(program, options.rehearse, folder)
+            else:
+                tried(program, folder)
+        # What pytest.fail raises is no Exception.
+        except (Exception, pytest.fail.Exception) as error:
+            failed += 1
+            print(error, file=sys.stderr)
+            print(f"{name} | {str(error).partition(chr(10))[0]}", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    return failed
+
+
+def arguments(words: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--rehearse", type=orchestrators, metavar="batch,eks")
+    return parser.parse_args(words)
+
+
+def orchestrators(text: str) -> tuple[str, ...]:
+    """Split the names of orchestrators."""
+    names = tuple(text.split(","))
+    if set(names) - set(ORCHESTRATORS):
+        raise argparse.ArgumentTypeError(f"{text}: give some of {', '.join(ORCHESTRATORS)}")
+    return names
+
+
+def tried(program: PublicProgram, folder: Path) -> None:
+    """Run a program on two local launchers, and record the results."""
+    trial = try_program(program, folder)
+    on = "went on" if trial.went_on else "began again"
+    same = "the same" if trial.same(program.band) else "NOT the same"
+    print(
+        f"{program.name} | {trial.undisturbed} | {trial.survived} | {same} | {on} | "
+        f"{trial.seconds:.0f} s undisturbed",
+        flush=True,
+    )
+    found = {"undisturbed": trial.undisturbed, "survived": trial.survived}
+    page.record(program.name, found)
+
+
+def rehearsed(program: PublicProgram, names: tuple[str, ...], folder: Path) -> int:
+    """Rehearse a program, and record the results; returns how many orchestrators failed."""
+    failed = 0
+    for name, run in rehearse(program, names, folder).items():
+        why = "; ".join(run.problems)
+        failed += bool(why)
+        print(f"{program.name} | {name} | {why or run.result}", flush=True)
+        if not why:
+            page.record(program.name, {name: run.result})
     return failed
 
 

@@ -128,6 +128,8 @@ def _settled_by(claim: Claim) -> str:
 
 def tables() -> Mapping[Path, Mapping[str, str]]:
     """Return the generated sections of each file, by name."""
+    from tests.programs import page  # which makes its tables with what is above
+
     sections = dict.fromkeys(claim.section for claim in read_claims())
     return {
         DOCS / "configuration.md": {
@@ -141,6 +143,7 @@ def tables() -> Mapping[Path, Mapping[str, str]]:
             "exit codes": exit_codes_table(),
             "reasons": reasons_table(),
         },
+        page.PAGE: page.sections(),
         VERIFICATION: {f"claims {name}": claims_table(name) for name in sections},
     }
 

@@ -38,6 +38,7 @@ from tests.pages.blocks import (
     spans_of,
 )
 from tests.programs.catalogue import public_programs
+from tools import programs
 
 BLOCKS = blocks()
 CDK_CLI = ROOT / "tools" / "cdk" / "node_modules" / "aws-cdk" / "lib" / "cli"
@@ -109,6 +110,10 @@ def check_rehearsal(words: Sequence[str]) -> None:
 
 
 def check_python(words: Sequence[str]) -> None:
+    if words[0] == "tools/programs.py":
+        given = programs.arguments(list(words[1:]))
+        assert set(given.names) <= set(public_programs()), words
+        return
     assert words[0] == "-m", words
     match words[1]:
         case "jobs":

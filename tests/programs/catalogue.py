@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,20 @@ class PublicProgram:
     """Kinds of data of `data.py` that it reads."""
     prepare: str = ""
     """Command of its own that turns the data into its form, once."""
+    requires: tuple[str, ...] = ()
+    """Packages that the image lacks, by name; `requirements.txt` beside the list has versions."""
+    nodes: int = 2
+    processes: int = 1
+    """Processes of each node."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that its user sets."""
     arguments: str
     resume: str = ""
     """Arguments of every attempt that let it go on from its checkpoint, if there is one."""
     resume_later: str = ""
     """Arguments of an attempt that finds a checkpoint, where the first must do without."""
     checkpoint_dir: str = ""
-    """Folder that it writes; without one it begins again."""
+    """Folder that it writes; a program that saves nothing has none, and begins again."""
     checkpoint: str = ""
     """Files in that folder, with wildcards, that make a checkpoint."""
     snapshot_every_s: float = 1.0
@@ -71,11 +79,12 @@ class PublicProgram:
     def submission(self) -> str:
         """The command that runs it on a deployment, from its own folder."""
         words = ["python -m jobs submit", *([f"./{self.script}"] if self.script else self.entry)]
-        words.append("--requirements requirements.txt --nodes 2")
+        words.append(f"--requirements requirements.txt --nodes {self.nodes}")
         if self.checkpoint_dir:
             words.append(f"--checkpoint-dir {self.checkpoint_dir}")
         if self.resume_later:
             words.append(f"--resume-arguments='{self.resume_later}'")
+        words += [f"--env {name}={value}" for name, value in self.environment.items()]
         return " ".join([*words, "--", shlex.join(self.argv)] if self.argv else words)
 
     @property
@@ -119,6 +128,6 @@ def public_programs() -> dict[str, PublicProgram]:
     """The programs by name, in the order of the list."""
     entries: list[dict[str, Any]] = tomllib.loads(LIST.read_text())["program"]
     for entry in entries:
-        for name in ("data", "needs"):
+        for name in ("data", "needs", "requires"):
             entry[name] = tuple(entry.get(name, ()))
     return {entry["name"]: PublicProgram(**entry) for entry in entries}

@@ -39,6 +39,30 @@ def make_text(folder: Path) -> None:
     (folder / "val.txt").write_text("\n".join(sentences(60, seed=1)) + "\n")
 
 
+def make_text_folders(folder: Path) -> None:
+    """The same text in a folder for training and one for validation, as litgpt wants it."""
+    for name, lines in (("train", sentences()), ("val", sentences(60, seed=1))):
+        (folder / "texts" / name).mkdir(parents=True, exist_ok=True)
+        (folder / "texts" / name / "text.txt").write_text("\n".join(lines) + "\n")
+
+
+LIGHTNING_CLI = """from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.demos.lstm import LightningLSTM
+
+LightningCLI(LightningLSTM)
+"""
+
+
+def make_lightning_lstm(folder: Path) -> None:
+    """Three lines that start a demo of Lightning's wheel, which carries no script of its own.
+
+    The text is where the demo looks for what it downloads otherwise.
+    """
+    (folder / "train.py").write_text(LIGHTNING_CLI)
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data" / "wikitext-2.txt").write_text("\n".join(sentences(160)) + "\n")
+
+
 def make_tables(folder: Path) -> None:
     """Tables, each a folder with a file for training: texts, prompts, pairs and more."""
     tables: dict[str, Callable[[str], object]] = {
@@ -229,6 +253,8 @@ def make_images(folder: Path) -> None:
 
 KINDS: dict[str, Callable[[Path], None]] = {
     "text": make_text,
+    "text-folders": make_text_folders,
+    "lightning-lstm": make_lightning_lstm,
     "tables": make_tables,
     "tokenizer": make_tokenizer,
     "llama": make_llama,

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs.catalogue import ROOT, PublicProgram, public_programs
+from tests.programs import page
+from tests.programs.catalogue import PublicProgram, public_programs
+from tests.programs.rehearsed import command, pinned, results_in
 from tests.programs.trial import try_program
 
 PROGRAMS = public_programs()
-PAGE = ROOT / "docs" / "programs.md"
 
 
 @pytest.mark.timeout(240)
@@ -34,10 +35,45 @@ def test_a_killed_node_does_not_change_the_result(program: PublicProgram, tmp_pa
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_the_page_has_every_program_with_its_command(program: PublicProgram) -> None:
-    page = re.sub(r"[ \\\n]+", " ", PAGE.read_text())
+    text = re.sub(r"[ \\\n]+", " ", page.PAGE.read_text())
 
-    assert f"| {program.name} |" in page
-    assert program.submission in page
+    assert f"| {program.name} |" in text
+    assert program.submission in text
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_a_result_is_recorded_for_every_program(program: PublicProgram) -> None:
+    found = page.results()[program.name]
+
+    assert set(found) >= {"undisturbed", "survived"}
+    if program.band == 0:
+        assert len(set(found.values())) == 1, found
+
+
+def test_a_program_is_rehearsed_as_it_is_tried(tmp_path: Path) -> None:
+    program = PROGRAMS["trl-sft"]
+
+    words = command(program, ["batch", "eks"], tmp_path)
+
+    assert words[2:7] == ["rehearsal", "run", "-m", "trl.scripts.sft", "--workdir"]
+    assert words[words.index("--orchestrators") + 1] == "batch,eks"
+    assert words[words.index("--checkpoint-dir") + 1] == "out"
+    assert f"resume-arguments={program.resume_later}" in words
+    assert words[words.index("--") + 1 :] == program.argv
+    assert pinned(program) == ["trl==1.16.0"]
+
+
+def test_results_of_both_attempts_are_read_from_what_was_followed(tmp_path: Path) -> None:
+    lines = (
+        "node 0 | {'loss': 2.5}",
+        "node 1 | {'loss': 9.5}",
+        "node 0, attempt 2 | {'loss': 1.5}",
+        "node 0, attempt 2 | {'loss': 1.25}",
+    )
+    (tmp_path / "eks-program-kill-child.log").write_text("\n".join(lines))
+
+    assert results_in(PROGRAMS["run_clm"], tmp_path, "eks") == (["2.5"], ["1.5", "1.25"])
+    assert results_in(PROGRAMS["run_clm"], tmp_path, "batch") == ([], [])
 
 
 def test_every_program_has_one_source_and_one_entry() -> None:

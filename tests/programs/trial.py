@@ -10,6 +10,7 @@ import re
 import signal
 import tarfile
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import ExitCode
 
 RUN_LIMIT_S = 120.0
-_RUN = "test-run"
 _SNAPSHOT = re.compile(r"/\d{8}\.json$")
 
 
@@ -94,8 +94,10 @@ class _Job:
     ) -> None:
         folder.mkdir(parents=True)
         self._program, self._bucket, self._url = program, bucket, url
-        self._cluster = Cluster(folder, num_nodes=2)
-        digest = upload({"AWS_ENDPOINT_URL": url, "TRAINIUM_BUCKET": bucket}, archive)
+        self._run = f"{program.name}-{uuid.uuid4().hex[:8]}"
+        self._cluster = Cluster(folder, num_nodes=program.nodes)
+        storage = {"AWS_ENDPOINT_URL": url, "TRAINIUM_BUCKET": bucket}
+        digest = upload(storage, archive, run=self._run)
         entry = ("script", program.script) if program.script else ("module", program.module)
         self._flags = [
             f"--code={digest}",
@@ -123,14 +125,15 @@ class _Job:
         return found
 
     def run_until_killed(self) -> list[str]:
-        """Kill node 1 once a snapshot has a checkpoint; returns the results until then."""
+        """Kill the last node once a snapshot has a checkpoint; returns the results until then."""
         try:
             self._start(1)
             self._wait_for_checkpoint()
             before = self._results()
-            _kill_node(self._cluster, 1)
+            _kill_node(self._cluster, self._program.nodes - 1)
             codes = self._cluster.end(within_s=scaled(60))
-            if codes[0] != ExitCode.HOST:
+            # A node alone is lost itself; the main node of several says that it lost another.
+            if codes[0] != (ExitCode.HOST if self._program.nodes > 1 else 128 + signal.SIGKILL):
                 raise TrialFailed(f"node 0 ended with {codes[0]}\n{self._logs()}")
         finally:
             self._cluster.kill()
@@ -143,6 +146,7 @@ class _Job:
             *self._program.argv,
             workload="program",
             extra={
+                "TRAINIUM_RUN": self._run,
                 "AWS_BATCH_JOB_ATTEMPT": str(attempt),
                 "AWS_ENDPOINT_URL": self._url,
                 "AWS_ACCESS_KEY_ID": "testing",
@@ -153,6 +157,8 @@ class _Job:
                 # No program may look for models on the network.
                 "HF_HUB_OFFLINE": "1",
                 "TOKENIZERS_PARALLELISM": "false",
+                "TRAINIUM_PROCESSES_PER_NODE": str(self._program.processes),
+                **self._program.environment,
             },
         )
 
@@ -167,7 +173,7 @@ class _Job:
 
     def _has_checkpoint(self) -> bool:
         client = s3_client(self._url)
-        prefix = run_prefix(_RUN, "snapshots")
+        prefix = run_prefix(self._run, "snapshots")
         answer = client.list_objects_v2(Bucket=self._bucket, Prefix=prefix)
         for key in (item["Key"] for item in answer.get("Contents", [])):
             if _SNAPSHOT.search(key):

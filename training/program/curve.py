@@ -23,6 +23,8 @@ class Curve:
         self._count = 0
         self._base = 0
         """Steps of earlier epochs, where each of them counts from the beginning."""
+        self.changed = False
+        """True if the file is older than the newest loss."""
 
     def add(self, step: int | None, loss: float) -> None:
         """Take a loss; where no line tells steps, losses are counted."""
@@ -37,6 +39,7 @@ class Curve:
             if self._count % self._every == 0:
                 self._points.append(self._newest)
             self._count += 1
+        self.changed = True
         self._newest = (at, loss)  # of several for one step the last
         if len(self._points) > _MOST:
             self._points = self._points[::2]
@@ -44,6 +47,7 @@ class Curve:
 
     def write(self, scratch: Path) -> None:
         """Replace the file."""
+        self.changed = False
         points = [*self._points, *([self._newest] if self._newest is not None else [])]
         lines = (json.dumps({"step": step, "loss": loss}) for step, loss in points)
         write_whole(scratch / CURVE_FILE, "".join(f"{line}\n" for line in lines).encode())

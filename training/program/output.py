@@ -171,13 +171,14 @@ class Recorder:
 
     def write(self, now_s: float, *, force: bool = False) -> None:
         """Write the note if it is due."""
-        if self._changed and (force or now_s - self._written_s >= _NOTE_EVERY_S):
-            self._written_s, self._changed = now_s, False
-            with contextlib.suppress(OSError):  # a full disk must not stop the output
+        curve = self._progress.curve
+        with contextlib.suppress(OSError):  # a full disk must not stop the output
+            if self._changed and (force or now_s - self._written_s >= _NOTE_EVERY_S):
+                self._written_s, self._changed = now_s, False
                 write_whole(self._scratch / OUTPUT_FILE, json.dumps(asdict(self.noted)).encode())
-                if force or now_s - self._drawn_s >= _CURVE_EVERY_S:
-                    self._drawn_s = now_s
-                    self._progress.curve.write(self._scratch)
+            if curve.changed and (force or now_s - self._drawn_s >= _CURVE_EVERY_S):
+                self._drawn_s = now_s
+                curve.write(self._scratch)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ import jsonschema
 
 from tests.support.limits import scaled
 from training.program.curve import CURVE_FILE, Curve
+from training.program.output import Recorder
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "docs" / "schemas"
 
@@ -39,6 +40,19 @@ def test_output_leaves_a_curve(tmp_path: Path) -> None:
     subprocess.run(command, input=data, check=True, capture_output=True, timeout=scaled(20))
 
     assert points(tmp_path) == [(10, 2.5), (30, 2.25)]
+
+
+def test_the_end_of_a_silent_program_is_in_the_curve_too(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "")
+    recorder.line(b"iter 1: loss 2.5", 0.0)
+    recorder.write(0.0)
+    recorder.line(b"iter 2: loss 2.25", 1.0)
+    recorder.write(1.0)
+    assert points(tmp_path) == [(1, 2.5)]
+
+    recorder.write(1.1, force=True)
+
+    assert points(tmp_path) == [(1, 2.5), (2, 2.25)]
 
 
 def test_of_several_losses_of_a_step_the_last_counts(tmp_path: Path) -> None:

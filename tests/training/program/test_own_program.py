@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -14,6 +15,7 @@ import pytest
 from tests.support.limits import scaled
 from tests.training.program.bundles import SAMPLE, bundle, leave, program, upload
 from tests.training.s3_server import REGION, s3_server
+from trainium_catalogue.contract import PROGRAM_LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,6 +67,10 @@ def test_the_sample_continues_after_a_lost_node(cluster: Cluster) -> None:
     assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
     assert "continues after epoch " in cluster.log(0)
     assert "epoch 40: loss " in cluster.log(0)
+    curves = sorted((cluster.folder / "build/runs/test-run" / PROGRAM_LOSSES).iterdir())
+    assert [path.name[-15:] for path in curves] == ["attempt-1.jsonl", "attempt-2.jsonl"]
+    points = [json.loads(line) for path in curves for line in path.read_text().splitlines()]
+    assert {point["step"] for point in points} == {*range(1, 41)}
 
 
 def test_an_absolute_path_in_a_checkpoint_holds_in_the_next_attempt(cluster: Cluster) -> None:

@@ -400,11 +400,11 @@ def _example(workload: Workload) -> str:
 
 def _unknown(workload: Workload, known: Mapping[str, Parameter], name: str) -> str:
     hint = did_you_mean(name, (*known, *OWN_OPTIONS))
-    if not hint.startswith("did you mean"):
+    is_near = hint.startswith("did you mean")
+    if not is_near:
         hint = f"known are {', '.join(sorted(known))}"
-    if workload.runs_program:
-        return (
-            f"--{name} is no option of submit; what is for the program itself comes after --, as "
-            f"in: submit ./train.py -- --{name}; {hint}"
-        )
-    return f"{workload.name} has no parameter {name!r}; {hint}"
+    if not workload.runs_program:
+        return f"{workload.name} has no parameter {name!r}; {hint}"
+    own = f"what is for the program itself comes after --, as in: submit ./train.py -- --{name}"
+    said = (hint, own) if is_near else (own, hint)
+    return f"--{name} is no option of submit; {'; '.join(said)}"

@@ -19,7 +19,7 @@ from jobs.verify.probes import PROBES
 from jobs.verify.verification import Row, counts, is_good, joined, parse_record, rows_of
 from tests.jobs.conftest import Desk
 from tests.jobs.fakes import client_error
-from tests.jobs.probes.test_desk_probes import TARGET
+from tests.jobs.probes.world import TARGET
 from trainium_catalogue.probing import Finding, Probes, ProbeSite, Seen, State, is_intact, sealed
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs/schemas/verification-record.schema.json"

@@ -2,494 +2,77 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.deployment import Deployment, EksTarget
-from jobs.eks.usage import NEURON_MONITOR, Usage
+from jobs.eks.usage import NEURON_MONITOR
 from jobs.errors import Refusal
-from jobs.job import Attempt, Job, JobKind, Node, Shape
-from jobs.orchestrators import Services
-from jobs.verify.probes import PROBES, Desk, account, cluster, hosts
+from jobs.job import JobKind
+from jobs.verify.probes import PROBES, hosts
 from tests.jobs.fakes import client_error
-from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON, Orchestrator
-from trainium_catalogue.instances import INSTANCE_TYPES
+from tests.jobs.probes.world import (
+    DRIVER,
+    EFA,
+    NO_GROUP,
+    NOT_READY,
+    READY,
+    ROLES,
+    ZONES,
+    Case,
+    NotFound,
+    World,
+    addons,
+    all_reduce,
+    attempts_on,
+    bucket,
+    cards,
+    child,
+    console,
+    daemon_set,
+    described,
+    desk,
+    elsewhere,
+    endpoint,
+    endpoints,
+    environment,
+    failed_host,
+    file_system,
+    group,
+    host,
+    identity,
+    index,
+    interface,
+    job,
+    memory,
+    mnist,
+    monitor,
+    node,
+    on_cluster,
+    pods,
+    raises,
+    reserved,
+    roles,
+    saves,
+    scaling,
+    sees_zones,
+    shuts_down,
+    started,
+    status,
+    tagged,
+    tar,
+    task,
+    types,
+    without_lustre,
+    zones,
+)
+from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
 from trainium_catalogue.probing import State
 
 HOST_SCRIPT = Path(__file__).resolve().parents[3] / "constructs/trainium_constructs/host_setup.sh"
-TYPE = INSTANCE_TYPES["trn1.32xlarge"]
-ZONES = TYPE.zone_ids["us-west-2"]
-IMAGE = "123456789012.dkr.ecr.us-west-2.amazonaws.com/images:abc"
-TARGET = Deployment(
-    name="default",
-    region="us-west-2",
-    instance_type=TYPE,
-    max_nodes=4,
-    neuron_release="2.28.0",
-    bucket="bucket",
-    orchestrators=(Orchestrator.BATCH, Orchestrator.EKS),
-    job_queue="queue",
-    cpu_job_queue="cpu-queue",
-    compute_environment="environment",
-    log_group="log-group",
-    job_time_limit_hours=24,
-    job_definition="verify:1",
-    eks=EksTarget(
-        cluster="cluster",
-        namespace="trainium",
-        queue="trainium",
-        node_group="cluster/trn1",
-        image=IMAGE,
-        job_time_limit_hours=24,
-        lustre_claim=None,
-    ),
-)
-Answer = Any
-Case = Callable[["World"], Desk]
-
-
-class Client:
-    """Answers calls with what a case says, and knows no others."""
-
-    def __init__(self, answers: Mapping[str, Answer]) -> None:
-        self._answers = answers
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        answer = self._answers[name]
-        return lambda *args, **kwargs: answer(**kwargs) if callable(answer) else answer
-
-    def get_paginator(self, name: str) -> Client:
-        return Client({"paginate": [self._answers[name]]})
-
-
-@dataclass
-class FakeAws:
-    """AWS with a few answers, by service and call."""
-
-    answers: Mapping[str, Mapping[str, Answer]] = field(default_factory=dict)
-    is_emulated: bool = False
-
-    def reading(self, service: str) -> Client:
-        return Client(self.answers[service])
-
-
-class Api:
-    """The cluster's API: objects by the end of their path."""
-
-    def __init__(self, objects: Mapping[str, Any]) -> None:
-        self._objects = objects
-
-    def get(self, path: str, **query: str) -> Any:
-        for end, found in self._objects.items():
-            if path.endswith(end):
-                if isinstance(found, Exception):
-                    raise found
-                return found
-        raise AssertionError(path)
-
-    def items(self, path: str, **query: str) -> Any:
-        return self.get(path)["items"]
-
-
-@dataclass(frozen=True)
-class World:
-    patch: pytest.MonkeyPatch
-
-
-def desk(
-    *, job: Job | None = None, objects: Mapping[str, Any] | None = None, **answers: Any
-) -> Case:
-    """A desk that sees ``answers`` by service, and preset facts beside them."""
-    facts = {name: answers.pop(name) for name in FACTS if name in answers}
-
-    def case(world: World) -> Desk:
-        services = {name.replace("_", "-"): calls for name, calls in answers.items()}
-        made = Desk(
-            aws=FakeAws(services),  # type: ignore[arg-type]
-            target=TARGET,
-            services=Services(services=(), note=print),
-            job=job,
-        )
-        made.__dict__.update(facts)
-        if objects is not None:
-            made.__dict__["cluster"] = Api(objects)
-        return made
-
-    return case
-
-
-FACTS = ("hosts", "consoles", "jobs", "runs", "subnets", "environment", "node_group")
-
-
-def types(*, memory: int = TYPE.memory_mib, zones: tuple[str, ...] = ZONES) -> Case:
-    found = {
-        "VCpuInfo": {"DefaultVCpus": 128},
-        "MemoryInfo": {"SizeInMiB": memory},
-        "NetworkInfo": {"MaximumNetworkCards": 8, "EfaInfo": {"MaximumEfaInterfaces": 8}},
-    }
-    return desk(
-        ec2={
-            "describe_instance_types": {"InstanceTypes": [found]},
-            "describe_instance_type_offerings": {
-                "InstanceTypeOfferings": [{"Location": zone} for zone in zones]
-            },
-        }
-    )
-
-
-def interface(card: int, index: int, **more: Any) -> dict[str, Any]:
-    return {"Attachment": {"NetworkCardIndex": card, "DeviceIndex": index}, **more}
-
-
-def host(*interfaces: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {
-        "InstanceId": "i-1",
-        "State": {"Name": "running"},
-        "LaunchTime": "2026-11-22T04:00",
-        "NetworkInterfaces": list(interfaces),
-        **more,
-    }
-
-
-def cards(index: int) -> Case:
-    secondary = [interface(card, 1) for card in range(1, 7)]
-    return desk(hosts=[host(interface(0, 0), *secondary, interface(7, index))])
-
-
-def task(card: int, index: int, *, group: str = "default") -> Case:
-    own = {
-        "Description": "arn:aws:ecs:us-west-2:1:attachment/2",
-        "Groups": [{"GroupName": group, "GroupId": "sg-1"}],
-    }
-    return desk(
-        hosts=[host(interface(0, 0), interface(card, index, **own))],
-        environment=environment("VALID"),
-    )
-
-
-def environment(status: str, *groups: str) -> dict[str, Any]:
-    return {"status": status, "computeResources": {"securityGroupIds": list(groups)}}
-
-
-READY = "trainium: ready: 16 Neuron devices, 8 EFA interfaces, driver 2.28.0.0\n"
-NOT_READY = "trainium: HOST NOT READY, the ECS agent stays stopped: the EFA installer failed;\n"
-DRIVER = "trainium: driver '2.27.1' does not fit Neuron 2.28.0, installing 2.28.0.0\n"
-EFA = "trainium: installing EFA 1.47.0\n"
-
-
-def console(text: str) -> Case:
-    return desk(hosts=[host()], consoles={"i-1": text})
-
-
-def failed_host(*, joined: bool = False, state: str = "terminated") -> Case:
-    instances = [{"ec2InstanceId": "i-1" if joined else "i-2"}]
-    return desk(
-        hosts=[host(State={"Name": state})],
-        consoles={"i-1": NOT_READY},
-        environment={"ecsClusterArn": "cluster"},
-        ecs={
-            "list_container_instances": {"containerInstanceArns": ["arn"]},
-            "describe_container_instances": {"containerInstances": instances},
-        },
-    )
-
-
-def group(*, inside: bool = True, protocol: str = "-1", out: str = "0.0.0.0/0") -> Case:
-    itself = {
-        "IpProtocol": protocol, "FromPort": 0, "ToPort": 65535,
-        "UserIdGroupPairs": [{"GroupId": "sg-1"}],
-    }  # fmt: skip
-    anywhere = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": out}]}
-    found = {
-        "GroupId": "sg-1",
-        "IpPermissions": [itself] if inside else [],
-        "IpPermissionsEgress": [anywhere],
-    }
-    return desk(
-        subnets=[{"VpcId": "vpc-1"}],
-        ec2={"describe_security_groups": {"SecurityGroups": [found]}},
-    )
-
-
-def endpoints(state: str) -> Case:
-    found = [{"ServiceName": "com.amazonaws.us-west-2.ecr.dkr", "State": state}]
-    return desk(
-        subnets=[{"VpcId": "vpc-1"}], ec2={"describe_vpc_endpoints": {"VpcEndpoints": found}}
-    )
-
-
-def roles(*names: str) -> Case:
-    return desk(iam={"list_roles": {"Roles": [{"RoleName": name} for name in names]}})
-
-
-ROLES = tuple((account._ROLES | account._EKS_ROLES).values())
-
-
-TAG = {"Key": "aws:cloudformation:stack-name", "Value": "trainium-default-lustre"}
-
-
-def file_system(state: str, **more: Any) -> Case:
-    found = [{"FileSystemId": "fs-1", "Lifecycle": state, "Tags": [TAG]}]
-    return desk(fsx={"describe_file_systems": {"FileSystems": found}}, **more)
-
-
-def sees_zones(*names: str) -> Case:
-    found = [{"ZoneId": name} for name in names]
-    return desk(ec2={"describe_availability_zones": {"AvailabilityZones": found}})
-
-
-def elsewhere(status: str) -> Case:
-    return file_system(
-        "AVAILABLE",
-        subnets=[{"AvailabilityZoneId": "usw2-az1"}],
-        job=replace(job(0), status=status),
-    )
-
-
-def without_lustre(*left: str) -> Case:
-    systems = [{"FileSystemId": name, "Tags": [TAG]} for name in left]
-    return desk(
-        ssm={"get_parameters": {"Parameters": [{"Value": "none"}]}},
-        fsx={"describe_file_systems": {"FileSystems": systems}},
-    )
-
-
-def tar(size: int | None) -> Case:
-    def case(world: World) -> Desk:
-        world.patch.setattr(account, "size_of", lambda url: size)
-        return desk()(world)
-
-    return case
-
-
-def job(*codes: int | None, kind: JobKind = JobKind.NODES, nodes: tuple[Node, ...] = ()) -> Job:
-    attempts = tuple(
-        Attempt(
-            number=number, exit_code=code, reason=None, status_reason=None, log_stream=None,
-            started_at_ms=1, stopped_at_ms=2,
-        )
-        for number, code in enumerate(codes, start=1)
-    )  # fmt: skip
-    return Job(
-        job_id="job", run="run", workload="verify", status="SUCCEEDED", status_reason=None,
-        created_at_ms=1, started_at_ms=1, stopped_at_ms=2, shape=Shape(kind=kind, size=2),
-        job_queue=None, depends_on=(), max_attempts=3, attempts=attempts, nodes=nodes,
-    )  # fmt: skip
-
-
-def started(index: int, at_ms: int, *, stopped_ms: int | None = None) -> Node:
-    attempt = Attempt(
-        number=1, exit_code=0, reason=None, status_reason=None, log_stream=None,
-        started_at_ms=at_ms, stopped_at_ms=stopped_ms,
-    )  # fmt: skip
-    return Node(index=index, status="SUCCEEDED", status_reason=None, attempts=(attempt,))
-
-
-def on_cluster(job: Job) -> Job:
-    return replace(job, orchestrator=Orchestrator.EKS)
-
-
-def child(**container: str) -> Case:
-    return desk(
-        job=job(0), batch={"describe_jobs": {"jobs": [{"jobId": "job#1", "container": container}]}}
-    )
-
-
-def attempts_on(*hosts: str) -> Case:
-    node = {"attempts": [{"container": {"containerInstanceArn": name}} for name in hosts]}
-    return desk(jobs=[job(75, 0)], batch={"describe_jobs": {"jobs": [node]}})
-
-
-def bucket(runs: list[str], **documents: Any) -> Case:
-    """Objects by the end of their key, with ``__`` for a dot."""
-
-    class Body:
-        def __init__(self, data: bytes) -> None:
-            self.data = data
-
-        def read(self) -> bytes:
-            return self.data
-
-    def get_object(*, Bucket: str, Key: str) -> dict[str, Any]:
-        name = Key.rpartition("/")[2].replace(".", "__").replace("-", "_")
-        if name not in documents:
-            raise client_error("NoSuchKey", operation="GetObject")
-        found = documents[name]
-        data = found if isinstance(found, bytes) else json.dumps(found).encode()
-        return {"Body": Body(data)}
-
-    return desk(runs=runs, s3={"get_object": get_object})
-
-
-def status(workload: str, **more: Any) -> dict[str, Any]:
-    return {
-        "workload": workload, "step": 10, "state": "finished", "mfu": 0.31,
-        "last_checkpoint_step": 10, **more,
-    }  # fmt: skip
-
-
-def mnist(accuracy: float) -> Case:
-    metrics = [{"MetricName": "Test accuracy", "MeasuredValue": accuracy}]
-    return bucket(
-        ["digits"],
-        status__json=status("mnist"),
-        results__json={"results": {"metrics": metrics}},
-    )
-
-
-def all_reduce(state: str) -> Case:
-    bar = {"status": state, "busbw_gib_per_s": 40.0, "published_gib_per_s": 47.09}
-    return bucket(["sums"], all_reduce__json={"device": "xla", "bar": bar})
-
-
-def saves(*events: str) -> Case:
-    lines = "\n".join(json.dumps({"event": event, "step": 1}) for event in events)
-    return bucket(["llama"], status__json=status("llama2-7b"), train__jsonl=lines.encode())
-
-
-def daemon_set(*, ready: int = 2, minimum: str = "12") -> dict[str, Any]:
-    env = [
-        {"name": "MINIMUM_IP_TARGET", "value": minimum},
-        {"name": "WARM_IP_TARGET", "value": "2"},
-    ]
-    return {
-        "metadata": {"name": "aws-node"},
-        "spec": {"template": {"spec": {"containers": [{"env": env}]}}},
-        "status": {"numberReady": ready, "desiredNumberScheduled": 2},
-    }
-
-
-def node(chips: int) -> dict[str, Any]:
-    return {
-        "metadata": {"name": "ip-10-0-0-4"},
-        "status": {
-            "conditions": [{"type": "Ready", "status": "True"}],
-            "allocatable": {"aws.amazon.com/neuron": str(chips), "vpc.amazonaws.com/efa": "8"},
-        },
-    }
-
-
-def memory(offered: str) -> Case:
-    offering = {"metadata": {"name": "node-1"}, "status": {"allocatable": {"memory": offered}}}
-    other = {
-        "metadata": {"namespace": "kube-system"},
-        "spec": {"containers": [{"resources": {"requests": {"memory": "1Gi"}}}]},
-    }
-    return desk(objects={"nodes": {"items": [offering]}, "pods": {"items": [other]}})
-
-
-def index(text: str) -> Case:
-    def case(world: World) -> Desk:
-        world.patch.setattr(cluster, "index_of", lambda url: text)
-        return desk()(world)
-
-    return case
-
-
-def identity(*, associations: int) -> Case:
-    found: dict[str, Any] = {"associations": [{}] * associations}
-    return desk(
-        eks={"list_pod_identity_associations": found},
-        objects={"daemonsets/aws-node": daemon_set()},
-    )
-
-
-def scaling(*, desired: int = 2, tagged: str = "cluster") -> Case:
-    tags = [
-        {"Key": "eks:cluster-name", "Value": tagged},
-        {"Key": "eks:nodegroup-name", "Value": "trn1"},
-    ]
-    return desk(
-        node_group={
-            "nodegroupName": "trn1",
-            "scalingConfig": {"desiredSize": 2},
-            "resources": {"autoScalingGroups": [{"name": "eks-trn1"}]},
-        },
-        autoscaling={
-            "describe_auto_scaling_groups": {
-                "AutoScalingGroups": [{"DesiredCapacity": desired, "Tags": tags}]
-            }
-        },
-    )
-
-
-def addons(state: str) -> Case:
-    addon = {"addonVersion": "v1.20", "status": state}
-    return desk(eks={"list_addons": {"addons": ["vpc-cni"]}, "describe_addon": {"addon": addon}})
-
-
-def described(**found: Any) -> dict[str, Any]:
-    return {"describe_cluster": {"cluster": {"version": "1.35", **found}}}
-
-
-def zones(*names: str) -> Case:
-    subnets = [{"AvailabilityZoneId": name} for name in names]
-    return desk(
-        eks=described(resourcesVpcConfig={"subnetIds": ["a", "b"]}),
-        ec2={"describe_subnets": {"Subnets": subnets}},
-    )
-
-
-def pods(phase: str) -> Case:
-    pod = {"metadata": {"name": "npd-1"}, "status": {"phase": phase}}
-    return desk(objects={"neuron-healthcheck-system/pods": {"items": [pod]}})
-
-
-class NotFound(Exception):
-    status = 404
-
-
-def endpoint(version: str | None) -> Case:
-    return desk(
-        eks=described(resourcesVpcConfig={"endpointPublicAccess": False}),
-        objects={"/version": {"gitVersion": version}},
-    )
-
-
-def monitor(measured_by: str) -> Case:
-    def case(world: World) -> Desk:
-        usage = Usage(
-            measured_by=measured_by, cores_in_use=1, core_percent=1.0, device_bytes=1,
-            cpu_percent=1.0, memory_bytes=1, errors=(),
-        )  # fmt: skip
-        world.patch.setattr("jobs.eks.usage.usage_of", lambda cluster, pod: usage)
-        running = Node(index=0, status="RUNNING", status_reason=None, attempts=(), name="pod-0")
-        return desk(job=job(nodes=(running,)), objects={})(world)
-
-    return case
-
-
-NO_GROUP = client_error("ResourceNotFoundException", operation="DescribeLogStreams")
-
-
-def raises(error: Exception) -> None:
-    raise error
-
-
-def reserved(group: str) -> Case:
-    return desk(
-        hosts=[host(CapacityReservationId="cr-1", Placement={"GroupName": group})],
-        environment={"computeResources": {"placementGroup": "near"}},
-    )
-
-
-def tagged(name: str) -> Case:
-    tags = {"Name": "trainium-default-batch", "trainium:deployment": "default"}
-    found = [{"Key": key, "Value": value} for key, value in {**tags, "Name": name}.items()]
-    return desk(hosts=[host(Tags=found)], environment={"computeResources": {"tags": tags}})
-
-
-def shuts_down(value: str) -> Case:
-    answer = {"InstanceInitiatedShutdownBehavior": {"Value": value}}
-    return desk(hosts=[host()], ec2={"describe_instance_attribute": answer})
-
-
 VAIN = HOSTS_IN_VAIN_REASON
 RESERVED = desk(hosts=[host(CapacityReservationId="cr-1", InstanceLifecycle="capacity-block")])
 CASES: dict[str, tuple[Case, Case | None]] = {

@@ -2,9 +2,12 @@
 
 import gc
 import signal
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+from botocore.loaders import create_loader
 from hypothesis import settings
 
 from tests.support.limits import scaled
@@ -56,3 +59,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = item.get_closest_marker("timeout")
         limit = scaled(float(marker.args[0]) if marker is not None else usual)
         item.add_marker(pytest.mark.timeout(limit), append=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _models_are_read_once() -> Iterator[None]:
+    """Let all sessions of this process share what they read: botocore's models are large files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.session.create_loader", cache(create_loader))
+        yield

@@ -13,7 +13,6 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.loaders import create_loader
 from moto.batch.models import batch_backends
 from moto.core.config import default_user_config
 from moto.ec2.models import ec2_backends
@@ -30,14 +29,6 @@ REGION = "us-west-2"
 ACCOUNT = "123456789012"
 SCRIPT = "import sys\n\nprint(sys.argv)\n"
 """The program that the fixture `program` makes."""
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _models_are_read_once() -> Iterator[None]:
-    """Let all sessions of this process share what they read: botocore's models are large files."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("botocore.session.create_loader", cache(create_loader))
-        yield
 
 
 @pytest.fixture(scope="session")

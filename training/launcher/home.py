@@ -18,7 +18,7 @@ from pathlib import Path
 
 from training.core.contract import NodeContract
 from training.core.processes import is_gone, marked
-from training.core.progress import ENV_SNAPSHOTS, ENV_SCRATCH
+from training.core.progress import ENV_SCRATCH, ENV_SNAPSHOTS
 from training.program.settings import HOME_LINK
 
 _OWNER = "launch.json"

@@ -12,8 +12,8 @@ from tests.training.nodes import node_on
 from training.core import ranks
 from training.core.progress import COMPILES_AT_MOST_S
 from training.launcher.settings import (
-    ROOT_COMM_ID,
     LEFT_OUT,
+    ROOT_COMM_ID,
     SETTINGS,
     System,
     worker_environment,

@@ -70,8 +70,9 @@ def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
     backend.build()
     counts["build"] = lap()
     counts["steps"] = [_step(config, backend, batch, step, lap) for step in (1, 2, 3)]
+    counts["fetches"] = _fetches(config, backend, batch, 4)
     counts["evaluations"] = [_evaluate(config, backend, lap) for _ in range(2)]
-    counts["step after an evaluation"] = _step(config, backend, batch, 4, lap)
+    counts["step after an evaluation"] = _step(config, backend, batch, 5, lap)
     checkpoints = Checkpoints(
         open_objects(str(folder), region=None, endpoint_url=None),
         Ranks.open(),
@@ -115,6 +116,25 @@ def _step(config: Any, backend: Any, batch: Any, step: int, lap: Lap) -> tuple[i
     backend.mean_over_data(loss)
     backend.fetch(norm)
     return of_step, lap()
+
+
+def _fetches(config: Any, backend: Any, batch: Any, step: int) -> tuple[int, int]:
+    """Tensors that a step has the host wait for, and those of the numbers that are logged."""
+    before = fetched()
+    loss = micro_batches(config, backend, batch, step)
+    norm = backend.clip_and_step(config.learning_rate_at(step))
+    of_step = fetched()
+    backend.mean_over_data(loss)
+    backend.fetch(norm)
+    return of_step - before, fetched() - of_step
+
+
+def fetched() -> int:
+    """Transfers from the device so far."""
+    from torch_xla.debug import metrics
+
+    data = metrics.metric_data("TransferFromDeviceTime")
+    return int(data[0]) if data else 0
 
 
 def _evaluate(config: Any, backend: Any, lap: Lap) -> int:

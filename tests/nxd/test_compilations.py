@@ -43,6 +43,11 @@ def test_a_run_has_two_graphs_and_one_that_is_logged(name: str, counts: dict[str
     assert counts["models"][name]["steps"] == [[2, logged], [0, 0], [0, 0]]
 
 
+def test_a_step_that_is_not_logged_has_the_host_wait_for_nothing(counts: dict[str, Any]) -> None:
+    of_step, of_numbers = counts["models"]["llama"]["fetches"]
+    assert (of_step, of_numbers) == (0, 2)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_continues_a_run_compiles_nothing_new(name: str, counts: dict[str, Any]) -> None:
     found = counts["models"][name]

@@ -106,7 +106,7 @@ def _cases() -> list[Case]:
                 tensor=2,
                 data=data,
                 words=(*LLAMA, *words),
-                steps=STEPS if data == 1 else 3,
+                steps=3,
             )
             for data in (1, 2)
             for name, words in (

@@ -104,6 +104,10 @@ def test_a_built_in_workload_takes_no_variables(desk: Desk) -> None:
             ("--epochs", "3"),
             ["--epochs is no option of submit", "as in: submit ./train.py -- --epochs; known are"],
         ),
+        (
+            ("--snapshot-every", "3"),
+            ["--snapshot-every is no option of submit; did you mean 'snapshot-every-s'?; what is"],
+        ),
         (("3",), ["'3' is not a parameter; arguments of the program come after --: -- 3"]),
         (("--resume-arguments=--resume 'out",), ["--resume-arguments --resume 'out: no closing"]),
         (("--dataset", "wikki"), ["no dataset 'wikki'", "did you mean 'wiki'?"]),

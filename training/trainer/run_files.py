@@ -309,7 +309,7 @@ def _last_validation(lines: list[str]) -> dict[str, Any]:
 def reference_parameters(
     config: TrainConfig,
     *,
-    workload: str,
+    model: str,
     dataset: str,
     device: str,
     environment: Mapping[str, str],
@@ -317,7 +317,7 @@ def reference_parameters(
     """The ``parameters`` of results.json, under the reference's names."""
     plan = config.plan
     return {
-        "Model": workload,
+        "Model": model,
         "Model configuration": dataclasses.asdict(config.shape),
         "World size": plan.num_ranks,
         "Data parallel degree": plan.data_parallel,

@@ -192,7 +192,7 @@ class Trainer:
             self.report("writing results")
             parameters = reference_parameters(
                 self.config,
-                workload=self.job.store.workload,
+                model=str(self.run_config.values.get("model") or self.job.store.workload),
                 dataset=str(self.run_config.values["dataset"]),
                 device=self.context.device,
                 environment=self.job.environment,

@@ -52,6 +52,9 @@ def test_a_run_goes_on_exactly_and_its_export_gives_the_same_loss(
     assert [line["step"] for line in evaluated] == [3, STEPS]
     assert runs.lines("pieces", "evaluation")[-1]["val_loss"] == evaluated[-1]["val_loss"]
 
+    results = json.loads(runs.file("results/results.json", "whole").read_text())
+    assert results["results"]["parameters"]["Model"] == model
+
     order = ExportOrder(run="whole", step=0, dtype="float32")
     export(order, StorageAccess(root=str(tmp_path)), report=lambda text: None)
     folder = tmp_path / "export" / "whole"

@@ -11,8 +11,10 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
+import botocore.session
 from moto.core import DEFAULT_ACCOUNT_ID
 from moto.core.config import default_user_config
 from moto.moto_server import threaded_moto_server
@@ -116,6 +118,8 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
     """Serve until SIGTERM or the parent's exit."""
     given = options(argv)
+    # moto makes a session for many a request, and each would read botocore's large files again.
+    botocore.session.create_loader = cache(botocore.session.create_loader)
     # No container engine: we run the nodes, and the only Lambda function has a model.
     default_user_config["lambda"] = {"use_docker": False}
     registry.install()

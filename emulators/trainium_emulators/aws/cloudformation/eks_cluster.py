@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import kubernetes_validate
@@ -116,6 +117,10 @@ class Manifest(ResourceModel):
 def _parse(properties: Properties) -> list[Properties]:
     manifests: list[Properties] = json.loads(properties["Manifest"])
     return manifests
+
+
+# It would read two large files for each object.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
 def validate(manifest: Properties, version: str) -> None:

@@ -224,7 +224,12 @@ _WORKLOADS = (
         name="export",
         summary="one file set in Hugging Face's layout from a run's newest checkpoint",
         hardware=Hardware.CPU,
-        reads=(contract.RUNS_PREFIX, contract.DATASETS_PREFIX, contract.TOKENIZERS_PREFIX),
+        reads=(
+            contract.RUNS_PREFIX,
+            contract.DATASETS_PREFIX,
+            contract.TOKENIZERS_PREFIX,
+            contract.MODELS_PREFIX,
+        ),
         writes=(contract.EXPORT_PREFIX,),
         reads_data_uris=True,
         time_limit_hours=4.0,

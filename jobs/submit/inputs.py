@@ -75,7 +75,8 @@ def training_inputs(
             f"run {run} is new and needs --model, one of {', '.join(MODELS)}; "
             f"{listed('runs', known_runs(bucket))}",
         )
-    if values.get("init-from") and not (checkpoints is not None and checkpoints.newest):
+    begins = checkpoints is None or not checkpoints.newest
+    if values.get("init-from") and (begins or values.get("lora-rank")):
         check_model(bucket, values)
     name = str(values["dataset"])
     if not name:

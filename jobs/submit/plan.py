@@ -132,8 +132,11 @@ def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
     }
     total = max_steps * plan.tokens_per_step
     model = f"{values['model']}, " if "model" in values else ""
+    adapters = ""
+    if plan.lora is not None:
+        adapters = f", beside them {plan.num_trained_parameters:,} of adapters are trained"
     lines = (
-        f"model: {model}{plan.shape.num_parameters:,} parameters; a checkpoint takes "
+        f"model: {model}{plan.shape.num_parameters:,} parameters{adapters}; a checkpoint takes "
         f"{plan.checkpoint_bytes / 1e9:.3g} GB",
         f"ranks: {num_ranks} = tensor parallel {plan.tensor_parallel} x data parallel "
         f"{plan.data_parallel}",

@@ -31,6 +31,7 @@ LLAMA = (
     *("--global-batch=16", "--micro-batch=2", f"--max-steps={STEPS}", "--warmup-steps=4"),
     *("--lr=0.01", f"--max-grad-norm={LIMIT}"),
 )
+LORA = ("--lora-rank=4", "--lora-alpha=8", "--init-from=given")
 _SIZES = LLAMA[1:]
 FAMILIES = {
     name: ("pretrain", f"--model={name}", *_SIZES, "--head-dim=16")
@@ -72,6 +73,11 @@ class Case:
         return "--document-masks" in self.words
 
     @property
+    def is_adapted(self) -> bool:
+        """Whether only adapters are trained."""
+        return "--lora-rank=4" in self.words
+
+    @property
     def family(self) -> str:
         """Model of ``FAMILIES``, if it is one."""
         return next((name for name, words in FAMILIES.items() if words == self.words), "")
@@ -87,6 +93,7 @@ def _cases() -> list[Case]:
     layers = (*LLAMA, "--recompute=layers")
     masked = (*LLAMA, "--document-masks")
     whole, apart = "--sequence-parallel=false", "--fused-projections=false"
+    adapters = (*LLAMA, *LORA)
     llama = [
         Case(name="one"),
         Case(name="one-kept", words=kept),
@@ -118,6 +125,23 @@ def _cases() -> list[Case]:
         # It is in a sum that divided sequences do not need.
         Case(name="tp2-defect", words=(*LLAMA, whole), tensor=2, defect=True),
         Case(name="tp2dp2-given", tensor=2, data=2, given=True, steps=3),
+        *(
+            Case(
+                name=f"lora-{name}",
+                words=words,
+                given=True,
+                tensor=tensor,
+                data=data,
+                # Later the gradients are mostly rounding.
+                steps=12,
+            )
+            for name, words, tensor, data in (
+                ("one", adapters, 1, 1),
+                ("tp2dp2", adapters, 2, 2),
+                ("tp2dp2-kept", (*adapters, "--activation-checkpointing=false"), 2, 2),
+                ("tp4", adapters, 4, 1),
+            )
+        ),
         Case(name="one-masks", words=masked, steps=3),
         Case(name="tp2-masks", words=masked, tensor=2, steps=3),
     ]
@@ -272,7 +296,8 @@ def given_model(words: list[str], folder: Path) -> Any:
     from training.storage import StorageAccess
     from trainium_catalogue.parameters.plan import shape_of
 
-    values = parse([*words, f"--init-from={folder / 'given'}"]).values
+    own = [word for word in words if not word.startswith("--init-from")]
+    values = parse([*own, f"--init-from={folder / 'given'}"]).values
 
     def write() -> None:
         model = LlamaForCausalLM(llama_config(shape_of(values), seq_len=SEQ_LEN))

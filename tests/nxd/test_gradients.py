@@ -17,7 +17,8 @@ from tests.nxd.figures import Figures, Tensors, distance
 JUDGED = [
     case.name
     for case in CASES.values()
-    if case.backend == "nxd" and not case.defect and not case.is_masked and not case.family
+    if case.backend == "nxd"
+    and not (case.defect or case.is_masked or case.is_adapted or case.family)
 ]
 pytestmark = pytest.mark.timeout(900)
 SPLIT = [name for name in JUDGED if CASES[name].num_ranks > 1]

@@ -36,6 +36,11 @@ def weighted(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
     return losses * batch[WEIGHTS]
 
 
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Collect the parameters that are trained, by name; the others are given and stay."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 class Network(Protocol):
     """A model whose weights a back-end creates, places, splits and trains."""
 
@@ -105,9 +110,9 @@ class NxdNetwork(Protocol):
         """Initialize a module's own parameters: NxD's ``param_init_fn``."""
 
     def pieces(self) -> dict[torch.Tensor, tuple[WeightPart, ...]]:
-        """Map the model's current parameters to this rank's parts, from top to bottom.
+        """Map the model's current parameters that are trained to this rank's parts.
 
-        A fused parameter holds parts of several weights of the whole model.
+        From top to bottom: a fused parameter holds parts of several weights of the whole model.
         """
 
     def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:

@@ -18,7 +18,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from training.backends.base import Batch, Network, Score, SequenceNetwork, WeightPart, place
+from training.backends.base import (
+    Batch,
+    Network,
+    Score,
+    SequenceNetwork,
+    WeightPart,
+    place,
+    trained,
+)
 from training.backends.optimizers import checkpoint_state, clip, eager_optimizer
 from training.core.contract import DeviceKind
 
@@ -73,7 +81,7 @@ class NativeBackend:
         if self._shards:
             self._shard(model)
         self._model: nn.Module = model
-        self._optimizer = eager_optimizer(model.named_parameters(), self._config)
+        self._optimizer = eager_optimizer(trained(model).items(), self._config)
 
     @property
     def _shards(self) -> bool:
@@ -121,7 +129,7 @@ class NativeBackend:
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
         """Clip, update the weights and drop the gradients; returns the norm before clipping."""
-        norm = clip(self._model.parameters(), self._config.max_grad_norm)
+        norm = clip(trained(self._model).values(), self._config.max_grad_norm)
         self._optimizer.step(learning_rate)
         self._loss = None
         return norm
@@ -179,8 +187,7 @@ class NativeBackend:
 
     def state_dict(self) -> dict[str, Any]:
         """Master weights and moments by parameter name, sharded as on this rank."""
-        weights = dict(self._model.named_parameters())
-        return checkpoint_state(weights, self._optimizer)
+        return checkpoint_state(dict(trained(self._model)), self._optimizer)
 
     def save(
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool

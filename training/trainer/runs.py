@@ -18,6 +18,8 @@ from trainium_catalogue.parameters.training import resolve_values
 _SCHEMA = 1
 RANKS = "num_ranks"
 """A fact of runs that depend on the number of ranks."""
+INIT_SHA256 = "init_sha256"
+"""The fact of a run that identifies the weights it began with."""
 HEARTBEAT_S = 10.0
 _MISSED = 3
 """Missed heartbeats after which a holder counts as dead."""

@@ -20,7 +20,7 @@ from training.trainer.compiling import compile_graphs
 from training.trainer.loop import Loop, LoopEnd
 from training.trainer.metrics import MetricsRecorder
 from training.trainer.run_files import RunFiles, reference_parameters
-from training.trainer.runs import RANKS, RunConfig, RunLock, RunLost, checkpoint_root
+from training.trainer.runs import INIT_SHA256, RANKS, RunConfig, RunLock, RunLost, checkpoint_root
 from training.trainer.task import Dataset, FinalReport, Staging, Task, WrongOutcome
 from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, RUNS_PREFIX
 from trainium_catalogue.instances import find_instance_type
@@ -95,8 +95,8 @@ class Trainer:
         values = self.run_config.values
         task.check(values, num_ranks)
         begun_from: Mapping[str, Any] = {}
-        # A run that has a checkpoint needs them no more.
-        if values.get("init-from") and self.ranks.agree(self._is_new):
+        # A run that has a checkpoint needs them no more, unless it has adapters alone.
+        if values.get("init-from") and (values.get("lora-rank") or self.ranks.agree(self._is_new)):
             begun_from = task.begin_from(values, self.storage, self.ranks, report=self.report)
         self.dataset = task.open_data(self._staging(str(values["dataset"])), values)
         self.config = config = task.config(values, num_ranks, self.dataset)
@@ -308,8 +308,10 @@ class Trainer:
     def _meta(self) -> dict[str, Any]:
         """Facts stored in every checkpoint."""
         tokenizer = self.dataset.tokenizer_sha256
+        begun_from = self.run_config.facts.get(INIT_SHA256)
         return {
             "run": self.context.run,
+            **({INIT_SHA256: begun_from} if begun_from is not None else {}),
             "model": dataclasses.asdict(self.config.shape),
             **({"tokenizer_sha256": tokenizer} if tokenizer is not None else {}),
             "world_size": self.backend.num_ranks,

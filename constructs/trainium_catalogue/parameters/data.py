@@ -134,4 +134,10 @@ EXPORT_PARAMETERS = (
         pattern_help="bfloat16 or float32",
         help="type of the exported weights",
     ),
+    Parameter(
+        name="merge",
+        default=False,
+        help="of a run with adapters (--lora-rank): add them to the weights that they stand "
+        "beside, and export the whole model",
+    ),
 )

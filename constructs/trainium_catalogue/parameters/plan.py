@@ -11,6 +11,7 @@ from typing import Any
 
 from trainium_catalogue.models import BertShape, ModelShape, Shape, model_named
 from trainium_catalogue.parameters.attention import uses_flash
+from trainium_catalogue.parameters.lora import Lora
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import BERT_FIELDS, DECODER_FIELDS, SHAPE_FIELDS
 
@@ -44,6 +45,8 @@ class TrainingPlan:
     global_batch: int
     micro_batch: int
     seq_len: int
+    lora: Lora | None = None
+    """None: all weights are trained."""
 
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> "TrainingPlan":
@@ -59,6 +62,7 @@ class TrainingPlan:
             global_batch=int(values["global-batch"]),
             micro_batch=int(values["micro-batch"]),
             seq_len=int(values["seq-len"]),
+            lora=Lora.of(values),
         )
 
     def __post_init__(self) -> None:
@@ -126,22 +130,41 @@ class TrainingPlan:
         if not isinstance(self.shape, ModelShape):
             return self.shape.num_parameters
         norms = self.shape.num_norm_parameters
-        return (self.shape.num_parameters - norms) // self.tensor_parallel + norms
+        own = (self.shape.num_parameters - norms) // self.tensor_parallel + norms
+        return own if self.lora is None else own + self.trained_parameters_per_rank
+
+    @property
+    def num_trained_parameters(self) -> int:
+        """Parameters that are trained: all, or those of the adapters."""
+        if self.lora is None or not isinstance(self.shape, ModelShape):
+            return self.shape.num_parameters
+        return self.lora.num_parameters(self.shape)
+
+    @property
+    def trained_parameters_per_rank(self) -> int:
+        """The same of a rank, after tensor parallelism."""
+        if self.lora is None or not isinstance(self.shape, ModelShape):
+            return self.parameters_per_rank
+        return self.lora.num_parameters(self.shape, tensor_parallel=self.tensor_parallel)
 
     @property
     def optimizer_parameters_per_rank(self) -> int:
         """Parameters per rank with fp32 master weight and moments (ZeRO-1), rounded up."""
-        return -(-self.parameters_per_rank // self.data_parallel)
+        return -(-self.trained_parameters_per_rank // self.data_parallel)
 
     @property
     def state_bytes_per_rank(self) -> int:
         """Size of bf16 weights, fp32 gradients and the rank's share of the optimizer state."""
-        return 6 * self.parameters_per_rank + BYTES_OF_STATE * self.optimizer_parameters_per_rank
+        return (
+            2 * self.parameters_per_rank
+            + 4 * self.trained_parameters_per_rank
+            + BYTES_OF_STATE * self.optimizer_parameters_per_rank
+        )
 
     @property
     def checkpoint_bytes(self) -> int:
         """Size of a whole checkpoint, including master weights."""
-        return BYTES_OF_STATE * self.shape.num_parameters
+        return BYTES_OF_STATE * self.num_trained_parameters
 
     def model_flops_utilization(self, tokens_per_second: float, *, peak_flops: float) -> float:
         """Fraction of one rank's ``peak_flops`` used by the model's own arithmetic, 0 to 1."""

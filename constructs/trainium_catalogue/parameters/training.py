@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN, EXPORT_PREFIX
 from trainium_catalogue.models import BERT_POSITIONS, MODELS, ModelShape, Preset
+from trainium_catalogue.parameters.lora import TARGETS, TARGETS_PATTERN
 from trainium_catalogue.parameters.parameter import Parameter, Value
 
 SHAPE_FIELDS = {
@@ -26,12 +27,12 @@ BERT_FIELDS = {name: field for name, field in SHAPE_FIELDS.items() if name != "n
 
 FIXED_IN_A_RUN = (
     "model", *DECODER_FIELDS, "dataset", "seed", "global-batch", "seq-len", "document-masks",
-    "init-from", "responses",
+    "init-from", "responses", "lora-rank", "lora-alpha", "lora-targets",
 )  # fmt: skip
 """Parameters that identify a run: a different value needs a different run name."""
 
 DEFAULTS_OF_OLDER_RUNS: Mapping[str, Value] = {
-    "document-masks": False, "init-from": "", "responses": False,
+    "document-masks": False, "init-from": "", "responses": False, "lora-rank": 0,
 }  # fmt: skip
 """Values assumed for runs older than a parameter of ``FIXED_IN_A_RUN``."""
 
@@ -39,6 +40,8 @@ GRAPH_PARAMETERS = (
     "model", *DECODER_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
     "sequence-parallel", "fused-projections", "attention", "recompute",
     "activation-checkpointing", "document-masks", "responses", "max-predictions", "dropout",
+    # Adapters stand beside given weights.
+    "init-from", "lora-rank", "lora-alpha", "lora-targets",
     # The values 0 and 1, and two equal values, compile to different graphs (ADR 6).
     "weight-decay", "max-grad-norm", "beta1", "beta2", "adam-eps",
     # It decides whether there is an evaluation graph; how often makes no difference.
@@ -131,6 +134,27 @@ def _llama(preset: Preset) -> tuple[Parameter, ...]:
             "path",
             help="weights that a new run begins with, in Hugging Face's layout: what upload put "
             "into models/, or export/RUN (empty: random ones, by the seed)",
+        ),
+        Parameter(
+            name="lora-rank",
+            default=0,
+            minimum=0,
+            maximum=1024,
+            help="train adapters of this rank beside the weights of --init-from, which stay as "
+            "they are (0: train all weights)",
+        ),
+        Parameter(
+            name="lora-alpha",
+            default=16.0,
+            minimum=0,
+            help="what adapters add is multiplied by this over their rank",
+        ),
+        Parameter(
+            name="lora-targets",
+            default=",".join(TARGETS),
+            pattern=TARGETS_PATTERN,
+            pattern_help=f"names among {', '.join(TARGETS)}, separated by commas",
+            help="projections that get adapters",
         ),
         Parameter(
             name="eval-every",

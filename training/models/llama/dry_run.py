@@ -28,6 +28,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from training.core.arguments import DRY_RUN_FULL as FLAG
 from training.core.arguments import PROGRAM, parse
 from training.models.llama.huggingface import llama_config, meta_model
+from training.models.llama.lora import attach
 from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.models import DECODERS
@@ -47,9 +48,11 @@ class Shards:
     """One rank's parameters as sharded by PyTorch."""
 
     tensor_parallel: int
-    """Elements after tensor parallelism: weights and gradients."""
+    """Elements after tensor parallelism: weights."""
+    trained: int
+    """Those of them that are trained, and have gradients: all, or the adapters'."""
     data_parallel: int
-    """Elements after sharding over data-parallel ranks too: master weights and moments."""
+    """The trained ones after sharding over data-parallel ranks too: master weights, moments."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of each parameter on this rank, after tensor parallelism."""
 
@@ -107,16 +110,20 @@ def measure_shards(plan: TrainingPlan) -> Shards:
         model = meta_model(llama_config(plan.shape, seq_len=plan.seq_len))
         if plan.tensor_parallel > 1:
             parallelize(model, mesh["tensor"])
+        if plan.lora is not None:
+            attach(model, plan.lora, mesh["tensor"] if plan.tensor_parallel > 1 else None)
+        learnt = sum(_local(p).numel() for p in model.parameters() if p.requires_grad)
         shapes = {name: _local(p).shape for name, p in model.named_parameters()}
         if plan.data_parallel > 1:
             for layer in model.model.layers:
                 fully_shard(layer, mesh=mesh["data"], reshard_after_forward=False)
             fully_shard(model, mesh=mesh["data"], reshard_after_forward=False)
-        sharded = sum(_local(p).numel() for p in model.parameters())
+        sharded = sum(_local(p).numel() for p in model.parameters() if p.requires_grad)
     finally:
         dist.destroy_process_group()
     return Shards(
         tensor_parallel=sum(shape.numel() for shape in shapes.values()),
+        trained=learnt,
         data_parallel=sharded,
         shapes={name: tuple(shape) for name, shape in shapes.items()},
     )
@@ -136,7 +143,7 @@ def rank_memory(
     hbm_gib = instance_type.hbm_gib_per_device * instance_type.num_neuron_devices
     return Memory(
         weights=_BF16 * shards.tensor_parallel,
-        gradients=_FP32 * shards.tensor_parallel,
+        gradients=_FP32 * shards.trained,
         optimizer=3 * _FP32 * shards.data_parallel,
         activations=activation_bytes(plan, layout),
         available=hbm_gib * GIB // instance_type.num_logical_cores,

@@ -9,20 +9,23 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from training.checkpoint import CheckpointDamaged, CheckpointInfo, CheckpointUnusable
 from training.checkpoint.folders import Folders
 from training.checkpoint.weights import Weights
+from training.core.ranks import Ranks
 from training.datasets.manifest import TOKENIZER_FILE
+from training.models.llama.export_adapters import MergedWeights, read_adapters, write_adapters
+from training.models.llama.given import GivenModel
 from training.models.llama.huggingface import llama_config, meta_model
 from training.storage import ObjectMissing, Objects, StorageAccess, StorageRefused
-from training.trainer.runs import RunConfig, checkpoint_root
+from training.trainer.runs import INIT_SHA256, RunConfig, checkpoint_root
 from trainium_catalogue.contract import (
     DATASET_MANIFEST,
     DATASETS_PREFIX,
@@ -31,6 +34,7 @@ from trainium_catalogue.contract import (
     checkpoint_name,
 )
 from trainium_catalogue.models import DECODERS
+from trainium_catalogue.parameters.lora import Lora
 from trainium_catalogue.parameters.plan import shape_of
 
 if TYPE_CHECKING:
@@ -58,6 +62,8 @@ class ExportOrder:
     """0: the newest complete checkpoint."""
     dtype: str
     """``bfloat16`` or ``float32``."""
+    merge: bool = False
+    """Of a run with adapters: a whole model, and not the adapters alone."""
     max_file_size: str = "5GB"
     """Maximum size of a file of weights, as transformers splits them."""
 
@@ -74,6 +80,7 @@ def run(job: Job) -> None:
         run=str(job.values["run"]),
         step=int(job.values["step"]),
         dtype=str(job.values["dtype"]),
+        merge=bool(job.values["merge"]),
     )
     export(order, storage, report=job.progress.report)
 
@@ -92,6 +99,12 @@ def export(
             f"exported ({', '.join(DECODERS)}); its checkpoints are in torch's own format, "
             "which torch.distributed.checkpoint.format_utils converts"
         )
+    if order.merge and Lora.of(config.values) is None:
+        raise ExportError(
+            f"run {order.run} has trained all weights, and there are no adapters to merge; export "
+            "it without --merge"
+        )
+    given = _given(config, storage, report) if order.merge else None
     checkpoints = checkpoint_root(storage, bucket, order.run, config)
     # Nothing is deleted here, so these numbers do not matter.
     folders = Folders(checkpoints, keep_last=1, keep_every=0, say=_say)
@@ -101,7 +114,8 @@ def export(
         info = _chosen(folders, order, refused)
         upload = _Upload(target, info.name, report)
         try:
-            _export_model(order, config, info, source=checkpoints.at(info.name), upload=upload)
+            source = checkpoints.at(info.name)
+            _export_model(order, config, info, source=source, given=given, upload=upload)
             break
         except CheckpointDamaged as error:
             _say(f"checkpoint {info.name} is refused: {error}")
@@ -119,6 +133,12 @@ def export(
         "tokens_total": info.meta.get("tokens_total"),
         "files": dict(sorted(upload.files.items())),
     }
+    if (lora := Lora.of(config.values)) is not None:
+        receipt |= {
+            "adapters": {"rank": lora.rank, "merged": order.merge},
+            "init_from": config.values["init-from"],
+            INIT_SHA256: config.facts[INIT_SHA256],
+        }
     stale = {entry.key for entry in target.list()} - {*upload.files, RECEIPT}
     target.delete(sorted(stale))
     target.put(RECEIPT, json.dumps(receipt, indent=2).encode() + b"\n")
@@ -169,21 +189,55 @@ def _chosen(folders: Folders, order: ExportOrder, refused: list[str]) -> Checkpo
     )
 
 
+def _given(config: RunConfig, storage: StorageAccess, report: Callable[[str], None]) -> GivenModel:
+    """Open the weights that a run's adapters stand beside; refuse other ones."""
+    given = GivenModel.open(config.values, storage, Ranks(), report=report)
+    if given.sha256 != config.facts[INIT_SHA256]:
+        raise ExportError(
+            f"{config.values['init-from']} holds other weights than those that the run's adapters "
+            "were trained beside; put those back, or export without --merge"
+        )
+    return given
+
+
 def _export_model(
-    order: ExportOrder, config: RunConfig, info: CheckpointInfo, *, source: Objects, upload: _Upload
+    order: ExportOrder,
+    config: RunConfig,
+    info: CheckpointInfo,
+    *,
+    source: Objects,
+    given: GivenModel | None,
+    upload: _Upload,
 ) -> None:
+    shape, lora = shape_of(config.values), Lora.of(config.values)
+    model = meta_model(llama_config(shape, seq_len=int(config.values["seq-len"])))
+    shapes = {name: parameter.size() for name, parameter in model.named_parameters()}
+    weights: Readable
     with tempfile.TemporaryDirectory(prefix="trainium-export-") as scratch:
+        if lora is None:
+            weights = Weights(source, info, shapes=shapes, on_bytes=upload.count)
+        else:
+            adapters = read_adapters(source, info, shape=shape, lora=lora, on_bytes=upload.count)
+            if given is None:
+                write_adapters(
+                    adapters,
+                    lora,
+                    base=str(config.values["init-from"]),
+                    dtype=order.dtype,
+                    folder=Path(scratch),
+                    finished=upload.move,
+                )
+                return
+            weights = MergedWeights(given, adapters, lora, shapes=shapes)
         write_model(
-            source,
-            info,
-            shape=shape_of(config.values),
+            weights,
+            shape=shape,
             seq_len=int(config.values["seq-len"]),
             eos_id=config.facts.get("eos_id"),
             dtype=order.dtype,
             max_file_size=order.max_file_size,
             folder=Path(scratch),
             finished=upload.move,
-            on_bytes=upload.count,
         )
 
 
@@ -213,9 +267,15 @@ def _export_tokenizer(config: RunConfig, *, bucket: Objects, upload: _Upload) ->
         )
 
 
+class Readable(Protocol):
+    """Whole weights of a model."""
+
+    def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Read some of them to the host."""
+
+
 def write_model(
-    source: Objects,
-    info: CheckpointInfo,
+    weights: Readable,
     *,
     shape: Shape,
     seq_len: int,
@@ -224,12 +284,10 @@ def write_model(
     max_file_size: str,
     folder: Path,
     finished: Finished,
-    on_bytes: Callable[[int], None],
 ) -> None:
-    """Write the model of the checkpoint in ``source`` to ``folder``, a file at a time.
+    """Write the model of these weights to ``folder``, a file at a time.
 
-    Raises ``CheckpointDamaged`` if its bytes are wrong, ``CheckpointUnusable`` if it has another
-    shape. Holds one file's worth of tensors in memory, in ``dtype``.
+    Holds one file's worth of tensors in memory, in ``dtype``.
     """
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
@@ -239,8 +297,6 @@ def write_model(
     config = llama_config(shape, seq_len=seq_len)
     model = meta_model(config).to(kind)
     whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    shapes = {name: tensor.shape for name, tensor in whole.items()}
-    weights = Weights(source, info, shapes=shapes, on_bytes=on_bytes)
     plan = split_torch_state_dict_into_shards(
         whole, filename_pattern="model{suffix}.safetensors", max_shard_size=max_file_size
     )

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from training.core.ranks import Ranks
 
-INIT_SHA256 = "init_sha256"
-"""The fact of a run that identifies the weights it began with."""
 _SAME = (
     *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps"),

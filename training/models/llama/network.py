@@ -12,13 +12,13 @@ from torch.distributed.tensor import DTensor
 from training.backends.base import WEIGHTS, Batch, weighted
 from training.models.llama.data import model_inputs
 from training.models.llama.huggingface import (
-    initial_part,
     initial_weight,
     llama_config,
     meta_model,
     restore_buffers,
     tie,
 )
+from training.models.llama.lora import attach, initial_adapter, is_adapter
 from training.models.llama.parallel import parallelize
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class LlamaNetwork:
         model = meta_model(llama_config(config.shape, seq_len=config.plan.seq_len))
         if mesh is not None:
             parallelize(model, mesh)
+        if config.plan.lora is not None:
+            attach(model, config.plan.lora, mesh)
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable(
                 # There is no dropout whose random numbers would have to be replayed.
@@ -52,13 +54,14 @@ class LlamaNetwork:
 
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
         """Make the initial value of one whole parameter."""
-        return initial_weight(name, size, seed=self._config.seed)
+        make = initial_adapter if is_adapter(name) else initial_weight
+        return make(name, size, seed=self._config.seed)
 
     def initial_part(self, part: WeightPart) -> torch.Tensor:
         """Read a part of a parameter, if weights are given, or make it."""
-        if self._given is not None:
+        if self._given is not None and not is_adapter(part.name):
             return self._given.read(part)
-        return initial_part(part, seed=self._config.seed)
+        return part.of(self.initial_weight(part.name, part.whole))
 
     def restore(self, model: Any, device: torch.device) -> None:
         """Recompute the rotary frequencies, and tie what is tied."""

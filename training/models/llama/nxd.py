@@ -28,6 +28,7 @@ from training.models.llama.nxd_layers import (
     Projections,
     divide_layers,
 )
+from training.models.llama.nxd_lora import AdapterWeight, attach
 from training.models.llama.parallel import (
     Split,
     split_dimension,
@@ -105,6 +106,11 @@ class NxdLlama:
             for name, _, how in split_modules(model, tensor_parallel_plan(model.config))
         }
         divide_layers(model, self._layout)
+        adapters: dict[str, AdapterWeight] = {}
+        if config.plan.lora is not None:
+            adapters = attach(model, config.plan.lora, self._layout, self._whole)
+            self._whole |= {each.name: each.whole for each in adapters.values()}
+            self._splits |= {e.name: e.split for e in adapters.values() if e.split is not None}
         # NxD keeps shared weights shared as it fills and moves them (utils/model_utils.py,
         # preserve_shared_weights).
         tie(model)
@@ -118,6 +124,7 @@ class NxdLlama:
             if isinstance(module, Projections)
             for parameter, held in module.sources.items()
         }
+        self._fused |= {parameter: (each.name,) for parameter, each in adapters.items()}
         for name, parameter in model.named_parameters():
             if name.endswith(_NORM) and not name.endswith(_NORMS_OF_HEADS):
                 # Each rank has the gradient of its part of the sequences: NxD sums them before the
@@ -137,13 +144,13 @@ class NxdLlama:
                 parameter.copy_(value)
 
     def pieces(self) -> dict[torch.Tensor, tuple[WeightPart, ...]]:
-        """Map the model's current parameters to this rank's parts, from top to bottom."""
+        """Map the current parameters that are trained to this rank's parts, top to bottom."""
         # By module, because NxD replaces parameters and wraps modules, which changes names.
         return {
             parameter: tuple(self._piece(weight) for weight in self._held(f"{name}.{leaf}"))
             for module, name in self._names.items()
             for leaf, parameter in module.named_parameters(recurse=False)
-            if not self._is_shared(f"{name}.{leaf}")
+            if parameter.requires_grad and not self._is_shared(f"{name}.{leaf}")
         }
 
     def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:

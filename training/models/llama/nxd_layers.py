@@ -48,7 +48,7 @@ def divide_layers(model: Any, layout: Layout) -> None:
         layer.mlp = ParallelMlp(layer.mlp, layout)
     head = model.lm_head
     # The logits stay divided too, as parallel_cross_entropy expects.
-    model.lm_head = _column_parallel(head.in_features, head.out_features, layout)
+    model.lm_head = column_parallel(head.in_features, head.out_features, layout)
 
 
 def _embedding(module: nn.Embedding, layout: Layout) -> nn.Module:
@@ -64,14 +64,14 @@ def _embedding(module: nn.Embedding, layout: Layout) -> nn.Module:
     )
 
 
-def _column_parallel(inputs: int, outputs: int, layout: Layout) -> nn.Module:
+def column_parallel(inputs: int, outputs: int, layout: Layout) -> nn.Module:
     """Build a projection of which each rank has a part of the outputs, and keeps it."""
     from neuronx_distributed.parallel_layers import ColumnParallelLinear
 
     return ColumnParallelLinear(inputs, outputs, gather_output=False, **_settings(layout))
 
 
-def _row_parallel(module: nn.Linear, layout: Layout) -> nn.Module:
+def row_parallel(module: nn.Linear, layout: Layout) -> nn.Module:
     """Build NxD's counterpart of a projection whose inputs are divided already."""
     from neuronx_distributed.parallel_layers import RowParallelLinear
 
@@ -91,10 +91,10 @@ class Projections(nn.Module):
         inputs = next(iter(modules.values())).in_features
         self._sizes = [width // layout.degree for width in widths]
         if layout.fused:
-            self.fused = _column_parallel(inputs, sum(widths), layout)
+            self.fused = column_parallel(inputs, sum(widths), layout)
             self.sources = {"fused.weight": tuple(f"{name}.weight" for name in modules)}
         else:
-            self.parts = nn.ModuleList(_column_parallel(inputs, width, layout) for width in widths)
+            self.parts = nn.ModuleList(column_parallel(inputs, width, layout) for width in widths)
             self.sources = {
                 f"parts.{index}.weight": (f"{name}.weight",) for index, name in enumerate(modules)
             }
@@ -139,7 +139,7 @@ class ParallelAttention(nn.Module):
         self.qkv_proj = Projections(
             {name: getattr(whole, name) for name in ("q_proj", "k_proj", "v_proj")}, layout
         )
-        self.o_proj = _row_parallel(whole.o_proj, layout)
+        self.o_proj = row_parallel(whole.o_proj, layout)
         # Of a model that has them, such as Qwen3: one for all heads.
         self.q_norm = getattr(whole, "q_norm", None)
         self.k_norm = getattr(whole, "k_norm", None)
@@ -193,7 +193,7 @@ class ParallelMlp(nn.Module):
         self.gate_up_proj = Projections(
             {name: getattr(whole, name) for name in ("gate_proj", "up_proj")}, layout
         )
-        self.down_proj = _row_parallel(whole.down_proj, layout)
+        self.down_proj = row_parallel(whole.down_proj, layout)
         self.gate = Gate(whole.act_fn)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,9 @@ from training.backends import open_model_parallel
 from training.core.config import TrainConfig
 from training.datasets.samples.packed import open_dataset
 from training.models.llama.data import packed_batches, random_batches
-from training.models.llama.given import INIT_SHA256, GivenModel
+from training.models.llama.given import GivenModel
 from training.models.llama.network import LlamaNetwork
+from training.trainer.runs import INIT_SHA256
 from training.trainer.task import Dataset, HeldOut, Report, Staging, Task
 from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value

@@ -1,0 +1,324 @@
+"""Adapters: what they train, save and cost, and that peft computes the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+from tests.training.checkpoint.documents import assert_valid
+from tests.training.conftest import Cluster
+from tests.training.llama import fake_nxd
+from tests.training.llama.conftest import TINY, LoneDevice, write_dataset
+from tests.training.llama.test_init_from import config_of, released, save, values_of, weights_of
+from training.backends.native import NativeBackend
+from training.core.config import TrainConfig
+from training.core.contract import DeviceKind
+from training.datasets.manifest import PackedManifest
+from training.datasets.samples.packed import PackedDataset
+from training.models.llama.data import packed_batches
+from training.models.llama.export import ExportError, ExportOrder, export
+from training.models.llama.lora import initial_adapter, is_adapter
+from training.models.llama.network import LlamaNetwork
+from training.storage import StorageAccess, open_objects
+from training.trainer.runs import RunConfigError
+from trainium_catalogue.parameters.lora import TARGETS, Lora
+from trainium_catalogue.parameters.plan import TrainingPlan
+
+if TYPE_CHECKING:
+    from tests.training.llama.conftest import Laptop
+
+WORDS = ("--init-from=base", "--lora-rank=4", "--lora-alpha=8")
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def based(laptop: Laptop) -> Laptop:
+    save(released(), laptop.folder / "models/base")
+    return laptop
+
+
+@pytest.fixture(scope="module")
+def adapted(based: Laptop) -> list[float]:
+    """Losses of a run with adapters everywhere."""
+    based.train(*WORDS, f"--max-steps={STEPS}", "--save-every=2", run="adapted")
+    return based.losses("adapted")
+
+
+def peft_model(targets: tuple[str, ...] = TARGETS, seed: int = 12349) -> Any:
+    """The base with peft's own adapters, which begin with our numbers."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=list(targets), lora_dropout=0.0, bias="none",
+        task_type="CAUSAL_LM",
+    )  # fmt: skip
+    model = get_peft_model(released(), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                ours = name.removeprefix("base_model.model.").replace(".default.", ".")
+                parameter.copy_(initial_adapter(ours, parameter.size(), seed=seed))
+    return model
+
+
+def theirs(laptop: Laptop, run: str, model: Any) -> tuple[list[float], list[float]]:
+    """Losses and norms of a plain loop on the same batches."""
+    record = json.loads(laptop.file("run.json", run).read_text())
+    config = TrainConfig.from_values(record["values"], 1)
+    folder = laptop.folder / "datasets/words"
+    manifest = PackedManifest.from_json((folder / "manifest.json").read_bytes(), name="words")
+    batch: Any = packed_batches(PackedDataset(folder, manifest), seed=config.seed, seq_len=16)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        trained, betas=(0.9, 0.999), eps=config.adam_eps, weight_decay=config.weight_decay
+    )
+    losses, norms = [], []
+    for step in range(STEPS):
+        ids = batch(range(step * 8, step * 8 + 8))
+        loss = model(input_ids=ids, labels=ids).loss
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(trained, config.max_grad_norm)))
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate_at(step + 1)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, norms
+
+
+@pytest.mark.parametrize("targets", [TARGETS, ("q_proj", "v_proj")])
+def test_five_steps_are_those_of_a_plain_loop_over_peft(
+    based: Laptop, targets: tuple[str, ...]
+) -> None:
+    run = f"as-peft-{len(targets)}"
+    words = (*WORDS, f"--lora-targets={','.join(targets)}", f"--max-steps={STEPS}")
+    based.train(*words, run=run)
+
+    losses, norms = theirs(based, run, peft_model(targets))
+    assert based.losses(run) == pytest.approx(losses, abs=1e-5)
+    ours = [line["grad_norm"] for line in based.lines(run, "step")]
+    assert ours == pytest.approx(norms, rel=1e-4)
+    assert losses[-1] < losses[0]
+
+
+def test_only_adapters_are_trained_and_saved(based: Laptop, adapted: list[float]) -> None:
+    folder = based.file("checkpoints/step-00000004", "adapted")
+    names = set(FileSystemReader(folder).read_metadata().state_dict_metadata)
+    expected = {
+        f"{kind}model.layers.{layer}.{block}.{target}.{part}.weight"
+        for kind in ("model.", "optimizer.exp_avg.", "optimizer.exp_avg_sq.")
+        for layer in range(2)
+        for target in TARGETS
+        for block in ["mlp" if target.split("_")[0] in ("gate", "up", "down") else "self_attn"]
+        for part in ("lora_A", "lora_B")
+    }
+    assert names == expected
+    marker = json.loads((folder / "complete.json").read_text())
+    record = json.loads(based.file("run.json", "adapted").read_text())
+    assert marker["init_sha256"] == record["facts"]["init_sha256"]
+
+
+def test_a_run_in_pieces_has_the_losses_of_a_whole_one(based: Laptop, adapted: list[float]) -> None:
+    for _ in range(3):
+        based.train(*WORDS, f"--max-steps={STEPS}", "--steps-this-run=2", run="lora-pieces")
+
+    assert based.losses("lora-pieces") == adapted
+
+
+def test_the_weights_beside_adapters_are_read_at_every_start(based: Laptop) -> None:
+    folder = save(released(), based.folder / "models/moves")
+    words = ("--init-from=moves", *WORDS[1:], "--max-steps=4")
+    based.train(*words, "--steps-this-run=2", run="moves")
+    save(released(seed=9), folder)
+
+    with pytest.raises(RunConfigError, match=r"cannot continue with init_sha256="):
+        based.train(run="moves", tiny=False)
+    shutil.rmtree(folder)
+    with pytest.raises(ValueError, match=r"models/moves has no config.json"):
+        based.train(run="moves", tiny=False)
+
+
+@pytest.mark.parametrize(
+    "word", ["--lora-rank=8", "--lora-alpha=4", "--lora-targets=q_proj", "--lora-rank=0"]
+)
+def test_adapters_are_a_part_of_what_a_run_is(
+    based: Laptop, adapted: list[float], word: str
+) -> None:
+    with pytest.raises(RunConfigError, match=rf"cannot continue with {word[2:]}"):
+        based.train(word, run="adapted", tiny=False)
+
+
+def test_adapters_without_given_weights_are_refused(based: Laptop) -> None:
+    with pytest.raises(ValueError, match=r"lora-rank=4 without init-from: .* with --init-from"):
+        based.train("--lora-rank=4", run="on-nothing")
+
+
+@pytest.mark.parametrize("text", ["", "q_proj,", "w_proj", "q_proj;k_proj"])
+def test_targets_are_names_of_projections(text: str) -> None:
+    with pytest.raises(ValueError, match=r"lora-targets=.* cannot be; it takes names among q_proj"):
+        values_of(f"--lora-targets={text}")
+
+
+@pytest.fixture
+def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
+    """One node of four processes, without a bucket."""
+    build = tmp_path / "build"
+    write_dataset(open_objects(str(build / "datasets/words"), region=None, endpoint_url=None))
+    save(released(), build / "models/base")
+    node = Cluster(tmp_path, num_nodes=1)
+    yield node
+    node.kill()
+
+
+def test_ranks_that_share_a_model_train_the_same_adapters(
+    four_ranks: Cluster, based: Laptop, adapted: list[float]
+) -> None:
+    words = (*TINY, "--tensor-parallel=2", "--dataset=words", *WORDS, f"--max-steps={STEPS}")
+    for steps in (2, 9):
+        four_ranks.start(
+            *words,
+            f"--steps-this-run={steps}",
+            workload="llama-tiny",
+            extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
+        )
+        assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
+
+    four = type(based)(four_ranks.folder / "build")
+    assert four.losses("four") == pytest.approx(adapted, abs=1e-5)
+    norms = [line["grad_norm"] for line in four.lines("four", "step")]
+    assert norms == pytest.approx(
+        [line["grad_norm"] for line in based.lines("adapted", "step")], rel=1e-4
+    )
+
+
+def test_nxd_trains_the_same_adapters(
+    based: Laptop, adapted: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nxd.install(monkeypatch)
+    words = (*WORDS, f"--max-steps={STEPS}", "--save-every=2")
+    based.train(*words, run="nxd-adapted", kind=DeviceKind.XLA)
+
+    assert based.losses("nxd-adapted") == pytest.approx(adapted, rel=4e-3)
+    folders = [based.file("checkpoints/step-00000004", run) for run in ("adapted", "nxd-adapted")]
+    ours, nxds = (set(FileSystemReader(f).read_metadata().state_dict_metadata) for f in folders)
+    assert nxds == ours
+
+
+def test_the_plan_counts_what_is_trained() -> None:
+    config = config_of("--lora-rank=4", "--lora-targets=q_proj,down_proj")
+    backend = NativeBackend(config, LoneDevice(), LlamaNetwork(config), peak_flops=None)
+    backend.build()
+    weights = weights_of(backend._model)
+    adapters = sum(w.numel() for name, w in weights.items() if is_adapter(name))
+
+    assert config.plan.num_trained_parameters == adapters
+    assert config.plan.parameters_per_rank == sum(w.numel() for w in weights.values())
+    assert config.plan.checkpoint_bytes == 12 * adapters
+    assert config.plan.state_bytes_per_rank == 2 * config.plan.parameters_per_rank + 16 * adapters
+    frozen = [p for name, p in backend._model.named_parameters() if not is_adapter(name)]
+    assert not any(p.requires_grad for p in frozen)
+
+
+def test_targets_have_one_order() -> None:
+    lora = Lora.of(values_of("--lora-rank=4", "--lora-targets=v_proj,q_proj"))
+    assert lora is not None
+    assert (lora.targets, lora.scale) == (("q_proj", "v_proj"), 4.0)
+    assert TrainingPlan.from_values(values_of(), 1).lora is None
+
+
+@pytest.fixture(scope="module")
+def exported(based: Laptop, adapted: list[float]) -> Laptop:
+    exported_run(based)
+    return based
+
+
+def exported_run(laptop: Laptop, *, merge: bool = False, run: str = "adapted") -> dict[str, Any]:
+    order = ExportOrder(run=run, step=0, dtype="float32", merge=merge)
+    return export(order, StorageAccess(root=str(laptop.folder)), report=lambda text: None)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.eval()(input_ids=torch.arange(16)[None]).logits
+    return found
+
+
+def trained_by_peft(laptop: Laptop) -> Any:
+    model = peft_model()
+    theirs(laptop, "adapted", model)
+    return model
+
+
+def test_peft_loads_the_export_and_computes_the_same(based: Laptop, adapted: list[float]) -> None:
+    from peft import PeftModel
+
+    receipt = exported_run(based)
+    folder = based.folder / "export/adapted"
+    assert sorted(receipt["files"]) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert_valid(receipt, "export.schema.json")
+    loaded = PeftModel.from_pretrained(
+        LlamaForCausalLM.from_pretrained(based.folder / "models/base"), folder
+    )
+    # Five steps of peft's own, within rounding; and far from the base.
+    assert torch.allclose(logits(loaded), logits(trained_by_peft(based)), atol=2e-4)
+    assert not torch.allclose(logits(loaded), logits(released()), atol=1e-2)
+
+
+def test_peft_itself_writes_the_same_names_and_shapes(exported: Laptop, tmp_path: Path) -> None:
+    exported_run(exported)
+    peft_model().save_pretrained(tmp_path)
+    theirs, ours = (
+        {name: tensor.shape for name, tensor in load_file(f / "adapter_model.safetensors").items()}
+        for f in (tmp_path, exported.folder / "export/adapted")
+    )
+    assert ours == theirs
+    config, own = (
+        json.loads((f / "adapter_config.json").read_text())
+        for f in (tmp_path, exported.folder / "export/adapted")
+    )
+    own["target_modules"], config["target_modules"] = map(
+        sorted, (own["target_modules"], config["target_modules"])
+    )
+    assert {name: config[name] for name in own if name != "base_model_name_or_path"} == {
+        name: value for name, value in own.items() if name != "base_model_name_or_path"
+    }
+
+
+def test_a_merged_export_is_a_whole_model_that_computes_the_same(
+    exported: Laptop,
+) -> None:
+    from peft import PeftModel
+
+    exported_run(exported)
+    beside = PeftModel.from_pretrained(
+        LlamaForCausalLM.from_pretrained(exported.folder / "models/base"),
+        exported.folder / "export/adapted",
+    )
+    expected = logits(beside)
+    receipt = exported_run(exported, merge=True)
+
+    assert receipt["adapters"] == {"rank": 4, "merged": True}
+    assert_valid(receipt, "export.schema.json")
+    merged = LlamaForCausalLM.from_pretrained(exported.folder / "export/adapted")
+    assert torch.allclose(logits(merged), expected, atol=1e-5)
+
+
+def test_only_adapters_can_be_merged_and_only_with_their_own_weights(exported: Laptop) -> None:
+    exported.train("--max-steps=1", run="whole-weights")
+    with pytest.raises(ExportError, match=r"there are no adapters to merge; export it without"):
+        exported_run(exported, merge=True, run="whole-weights")
+
+    folder = save(released(), exported.folder / "models/other")
+    exported.train("--init-from=other", *WORDS[1:], "--max-steps=1", run="other-weights")
+    save(released(seed=5), folder)
+    with pytest.raises(ExportError, match=r"other holds other weights than those that the run's"):
+        exported_run(exported, merge=True, run="other-weights")

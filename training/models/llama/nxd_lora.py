@@ -1,0 +1,132 @@
+"""Adapters beside projections of NxD's modules.
+
+NxD has adapters of its own (modules/lora, 0.17 and 0.18); they are saved and merged by NxD's own
+checkpoints and wrap the model, which changes names. The division is the same: of a projection whose
+outputs are divided over the ranks, the second matrix is divided like it and the first one whole; of
+one whose inputs are divided, the first is divided like it and the second whole. Where sequences are
+divided too, a whole matrix sees a part of them on each rank, as norms do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.models.llama.lora import DOWN, UP, freeze
+from training.models.llama.nxd_layers import Projections, column_parallel, row_parallel
+from training.models.llama.parallel import Split
+from trainium_catalogue.parameters.layout import Layout
+from trainium_catalogue.parameters.lora import DIVIDED_BY_INPUT, Lora
+
+_CHILD = "adapters"
+_META = torch.device("meta")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterWeight:
+    """A weight of an adapter, as the whole model knows it."""
+
+    name: str
+    whole: torch.Size
+    split: Split | None
+    """None: every rank has all of it."""
+
+
+def attach(
+    model: nn.Module, lora: Lora, layout: Layout, sizes: dict[str, torch.Size]
+) -> dict[str, AdapterWeight]:
+    """Put adapters beside the projections of a divided model, and freeze the rest.
+
+    ``sizes`` are those of the whole model's weights. Returns the adapters' weights by the names
+    that parameters have in this model.
+    """
+    found: dict[str, AdapterWeight] = {}
+    for path, module, names in list(_hosts(model)):
+        adapters = nn.ModuleDict()
+        for name in names:
+            if name not in lora.targets:
+                continue
+            full = f"{path.rpartition('.')[0]}.{name}"
+            outputs, inputs = sizes[f"{full}.weight"]
+            is_rowwise = name in DIVIDED_BY_INPUT
+            pair = {
+                DOWN: _row(inputs, lora.rank, layout) if is_rowwise else _whole(inputs, lora.rank),
+                UP: _whole(lora.rank, outputs)
+                if is_rowwise
+                else column_parallel(lora.rank, outputs, layout),
+            }
+            adapters[name] = nn.ModuleDict(pair)
+            for part, size, divided in (
+                (DOWN, (lora.rank, inputs), is_rowwise),
+                (UP, (outputs, lora.rank), not is_rowwise),
+            ):
+                how = (Split.ROWWISE if is_rowwise else Split.COLWISE) if divided else None
+                found[f"{path}.{_CHILD}.{name}.{part}.weight"] = AdapterWeight(
+                    name=f"{full}.{part}.weight", whole=torch.Size(size), split=how
+                )
+                if not divided:
+                    # NxD sums its gradients over the ranks of a model before the update, as of
+                    # norms (parallel_layers/grads.py, allreduce_sequence_parallel_gradients).
+                    marked: Any = pair[part].weight
+                    marked.sequence_parallel_enabled = layout.sequence_parallel
+        if adapters:
+            module.register_module(_CHILD, adapters)
+            module.register_forward_hook(_Added(lora.scale, names))
+    freeze(model)
+    # What is computed again in the backward pass needs an input with a gradient, which frozen
+    # embeddings have not (transformers' enable_input_require_grads says so of torch's own).
+    model.get_submodule("model.embed_tokens").register_forward_hook(_has_gradient)
+    return found
+
+
+def _hosts(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
+    """Yield modules that compute projections, with the names of these in order of the results."""
+    for path, module in model.named_modules():
+        leaf = path.rpartition(".")[2]
+        if isinstance(module, Projections):
+            held = (weight for weights in module.sources.values() for weight in weights)
+            yield path, module, tuple(weight.removesuffix(".weight") for weight in held)
+        elif leaf in DIVIDED_BY_INPUT:
+            yield path, module, (leaf,)
+
+
+def _whole(inputs: int, outputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False, device=_META, dtype=torch.bfloat16)
+
+
+def _row(inputs: int, outputs: int, layout: Layout) -> nn.Module:
+    return row_parallel(_whole(inputs, outputs), layout)
+
+
+class _Added:
+    """Adds what adapters compute to the results of a module."""
+
+    def __init__(self, scale: float, names: tuple[str, ...]) -> None:
+        self._scale, self._names = scale, names
+
+    def __call__(self, module: Any, inputs: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, torch.Tensor):
+            return self._sum(module, self._names[0], inputs[0], output)
+        return tuple(
+            self._sum(module, name, inputs[0], result)
+            for name, result in zip(self._names, output, strict=True)
+        )
+
+    def _sum(self, module: Any, name: str, states: Any, result: torch.Tensor) -> torch.Tensor:
+        if name not in module.adapters:
+            return result
+        pair = module.adapters[name]
+        added: torch.Tensor = pair[UP](pair[DOWN](states))
+        if added.requires_grad:
+            # NxD views it as a matrix (0.18.0, parallel_layers/layers.py, backward), which the
+            # gradient of a single head's transposition is not.
+            added.register_hook(torch.Tensor.contiguous)
+        return result + self._scale * added
+
+
+def _has_gradient(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+    return output.requires_grad_(True) if torch.is_grad_enabled() else output

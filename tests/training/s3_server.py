@@ -38,6 +38,19 @@ def s3_server(bucket: str) -> Iterator[str]:
             server.stop()
 
 
+@contextmanager
+def bucket_environment(bucket: str) -> Iterator[dict[str, str]]:
+    """Environment of nodes with an empty bucket."""
+    with s3_server(bucket) as url:
+        yield {
+            "TRAINIUM_BUCKET": bucket,
+            "AWS_REGION": REGION,
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+        }
+
+
 def s3_client(url: str) -> Any:
     """A client of such a server."""
     return boto3.client("s3", endpoint_url=url, region_name=REGION)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.training.s3_server import REGION, s3_server
+from tests.training.s3_server import bucket_environment
 from trainium_catalogue.contract import PEER_WATCH
 
 if TYPE_CHECKING:
@@ -146,14 +146,8 @@ def test_a_straggler_gets_less_time_once_another_child_is_here(large_cluster: Cl
 @pytest.fixture
 def bucket() -> Iterator[dict[str, str]]:
     """Environment of nodes with a bucket."""
-    with s3_server("joining") as url:
-        yield {
-            "TRAINIUM_BUCKET": "joining",
-            "AWS_REGION": REGION,
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing",
-        }
+    with bucket_environment("joining") as environment:
+        yield environment
 
 
 def test_a_child_that_started_and_reaches_nobody_ends_the_wait_soon(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.limits import scaled
 from tests.training.program.bundles import SAMPLE, bundle, leave, program, upload
-from tests.training.s3_server import REGION, s3_server
+from tests.training.s3_server import bucket_environment
 from trainium_catalogue.contract import PROGRAM_LOSSES
 
 if TYPE_CHECKING:
@@ -33,14 +33,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def bucket() -> Iterator[dict[str, str]]:
     """Environment of nodes with a bucket."""
-    with s3_server("programs") as url:
-        yield {
-            "TRAINIUM_BUCKET": "programs",
-            "AWS_REGION": REGION,
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "testing",
-            "AWS_SECRET_ACCESS_KEY": "testing",
-        }
+    with bucket_environment("programs") as environment:
+        yield environment
 
 
 def test_the_sample_trains_on_two_nodes(cluster: Cluster) -> None:

@@ -32,7 +32,7 @@ from training.program.settings import (
     is_full,
     no_space,
 )
-from training.program.snapshots import restore
+from training.program.snapshots import graphs, restore
 from training.storage import StorageAccess, StorageRefused, StorageUnavailable
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -109,18 +109,9 @@ def prepare(
             log.info("launch: program: resumes, with %s", shlex.join(words))
             with (scratch / PROGRAM_FILE).open("ab") as file:
                 file.write(b"".join(b"\0" + os.fsencode(word) for word in words))
-    unlock(folders.cache)
+    graphs.unlock(folders.cache)
     if node.device is DeviceKind.TORCH_NEURON:
         folders.torchneuron_cache.mkdir(exist_ok=True)
-
-
-def unlock(cache: Path) -> None:
-    """Remove locks of compilations that an earlier attempt began: nobody else will.
-
-    Workers would wait for as long as one is there, and print that another process compiles.
-    """
-    for lock in cache.rglob("*.lock"):
-        lock.unlink()
 
 
 def judged(error: Exception, scratch: Path) -> NotPrepared:

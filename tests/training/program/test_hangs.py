@@ -15,7 +15,7 @@ from training.core.progress import COMPILES_AT_MOST_S, ENV_SCRATCH
 from training.launcher.compiling import CacheWatch
 from training.launcher.hangs import AT_ONCE_S, LEFT_LIMIT_S, JobWatch, Left
 from training.launcher.verdict import Verdict
-from training.program.preparation import unlock
+from training.program.snapshots.graphs import unlock
 from trainium_catalogue.exit_codes import ExitCode
 
 HANG_S = 1800.0

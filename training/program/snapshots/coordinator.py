@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterable, Sequence
 
+from training.program.snapshots.barrier import Listing, Messages, common_instant
 from training.program.snapshots.manifest import (
     OBJECTS,
-    Listing,
     Snapshot,
     at_text,
-    attempt_prefix,
     clock_text,
-    common_instant,
     object_key,
-    other_attempts,
     size_text,
     snapshot_key,
     snapshot_numbers,
@@ -30,9 +26,6 @@ _PATIENCE_S = 60.0
 """Time without a common instant of all nodes after which the log says so, at least."""
 
 log = logging.getLogger(__name__)
-
-
-_LISTING = re.compile(r"node-(\d+)-(\d{15})\.json")
 
 
 class NotAlone(Exception):
@@ -55,35 +48,6 @@ class Patience:
             self._since_s = now_s
         waited_s = now_s - self._since_s
         return waited_s if waited_s > self._limit_s else 0.0
-
-
-class Messages:
-    """What the nodes of an attempt tell each other: who writes which key."""
-
-    def __init__(self, attempt: int, job_id: str) -> None:
-        self.prefix = attempt_prefix(attempt, job_id)
-
-    def listing(self, node: int, name: str) -> str:
-        """One of a node's latest listings."""
-        return f"{self.prefix}node-{node}-{name}.json"
-
-    def read_listing(self, key: str) -> tuple[int, str] | None:
-        """Node and name of a listing; None for other keys."""
-        match = _LISTING.fullmatch(key.removeprefix(self.prefix))
-        return (int(match[1]), match[2]) if match else None
-
-    def until(self, node: int) -> str:
-        """Times up to which the node's listings hold; small, as it is renewed often."""
-        return f"{self.prefix}node-{node}-until.json"
-
-    def intent(self, node: int) -> str:
-        """Contents that the node lists or is about to list."""
-        return f"{self.prefix}node-{node}-sends.json"
-
-    @property
-    def missing(self) -> str:
-        """Contents that were listed and are not in the bucket; written by the main node."""
-        return f"{self.prefix}missing.json"
 
 
 class Coordinator:
@@ -115,7 +79,7 @@ class Coordinator:
 
     def open(self) -> None:
         """Read the snapshots there are, and remove what earlier attempts told each other."""
-        self._objects.delete(list(other_attempts(self._objects, self._messages.prefix)))
+        self._objects.delete(self._messages.of_others(self._objects))
         for number in snapshot_numbers(self._objects):
             self._last_number = max(self._last_number, number)
             try:

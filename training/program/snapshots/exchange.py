@@ -15,7 +15,8 @@ from typing import Any
 from training.core.failures import describe
 from training.program.curve import CURVE_FILE
 from training.program.reports import Noted
-from training.program.snapshots.coordinator import Coordinator, Messages, NotAlone, Patience
+from training.program.snapshots.barrier import Messages
+from training.program.snapshots.coordinator import Coordinator, NotAlone, Patience
 from training.program.snapshots.folder import look
 from training.program.snapshots.manifest import Snapshot, clock_text
 from training.program.snapshots.process import FinalOrder, SnapshotSettings, open_snapshots

@@ -1,4 +1,4 @@
-"""Tells which files of Neuron's compile cache another node can use.
+"""Neuron's compile cache: which files another node can use, and locks that nobody holds.
 
 Neuron keeps a graph in a folder ``MODULE_<hash>+<flags>``, with ``model.done`` once it is compiled.
 A lock that is given back keeps the next attempt waiting for a process that is no more, and a graph
@@ -8,7 +8,7 @@ that could not be compiled is never tried again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 _MODULE = "MODULE_"
 _DONE = "model.done"
@@ -29,6 +29,15 @@ def usable(paths: Iterable[str]) -> set[str]:
         for path, module in modules.items()
         if not path.endswith(_LOCK) and (not module or module in compiled)
     }
+
+
+def unlock(cache: Path) -> None:
+    """Remove locks of compilations that an earlier attempt began: nobody else will.
+
+    Workers would wait for as long as one is there, and print that another process compiles.
+    """
+    for lock in cache.rglob(f"*{_LOCK}"):
+        lock.unlink()
 
 
 def _module_of(path: str) -> str:

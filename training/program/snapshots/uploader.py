@@ -14,9 +14,9 @@ from typing import Any
 
 from training.core.failures import describe
 from training.core.threads import in_threads
+from training.program.snapshots.barrier import HISTORY, Listing, Messages
 from training.program.snapshots.capture import Capture, Changed, Held
-from training.program.snapshots.coordinator import Messages
-from training.program.snapshots.manifest import HISTORY, OBJECTS, Listing, object_key
+from training.program.snapshots.manifest import OBJECTS, object_key
 from training.program.snapshots.process import SnapshotSettings
 from training.storage import Objects, StorageError, StorageRefused
 

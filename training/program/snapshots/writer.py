@@ -21,8 +21,8 @@ from pathlib import Path
 from training.core.logs import set_up_logging
 from training.core.processes import is_gone, marked, name_process
 from training.core.progress import ENV_SCRATCH, read_failures, read_states
+from training.program.snapshots.barrier import Messages
 from training.program.snapshots.capture import Capture, Changed
-from training.program.snapshots.coordinator import Messages
 from training.program.snapshots.exchange import Exchange
 from training.program.snapshots.folder import Clock, State, Watch, look, open_for_writing
 from training.program.snapshots.graphs import usable

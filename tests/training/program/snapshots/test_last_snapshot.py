@@ -18,7 +18,7 @@ from tests.training.checkpoint.faulty import Fault, FaultyProxy
 from tests.training.program.snapshots.kept_nodes import ROOT, Job, paths, wait_until
 from training.core.progress import Progress
 from training.program.snapshots import process
-from training.program.snapshots.coordinator import Messages
+from training.program.snapshots.barrier import Messages
 from training.program.snapshots.manifest import object_key
 
 _MB = 1_000_000
@@ -163,8 +163,10 @@ try:
             file.write(bytes(4096))
 except OSError as error:
     print(error.strerror)
-(folder / "before").rename(folder / "after")
-wait_for('"after"')
+# Between two snapshots at least one report is due.
+for old, new in (("before", "after"), ("after", "at last")):
+    (folder / old).rename(folder / new)
+    wait_for(f'"{new}"')
 handle.final()
 print(handle.done, handle.failure.code, handle.failure.reason)
 """

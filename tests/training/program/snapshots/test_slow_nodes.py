@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, wait_until
-from training.program.snapshots.coordinator import Coordinator, Messages, Patience
+from training.program.snapshots.barrier import HISTORY, Listing, Messages
+from training.program.snapshots.coordinator import Coordinator, Patience
 from training.program.snapshots.manifest import (
-    HISTORY,
     Entry,
-    Listing,
     Root,
     object_key,
     snapshot_key,

@@ -7,13 +7,12 @@ import hashlib
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, Node, checkpoints, paths
+from training.program.snapshots.barrier import Listing, common_instant
 from training.program.snapshots.manifest import (
     Entry,
     Kind,
-    Listing,
     Root,
     Snapshot,
-    common_instant,
     union,
 )
 

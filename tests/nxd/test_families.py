@@ -18,7 +18,7 @@ from tests.nxd.test_gradients import HELD_OUT_LOSS, LOSS, NORM
 
 JUDGED = [case.name for case in CASES.values() if case.family]
 GRADIENT = 0.03
-"""Those of norms of heads are sums over all positions, in bf16: 1.8 % off, on one rank too."""
+"""Those of norms of heads are sums over all positions, in bf16: 2.1 % off, on one rank too."""
 pytestmark = pytest.mark.timeout(900)
 
 

@@ -124,7 +124,7 @@ class _Added:
         if added.requires_grad:
             # NxD views it as a matrix (0.18.0, parallel_layers/layers.py, backward), which the
             # gradient of a single head's transposition is not.
-            added.register_hook(torch.Tensor.contiguous)
+            added.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
         return result + self._scale * added
 
 

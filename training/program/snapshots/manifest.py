@@ -211,7 +211,7 @@ class Snapshot:
                 nodes=int(document["nodes"]),
                 main=int(document["main"]),
                 entries=read_entries(document),
-                chosen=document.get("chosen"),
+                chosen=int(document["chosen"]) if "chosen" in document else None,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"it is not a manifest: {error!r}") from None
